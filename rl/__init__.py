@@ -1,0 +1,5 @@
+"""Value-based and offline reinforcement learning in JAX: any value representation, any backup, any agent.
+
+Imports run downwards only: experiments, then train/evaluate/log/checkpoint, then agents, then dynamics,
+networks and replay, then values, then types.
+"""

@@ -1,0 +1,102 @@
+"""Implicit Q-learning (Kostrikov, Nair & Levine, ICLR 2022).
+
+With twin critics ``Q_i``, their slow copies ``Q'_i``, expectile ``tau`` and inverse temperature ``beta``:
+
+    L_V  = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a)) ],   u = min_i Q'_i(s, a) - V(s)        (5)
+    L_Q  = E_D[ sum_i loss_Qi(r + gamma d V(s')) ]                                              (6)
+    L_pi = - E_D[ min(exp(beta u), 100) log pi(a | s) ]                                         (7)
+
+where ``loss`` is the head's: squared error in the paper. Weighting any other head's loss by the same
+factor keeps the expectile as the fixed point of its expected value (`losses.expectile_weight`).
+
+Differences. The three gradients are taken at the same parameters and applied together, while the
+authors' code updates V first and uses the new one in the other two. The policy's learning rate is
+constant (theirs: cosine decay) and layers start from a uniform initialiser (theirs: orthogonal). Integer
+actions are accepted: they enter the critics one-hot and the policy is categorical.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import optax
+
+from rl.agents.state import Optimiser, descend, follow, start
+from rl.networks import mlp
+from rl.networks.base import ensemble
+from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.values import bellman, heads, losses
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are the paper's for D4RL locomotion."""
+
+    discount: float = 0.99  # gamma
+    expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    temperature: float = 3.0  # beta, inverse: 0 is behaviour cloning
+    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    learning_rate: float = 3e-4  # Adam, all networks
+    critics: int = 2  # members of the critic ensemble, combined by their minimum
+    hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
+    layer_norm: bool = False  # in critics and value
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; see `rl.types.Learner`."""
+    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), config.critics)
+    value = mlp.state_value(head.size, config.hidden, config.layer_norm)
+    policy = mlp.behaviour_policy(spec, config.hidden)
+    optimisers = dict.fromkeys(("critic", "value", "policy"), optimiser(config.learning_rate))
+
+    def init(key: Key, batch: Transition) -> State:
+        keys = jax.random.split(key, 3)
+        params = {
+            "critic": critic.init(keys[0], batch.observation, batch.action),
+            "value": value.init(keys[1], batch.observation),
+            "policy": policy.init(keys[2], batch.observation),
+        }
+        return start(params, optimisers, targets=["critic"])
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        del key
+        q_slow = bellman.min_member(
+            head, critic.apply(state.target["critic"], batch.observation, batch.action)
+        )
+        v_next = value.apply(state.params["value"], batch.next_observation)
+        v_target = heads.same_target(head, q_slow)
+        q_target = head.target(batch.reward, config.discount * batch.discount, v_next)
+
+        def loss(params):
+            v = value.apply(params["value"], batch.observation)
+            advantage = head.value(q_slow) - head.value(v)
+            value_loss = (
+                losses.expectile_weight(advantage, config.expectile) * head.loss(v, v_target)
+            ).mean()
+
+            q = critic.apply(params["critic"], batch.observation, batch.action)
+            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+
+            log_prob = policy.apply(params["policy"], batch.observation).log_prob(batch.action)
+            policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
+            metrics = {
+                "critic_loss": critic_loss,
+                "value_loss": value_loss,
+                "policy_loss": policy_loss,
+                "q": head.value(q).mean(),
+                "v": head.value(v).mean(),
+                "advantage": advantage.mean(),
+            }
+            return critic_loss + value_loss + policy_loss, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        state = follow(descend(state, gradients, optimisers), config.target_rate)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return policy.apply(state.params["policy"], observation).mode()
+
+    return Learner(init, update, act)

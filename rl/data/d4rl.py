@@ -1,0 +1,241 @@
+"""D4RL's datasets: names, addresses, reference scores, and its HDF5 layout.
+
+The files and their cache folder are those of the ``d4rl`` package (Fu et al. 2020, arXiv 2004.07219), which
+is not needed: it cannot be imported without mujoco_py. Addresses and scores are those of its
+``d4rl/infos.py``. The versions that D4RL has deprecated (locomotion and antmaze -v0 and -v1) have no name here
+but can be read by path. D4RL publishes no checksums: `rl.data.download` records one with the first download
+and compares it at every later load.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl.data import download
+from rl.data.steps import DataError, Loaded, from_steps, loaded, require
+
+_SERVER = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+_REQUIRED = ("observations", "actions", "rewards", "terminals")
+_OPTIONAL = ("timeouts", "next_observations")
+
+
+class Task(NamedTuple):
+    """What the datasets of one environment share."""
+
+    reference: tuple[float, float] | None  # (random, expert) return
+    environment: str | None
+    note: str = ""
+
+
+class Entry(NamedTuple):
+    """One published dataset."""
+
+    url: str
+    task: Task
+
+
+_ADROIT_NOTE = (
+    "in gymnasium-robotics 1.4.2 the reward of this environment has the distance from hand to object with the "
+    "wrong sign (its issue 220): returns differ slightly from those of the log and of the reference"
+)
+_LOCOMOTION = {
+    "halfcheetah": Task((-280.178953, 12135.0), "HalfCheetah-v4"),
+    "hopper": Task((-20.272305, 3234.3), "Hopper-v4"),
+    "walker2d": Task((1.629008, 4592.3), "Walker2d-v4"),
+    "ant": Task(
+        (-325.6, 3879.7),
+        None,
+        "no environment: D4RL's Ant observes 111 numbers, gymnasium's Ant-v4 observes 27 of them",
+    ),
+}
+_ADROIT = {
+    "pen": Task((96.262799, 3076.8331017826877), "AdroitHandPen-v1"),
+    "hammer": Task((-274.856578, 12794.134825156867), "AdroitHandHammer-v1", _ADROIT_NOTE),
+    "relocate": Task((-6.425911, 4233.877797728884), "AdroitHandRelocate-v1", _ADROIT_NOTE),
+    "door": Task((-56.512833, 2880.5693087298737), "AdroitHandDoor-v1", _ADROIT_NOTE),
+}
+_ANTMAZE = Task(
+    (0.0, 1.0),
+    None,
+    "no environment: gymnasium-robotics' AntMaze observes a dictionary laid out differently. Rewards are 0 and "
+    "1 as logged; it is common (IQL, CQL) to subtract 1 from them (reward_shift=-1)",
+)
+_ANTMAZE_FILES = {
+    "umaze": "u-maze_noisy_multistart_False_multigoal_False",
+    "umaze-diverse": "u-maze_noisy_multistart_True_multigoal_True",
+    "medium-play": "big-maze_noisy_multistart_True_multigoal_False",
+    "medium-diverse": "big-maze_noisy_multistart_True_multigoal_True",
+    "large-play": "hardest-maze_noisy_multistart_True_multigoal_False",
+    "large-diverse": "hardest-maze_noisy_multistart_True_multigoal_True",
+}
+_KITCHEN = Task(
+    (0.0, 4.0),
+    None,
+    "no environment: gymnasium-robotics' FrankaKitchen observes a dictionary laid out differently",
+)
+_KITCHEN_FILES = {
+    "complete": "mini_kitchen_microwave_kettle_light_slider",
+    "partial": "kitchen_microwave_kettle_light_slider",
+    "mixed": "kitchen_microwave_kettle_bottomburner_light",
+}
+_MAZE2D_NOTE = "no environment: gymnasium-robotics' PointMaze has other coordinates and observations"
+_MAZE2D = {
+    "open-v0": ("open-sparse", (0.01, 20.66)),
+    "umaze-v1": ("umaze-sparse-v1", (23.85, 161.86)),
+    "medium-v1": ("medium-sparse-v1", (13.13, 277.39)),
+    "large-v1": ("large-sparse-v1", (6.7, 273.99)),
+    "open-dense-v0": ("open-dense", (11.17817, 27.166538620695782)),
+    "umaze-dense-v1": ("umaze-dense-v1", (68.537689, 193.66285642381482)),
+    "medium-dense-v1": ("medium-dense-v1", (44.264742, 297.4552547777125)),
+    "large-dense-v1": ("large-dense-v1", (30.569041, 303.4857382709002)),
+}
+
+
+def _entries() -> Iterator[tuple[str, Entry]]:
+    for robot, task in _LOCOMOTION.items():
+        for kind in ("random", "medium", "medium-replay", "medium-expert", "expert", "full-replay"):
+            file = f"gym_mujoco_v2/{robot}_{kind.replace('-', '_')}-v2.hdf5"
+            yield f"{robot}-{kind}-v2", Entry(f"{_SERVER}/{file}", task)
+    for hand, task in _ADROIT.items():
+        for kind in ("human", "cloned", "expert"):
+            yield f"{hand}-{kind}-v1", Entry(f"{_SERVER}/hand_dapg_v1/{hand}-{kind}-v1.hdf5", task)
+        for kind, file in (
+            ("human", f"{hand}-v0_demos_clipped"),
+            ("cloned", f"{hand}-demos-v0-bc-combined"),
+            ("expert", f"{hand}-v0_expert_clipped"),
+        ):
+            yield f"{hand}-{kind}-v0", Entry(f"{_SERVER}/hand_dapg/{file}.hdf5", task)
+    for maze, file in _ANTMAZE_FILES.items():
+        yield (
+            f"antmaze-{maze}-v2",
+            Entry(f"{_SERVER}/ant_maze_v2/Ant_maze_{file}_sparse_fixed.hdf5", _ANTMAZE),
+        )
+    for kind, file in _KITCHEN_FILES.items():
+        yield f"kitchen-{kind}-v0", Entry(f"{_SERVER}/kitchen/{file}-v0.hdf5", _KITCHEN)
+    for maze, (file, reference) in _MAZE2D.items():
+        yield (
+            f"maze2d-{maze}",
+            Entry(f"{_SERVER}/maze2d/maze2d-{file}.hdf5", Task(reference, None, _MAZE2D_NOTE)),
+        )
+
+
+DATASETS = dict(_entries())
+"""Every dataset that can be asked for by name."""
+
+
+def load(
+    name_or_path: str,
+    *,
+    folder: str | Path | None = None,
+    sha256: str | None = None,
+    clip_actions: bool = False,
+    environment: str | None = None,
+) -> Loaded:
+    """A D4RL dataset by its name, downloaded if it is not in ``folder``, or any file in its layout by path.
+
+    The layout: ``observations``, ``actions``, ``rewards``, ``terminals`` of equal length and optionally
+    ``timeouts`` and ``next_observations``. Where the file holds next observations they are used, so that the
+    step at a time limit is kept, unlike in d4rl's ``qlearning_dataset``. Rewards are as logged.
+
+    The environments named are the nearest that current packages can build: gymnasium's -v4 for the -v2
+    datasets of locomotion, gymnasium-robotics' -v1 for Adroit.
+
+    Args:
+        name_or_path: one of `DATASETS`, or a path that ends in ``.hdf5`` or ``.h5``.
+        folder: where named files are; by default where the d4rl package keeps them: ``$D4RL_DATASET_DIR``,
+            else ``~/.d4rl/datasets``.
+        sha256: the checksum the file must have.
+        clip_actions: clip actions to [-1, 1] rather than refuse values outside.
+        environment: to evaluate in, instead of the dataset's own.
+
+    Raises:
+        DataError: the file cannot be had or is not usable; see `rl.data.steps.from_steps`.
+        ImportError: h5py is not installed.
+    """
+    if name_or_path in DATASETS:
+        entry = DATASETS[name_or_path]
+        path = _folder(folder) / _file(entry)
+        source = f"D4RL {name_or_path}"
+        if not path.exists():
+            download.fetch(entry.url, path, sha256, check=_check)
+        task = entry.task
+    else:
+        path = Path(name_or_path).expanduser()
+        source = f"D4RL layout: {path.name}"
+        task = _task(path, environment)
+    if not path.is_file():
+        raise DataError(f"there is no file {path}")
+    download.verify(path, sha256)
+    steps = _read(path)
+    dataset = from_steps(
+        **steps,
+        source=str(path),
+        discrete=steps["actions"].dtype.kind in "iu",
+        actions_outside="clip" if clip_actions else "error",
+    )
+    return loaded(
+        dataset,
+        environment=environment or task.environment,
+        reference=task.reference,
+        source=source,
+        note=task.note if environment in (None, task.environment) else "",
+    )
+
+
+def _folder(folder: str | Path | None) -> Path:
+    chosen = folder or os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets"
+    return Path(chosen).expanduser()
+
+
+def _file(entry: Entry) -> str:
+    """The name of its file in the cache folder, where the d4rl package puts and finds it too."""
+    return entry.url.rsplit("/", 1)[-1]
+
+
+def _task(path: Path, environment: str | None) -> Task:
+    """What is known of a file by its name if that is a published one, else by its environment."""
+    for entry in DATASETS.values():
+        if _file(entry) == path.name:
+            return entry.task
+    for task in (*_LOCOMOTION.values(), *_ADROIT.values()):
+        if environment is not None and task.environment == environment:
+            return task
+    return Task(None, None, "no environment: the file does not name one; choose it (environment=...)")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The arrays `from_steps` takes, as they are in the file."""
+    h5py = _h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            require(file, _REQUIRED, str(path))
+            return {name: np.asarray(file[name][()]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+    except (OSError, TypeError) as error:  # TypeError: a group where an array should be
+        raise DataError(
+            f"{path} cannot be read as HDF5 ({error}): cut short, or another format; delete it and load "
+            "again by name, or copy it again"
+        ) from error
+
+
+def _check(path: Path) -> None:
+    h5py = _h5py()
+    try:
+        with h5py.File(path, "r") as file:
+            require(file, _REQUIRED, "the downloaded file")
+    except OSError as error:
+        raise DataError(
+            f"the download is not an HDF5 file ({error}): the server sent something else"
+        ) from error
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("reading HDF5 needs h5py: pip install 'headway[d4rl]'") from error
+    return h5py

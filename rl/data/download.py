@@ -1,0 +1,169 @@
+"""Files over HTTP: whole, checked, or not at all. Nothing here knows what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tqdm import tqdm
+
+from rl.data.steps import DataError
+
+_CHUNK = 1 << 20  # bytes
+_TIMEOUT = 30  # seconds without any data before an attempt counts as failed
+
+
+def fetch(
+    url: str,
+    path: Path,
+    sha256: str | None = None,
+    retries: int = 3,
+    *,
+    check: Callable[[Path], None] | None = None,
+    otherwise: str = "",
+) -> None:
+    """Downloads ``url`` to ``path``, which appears only once it is complete and checked.
+
+    The length must be the announced one, and the SHA-256 ``sha256`` where one is given. The SHA-256 found is
+    written beside the file as ``<path>.sha256``, in the format of the ``sha256sum`` tool; `verify` reads it.
+
+    Args:
+        url: the address.
+        path: the target; missing folders are made.
+        sha256: the published checksum in hexadecimal, if there is one.
+        retries: attempts after the first, 1, 2, 4 ... seconds later, if the network or the server fails.
+        check: called on the complete file before it takes its name; raises `DataError` if it is unusable.
+        otherwise: what the user can do instead, for the error message of a failed download.
+
+    Raises:
+        DataError: no connection, a refusal by the server, a wrong checksum, a full disk; nothing is left
+            behind.
+    """
+    by_hand = f"To continue, download it elsewhere and put it at {path}" + (
+        f", or {otherwise}" if otherwise else ""
+    )
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # its own: hosts may share the folder
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = _attempts(url, partial, retries, by_hand)
+        if sha256 is not None and found != sha256.lower():
+            raise DataError(f"{url} has SHA-256 {found}, but {sha256} was expected: not kept. {by_hand}")
+        if check is not None:
+            check(partial)
+        # First: a kill between the two leaves a checksum without a file, which the next download replaces.
+        _sidecar(path).write_text(f"{found}  {path.name}\n")
+        os.replace(partial, path)
+    except OSError as error:  # failures of the network have become DataErrors by now
+        raise DataError(
+            f"could not write to {path.parent}: {error.strerror}; nothing was kept. Free some space there, "
+            "or choose another folder"
+        ) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def verify(path: Path, sha256: str | None = None) -> None:
+    """Compares ``path`` with ``sha256`` and with the checksum recorded when it was downloaded, if any.
+
+    Raises:
+        DataError: the file has changed.
+    """
+    sidecar = _sidecar(path)
+    recorded = sidecar.read_text().split() if sidecar.exists() else []
+    if sha256 is None and not recorded:
+        return
+    found = _hash(path)
+    if sha256 is not None and found != sha256.lower():
+        raise DataError(f"{path} has SHA-256 {found}, but {sha256} was asked for")
+    if recorded and found != recorded[0]:
+        raise DataError(
+            f"{path} has SHA-256 {found}, but {recorded[0]} when it was downloaded: the file has changed. "
+            f"Delete it to download it again, or delete {sidecar.name} beside it if the change was meant"
+        )
+
+
+class _NetworkError(Exception):
+    """The network or the server failed; ``again`` says whether another attempt may help."""
+
+    def __init__(self, reason: object, again: bool):
+        super().__init__(str(reason))
+        self.again = again
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[None]:
+    """Tells a failure of the network from one of the disk: Python reports both as OSError."""
+    try:
+        yield
+    except urllib.error.HTTPError as error:
+        again = error.code in (408, 429) or error.code >= 500
+        raise _NetworkError(f"the server answered {error.code} {error.reason}", again) from error
+    except (OSError, http.client.HTTPException) as error:
+        raise _NetworkError(getattr(error, "reason", error), True) from error
+
+
+def _attempts(url: str, partial: Path, retries: int, by_hand: str) -> str:
+    """Transfers until it works or is hopeless; returns the SHA-256."""
+    attempt = 0
+    while True:
+        try:
+            return _transfer(url, partial)
+        except _NetworkError as error:
+            attempt += 1
+            if not error.again or attempt > retries:
+                raise DataError(
+                    f"could not download {url}: {error} ({attempt} attempts). {by_hand}"
+                ) from error
+        time.sleep(2 ** (attempt - 1))
+
+
+def _transfer(url: str, partial: Path) -> str:
+    """One attempt; returns the SHA-256 of what was written."""
+    digest, received = hashlib.sha256(), 0
+    request = urllib.request.Request(url, headers={"User-Agent": "headway"})
+    with _network():
+        response = urllib.request.urlopen(request, timeout=_TIMEOUT)
+    announced = response.headers.get("Content-Length")
+    total = int(announced) if announced is not None else None
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1])
+    with response, bar, partial.open("wb") as file:
+        while chunk := _read(response):
+            file.write(chunk)
+            digest.update(chunk)
+            received += len(chunk)
+            bar.update(len(chunk))
+        file.flush()
+        os.fsync(file.fileno())
+    if total is not None and received != total:
+        raise _NetworkError(f"the connection closed after {received} of {total} bytes", True)
+    return digest.hexdigest()
+
+
+def _read(response: http.client.HTTPResponse) -> bytes:
+    with _network():
+        return response.read(_CHUNK)
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    size = path.stat().st_size
+    with (
+        path.open("rb") as file,
+        tqdm(total=size, unit="B", unit_scale=True, desc="checksum", delay=2) as bar,
+    ):
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            bar.update(len(chunk))
+    return digest.hexdigest()
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".sha256")

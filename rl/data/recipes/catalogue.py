@@ -1,0 +1,63 @@
+"""What each dataset is made of: environment, behaviour, and how much of it was published."""
+
+from __future__ import annotations
+
+import difflib
+from typing import NamedTuple
+
+
+class Recipe(NamedTuple):
+    """One dataset of OGBench (Park et al., 2025) that scripted behaviour alone can make again.
+
+    The sizes are those of the command list published with the benchmark. A file stores one row more per episode
+    than ``steps``: the last state has an action but no successor.
+    """
+
+    dataset: str  # name that ``ogbench.make_env_and_datasets`` knows
+    env: str  # gymnasium id of the environment
+    kind: str  # 'navigate' or 'stitch' (pointmaze); 'play' or 'noisy' (manipulation)
+    episodes: int  # training episodes; a tenth as many are added for validation
+    steps: int  # transitions per episode
+
+
+_PUBLISHED = (
+    # environment, kinds, training episodes, transitions per episode
+    ("pointmaze-medium", ("navigate",), 1000, 1000),
+    ("pointmaze-large", ("navigate",), 1000, 1000),
+    ("pointmaze-giant", ("navigate",), 500, 2000),
+    ("pointmaze-teleport", ("navigate",), 1000, 1000),
+    ("pointmaze-medium", ("stitch",), 5000, 200),
+    ("pointmaze-large", ("stitch",), 5000, 200),
+    ("pointmaze-giant", ("stitch",), 5000, 200),
+    ("pointmaze-teleport", ("stitch",), 5000, 200),
+    ("cube-single", ("play", "noisy"), 1000, 1000),
+    ("cube-double", ("play", "noisy"), 1000, 1000),
+    ("cube-triple", ("play", "noisy"), 3000, 1000),
+    ("cube-quadruple", ("play", "noisy"), 5000, 1000),
+    # Published as play only, in a hundred shards of this size. Noisy follows the rule of the other cubes.
+    ("cube-octuple", ("play", "noisy"), 1000, 1000),
+    ("scene", ("play", "noisy"), 1000, 1000),
+    ("puzzle-3x3", ("play", "noisy"), 1000, 1000),
+    ("puzzle-4x4", ("play", "noisy"), 1000, 1000),
+    ("puzzle-4x5", ("play", "noisy"), 3000, 1000),
+    ("puzzle-4x6", ("play", "noisy"), 5000, 1000),
+)
+
+RECIPES = {
+    recipe.dataset: recipe
+    for env, kinds, episodes, steps in _PUBLISHED
+    for kind in kinds
+    for recipe in [Recipe(f"{env}-{kind}-v0", f"{env}-v0", kind, episodes, steps)]
+}
+
+
+def find(dataset: str) -> Recipe:
+    """Return the recipe called ``dataset``.
+
+    Raises:
+      ValueError: no such recipe; the message suggests the nearest names.
+    """
+    if dataset in RECIPES:
+        return RECIPES[dataset]
+    near = difflib.get_close_matches(dataset, RECIPES, n=3, cutoff=0.5) or list(RECIPES)
+    raise ValueError(f"No recipe makes {dataset!r}. Did you mean {' or '.join(near)}?")

@@ -1,0 +1,189 @@
+"""Behaviour of the cube, scene and puzzle datasets: OGBench's own scripted oracles, one subtask after another."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+from typing import Any
+
+import numpy as np
+
+from rl.data.recipes.catalogue import Recipe
+from rl.data.recipes.episode import Episode, Simulate, buffers, seeded
+
+PLAN_NOISE = 0.1  # of the action range, added to the keyframed plan of 'play'
+PLAN_NOISE_SMOOTHING = 0.5  # standard deviation of the Gaussian filter over time, in control steps
+MIN_NORM = 0.4  # shortest position difference that the closed-loop oracle of 'noisy' asks for
+MAX_NOISE = 0.1  # 'noisy' draws its noise level from U(0, 0.1) once per episode ...
+NOISE_SCALE = np.array([1.0, 1.0, 1.0, 3.0, 10.0])  # ... and scales it for x, y, z, yaw, gripper
+STACK_RANGE = {  # an episode's probability that a cube's target is on top of another cube is drawn from this range
+    "cube-single-v0": (0.0, 0.0),
+    "cube-double-v0": (0.0, 0.25),
+    "cube-triple-v0": (0.05, 0.35),
+    "cube-quadruple-v0": (0.1, 0.5),
+    "cube-octuple-v0": (0.0, 0.35),
+}
+
+
+def simulator(recipe: Recipe, rows: int) -> Simulate:
+    """Return a function that makes one manipulation episode of ``rows`` rows.
+
+    Protocol (OGBench, Park et al. 2025, section on datasets, and the parameters published with its generator):
+    the environment draws a subtask, its oracle acts until it says it is done (reached or not), and the next one
+    is drawn. ``play`` follows an open-loop plan with temporally smoothed noise; ``noisy`` runs the closed-loop
+    oracle, adds Gaussian noise of a level drawn per episode, and with probability 0.1 (puzzle 0.2) replaces the
+    action by a uniform one. A scene episode whose cube leaves the camera's view is made again.
+
+    One quirk of the published generator is kept because it shapes the data: the first action of a new subtask is
+    chosen from the information of the last step, which still describes the old target. Plans ignore the target
+    by then; the closed-loop oracle heads for the old one for one step.
+    """
+    env = _make_env(recipe.env)
+    oracles = _make_oracles(env, recipe)
+    restore = _restorer(env)
+
+    def episode(seed: np.random.SeedSequence) -> Episode:
+        for attempt in itertools.count():
+            restore()
+            again = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, attempt))
+            with seeded(again) as reset_seed:
+                result = _rollout(env, oracles, recipe, rows, reset_seed)
+            if recipe.env != "scene-v0" or _cube_is_visible(result.data["qpos"]):
+                return result
+        raise AssertionError("unreachable")
+
+    return episode
+
+
+def _rollout(env: Any, oracles: dict[str, Any], recipe: Recipe, rows: int, seed: int) -> Episode:
+    observation, info = env.reset(seed=seed)
+    p_stack = np.random.uniform(*STACK_RANGE.get(recipe.env, (0.5, 0.5)))
+    noise = np.random.uniform(0, MAX_NOISE) * NOISE_SCALE
+    p_random = 0.0 if recipe.kind == "play" else 0.2 if recipe.env.startswith("puzzle") else 0.1
+    oracle = oracles[info["privileged/target_task"]]
+    oracle.reset(observation, info)
+
+    data = buffers(rows, observation=len(observation), action=5, qpos=env.model.nq, qvel=env.model.nv)
+    if "button_states" in info:
+        data["button_states"] = np.empty((rows, len(info["button_states"])), np.int64)
+    attempts = reached = 0
+    for row in range(rows):
+        if np.random.rand() < p_random:
+            # Not env.action_space.sample(): the environment makes a new, unseeded space at every access.
+            action = np.random.uniform(-1, 1, 5)
+        else:
+            action = np.asarray(oracle.select_action(observation, info))
+            if recipe.kind == "noisy":
+                action = action + np.random.normal(0, noise)
+        action = np.clip(action, -1, 1)
+        data["observations"][row] = observation
+        data["actions"][row] = action
+        observation, _, _, _, info = env.step(action)
+        data["qpos"][row] = info["prev_qpos"]
+        data["qvel"][row] = info["prev_qvel"]
+        if "button_states" in data:
+            data["button_states"][row] = info["prev_button_states"]
+        if oracle.done:
+            attempts, reached = attempts + 1, reached + int(info["success"])
+            new_observation, new_info = env.set_new_target(p_stack=p_stack)
+            oracle = oracles[new_info["privileged/target_task"]]
+            oracle.reset(new_observation, new_info)
+    return Episode(data, attempts, reached)
+
+
+def _cube_is_visible(qpos: np.ndarray) -> bool:
+    """Whether the scene's cube stays in view: not too far right, and far left only inside the drawer."""
+    y, z = qpos[:, 15], qpos[:, 16]
+    return not np.any(y >= 0.29) and not np.any((y <= -0.3) & ((z < 0.06) | (z > 0.08)))
+
+
+class _DescribedOnce:
+    """Mixin: describe each simulator state once. OGBench's step does it three times with the same result."""
+
+    _description: dict[str, Any] | None = None
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self._description = None
+        return super().reset(*args, **kwargs)  # type: ignore[misc]
+
+    def set_new_target(self, *args: Any, **kwargs: Any) -> Any:
+        self._description = None
+        return super().set_new_target(*args, **kwargs)  # type: ignore[misc]
+
+    def post_step(self) -> None:
+        self._description = None
+        super().post_step()  # type: ignore[misc]
+
+    def compute_ob_info(self) -> dict[str, Any]:
+        if self._description is None:
+            self._description = super().compute_ob_info()  # type: ignore[misc]
+        return self._description
+
+
+def _make_env(name: str) -> Any:
+    import gymnasium
+    import ogbench.manipspace  # noqa: F401  registers the environments
+    from gymnasium.envs.registration import load_env_creator
+
+    spec = gymnasium.spec(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MuJoCo's viewer complains that there is no display; none is needed
+        stock = load_env_creator(spec.entry_point)
+    env_type = type(stock.__name__, (_DescribedOnce, stock), {})
+    return env_type(**spec.kwargs, terminate_at_goal=False, mode="data_collection")
+
+
+def _restorer(env: Any):
+    """Return a function that undoes what an episode leaves behind in ``env``.
+
+    A reset keeps the previous episode's targets of the subtasks it does not draw, the drawer's and window's
+    target sites, and the damping that locks them. Some of it reaches the next episode's data (through the quirk
+    described in `simulator`), which would then depend on what the process simulated before. The first reset
+    also differs from later ones (it compiles the model), so it is spent here.
+    """
+    env.reset(seed=0)
+    targets = {name: copy.deepcopy(value) for name, value in vars(env).items() if name.startswith("_target_")}
+    site_pos, damping = env.model.site_pos.copy(), env.model.dof_damping.copy()
+
+    def restore() -> None:
+        for name, value in targets.items():
+            setattr(env, name, copy.deepcopy(value))
+        env.model.site_pos[:] = site_pos
+        env.model.dof_damping[:] = damping
+
+    return restore
+
+
+def _make_oracles(env: Any, recipe: Recipe) -> dict[str, Any]:
+    """Return the oracle of each subtask the environment can draw, by name."""
+    from ogbench.manipspace.oracles.markov.button_markov import ButtonMarkovOracle
+    from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
+    from ogbench.manipspace.oracles.markov.drawer_markov import DrawerMarkovOracle
+    from ogbench.manipspace.oracles.markov.window_markov import WindowMarkovOracle
+    from ogbench.manipspace.oracles.plan.button_plan import ButtonPlanOracle
+    from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
+    from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
+    from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
+
+    if recipe.kind == "play":
+        options = {"env": env, "noise": PLAN_NOISE, "noise_smoothing": PLAN_NOISE_SMOOTHING}
+        cube, button, drawer, window = CubePlanOracle, ButtonPlanOracle, DrawerPlanOracle, WindowPlanOracle
+    else:
+        options = {"env": env, "min_norm": MIN_NORM}
+        cube, button, drawer, window = (
+            CubeMarkovOracle,
+            ButtonMarkovOracle,
+            DrawerMarkovOracle,
+            WindowMarkovOracle,
+        )
+    if recipe.env.startswith("cube"):
+        return {"cube": cube(**options)}
+    if recipe.env.startswith("puzzle"):
+        return {"button": button(gripper_always_closed=True, **options)}
+    return {
+        "cube": cube(**options),
+        "button": button(**options),
+        "drawer": drawer(**options),
+        "window": window(**options),
+    }

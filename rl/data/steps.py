@@ -1,0 +1,308 @@
+"""From logged steps to transitions: the one place that pairs a step with the next, and refuses bad logs.
+
+Every reader ends here, so that the conventions of `rl.types.Transition` hold for all of them. Nothing here
+knows a file format.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from rl.replay.dataset import Dataset
+from rl.types import Spec, Transition
+
+_ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an action outside unnoticed
+
+
+class DataError(ValueError):
+    """A dataset that cannot be used as it is; the message names what is wrong and the remedy."""
+
+
+class Loaded(NamedTuple):
+    """A dataset and what is known about where it came from."""
+
+    dataset: Dataset  # NumPy arrays
+    spec: Spec
+    environment: str | None  # name for `rl.envs.make` to evaluate in
+    reference: tuple[float, float] | None  # (random, expert) return: normalised return 0 and 1
+    digest: str  # `digest(dataset)`
+    source: str  # who made the data
+    note: str = ""  # what to know before using it: why there is no environment, that there are no rewards
+
+
+def from_steps(
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminals: np.ndarray,
+    timeouts: np.ndarray | None = None,
+    next_observations: np.ndarray | None = None,
+    *,
+    source: str,
+    discounts: np.ndarray | None = None,
+    discrete: bool = False,
+    actions_outside: Literal["error", "clip"] = "error",
+    low: Any = -1.0,
+    high: Any = 1.0,
+) -> Dataset:
+    """Transitions from ``N`` steps in the order they were logged, episodes one after another.
+
+    An episode ends at a terminal step, at a timeout (a time limit: the discount stays 1) and, where
+    ``next_observations`` are given, at a step whose next observation is not what the log shows next: some
+    published logs leave resets unmarked (D4RL's medium-replay files do). A log that stops inside an episode
+    was cut by a size limit, and its end counts as a timeout, but only if some episode does end: a log without
+    any end was written without its flags.
+
+    Without ``next_observations`` a step is paired with the one after it in its episode. The last step of an
+    episode that did not terminate has no such successor and is dropped, as d4rl's ``qlearning_dataset`` does;
+    its action is still the ``next_action`` of the step before it. A terminal step needs no successor: it is
+    kept, with its own observation as a next observation that no backup looks at.
+
+    Args:
+        observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors.
+        actions: [N, ...] floats, or [N] integers from 0 if ``discrete``.
+        rewards: [N].
+        terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
+        timeouts: [N] likewise: the episode was cut. A step that is both is terminal.
+        next_observations: like ``observations``.
+        source: names the log in error messages.
+        discounts: [N] of 0 and 1, where it is not ``1 - terminals``: logs that go on after a success.
+        discrete: actions are integers.
+        actions_outside: whether an action outside the box is an error or clipped to it.
+        low: the action box's lower bounds, a number or one per dimension; mapped to -1.
+        high: its upper bounds; mapped to 1.
+
+    Raises:
+        DataError: wrong type or length, no steps, NaN or infinity, an action outside the box, a flag that is
+            not 0 or 1, no end of an episode anywhere.
+    """
+    observations = _observations("observations", observations, source)
+    rows = len(observations)
+    if discrete:
+        actions = _choices(actions, rows, source)
+    else:
+        actions = _boxed(actions, rows, low, high, actions_outside, source)
+    rewards = _vector("rewards", rewards, rows, source)
+    terminal = _flags("terminals", terminals, rows, source)
+    last = terminal.copy()
+    if timeouts is not None:
+        last |= _flags("timeouts", timeouts, rows, source)
+    discount = ~terminal if discounts is None else _flags("discounts", discounts, rows, source)
+    if next_observations is not None:
+        next_observations = _observations("next_observations", next_observations, source)
+        _check_like(next_observations, observations, source)
+        last[:-1] |= _jumps(observations, next_observations)
+    if not last.any():
+        raise DataError(
+            f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
+            "log, True at the last step of every episode that was cut by a time limit"
+        )
+    last[-1] = True
+    return _pair(observations, actions, rewards, terminal, discount, last, next_observations, source)
+
+
+def loaded(
+    dataset: Dataset,
+    *,
+    environment: str | None,
+    source: str,
+    reference: tuple[float, float] | None = None,
+    choices: int | None = None,
+    note: str = "",
+) -> Loaded:
+    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known."""
+    action = dataset.transitions.action
+    discrete = action.dtype.kind == "i"
+    if discrete:
+        size = choices if choices is not None else int(action.max()) + 1
+    else:
+        size = action.shape[-1]
+    spec = Spec(dataset.transitions.observation.shape[1:], size, discrete)
+    return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
+
+
+def digest(dataset: Dataset) -> str:
+    """SHA-256 over the names, types, shapes and bytes of all arrays: equal only for the same data."""
+    result = hashlib.sha256()
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dataset):
+        array = np.asarray(leaf)
+        result.update(f"{jax.tree_util.keystr(path)} {array.dtype.str} {array.shape}\n".encode())
+        result.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return result.hexdigest()
+
+
+def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> None:
+    """Raises a `DataError` that lists what is there if one of ``names`` is not."""
+    missing = [name for name in names if name not in arrays]
+    if missing:
+        raise DataError(
+            f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
+        )
+
+
+def finite(name: str, array: np.ndarray, source: str) -> None:
+    """Raises a `DataError` that counts and locates NaN and infinities in ``array`` [N, ...]."""
+    if np.isfinite(array).all():
+        return
+    bad = ~np.isfinite(array)
+    first = int(bad.reshape(len(array), -1).any(axis=1).argmax())
+    raise DataError(
+        f"{source}: {np.count_nonzero(bad)} values of {name} are NaN or infinite (as float32), the first in "
+        f"step {first}; drop the episodes that hold them and log again"
+    )
+
+
+def _pair(
+    observations: np.ndarray,
+    actions: np.ndarray,
+    rewards: np.ndarray,
+    terminal: np.ndarray,
+    discount: np.ndarray,
+    last: np.ndarray,
+    next_observations: np.ndarray | None,
+    source: str,
+) -> Dataset:
+    """The transitions of checked arrays; ``last`` [N] marks the ends of episodes, of whatever kind."""
+    following = np.arange(len(last)) + ~last  # the next step of the episode; its last step follows itself
+    if next_observations is None:
+        cut = last & ~terminal
+        keep = np.flatnonzero(~cut)
+        if len(keep) == 0:
+            raise DataError(
+                f"{source}: every episode is a single step that nothing follows: no transition is left"
+            )
+        next_observations = observations[following[keep]]
+        last_kept = (last | cut[following])[keep]
+    else:
+        keep, last_kept = np.arange(len(last)), last
+    transitions = Transition(
+        observation=observations[keep],
+        action=actions[keep],
+        reward=rewards[keep],
+        discount=discount[keep].astype(np.float32),
+        next_observation=next_observations,
+        next_action=actions[following[keep]],
+        has_next_action=(~last[keep]).astype(np.float32),
+    )
+    return Dataset(transitions, last_kept)
+
+
+def _observations(name: str, array: np.ndarray, source: str) -> np.ndarray:
+    array = np.asarray(array)
+    if array.ndim < 2:
+        raise DataError(f"{source}: {name} have shape {array.shape}, but one row per step [N, ...] is needed")
+    if array.size == 0:
+        raise DataError(f"{source}: {name} are empty, shape {array.shape}; the log has no steps")
+    if array.dtype == np.uint8:
+        return array
+    if array.dtype.kind != "f":
+        raise DataError(f"{source}: {name} are {array.dtype}; save them as float32 (or uint8 images)")
+    return _float32(name, array.reshape(len(array), -1), source)
+
+
+def _float32(name: str, array: np.ndarray, source: str) -> np.ndarray:
+    with np.errstate(over="ignore"):  # float64 beyond float32's range becomes infinite: reported next
+        array = array.astype(np.float32, copy=False)
+    finite(name, array, source)
+    return array
+
+
+def _vector(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
+    """[N] or [N, 1] numbers as [N] float32."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{source}: {name} are {array.dtype}; save them as numbers")
+    _check_length(name, array, rows, source)
+    if array.size != rows:
+        raise DataError(f"{source}: {name} have shape {array.shape}, but one number per step is needed")
+    return _float32(name, array.reshape(rows), source)
+
+
+def _flags(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
+    """[N] or [N, 1] of 0 and 1 as [N] bool."""
+    values = _vector(name, array, rows, source)
+    odd = (values != 0) & (values != 1)
+    if odd.any():
+        row = int(odd.argmax())
+        raise DataError(
+            f"{source}: {name} must be 0 or 1, but {np.count_nonzero(odd)} are not; the first is {values[row]:g} "
+            f"in step {row}"
+        )
+    return values.astype(bool)
+
+
+def _choices(actions: np.ndarray, rows: int, source: str) -> np.ndarray:
+    """Discrete actions as [N] int32."""
+    actions = np.asarray(actions)
+    if actions.dtype.kind not in "iu":
+        raise DataError(f"{source}: discrete actions must be integers, but they are {actions.dtype}")
+    _check_length("actions", actions, rows, source)
+    if actions.size != rows:
+        raise DataError(f"{source}: discrete actions have shape {actions.shape}, but one per step is needed")
+    if actions.min() < 0:
+        raise DataError(f"{source}: discrete actions count from 0, but the smallest is {actions.min()}")
+    return actions.reshape(rows).astype(np.int32)
+
+
+def _boxed(
+    actions: np.ndarray, rows: int, low: Any, high: Any, outside: Literal["error", "clip"], source: str
+) -> np.ndarray:
+    """Continuous actions as [N, D] float32 in [-1, 1]."""
+    actions = np.asarray(actions)
+    if actions.dtype.kind != "f":
+        raise DataError(
+            f"{source}: continuous actions must be floats, but they are {actions.dtype}; integer actions "
+            "need discrete=True"
+        )
+    _check_length("actions", actions, rows, source)
+    actions = _float32("actions", actions.reshape(rows, -1), source)
+    size = actions.shape[1]
+    low, high = (np.broadcast_to(np.ravel(bound).astype(np.float32), size) for bound in (low, high))
+    if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+        raise DataError(
+            f"{source}: the action box {low} to {high} must have finite bounds, the lower ones below"
+        )
+    excess = np.maximum(low - actions, actions - high)
+    far = excess > _ROUNDING * (high - low)
+    if far.any() and outside != "clip":
+        row, column = np.unravel_index(excess.argmax(), excess.shape)
+        raise DataError(
+            f"{source}: {np.count_nonzero(far)} action values in {np.count_nonzero(far.any(axis=1))} of {rows} "
+            f"steps lie outside the action box; the worst is {actions[row, column]:.6g} in step {row}, dimension "
+            f"{column}, where the box is [{low[column]:g}, {high[column]:g}]. If the simulator clips actions "
+            "itself, load with --clip_actions (clip_actions=True)"
+        )
+    actions = np.clip(actions, low, high)
+    if (low == -1).all() and (high == 1).all():
+        return actions
+    return np.clip(2 * (actions - low) / (high - low) - 1, -1, 1)
+
+
+def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
+    """[N - 1] bool: the next observation of a step is not the observation of the step after it."""
+    said, shown = (x.reshape(len(x), -1) for x in (next_observations[:-1], observations[1:]))
+    jumps = (said != shown).any(axis=1)
+    rows = np.flatnonzero(jumps)  # few: only these are worth a comparison up to rounding
+    jumps[rows] = ~np.isclose(said[rows], shown[rows], rtol=1e-5, atol=1e-6).all(axis=1)
+    return jumps
+
+
+def _check_length(name: str, array: np.ndarray, rows: int, source: str) -> None:
+    if array.ndim == 0 or len(array) != rows:
+        raise DataError(
+            f"{source}: {name} have shape {array.shape}, but there are {rows} observations; every array needs "
+            "one row per step"
+        )
+
+
+def _check_like(array: np.ndarray, observations: np.ndarray, source: str) -> None:
+    if array.shape != observations.shape or array.dtype != observations.dtype:
+        raise DataError(
+            f"{source}: next_observations are {array.dtype} {array.shape}, but observations are "
+            f"{observations.dtype} {observations.shape}"
+        )

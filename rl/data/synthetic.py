@@ -1,0 +1,78 @@
+"""Tiny deterministic datasets that need no simulator and no file, for tests and smoke runs.
+
+They have what real logs have: terminations and time limits, good and bad behaviour. No score is claimed on
+them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rl.data.steps import Loaded, from_steps, loaded
+
+_EPISODES = 20
+_LIMIT = 50  # steps
+_STATES = 8
+
+
+def load(name: str) -> Loaded:
+    """The dataset called ``name``, one of `NAMES`.
+
+    ``synthetic-continuous``: a point mass on a plane (position and velocity) that a noisy controller pushes
+    to the origin; the episode terminates there. The reward is minus the distance to it.
+
+    ``synthetic-discrete``: a walk left (0) or right (1) along a chain of 8 states, one-hot; the right end
+    pays 1 and terminates.
+    """
+    return NAMES[name]()
+
+
+def _point_mass() -> Loaded:
+    rng = np.random.default_rng(0)
+    steps = []
+    for _ in range(_EPISODES):
+        position, velocity = rng.uniform(-1, 1, 2), np.zeros(2)
+        skill = rng.uniform(0, 1)
+        for t in range(_LIMIT):
+            wanted = skill * (-2 * position - 2 * velocity) + 0.3 * rng.normal(size=2)
+            action = np.clip(wanted, -1, 1)
+            observation = np.concatenate([position, velocity])
+            velocity = 0.9 * velocity + 0.1 * action
+            position = position + 0.2 * velocity
+            distance = np.linalg.norm(position)
+            arrived = distance < 0.1
+            successor = np.concatenate([position, velocity])
+            steps.append((observation, action, -distance, arrived, t == _LIMIT - 1, successor))
+            if arrived:
+                break
+    return _finish(steps, discrete=False, source="synthetic point mass")
+
+
+def _chain() -> Loaded:
+    rng = np.random.default_rng(0)
+    one_hot = np.eye(_STATES)
+    steps = []
+    for _ in range(_EPISODES):
+        state, skill = 0, rng.uniform(0.4, 0.9)
+        for t in range(_LIMIT):
+            action = int(rng.uniform() < skill)
+            successor = min(max(state + (1 if action else -1), 0), _STATES - 1)
+            arrived = successor == _STATES - 1
+            steps.append(
+                (one_hot[state], action, float(arrived), arrived, t == _LIMIT - 1, one_hot[successor])
+            )
+            state = successor
+            if arrived:
+                break
+    return _finish(steps, discrete=True, source="synthetic chain")
+
+
+def _finish(steps: list[tuple], *, discrete: bool, source: str) -> Loaded:
+    observations, actions, rewards, terminals, timeouts, successors = map(np.array, zip(*steps, strict=True))
+    dataset = from_steps(
+        observations, actions, rewards, terminals, timeouts, successors, source=source, discrete=discrete
+    )
+    return loaded(dataset, environment=None, source=source, note="there is no environment to evaluate in")
+
+
+NAMES = {"synthetic-continuous": _point_mass, "synthetic-discrete": _chain}

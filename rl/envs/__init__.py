@@ -1,0 +1,11 @@
+"""Environments of every family by name, one or many at a time, with one convention for all of them.
+
+An agent sees flat float32 observations (uint8 images keep their shape and type) and acts in [-1, 1], or with
+an integer from 0. What an environment needs beyond that convention belongs here; policies, scores and JAX do
+not: worker processes import this package, and must start quickly and hold no accelerator.
+"""
+
+from rl.envs.registry import make, spec
+from rl.envs.workers import Step, Vector, vector
+
+__all__ = ["Step", "Vector", "make", "spec", "vector"]

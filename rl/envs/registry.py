@@ -1,0 +1,195 @@
+"""From a name to one environment that follows the library's convention.
+
+Nothing here knows about processes or batches, and JAX is not imported (see ``rl.envs.workers``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+if TYPE_CHECKING:
+    from rl.types import Spec
+
+_ROBOTICS = ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
+_OLD_MUJOCO = (
+    "; the Fetch, Hand and Kitchen tasks need mujoco < 3.12: "
+    "pip install 'mujoco==3.11.0' 'dm-control==1.0.44'"
+)
+
+
+def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
+    """One environment by its registered name, in the library's convention.
+
+    Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``) and OGBench
+    (``cube-single-singletask-task1-v0``). A name of the form ``module:Name-v0`` imports ``module`` first,
+    which registers it: ``ale_py:ALE/Pong-v5``, or an environment of your own.
+
+    Observations become flat float32 vectors; uint8 images keep their shape and type. Continuous actions are
+    flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box;
+    discrete ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also
+    for OGBench, whose environments draw from NumPy's global generator and from an unseeded action space.
+
+    The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
+    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them. Their observations are
+    dictionaries: register a version wrapped in ``gymnasium.wrappers.FlattenObservation``. Pixel observations
+    of MuJoCo tasks need a renderer, on a machine without a screen ``MUJOCO_GL=egl`` or ``osmesa``.
+
+    Args:
+        name: a registered environment.
+        seed: makes the first ``reset()`` and the sampling of actions reproducible.
+
+    Raises:
+        ImportError: the package that registers this name is not installed.
+        TypeError: an observation or action space that agents here cannot use.
+        ValueError: no environment has this name (the nearest names are listed), or its version is retired.
+        RuntimeError: the simulator could not build it.
+    """
+    env = _uniform(_build(name), name)
+    if seed is not None:
+        env.reset(seed=seed)
+        env.action_space.seed(seed)
+    return env
+
+
+def spec(env: gymnasium.Env) -> Spec:
+    """What an agent must know of an environment made by `make`."""
+    from rl.types import Spec
+
+    return Spec(*describe(env))
+
+
+def describe(env: gymnasium.Env) -> tuple[tuple[int, ...], int, bool]:
+    """The fields of `rl.types.Spec` without importing JAX: observation shape, action size, discrete."""
+    actions = env.action_space
+    discrete = isinstance(actions, spaces.Discrete)
+    size = int(actions.n) if isinstance(actions, spaces.Discrete) else math.prod(actions.shape or ())
+    return tuple(env.observation_space.shape or ()), size, discrete
+
+
+def _build(name: str) -> gymnasium.Env:
+    """The environment as its authors made it, with its time limit."""
+    _register(name)
+    try:
+        with warnings.catch_warnings():  # the caller chose this version: -v4 is what D4RL scores refer to
+            warnings.filterwarnings("ignore", message=".*out of date.*")
+            env = gymnasium.make(name, disable_env_checker=True)
+    except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
+        raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
+    except gymnasium.error.Error as error:
+        raise ValueError(f"unknown environment {name!r} ({error}){_nearest(name)}") from None
+    except Exception as error:  # simulators fail in their own ways, some with an empty message
+        remedy = _OLD_MUJOCO if name.startswith(("Fetch", "FrankaKitchen", "Hand")) else ""
+        raise RuntimeError(f"environment {name!r} could not be built: {error!r}{remedy}") from error
+    assert env.spec is not None
+    return _OwnRandomness(env) if str(env.spec.entry_point).startswith("ogbench.") else env
+
+
+def _register(name: str) -> None:
+    """Import the package whose import registers ``name``, unless that has happened or gymnasium knows it."""
+    if ":" in name or name in gymnasium.registry:
+        return
+    if name.startswith(_ROBOTICS):
+        module, extra = "gymnasium_robotics", "d4rl"
+    elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never
+        module, extra = "ogbench", "ogbench"
+    else:
+        return
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"environment {name!r} would be registered by {module}, which cannot be imported ({error}); "
+            f"install it with: pip install 'headway[{extra}]'"
+        ) from error
+
+
+def _nearest(name: str) -> str:
+    names = difflib.get_close_matches(name, gymnasium.registry, n=3)
+    return f"; the nearest names are {', '.join(names)}" if names else ""
+
+
+def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
+    """``env`` in the library's convention, or an error that says which space does not fit."""
+    observations, actions = env.observation_space, env.action_space
+    if not isinstance(observations, spaces.Box):
+        raise TypeError(
+            f"environment {name!r} observes {observations}, but agents here take one array; "
+            "register a version wrapped in gymnasium.wrappers.FlattenObservation under a name of your own"
+        )
+    if observations.dtype != np.uint8:
+        env = _flat_observations(env)
+    if isinstance(actions, spaces.Discrete):
+        return _actions_from_zero(env) if actions.start else env
+    if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating) and actions.is_bounded():
+        return _unit_actions(env)
+    raise TypeError(
+        f"environment {name!r} takes {actions}, but agents here act with one integer (Discrete) "
+        "or with a real vector between finite bounds (Box)"
+    )
+
+
+def _flat_observations(env: gymnasium.Env) -> gymnasium.Env:
+    size = math.prod(env.observation_space.shape or ())
+    space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+    return gymnasium.wrappers.TransformObservation(env, lambda x: np.ravel(x).astype(np.float32), space)
+
+
+def _actions_from_zero(env: gymnasium.Env) -> gymnasium.Env:
+    theirs: Any = env.action_space
+    space = spaces.Discrete(int(theirs.n))
+    return gymnasium.wrappers.TransformAction(env, lambda action: theirs.start + action, space)
+
+
+def _unit_actions(env: gymnasium.Env) -> gymnasium.Env:
+    """Actions in [-1, 1] mapped linearly onto the environment's box; the identity where that is its box."""
+    box: Any = env.action_space
+    low, high = box.low.astype(np.float64), box.high.astype(np.float64)
+    centre, half = (high + low) / 2, (high - low) / 2
+
+    def to_box(action: np.ndarray) -> np.ndarray:
+        unit = np.clip(np.reshape(action, box.shape).astype(np.float64), -1.0, 1.0)
+        return np.clip(centre + half * unit, low, high).astype(box.dtype)
+
+    size = math.prod(box.shape)
+    return gymnasium.wrappers.TransformAction(env, to_box, spaces.Box(-1.0, 1.0, (size,), np.float32))
+
+
+class _OwnRandomness(gymnasium.Wrapper):
+    """Gives one copy of an environment its own stream behind NumPy's global generator.
+
+    Without it a seeded OGBench episode depends on which other copies run in the same process.
+    """
+
+    def __init__(self, env: gymnasium.Env):
+        super().__init__(env)
+        self._stream = np.random.MT19937()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        if seed is not None:
+            self._stream = np.random.MT19937(seed)
+            self.unwrapped.action_space.seed(seed)
+        with self._installed():
+            return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        with self._installed():
+            return self.env.step(action)
+
+    @contextlib.contextmanager
+    def _installed(self) -> Iterator[None]:
+        before = np.random.get_bit_generator()
+        np.random.set_bit_generator(self._stream)
+        try:
+            yield
+        finally:
+            np.random.set_bit_generator(before)

@@ -1,0 +1,260 @@
+"""Many copies of one environment, in a few worker processes or in this one.
+
+A worker is a fresh Python that is told a name and a number of copies. It never runs the caller's main
+module (as ``multiprocessing`` would), so it works from a notebook or an unguarded script, starts in the time
+that the simulator takes, and holds no JAX; and it is never forked, because JAX is multi-threaded. It ends
+when the pipe to its parent closes, however the parent ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import traceback
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from rl.envs import registry
+
+if TYPE_CHECKING:
+    from rl.types import Spec
+
+
+class Step(NamedTuple):
+    """One step of ``N`` environments; rows of environments that were not stepped hold 0 and False."""
+
+    observation: np.ndarray  # [N, *observation]
+    reward: np.ndarray  # [N] float64
+    terminated: np.ndarray  # [N] bool
+    truncated: np.ndarray  # [N] bool
+    success: np.ndarray  # [N] float64, the environment's info["success"]; NaN where it reports none
+
+
+class Vector:
+    """``count`` copies of an environment, reset and stepped together. Made by `vector`.
+
+    Nothing resets by itself: the caller says which copies to reset and which to step. After any error,
+    Ctrl-C included, the copies are closed, since some may have stepped and others not.
+    """
+
+    spec: Spec
+
+    def __init__(self, name: str, count: int, processes: int):
+        from rl.types import Spec
+
+        self.count = count
+        self._parts: list[_Here | _Worker] = []
+        self._finalizer = weakref.finalize(self, _close, self._parts)
+        shares = np.array_split(np.arange(count), max(processes, 1))
+        self._slices = [slice(share[0], share[-1] + 1) for share in shares]
+        host = _Worker if processes else _Here
+        try:
+            self._parts.extend(host(name, len(share)) for share in shares)
+        except BaseException:
+            self.close()
+            raise
+        self.spec = Spec(*self._everywhere("describe")[0])
+
+    def reset(self, seeds: Sequence[int | None]) -> np.ndarray:
+        """Start new episodes.
+
+        Args:
+            seeds: [count] integers in [0, 2**32), None for copies to leave as they are.
+
+        Returns:
+            [count, *observation], for copies left alone their latest one.
+        """
+        return np.concatenate(self._everywhere("reset", seeds))
+
+    def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
+        """Take ``actions`` [count, ...] in the copies where ``active`` [count] bool holds, by default all."""
+        if active is None:
+            active = np.ones(self.count, bool)
+        return Step(*map(np.concatenate, zip(*self._everywhere("step", actions, active), strict=True)))
+
+    def close(self) -> None:
+        """Close the environments and end the workers; harmless if repeated."""
+        self._finalizer()
+
+    def __enter__(self) -> Vector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _everywhere(self, method: str, *columns: Any) -> list[Any]:
+        """Run a method of `_Copies` on every part at once, each with its rows of the columns."""
+        if not self._finalizer.alive:
+            raise RuntimeError("these environments are closed")
+        for column in columns:
+            if len(column) != self.count:
+                raise ValueError(f"{method} needs one row for each of {self.count} copies, got {len(column)}")
+        try:
+            for part, rows in zip(self._parts, self._slices, strict=True):
+                part.send(method, *(column[rows] for column in columns))
+            return [part.receive() for part in self._parts]
+        except BaseException:
+            self.close()
+            raise
+
+
+def vector(name: str, count: int, processes: int | None = None) -> Vector:
+    """``count`` copies of the environment ``name`` (see `rl.envs.make`), to be closed or used in a ``with``.
+
+    Args:
+        name: an environment's name.
+        count: number of copies.
+        processes: worker processes to spread them over; 0 steps them in this process. By default one for
+            each available core, at most ``count``.
+
+    Raises:
+        ValueError, TypeError, ImportError: as `rl.envs.make`, wherever the copies live.
+        RuntimeError: an environment failed, or a worker died.
+    """
+    if count < 1:
+        raise ValueError(f"count must be at least 1, got {count}")
+    if processes is None:
+        processes = _cores()
+    if processes < 0:
+        raise ValueError(f"processes must be 0 (in this process) or more, got {processes}")
+    return Vector(name, count, min(processes, count))
+
+
+def serve(descriptor: int, name: str, count: int) -> None:
+    """The life of a worker: build the copies, then answer requests from this pipe until it closes."""
+    connection = Connection(descriptor)
+    copies: _Copies | None = None
+    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent closed the pipe, or is gone
+        while True:
+            method, arguments = connection.recv()
+            try:
+                copies = copies or _Copies(name, count)
+                connection.send((None, getattr(copies, method)(*arguments)))
+            except Exception as error:
+                connection.send((type(error).__name__, f"{error}\n\nIn a worker:\n{traceback.format_exc()}"))
+    if copies is not None:
+        copies.close()
+
+
+class _Copies:
+    """Copies of an environment that are stepped one after another."""
+
+    def __init__(self, name: str, count: int):
+        self._envs = [registry.make(name) for _ in range(count)]
+        space = self._envs[0].observation_space
+        self._observation = np.zeros((count, *(space.shape or ())), space.dtype)
+
+    def describe(self) -> tuple[tuple[int, ...], int, bool]:
+        return registry.describe(self._envs[0])
+
+    def reset(self, seeds: Sequence[int | None]) -> np.ndarray:
+        for i, seed in enumerate(seeds):
+            if seed is not None:
+                self._observation[i], _ = self._envs[i].reset(seed=int(seed))
+        return self._observation
+
+    def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+        count = len(self._envs)
+        reward, success = np.zeros(count), np.full(count, np.nan)
+        terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
+        for i in np.flatnonzero(active):
+            self._observation[i], reward[i], terminated[i], truncated[i], info = self._envs[i].step(
+                actions[i]
+            )
+            success[i] = info.get("success", np.nan)
+        return self._observation, reward, terminated, truncated, success
+
+    def close(self) -> None:
+        for env in self._envs:
+            env.close()
+
+
+class _Here:
+    """Copies in this process, behind the interface of `_Worker`."""
+
+    def __init__(self, name: str, count: int):
+        self._copies = _Copies(name, count)
+        self._reply: Any = None
+
+    def send(self, method: str, *arguments: Any) -> None:
+        self._reply = getattr(self._copies, method)(*arguments)
+
+    def receive(self) -> Any:
+        return self._reply
+
+    def close(self) -> None:
+        self._copies.close()
+
+
+class _Worker:
+    """Copies in a process of their own, which builds them at the first request."""
+
+    def __init__(self, name: str, count: int):
+        self._connection, theirs = multiprocessing.Pipe()
+        descriptor = theirs.fileno()
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"from rl.envs import workers; workers.serve({descriptor}, {name!r}, {count})",
+            ],
+            pass_fds=[descriptor],
+            process_group=0,  # Ctrl-C is the parent's to handle
+            # One thread each: the cores are taken by the other workers and by the policy.
+            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": _import_path()},
+        )
+        theirs.close()
+
+    def send(self, method: str, *arguments: Any) -> None:
+        try:
+            self._connection.send((method, arguments))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._death() from None
+
+    def receive(self) -> Any:
+        try:
+            error, value = self._connection.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._death() from None
+        if error is None:
+            return value
+        known = {kind.__name__: kind for kind in (ImportError, TypeError, ValueError)}
+        raise known.get(error, RuntimeError)(value)
+
+    def close(self) -> None:
+        self._connection.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:  # stuck inside a simulator
+            self._process.kill()
+            self._process.wait()
+
+    def _death(self) -> RuntimeError:
+        code = self._process.wait()
+        how = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+        hint = (
+            "; SIGKILL often means that memory ran out: use fewer copies" if code == -signal.SIGKILL else ""
+        )
+        return RuntimeError(f"an environment worker (process {self._process.pid}) died: {how}{hint}")
+
+
+def _close(parts: list[_Here | _Worker]) -> None:
+    for part in parts:
+        part.close()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _import_path() -> str:
+    """This process's import path, so that a worker finds whatever its parent finds."""
+    return os.pathsep.join(path or os.getcwd() for path in sys.path)

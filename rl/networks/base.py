@@ -1,0 +1,38 @@
+"""The one interface that agents see, and ensembles of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+
+from rl.types import Array, Key, Params
+
+
+class Network(NamedTuple):
+    """A function with parameters, as two pure functions."""
+
+    init: Callable[..., Params]  # (key, *example inputs) -> parameters
+    apply: Callable[..., Any]  # (parameters, *inputs) -> outputs
+
+
+def from_linen(module: nn.Module) -> Network:
+    """A Flax Linen module with parameters only (no mutable collections) as a `Network`."""
+    return Network(
+        init=lambda key, *inputs: module.init(key, *inputs)["params"],
+        apply=lambda params, *inputs: module.apply({"params": params}, *inputs),
+    )
+
+
+def ensemble(network: Network, members: int) -> Network:
+    """``members`` independent copies: a leading axis [E] on every parameter and output; inputs are shared."""
+
+    def init(key: Key, *inputs: Array) -> Params:
+        return jax.vmap(lambda k: network.init(k, *inputs))(jax.random.split(key, members))
+
+    def apply(params: Params, *inputs: Array) -> Any:
+        return jax.vmap(lambda p: network.apply(p, *inputs))(params)
+
+    return Network(init, apply)

@@ -1,0 +1,4 @@
+"""Where transitions wait to be sampled, as pytrees on the device: datasets, rings, views of them.
+
+Nothing here reads a file (that is ``rl.data``) or knows a network.
+"""

@@ -1,0 +1,79 @@
+"""A fixed dataset as a pytree of arrays, and uniform sampling from it inside compiled code.
+
+The same type holds NumPy arrays (as readers return it) and device arrays (as the loop uses it):
+`jax.device_put` moves one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl.types import Array, Key, Transition
+
+
+class Dataset(NamedTuple):
+    """``N`` logged steps in the order they were logged, episodes one after another."""
+
+    transitions: Transition  # [N, ...]
+    last: Any  # [N] bool: the last logged step of its episode, by termination or by time limit
+
+
+def size(dataset: Dataset) -> int:
+    """Number of transitions ``N``."""
+    return dataset.transitions.reward.shape[0]
+
+
+def take(dataset: Dataset, index: Array) -> Transition:
+    """The transitions at ``index`` [...], as a batch with those leading axes."""
+    return jax.tree.map(lambda x: x[index], dataset.transitions)
+
+
+def sampler(batch_size: int) -> Callable[[Dataset, Key], Transition]:
+    """Uniform sampling with replacement: a function of (dataset, key) that returns ``batch_size`` rows."""
+
+    def sample(dataset: Dataset, key: Key) -> Transition:
+        return take(dataset, jax.random.randint(key, (batch_size,), 0, size(dataset)))
+
+    return sample
+
+
+def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:
+    """Discounted return from every logged step to the end of its episode, [N] float64, on the host.
+
+    An episode cut by a time limit continues with ``bootstrap`` reward per step for ever, so that the
+    ends of long tasks are not mistaken for bad states.
+    """
+    reward = np.asarray(dataset.transitions.reward, np.float64)
+    alive = np.asarray(dataset.transitions.discount, np.float64)
+    last = np.asarray(dataset.last)
+    tail = bootstrap / (1.0 - discount)
+    result = np.empty_like(reward)
+    future = tail
+    for t in range(len(reward) - 1, -1, -1):
+        future = reward[t] + discount * alive[t] * (tail if last[t] else future)
+        result[t] = future
+    return result
+
+
+def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:
+    """A support for categorical value heads: no policy's value on this data lies far outside it.
+
+    The returns-to-go in the data, widened by their own span on either side for policies better or
+    worse than the logged one, but never beyond the bound that rewards alone give,
+    ``[min r, max r] / (1 - discount)`` (with 0 included where episodes terminate).
+    """
+    reward = np.asarray(dataset.transitions.reward, np.float64)
+    returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()))
+    ends = bool((np.asarray(dataset.transitions.discount) == 0).any())
+    floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
+    if ends:
+        floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
+    span = returns.max() - returns.min()
+    low, high = max(floor, returns.min() - span), min(ceiling, returns.max() + span)
+    if high - low < 1e-6:  # constant rewards: any support with an interior will do
+        low, high = low - 0.5, high + 0.5
+    return float(low), float(high)

@@ -1,0 +1,183 @@
+"""The loop: many updates in one compiled call, many seeds and hyper-parameters in one program.
+
+An epoch is ``steps`` updates under one `jax.lax.scan`: data, state and metrics stay on the device, and
+nothing crosses to the host before it ends. The key of update ``t`` is ``fold_in(key, t)``, so a run does not
+depend on how it is cut into epochs, and a resumed one continues bit for bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.replay.dataset import Dataset
+from rl.types import Array, Key, Learner, Metrics, State, Transition
+
+Sample = Callable[[Dataset, Key], Transition]
+
+# Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
+# step, `lax.cond` on it stays a branch under vmap, and delayed updates cost nothing when they are not due.
+STACKED = State(params=0, target=0, optimiser=0, step=None)
+
+_NEVER = np.int32(np.iinfo(np.int32).max)
+
+
+class Report(NamedTuple):
+    """What an epoch says of itself. Leading axis [S] where seeds are stacked."""
+
+    metrics: Metrics  # mean of each over the epoch
+    bad_step: Mapping[str, Array]  # first step at which each was not finite, or int32 max
+
+
+class Diverged(ArithmeticError):
+    """A metric stopped being finite."""
+
+
+def scan_updates(
+    update: Callable[[State, Transition, Key], tuple[State, Metrics]],
+    sample: Sample,
+    steps: int,
+    *,
+    unroll: int = 1,
+) -> Callable[[State, Dataset, Key], tuple[State, Report]]:
+    """``steps`` updates as one function of (state, dataset, key), to be jitted by the caller.
+
+    Args:
+      update: a learner's update.
+      sample: draws one batch from the dataset.
+      steps: updates per call.
+      unroll: updates per iteration of the compiled loop. More saves launch time on accelerators and costs
+        compile time; results differ in the last bits, so resume with the value that was started with.
+    """
+
+    def epoch(state: State, dataset: Dataset, key: Key) -> tuple[State, Report]:
+        def one(state: State) -> tuple[State, Metrics]:
+            sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step))
+            return update(state, sample(dataset, sample_key), update_key)
+
+        names = sorted(jax.eval_shape(one, state)[1])
+
+        def body(carry, _):
+            state, total, bad = carry
+            step = state.step
+            state, metrics = one(state)
+            # One vector instead of a dozen scalars: a dozen times fewer kernels.
+            values = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
+            bad = jnp.minimum(bad, jnp.where(jnp.isfinite(values), _NEVER, step))
+            return (state, total + values, bad), None
+
+        start = (state, jnp.zeros(len(names)), jnp.full(len(names), _NEVER))
+        (state, total, bad), _ = jax.lax.scan(body, start, None, length=steps, unroll=unroll)
+        return state, Report(
+            metrics={name: total[i] / steps for i, name in enumerate(names)},
+            bad_step={name: bad[i] for i, name in enumerate(names)},
+        )
+
+    return epoch
+
+
+class Population(NamedTuple):
+    """A learner stacked over ``S`` seeds (and hyper-parameters), on one shared dataset."""
+
+    init: Callable[[Key, Transition], State]  # keys [S], one example batch -> stacked state
+    epoch: Callable[[State, Dataset, Key], tuple[State, Report]]  # stacked state, dataset, keys [S]
+    act: Callable[[State, Array, Key], Array]  # stacked state, observations [S, ...], keys [S]
+
+
+def population(
+    make: Callable[[Any], Learner],
+    config: Any,
+    sample: Sample,
+    steps: int,
+    *,
+    sweep: Mapping[str, Any] | None = None,
+    unroll: int = 1,
+) -> Population:
+    """Learners that differ in seed and, if ``sweep`` is given, in hyper-parameters, as one program.
+
+    Args:
+      make: builds the learner of one config.
+      config: the frozen dataclass that all share.
+      sample: draws a batch.
+      steps: updates per epoch.
+      sweep: {field of config: [S] values}; fields that only enter the arithmetic (floats) can be swept,
+        those that decide the program's structure (layers, ensemble sizes, switches) cannot.
+      unroll: see `scan_updates`.
+
+    Raises:
+      ValueError: if a field is unknown or shapes the program.
+    """
+    hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
+    for name in hypers:
+        if not isinstance(getattr(config, name, None), float):
+            raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be")
+
+    def learner(hyper: Mapping[str, Array]) -> Learner:
+        return make(dataclasses.replace(config, **hyper))
+
+    def init(keys: Key, batch: Transition) -> State:
+        return jax.vmap(lambda key, h: learner(h).init(key, batch), out_axes=STACKED)(keys, hypers)
+
+    def epoch(state: State, dataset: Dataset, keys: Key) -> tuple[State, Report]:
+        def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
+            return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
+
+        return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(state, keys, hypers)
+
+    def act(state: State, observation: Array, keys: Key) -> Array:
+        return jax.vmap(make(config).act, (STACKED, 0, 0))(state, observation, keys)
+
+    return Population(init, epoch, act)
+
+
+def epochs(
+    epoch: Callable[[State, Dataset, Key], tuple[State, Report]],
+    state: State,
+    dataset: Dataset,
+    keys: Key,
+    count: int,
+) -> Iterator[tuple[State, Report]]:
+    """Runs ``count`` epochs and yields the state after each, with its report.
+
+    While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device.
+
+    Args:
+      epoch: as from `population`; compiled here, once, with its state donated.
+      state: where to start; consumed.
+      dataset: device arrays, shared by all epochs.
+      keys: [S] keys of the run, not of the epoch.
+      count: how many.
+
+    Raises:
+      Diverged: after an epoch in which a metric was not finite; says which, when, and for which seeds.
+    """
+    compiled = jax.jit(epoch, donate_argnums=0)
+    for remaining in range(count, 0, -1):
+        if remaining == count:
+            state, report = compiled(state, dataset, keys)
+        finished, finished_report = state, report
+        if remaining > 1:
+            # The epoch that is about to start consumes its input: the caller gets a copy.
+            finished = jax.tree.map(jnp.copy, state)
+            state, report = compiled(state, dataset, keys)
+        check_finite(finished_report)
+        yield finished, finished_report
+
+
+def check_finite(report: Report) -> None:
+    """Raises `Diverged` if any metric was not finite, naming the first step, the metrics and the seeds."""
+    bad = {name: np.atleast_1d(np.asarray(steps)) for name, steps in report.bad_step.items()}
+    first = min((int(steps.min()) for steps in bad.values()), default=_NEVER)
+    if first == _NEVER:
+        return
+    names = sorted(name for name, steps in bad.items() if steps.min() == first)
+    seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != _NEVER)})
+    raise Diverged(
+        f"{', '.join(names)} not finite at update {first} (seeds {seeds}): lower the learning rate, check the "
+        "reward scale, or use a head with a bounded support (--head=hl_gauss)"
+    )

@@ -1,0 +1,63 @@
+"""The shapes that travel through the library. No logic lives here.
+
+Shape letters used in every docstring: ``B`` batch, ``E`` ensemble members, ``K`` outputs of a value head,
+``A`` discrete actions, ``T`` time, ``...`` any leading axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+Array = jax.Array
+Key = jax.Array
+Params = Any
+Metrics = Mapping[str, Array]
+
+
+class Transition(NamedTuple):
+    """One step of experience, or a batch of them with equal leading axes.
+
+    ``discount`` is the environment's own: 0 where the episode *terminated*, 1 everywhere else, time limits
+    included. The agent's gamma multiplies it. ``next_action`` is the action that was logged at
+    ``next_observation``; where none was (the last step of an episode) it repeats ``action`` and
+    ``has_next_action`` is 0.
+    """
+
+    observation: Any  # [..., *observation shape] float32 or uint8
+    action: Any  # [..., D] float32 in [-1, 1], or [...] int32
+    reward: Any  # [...] float32
+    discount: Any  # [...] float32 in {0, 1}
+    next_observation: Any  # like observation
+    next_action: Any  # like action
+    has_next_action: Any  # [...] float32 in {0, 1}
+
+
+class Spec(NamedTuple):
+    """What an agent must know of its environment before it sees any data."""
+
+    observation_shape: tuple[int, ...]
+    action_size: int  # dimensions of a continuous action, or the number of discrete ones
+    discrete: bool = False
+
+
+class State(NamedTuple):
+    """Everything a learner carries from one update to the next; the same shape for every agent.
+
+    Targets live beside ``params``, never inside them: an optimiser must not hold moments for them.
+    """
+
+    params: Any  # {name: parameters}
+    target: Any  # {name: parameters}, a subset of the names in params
+    optimiser: Any  # {name: optax state}, the same names as params
+    step: Any  # [] int32, updates done so far
+
+
+class Learner(NamedTuple):
+    """An algorithm, as three pure functions."""
+
+    init: Callable[[Key, Transition], State]  # the batch gives shapes only
+    update: Callable[[State, Transition, Key], tuple[State, Metrics]]
+    act: Callable[[State, Array, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32

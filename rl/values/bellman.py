@@ -1,0 +1,135 @@
+"""Backups: what a value should equal.
+
+A backup here picks or mixes the *outputs* of a value head, so that any representation can be backed up:
+``head.target(reward, discount, backup(...))`` is then the regression target. ``discount`` is always the
+product of the agent's gamma and the environment's own discount (0 at termination), as in rlax.
+
+`expectile` backups are a weighted loss and live in ``losses``; the one-step TD backup is ``head.target``
+itself.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array, Key
+from rl.values.heads import ValueHead
+
+# ---- over actions: outputs [..., A, K] -> [..., K] ------------------------------------------------------
+
+
+def at_action(outputs: Array, action: Array) -> Array:
+    """Outputs [..., A, K] of the actions [...] that were taken, [..., K]."""
+    chex.assert_shape(action, outputs.shape[:-2])
+    return jnp.take_along_axis(outputs, action[..., None, None], axis=-2)[..., 0, :]
+
+
+def max_action(head: ValueHead, outputs: Array) -> Array:
+    """Outputs of the action with the largest value: the Q-learning backup (Watkins & Dayan 1992)."""
+    return at_action(outputs, head.value(outputs).argmax(-1))
+
+
+def double_q(head: ValueHead, outputs: Array, selector: Array) -> Array:
+    """``outputs`` of the action that ``selector``, both [..., A, K], values most.
+
+    Double DQN (van Hasselt et al. 2016): select with the online network, evaluate with the target.
+    """
+    chex.assert_equal_shape([outputs, selector])
+    return at_action(outputs, head.value(selector).argmax(-1))
+
+
+def soft_max_action(head: ValueHead, outputs: Array, temperature: float | Array) -> tuple[Array, Array]:
+    """The entropy-regularised backup over discrete actions (Haarnoja et al. 2017; soft Q-learning).
+
+    Returns:
+      the mixture [..., K] of ``outputs`` [..., A, K] under the Boltzmann policy, and the policy's entropy
+      bonus [...], ``temperature * H``. Their value and bonus sum to ``temperature * logsumexp(Q / temperature)``.
+    """
+    log_policy = jax.nn.log_softmax(head.value(outputs) / temperature)
+    policy = jnp.exp(log_policy)
+    return head.mix(outputs, policy), -temperature * (policy * log_policy).sum(-1)
+
+
+def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | Array) -> Array:
+    """``action`` [..., D] plus clipped normal noise, inside [-1, 1]: TD3's target policy smoothing (equation 14)."""
+    disturbance = jnp.clip(noise * jax.random.normal(key, action.shape), -clip, clip)
+    return jnp.clip(action + disturbance, -1.0, 1.0)
+
+
+# ---- over ensemble members: outputs [E, ..., K] -> [..., K] ----------------------------------------------
+
+
+def min_member(head: ValueHead, outputs: Array) -> Array:
+    """Outputs of the member with the smallest value: clipped double Q (Fujimoto et al. 2018) for any E."""
+    return _member(outputs, head.value(outputs).argmin(0))
+
+
+def mean_member(head: ValueHead, outputs: Array) -> Array:
+    """The members' equal mixture; its value is the mean of their values."""
+    members = outputs.shape[0]
+    return head.mix(jnp.moveaxis(outputs, 0, -2), jnp.full((*outputs.shape[1:-1], members), 1 / members))
+
+
+def subset_min_member(head: ValueHead, outputs: Array, key: Key, subset: int) -> Array:
+    """The smallest of ``subset`` members drawn without replacement, one draw for all (REDQ, Chen et al. 2021).
+
+    Raises:
+      ValueError: if ``subset`` is not between 1 and the number of members.
+    """
+    if not 1 <= subset <= outputs.shape[0]:
+        raise ValueError(f"cannot draw {subset} of {outputs.shape[0]} ensemble members")
+    return min_member(head, outputs[jax.random.permutation(key, outputs.shape[0])[:subset]])
+
+
+def _member(outputs: Array, index: Array) -> Array:
+    return jnp.take_along_axis(outputs, index[None, ..., None], axis=0)[0]
+
+
+# ---- over time: unbatched, [T] -------------------------------------------------------------------------
+
+
+def n_step(reward: Array, discount: Array, n: int) -> tuple[Array, Array, Array]:
+    """Accumulates ``n`` steps, so that any one-step backup becomes an n-step one.
+
+    Args:
+      reward: [T] rewards of one unbroken trajectory.
+      discount: [T] discounts, 0 where it terminated.
+      n: how many steps; fewer are taken where the trajectory ends first.
+
+    Returns:
+      returns [T], the discounted sum of the next ``n`` rewards; discounts [T], the product of the next
+      ``n`` discounts; and steps [T] int32, how many were taken: the value to bootstrap from at ``t`` is
+      that of the state ``steps[t]`` later.
+    """
+    chex.assert_rank([reward, discount], 1)
+    chex.assert_equal_shape([reward, discount])
+    if n < 1:
+        raise ValueError(f"n-step backups need n >= 1, not {n}")
+    total, product = jnp.zeros_like(reward), jnp.ones_like(discount)
+    shifted_reward = jnp.concatenate([reward, jnp.zeros(n - 1, reward.dtype)])
+    shifted_discount = jnp.concatenate([discount, jnp.ones(n - 1, discount.dtype)])
+    length = reward.shape[0]
+    for k in range(n):
+        total = total + product * shifted_reward[k : k + length]
+        product = product * shifted_discount[k : k + length]
+    return total, product, jnp.minimum(n, length - jnp.arange(length))
+
+
+def lambda_return(reward: Array, discount: Array, next_value: Array, lambda_: float | Array) -> Array:
+    """TD(lambda) targets [T]: ``G_t = r_t + d_t ((1 - lambda) v_{t+1} + lambda G_{t+1})``.
+
+    Sutton & Barto (2018), equation 12.20; the recursion starts from ``next_value[-1]``. All [T], one
+    unbroken trajectory. For a head: ``heads.scalar_target(head, lambda_return(...))``.
+    """
+    chex.assert_rank([reward, discount, next_value], 1)
+    chex.assert_equal_shape([reward, discount, next_value])
+
+    def backward(future: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        r, d, v = step
+        total = r + d * ((1 - lambda_) * v + lambda_ * future)
+        return total, total
+
+    _, returns = jax.lax.scan(backward, next_value[-1], (reward, discount, next_value), reverse=True)
+    return jax.lax.stop_gradient(returns)

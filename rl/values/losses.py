@@ -1,0 +1,99 @@
+"""Losses that are not a head's own: weights, regularisers and policy objectives.
+
+All are elementwise or reduce the axes they name; the mean over the batch is the agent's.
+"""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array
+
+
+def huber(error: Array, delta: float = 1.0) -> Array:
+    """``e^2 / 2`` up to ``delta``, linear beyond it with slope ``delta`` (Huber 1964), elementwise."""
+    size = jnp.abs(error)
+    return jnp.where(size <= delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))
+
+
+def expectile_weight(error: Array, expectile: float | Array) -> Array:
+    """``|expectile - 1(error < 0)|``, elementwise and without gradient, for ``error = target - prediction``.
+
+    Times a squared error this is the expectile loss of IQL (Kostrikov et al. 2022, equation 5). Times the
+    loss of *any* head that keeps expectations it has the same fixed point: the minimiser's value is the
+    average of the targets under these weights, which is the definition of an expectile.
+    """
+    return jax.lax.stop_gradient(jnp.abs(expectile - (error < 0)))
+
+
+def awr_weight(advantage: Array, temperature: float | Array, cap: float = 100.0) -> Array:
+    """``min(exp(temperature * advantage), cap)``, elementwise and without gradient.
+
+    Advantage-weighted regression (Peng et al. 2019) as IQL uses it (equation 7); the cap is that of its code.
+    """
+    # Capping the exponent, not the result, keeps inf out of the graph.
+    return jax.lax.stop_gradient(jnp.exp(jnp.minimum(temperature * advantage, jnp.log(cap))))
+
+
+def q_scale(q: Array) -> Array:
+    """``1 / mean |Q|`` over all axes, without gradient: TD3+BC's normaliser (Fujimoto & Gu 2021, equation 5)."""
+    return jax.lax.stop_gradient(1.0 / jnp.maximum(jnp.abs(q).mean(), 1e-6))
+
+
+# ---- CQL (Kumar et al. 2020): each returns the term that is pushed down, before ``- Q(s, a_data)`` --------
+
+
+def cql_h(values: Array, log_proposal: Array) -> Array:
+    """CQL(H), equation 4, from sampled actions: ``log mean_i exp(Q_i - log_proposal_i)``, [...].
+
+    The importance-sampled ``log integral exp Q`` of the paper's appendix F. Its code takes the sum over
+    the samples, not the mean: a constant, without effect on gradients, that shifts the Lagrange threshold.
+
+    Args:
+      values: [..., N] values of the sampled actions.
+      log_proposal: [..., N] log density of each under what drew it. All ``A`` discrete actions with
+        ``-log A`` give the exact ``log sum_a exp Q``.
+    """
+    chex.assert_equal_shape([values, log_proposal])
+    return jax.nn.logsumexp(values - log_proposal, axis=-1) - jnp.log(values.shape[-1])
+
+
+def cql_rho(values: Array, log_prior: Array) -> Array:
+    """CQL(rho): the mean of Q under ``prior * exp Q``, normalised, over the last axis of ``values`` [..., N].
+
+    The maximiser of ``E_mu Q - KL(mu, prior)`` (appendix A of the paper, the variant for large action
+    spaces with the previous policy as prior). The weights carry no gradient: mu is held fixed while Q is
+    pushed down. Samples drawn from the prior have ``log_prior`` 0.
+    """
+    chex.assert_equal_shape([values, log_prior])
+    weights = jax.lax.stop_gradient(jax.nn.softmax(values + log_prior, axis=-1))
+    return (weights * values).sum(-1)
+
+
+def cql_var(values: Array, log_prior: Array) -> Array:
+    """CQL(var): the standard deviation of Q under the prior, over the last axis of ``values`` [..., N].
+
+    The variance-regularised variant of the paper's appendix A; the state density in its denominator is
+    folded into the agent's weight. Here the data's own Q is *not* subtracted: it has cancelled already.
+    """
+    chex.assert_equal_shape([values, log_prior])
+    prior = jax.nn.softmax(log_prior, axis=-1)
+    mean = (prior * values).sum(-1, keepdims=True)
+    # The root has no gradient at 0; all-equal values need none.
+    return jnp.sqrt((prior * jnp.square(values - mean)).sum(-1) + 1e-12)
+
+
+def gradient_diversity(gradients: Array) -> Array:
+    """EDAC's diversity loss [...] from action gradients [E, ..., D] of the members (An et al. 2021, equation 3).
+
+    ``sum_{i != j} <g_i, g_j> / (E - 1)`` over unit gradients, both orders counted, as in the paper's code.
+    """
+    members = gradients.shape[0]
+    if members < 2:
+        raise ValueError("gradient diversity needs at least two ensemble members")
+    unit = gradients / (jnp.linalg.norm(gradients, axis=-1, keepdims=True) + 1e-10)
+    # sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2: no [E, E] matrix.
+    together = jnp.square(unit.sum(0)).sum(-1)
+    return (together - jnp.square(unit).sum((0, -1))) / (members - 1)

@@ -1,0 +1,161 @@
+"""rl.statistics against rliable, SciPy, exhaustive enumeration and simulated coverage."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl import statistics
+
+AGGREGATES = ("mean", "median", "iqm", "optimality_gap")
+
+
+@pytest.fixture
+def scores() -> np.ndarray:
+    return np.random.default_rng(0).normal(60, 30, size=(7, 11))
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregates_agree_with_rliable(name: str, scores: np.ndarray) -> None:
+    metrics = pytest.importorskip("rliable.metrics")
+    theirs = {"optimality_gap": lambda x: metrics.aggregate_optimality_gap(x, gamma=100)}.get(
+        name, getattr(metrics, f"aggregate_{name}")
+    )
+    np.testing.assert_allclose(getattr(statistics, name)(scores), theirs(scores), rtol=1e-13)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (3, 1), (4, 1), (5, 3), (8, 8)])
+def test_iqm_is_the_mean_trimmed_by_a_quarter(shape: tuple[int, int]) -> None:
+    x = np.random.default_rng(1).lognormal(size=shape)
+    np.testing.assert_allclose(statistics.iqm(x), stats.trim_mean(x, 0.25, axis=None), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_aggregates_map_over_leading_axes(name: str) -> None:
+    x = np.random.default_rng(2).normal(size=(2, 3, 5, 4))
+    aggregate = getattr(statistics, name)
+    assert aggregate(x).shape == (2, 3)
+    np.testing.assert_allclose(aggregate(x)[1, 2], aggregate(x[1, 2]), rtol=1e-13)
+
+
+def test_probability_of_improvement_agrees_with_rliable_and_counts_ties_as_half() -> None:
+    metrics = pytest.importorskip("rliable.metrics")
+    rng = np.random.default_rng(3)
+    x, y = rng.integers(0, 4, size=(6, 5)).astype(float), rng.integers(0, 4, size=(9, 5)).astype(float)
+    ours = statistics.probability_of_improvement(x, y)
+    np.testing.assert_allclose(ours, metrics.probability_of_improvement(x, y), rtol=1e-13)
+    pairs = [(a > b) + 0.5 * (a == b) for k in range(5) for a in x[:, k] for b in y[:, k]]
+    np.testing.assert_allclose(ours, np.mean(pairs), rtol=1e-13)
+    assert statistics.probability_of_improvement(x, x[::-1]) == 0.5
+
+
+def test_probability_of_improvement_needs_the_same_tasks() -> None:
+    with pytest.raises(ValueError, match="x has 3 tasks and y has 2"):
+        statistics.probability_of_improvement(np.ones((4, 3)), np.ones((4, 2)))
+
+
+def test_bootstrap_quantiles_are_those_of_all_possible_resamples() -> None:
+    """3 seeds and 2 tasks have 3^6 equally likely resamples: the exact bootstrap distribution."""
+    x = np.array([[0.0, 10.0], [1.0, 40.0], [3.0, 90.0]])
+    columns = list(itertools.product(range(3), repeat=3))
+    exact = [np.mean(x[list(i), 0]) + np.mean(x[list(j), 1]) for i in columns for j in columns]
+    ours = statistics.bootstrap(lambda s: s.mean(-2).sum(-1), x, confidence=0.8, resamples=200_000)
+    np.testing.assert_allclose(ours, np.quantile(exact, [0.1, 0.9]), atol=1e-9)  # a lattice: no noise left
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """rliable.library, whose bootstrap is arch's: arch 7.2 as a whole cannot be imported beside pandas 3."""
+    arch = importlib.util.find_spec("arch")
+    pytest.importorskip("rliable")
+    if arch is None or arch.submodule_search_locations is None:
+        pytest.skip("needs arch")
+    package = types.ModuleType("arch")
+    package.__path__ = list(arch.submodule_search_locations)
+    monkeypatch.setitem(sys.modules, "arch", package)
+    return importlib.import_module("rliable.library")
+
+
+@pytest.mark.parametrize("name", AGGREGATES)
+def test_bootstrap_agrees_with_rliable(name: str, scores: np.ndarray, library: types.ModuleType) -> None:
+    aggregate = getattr(statistics, name)
+    np.random.seed(0)  # rliable draws from the global generator
+    _, theirs = library.get_interval_estimates(
+        {"a": scores}, lambda x: np.array([aggregate(x)]), reps=4000
+    )
+    ours = statistics.bootstrap(aggregate, scores, resamples=50_000)
+    width = ours.high - ours.low
+    np.testing.assert_allclose(ours, theirs["a"].ravel(), atol=0.04 * width)
+
+
+def test_bootstrap_of_two_matrices_resamples_them_independently() -> None:
+    """Of X and its copy, an independent resample improves on the other half of the time, more or less."""
+    x = np.random.default_rng(4).normal(size=(8, 3))
+    low, high = statistics.bootstrap(statistics.probability_of_improvement, x, x.copy())
+    assert low < 0.4 < 0.6 < high
+
+
+def test_bootstrap_does_not_depend_on_how_it_is_chunked(scores: np.ndarray, monkeypatch: pytest.MonkeyPatch):
+    whole = statistics.bootstrap(statistics.iqm, scores, resamples=2000)
+    monkeypatch.setattr(statistics, "_CHUNK", scores.size * 300)
+    np.testing.assert_allclose(statistics.bootstrap(statistics.iqm, scores, resamples=2000), whole, rtol=1e-12)
+
+
+def test_bootstrap_is_a_function_of_its_seed(scores: np.ndarray) -> None:
+    first, again, other = (statistics.bootstrap(statistics.iqm, scores, seed=s) for s in (5, 5, 6))
+    assert first == again
+    assert first != other
+
+
+def test_interval_is_the_student_t_interval() -> None:
+    x = np.array([3.0, 5.0, 4.0, 9.0, 1.0])
+    theirs = stats.ttest_1samp(x, 0).confidence_interval(0.9)
+    np.testing.assert_allclose(statistics.interval(x, 0.9), theirs, rtol=1e-12)
+
+
+def test_for_few_seeds_the_t_interval_covers_and_the_bootstrap_does_not() -> None:
+    x = np.random.default_rng(7).normal(size=(600, 5))
+    student = [statistics.interval(row) for row in x]
+    percentile = [statistics.bootstrap(statistics.mean, row[:, None], resamples=500) for row in x]
+    covers = [np.mean([i.low <= 0 <= i.high for i in intervals]) for intervals in (student, percentile)]
+    assert abs(covers[0] - 0.95) < 0.03
+    assert covers[1] < 0.89
+
+
+def test_one_seed_has_no_interval() -> None:
+    assert np.isnan(statistics.interval([3.0])).all()
+    assert np.isnan(statistics.bootstrap(statistics.iqm, np.ones((1, 4)))).all()
+    mixed = statistics.bootstrap(statistics.probability_of_improvement, np.ones((3, 2)), np.zeros((1, 2)))
+    assert np.isnan(mixed).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: statistics.iqm([[1.0, np.nan], [2.0, np.inf]]), "2 of 4 scores are NaN or infinite"),
+        (lambda: statistics.interval([1.0, np.nan]), "1 of 2 scores are NaN"),
+        (lambda: statistics.mean(np.ones((0, 3))), r"no scores: shape \(0, 3\)"),
+        (lambda: statistics.interval([]), "no scores"),
+        (lambda: statistics.iqm([1.0, 2.0]), r"\[..., seeds, tasks\], got shape \(2,\)"),
+        (lambda: statistics.interval(np.ones((3, 2))), r"one score per seed"),
+        (lambda: statistics.bootstrap(statistics.iqm, np.ones((2, 3, 2))), r"\[seeds, tasks\] matrices"),
+    ],
+)
+def test_scores_that_cannot_be_used_are_refused(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_importing_it_does_not_import_jax() -> None:
+    code = "import sys, json, rl.statistics; print(json.dumps(sorted(sys.modules)))"
+    modules = json.loads(subprocess.check_output([sys.executable, "-c", code]))
+    assert "jax" not in modules

@@ -1,0 +1,116 @@
+"""Environments with returns known in advance, registered on import: ``toy_environments:Countdown-v0``.
+
+Worker processes import this file, so it must not import JAX or pytest.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+
+class Countdown(gymnasium.Env):
+    """An episode lasts as many steps (1 to 10) as its seed decides; its reward is 1 a step plus the action.
+
+    It observes (steps left, length, first draw of the episode). With ``fade`` success holds only before the
+    last step; with ``report=False`` it is not reported.
+    """
+
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Box(-3.0, 3.0, (1,), np.float64)
+
+    def __init__(self, report: bool = True, fade: bool = False):
+        self.report, self.fade = report, fade
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.length = self.left = int(self.np_random.integers(1, 11))
+        self.draw = self.np_random.random()
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray):
+        assert self.left > 0, "stepped after the end"
+        self.left -= 1
+        long = self.length > 5
+        success = long and self.left == 1 if self.fade else long and self.left == 0
+        info = {"success": success} if self.report else {}
+        return self._observation(), 1.0 + float(action[0]), self.left == 0, False, info
+
+    def _observation(self) -> np.ndarray:
+        return np.array([self.left, self.length, self.draw])
+
+
+class Spaces(gymnasium.Env):
+    """An environment whose spaces are given, which remembers the action it received and observes zeros."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space):
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
+
+    def step(self, action: Any):
+        self.received = action
+        return np.zeros(self.observation_space.shape, self.observation_space.dtype), 0.0, False, False, {}
+
+
+class Unhealthy(gymnasium.Env):
+    """At its third step it does what ``ill`` says: dies, raises, or hangs on to nothing."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, ill: str):
+        self.ill = ill
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int):
+        self.time += 1
+        if self.time == 3 and self.ill == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.time == 3 and self.ill == "raises":
+            raise KeyError("the joint is missing")
+        return np.zeros(1, np.float32), 0.0, False, False, {}
+
+
+class Modules(gymnasium.Env):
+    """Observes whether JAX is imported in its process, and the process's id."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        return np.array([float("jax" in sys.modules), os.getpid() % 2**20]), {}
+
+    def step(self, action: int):
+        return self.reset()[0], 0.0, True, False, {}
+
+
+gymnasium.register("Countdown-v0", Countdown)
+gymnasium.register("CountdownQuiet-v0", Countdown, kwargs={"report": False})
+gymnasium.register("CountdownFade-v0", Countdown, kwargs={"fade": True})
+gymnasium.register("Spaces-v0", Spaces)
+gymnasium.register("Killed-v0", Unhealthy, kwargs={"ill": "killed"})
+gymnasium.register("Raises-v0", Unhealthy, kwargs={"ill": "raises"})
+gymnasium.register("Modules-v0", Modules)
+gymnasium.register(
+    "DictObservation-v0",
+    Spaces,
+    kwargs={
+        "observation_space": spaces.Dict({"goal": spaces.Box(-1, 1, (2,))}),
+        "action_space": spaces.Discrete(2),
+    },
+)
+gymnasium.register("Limited-v0", Countdown, max_episode_steps=4)
