@@ -8,19 +8,28 @@ business; nothing here logs, plots or saves.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from rl import envs
-from rl.types import Array, Key
+from rl.agents import state as learner_state
+from rl.networks import mlp
+from rl.replay.dataset import Dataset, sampler, size, take
+from rl.types import Array, Key, Params, Spec, State, Transition
+from rl.values.heads import ValueHead
 
 _COPIES = 32  # environments held at once by default: a manipulation task takes 50 MB and 0.7 s to build
+_ROWS = 4096  # logged steps that an estimate is averaged over
+_UPDATES_PER_CALL = 1000  # between two steps of a progress bar
 
 
 class Evaluator:
@@ -49,44 +58,46 @@ class Evaluator:
                 repeated; policies never share episodes, so their scores are independent.
 
         Returns:
-            ``return`` (float64) and ``length`` (int64), [S, episodes]; ``success`` and ``final_success`` if
-            the environment reports success, 0 or 1 [S, episodes]; ``normalized_return`` if a reference was
-            given.
+            {name: [S, episodes]}: ``return`` and ``length``; ``normalized_return`` if there is a reference;
+            ``success`` and ``final_success``, 0 or 1, if the environment reports success.
 
         Raises:
             FloatingPointError: a policy returned NaN or an infinite action.
             RuntimeError: an environment failed or its worker died.
         """
-        seeds, copies, rounds = self._seeds, self._copies, self._rounds
-        count = seeds * copies
-        starts = self._starts(index)  # [count, rounds]
-        score = np.zeros((4, count, rounds))  # return, length, success, final success
-        score[2:] = np.nan
-        episode = np.zeros(count, int)
-        active = np.ones(count, bool)
+        count, rounds = self._seeds * self._copies, self._rounds
+        starts = self._starts(index)
+        returns, length = np.zeros((count, rounds)), np.zeros((count, rounds), np.int64)
+        success, final_success = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
+        episode, active = np.zeros(count, np.int64), np.ones(count, bool)
         observation = self._vector.reset(starts[:, 0].tolist())
         time = 0
-        with tqdm(total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False) as bar:
+        with tqdm(
+            total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False
+        ) as bar:
             while active.any():
                 step = self._vector.step(self._act(states, observation, index, time), active)
-                time += 1
-                rows, columns = np.flatnonzero(active), episode[active]
-                score[0, rows, columns] += step.reward[rows]
-                score[1, rows, columns] += 1
-                score[2, rows, columns] = np.fmax(score[2, rows, columns], step.success[rows])
-                score[3, rows, columns] = step.success[rows]
-                observation = step.observation
+                observation, time = step.observation, time + 1
+                now = np.flatnonzero(active), episode[active]
+                returns[now] += step.reward[active]
+                length[now] += 1
+                success[now] = np.fmax(success[now], step.success[active])  # fmax: NaN is no report
+                final_success[now] = step.success[active]
                 over = active & (step.terminated | step.truncated)
-                if over.any():
-                    bar.update(int(over.sum()))
-                    episode += over
-                    active &= episode < rounds
-                    again = over & active
-                    if again.any():
-                        observation = self._vector.reset(
-                            [int(starts[i, episode[i]]) if again[i] else None for i in range(count)]
-                        )
-        return self._named(score)
+                bar.update(int(over.sum()))
+                episode += over
+                active &= episode < rounds
+                begin = over & active
+                if begin.any():
+                    observation = self._vector.reset(
+                        [int(starts[i, episode[i]]) if begin[i] else None for i in range(count)]
+                    )
+        scores = {"return": returns, "length": length}
+        if self._reference is not None:
+            scores["normalized_return"] = normalize(returns, self._reference)
+        if not np.isnan(success).all():
+            scores |= {"success": success, "final_success": final_success}
+        return {name: self._in_order(score) for name, score in scores.items()}
 
     def close(self) -> None:
         """Close the environments and end their workers."""
@@ -99,35 +110,31 @@ class Evaluator:
         self.close()
 
     def _starts(self, index: int) -> np.ndarray:
-        """Environment seeds [S * copies, rounds]; copy ``c`` runs the episodes c, c + copies, ..."""
-        episodes = self._copies * self._rounds
+        """Environment seeds [S * n, rounds]; copy ``c`` of ``n`` runs the episodes c, c + n, c + 2n, ..."""
+        episodes = self._rounds * self._copies
         seeds = [
             np.random.SeedSequence((self._base_seed, index, s)).generate_state(episodes)
             for s in range(self._seeds)
         ]
-        return np.reshape(seeds, (self._seeds, self._rounds, self._copies)).swapaxes(1, 2).reshape(-1, self._rounds)
+        by_round = np.reshape(seeds, (self._seeds, self._rounds, self._copies))
+        return by_round.swapaxes(1, 2).reshape(-1, self._rounds)
+
+    def _in_order(self, score: np.ndarray) -> np.ndarray:
+        """The inverse of the layout of `_starts`: [S * n, rounds] -> [S, episodes]."""
+        by_copy = score.reshape(self._seeds, self._copies, self._rounds)
+        return by_copy.swapaxes(1, 2).reshape(self._seeds, -1)
 
     def _act(self, states: Any, observation: np.ndarray, index: int, time: int) -> np.ndarray:
-        """Actions [S * copies, ...]; transfers are explicit, so that `jax.transfer_guard` can stay on."""
+        """Actions [S * n, ...]; transfers are explicit, so that `jax.transfer_guard` can stay on."""
         stacked = observation.reshape(self._seeds, self._copies, *observation.shape[1:])
-        actions = np.array(
-            jax.device_get(self._policy(states, *jax.device_put((stacked, np.array([index, time], np.uint32)))))
-        )
+        arguments = jax.device_put((stacked, np.array([index, time], np.uint32)))
+        actions = jax.device_get(self._policy(states, *arguments))
         if not np.isfinite(actions).all():
             bad = [s for s in range(self._seeds) if not np.isfinite(actions[s]).all()]
-            raise FloatingPointError(f"policies {bad} (of {self._seeds}) returned an action that is not finite")
+            raise FloatingPointError(
+                f"policies {bad} (of {self._seeds}) returned an action that is not finite"
+            )
         return actions.reshape(-1, *actions.shape[2:])
-
-    def _named(self, score: np.ndarray) -> dict[str, np.ndarray]:
-        """Scores [4, S * copies, rounds] by name, each [S, episodes] with episodes in their own order."""
-        by_episode = score.reshape(4, self._seeds, self._copies, self._rounds).swapaxes(2, 3)
-        returns, length, success, final = by_episode.reshape(4, self._seeds, -1)
-        named = {"return": returns, "length": length.astype(np.int64)}
-        if self._reference is not None:
-            named["normalized_return"] = normalize(returns, self._reference)
-        if not np.isnan(success).any():
-            named |= {"success": success, "final_success": final}
-        return named
 
 
 def evaluator(
@@ -168,7 +175,9 @@ def evaluator(
     if seeds < 1 or episodes < 1:
         raise ValueError(f"seeds and episodes must be at least 1, got {seeds} and {episodes}")
     if copies is None:
-        copies = max(n for n in range(1, episodes + 1) if episodes % n == 0 and (n == 1 or seeds * n <= _COPIES))
+        copies = max(
+            n for n in range(1, episodes + 1) if episodes % n == 0 and (n == 1 or seeds * n <= _COPIES)
+        )
     if copies < 1 or episodes % copies:
         raise ValueError(f"copies must divide the {episodes} episodes of each policy, got {copies}")
     if reference is not None:
@@ -176,7 +185,10 @@ def evaluator(
 
     def policy(states: Any, observations: Array, clock: Array) -> Array:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(base_seed), clock[0]), clock[1])
-        return act(states, observations, jax.random.split(key, seeds))
+        actions = act(states, observations, jax.random.split(key, seeds))
+        if actions.shape[:2] != (seeds, copies):
+            raise ValueError(f"act must return [{seeds}, {copies}, ...] actions, got shape {actions.shape}")
+        return actions
 
     vector = envs.vector(name, seeds * copies, processes)
     shape = (seeds, copies, episodes // copies)
@@ -199,11 +211,144 @@ def normalize(returns: ArrayLike, reference: tuple[float, float]) -> np.ndarray:
     return 100.0 * (np.asarray(returns, np.float64) - random) / (expert - random)
 
 
+@dataclasses.dataclass(frozen=True)
+class FittedQ:
+    """Hyper-parameters of `fitted_q`; the defaults are our own choice, not a paper's."""
+
+    discount: float = 0.99  # gamma
+    updates: int = 20_000
+    batch_size: int = 256
+    target_rate: float = 0.005  # Polyak step
+    learning_rate: float = 3e-4  # Adam
+    hidden: tuple[int, ...] = (256, 256)  # widths of the critic's layers
+    layer_norm: bool = True  # without it estimates of policies that leave the data often diverge
+
+
+class Estimate(NamedTuple):
+    """What logged data say of ``S`` policies, each [S]. NaN or infinite where the fit diverged."""
+
+    value: Array  # mean over logged first observations of Q(s, pi(s)): the expected discounted return
+    spread: Array  # its standard deviation over first observations
+    bellman_error: (
+        Array  # root mean square of r + gamma d Q(s', pi(s')) - Q(s, a) on logged steps, noise included
+    )
+
+
+def fitted_q(
+    act: Callable[[Any, Array, Key], Array], spec: Spec, head: ValueHead, config: FittedQ = FittedQ()
+) -> Callable[[Any, Dataset, Key], Estimate]:
+    """Fitted-Q evaluation: the value of policies from logged data alone, to choose one without an environment.
+
+    Le, Voloshin & Yue (2019): regress Q(s, a) on r + gamma d Q'(s', pi(s')) over logged steps, where Q' is a
+    slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it to rank policies. Its
+    absolute values are biased wherever policies leave the data, which a large Bellman error may not show.
+
+    Args:
+        act: as in `evaluator`.
+        spec: of the environment that was logged; observations must be flat.
+        head: represents Q. A categorical one needs a support for the values of the policies evaluated.
+        config: hyper-parameters.
+
+    Returns:
+        A function of (states of ``S`` policies, dataset, keys [S]), compiled once however often it is called.
+
+    Raises:
+        ValueError: image observations.
+    """
+    if len(spec.observation_shape) != 1:
+        raise ValueError(f"fitted_q takes flat observations, not shape {spec.observation_shape}")
+    critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
+    optimisers = {"critic": optax.adam(config.learning_rate)}
+    sample = jax.vmap(sampler(config.batch_size), (None, 0))
+
+    @jax.jit
+    def start(dataset: Dataset, keys: Key) -> State:
+        row = take(dataset, jnp.zeros(1, jnp.int32))
+        params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
+        return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
+
+    def update(q: State, batch: Transition, next_action: Array) -> State:
+        q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
+        target = head.target(batch.reward, config.discount * batch.discount, q_next)
+
+        def loss(params: Params) -> Array:
+            return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
+
+        q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
+        q = learner_state.follow(q, config.target_rate)
+        return q._replace(step=q.step + 1)
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
+        def one(_: Array, q: State) -> State:
+            sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step))
+            batch = sample(dataset, sample_keys)
+            return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
+
+        return jax.lax.fori_loop(0, updates, one, q)
+
+    @jax.jit
+    def estimate(q: State, states: Any, dataset: Dataset, keys: Key) -> Estimate:
+        def value(observation: Array, action: Array) -> Array:
+            # The slow copy: an average over updates, so less noisy than the last iterate.
+            return head.value(jax.vmap(critic.apply)(q.target["critic"], observation, action))
+
+        act_keys, row_keys = _split(keys)
+        index, weight = _first_steps(dataset)
+        first = jnp.broadcast_to(
+            dataset.transitions.observation[index], (len(keys), len(index), *spec.observation_shape)
+        )
+        values = value(first, act(states, first, act_keys))
+        mean = values @ weight
+        rows = jax.vmap(lambda key: jax.random.randint(key, (_ROWS,), 0, size(dataset)))(row_keys)
+        batch = take(dataset, rows)
+        v_next = value(batch.next_observation, act(states, batch.next_observation, act_keys))
+        error = (
+            batch.reward + config.discount * batch.discount * v_next - value(batch.observation, batch.action)
+        )
+        return Estimate(
+            value=mean,
+            spread=jnp.sqrt(jnp.square(values - mean[:, None]) @ weight),
+            bellman_error=jnp.sqrt(jnp.square(error).mean(-1)),
+        )
+
+    def run(states: Any, dataset: Dataset, keys: Key) -> Estimate:
+        dataset = jax.device_put(dataset)
+        init_keys, fit_keys = _split(keys)
+        q = start(dataset, init_keys)
+        with tqdm(
+            total=config.updates, desc="fitted-Q evaluation", unit="update", delay=3, leave=False
+        ) as bar:
+            for done in range(0, config.updates, _UPDATES_PER_CALL):
+                updates = min(_UPDATES_PER_CALL, config.updates - done)
+                q = jax.block_until_ready(fit(q, states, dataset, fit_keys, jnp.int32(updates)))
+                bar.update(updates)
+        return estimate(q, states, dataset, init_keys)
+
+    return run
+
+
+def _split(keys: Key) -> tuple[Key, Key]:
+    """Two independent keys from each of ``keys`` [S]."""
+    both = jax.vmap(jax.random.split)(keys)
+    return both[:, 0], both[:, 1]
+
+
+def _first_steps(dataset: Dataset) -> tuple[Array, Array]:
+    """Indices of at most `_ROWS` first steps of episodes, evenly spaced in the log, and weights that sum to 1."""
+    starts = jnp.cumsum(jnp.concatenate([jnp.ones(1, jnp.int32), dataset.last[:-1].astype(jnp.int32)]))
+    episodes = starts[-1]
+    used = jnp.minimum(episodes, _ROWS)
+    slot = jnp.arange(min(_ROWS, size(dataset)))
+    number = (slot * (episodes / used)).astype(jnp.int32)  # of the episode, from 0
+    return jnp.searchsorted(starts, number + 1), (slot < used) / used
+
+
 class Choice(NamedTuple):
     """One evaluation of each training run, and what it scored."""
 
     score: np.ndarray  # [S]
-    index: np.ndarray  # [S] which of the T evaluations
+    evaluation: np.ndarray  # [S] which of the T it was
 
 
 def select(scores: ArrayLike, estimates: ArrayLike | None = None) -> dict[str, Choice]:

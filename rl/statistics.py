@@ -159,7 +159,9 @@ def _resample(rng: np.random.Generator, matrix: np.ndarray, count: int) -> np.nd
 def _matrix(scores: ArrayLike) -> np.ndarray:
     matrix = np.asarray(scores, np.float64)
     if matrix.ndim < 2:
-        raise ValueError(f"scores must be [..., seeds, tasks], got shape {matrix.shape}; one task is [seeds, 1]")
+        raise ValueError(
+            f"scores must be [..., seeds, tasks], got shape {matrix.shape}; one task is [seeds, 1]"
+        )
     _finite(matrix)
     return matrix
 

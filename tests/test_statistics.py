@@ -88,10 +88,8 @@ def library(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
 @pytest.mark.parametrize("name", AGGREGATES)
 def test_bootstrap_agrees_with_rliable(name: str, scores: np.ndarray, library: types.ModuleType) -> None:
     aggregate = getattr(statistics, name)
-    np.random.seed(0)  # rliable draws from the global generator
-    _, theirs = library.get_interval_estimates(
-        {"a": scores}, lambda x: np.array([aggregate(x)]), reps=4000
-    )
+    np.random.seed(0)  # noqa: NPY002, rliable draws from the global generator
+    _, theirs = library.get_interval_estimates({"a": scores}, lambda x: np.array([aggregate(x)]), reps=4000)
     ours = statistics.bootstrap(aggregate, scores, resamples=50_000)
     width = ours.high - ours.low
     np.testing.assert_allclose(ours, theirs["a"].ravel(), atol=0.04 * width)
@@ -107,7 +105,9 @@ def test_bootstrap_of_two_matrices_resamples_them_independently() -> None:
 def test_bootstrap_does_not_depend_on_how_it_is_chunked(scores: np.ndarray, monkeypatch: pytest.MonkeyPatch):
     whole = statistics.bootstrap(statistics.iqm, scores, resamples=2000)
     monkeypatch.setattr(statistics, "_CHUNK", scores.size * 300)
-    np.testing.assert_allclose(statistics.bootstrap(statistics.iqm, scores, resamples=2000), whole, rtol=1e-12)
+    np.testing.assert_allclose(
+        statistics.bootstrap(statistics.iqm, scores, resamples=2000), whole, rtol=1e-12
+    )
 
 
 def test_bootstrap_is_a_function_of_its_seed(scores: np.ndarray) -> None:

@@ -2,9 +2,9 @@
 
 The files and their cache folder are those of the ``d4rl`` package (Fu et al. 2020, arXiv 2004.07219), which
 is not needed: it cannot be imported without mujoco_py. Addresses and scores are those of its
-``d4rl/infos.py``. The versions that D4RL has deprecated (locomotion and antmaze -v0 and -v1) have no name here
-but can be read by path. D4RL publishes no checksums: `rl.data.download` records one with the first download
-and compares it at every later load.
+``d4rl/infos.py``. The versions that D4RL has deprecated (locomotion and antmaze -v0 and -v1) have no name
+here but can be read by path. D4RL publishes no checksums: `rl.data.download` records one with the first
+download and compares it at every later load.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Entry(NamedTuple):
 
 
 _ADROIT_NOTE = (
-    "in gymnasium-robotics 1.4.2 the reward of this environment has the distance from hand to object with the "
-    "wrong sign (its issue 220): returns differ slightly from those of the log and of the reference"
+    "up to gymnasium-robotics 1.4.2 the reward of this environment has the distance from hand to object with "
+    "the wrong sign (its pull request 220): returns differ slightly from those of the log and the reference"
 )
 _LOCOMOTION = {
     "halfcheetah": Task((-280.178953, 12135.0), "HalfCheetah-v4"),
@@ -62,8 +62,8 @@ _ADROIT = {
 _ANTMAZE = Task(
     (0.0, 1.0),
     None,
-    "no environment: gymnasium-robotics' AntMaze observes a dictionary laid out differently. Rewards are 0 and "
-    "1 as logged; it is common (IQL, CQL) to subtract 1 from them (reward_shift=-1)",
+    "no environment: gymnasium-robotics' AntMaze observes a dictionary laid out differently. Rewards are 0 "
+    "and 1 as logged; it is common (IQL, CQL) to subtract 1 from them (reward_shift=-1)",
 )
 _ANTMAZE_FILES = {
     "umaze": "u-maze_noisy_multistart_False_multigoal_False",

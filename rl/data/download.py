@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -63,7 +64,7 @@ def fetch(
         os.replace(partial, path)
     except OSError as error:  # failures of the network have become DataErrors by now
         raise DataError(
-            f"could not write to {path.parent}: {error.strerror}; nothing was kept. Free some space there, "
+            f"could not write to {path.parent}: {error.strerror or error}; nothing was kept. Free some space there, "
             "or choose another folder"
         ) from error
     finally:
@@ -107,7 +108,9 @@ def _network() -> Iterator[None]:
         again = error.code in (408, 429) or error.code >= 500
         raise _NetworkError(f"the server answered {error.code} {error.reason}", again) from error
     except (OSError, http.client.HTTPException) as error:
-        raise _NetworkError(getattr(error, "reason", error), True) from error
+        reason = getattr(error, "reason", error)
+        unknown_host = isinstance(reason, socket.gaierror)  # offline, most often: waiting does not help
+        raise _NetworkError(reason, not unknown_host) from error
 
 
 def _attempts(url: str, partial: Path, retries: int, by_hand: str) -> str:

@@ -31,7 +31,7 @@ def load(
     Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are flat vectors
     (images keep their shape); dictionaries are concatenated entry by entry in the order of their space, as
     `gymnasium.wrappers.FlattenObservation` does, and the dataset then has no environment by default: the
-    recorded one would show a dictionary. The reference is Minari's and may differ from D4RL's for the same task.
+    recorded one would show a dictionary. The reference is Minari's; D4RL's for the same task may differ.
 
     Args:
         name_or_path: an id, or a path that starts with ``/``, ``.`` or ``~``.

@@ -8,7 +8,6 @@ so that they are its rewards.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -114,9 +113,9 @@ def load(
     environment = environment or implied
     arrays = _read(path)
     steps = {"rewards": np.zeros(len(arrays["observations"]), np.float32)}
-    rewarded = environment is not None and "singletask" in environment
-    if rewarded:
-        steps = _label(arrays, environment, str(path))
+    note = _NO_REWARDS
+    if environment is not None and "singletask" in environment:
+        steps, note = _label(arrays, environment, str(path)), ""
     dataset = from_steps(
         observations=arrays["observations"],
         actions=arrays["actions"],
@@ -127,7 +126,7 @@ def load(
         actions_outside="clip" if clip_actions else "error",
         **steps,
     )
-    return loaded(dataset, environment=environment, source=source, note="" if rewarded else _NO_REWARDS)
+    return loaded(dataset, environment=environment, source=source, note=note)
 
 
 def _with_task(name: str, task: str) -> str:
@@ -149,24 +148,24 @@ def _split(name: str) -> tuple[str, str]:
     return f"{plain}-v0", f"{plain.rsplit('-', 1)[0]}{singletask}{task}-v0"
 
 
-def _home() -> Path:
-    """Where this library keeps the data it makes."""
-    return Path(os.environ.get("HEADWAY_HOME") or "~/.headway").expanduser()
-
-
 def _find(name: str, folder: str | Path | None) -> Path:
+    """Where the dataset lies; it is downloaded if it lies nowhere."""
+    from rl.data import recipes
+
     cache = Path(_CACHE).expanduser()
     chosen = Path(folder).expanduser() if folder else cache
-    for place in (chosen, cache, _home() / "ogbench"):
+    for place in (chosen, cache, recipes.default_folder()):
         if (place / f"{name}.npz").is_file():
             return place / f"{name}.npz"
     path = chosen / f"{name}.npz"
-    collect = ""
-    if not name.startswith("visual-") and name.startswith(("pointmaze", "cube", "scene", "puzzle")):
-        collect = (
-            f"make it on this machine: python -m experiments.collect --dataset={name} --transitions=1000000"
+    otherwise = ""
+    if name in recipes.RECIPES:
+        recipe = recipes.RECIPES[name]
+        otherwise = (
+            f"make it on this machine: python -m experiments.collect --dataset={name} --transitions=100000 "
+            f"({recipe.episodes * recipe.steps} as published)"
         )
-    download.fetch(f"{_SERVER}/{name}.npz", path, check=_check, otherwise=collect)
+    download.fetch(f"{_SERVER}/{name}.npz", path, check=_check, otherwise=otherwise)
     return path
 
 

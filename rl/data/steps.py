@@ -83,10 +83,8 @@ def from_steps(
     """
     observations = _observations("observations", observations, source)
     rows = len(observations)
-    if discrete:
-        actions = _choices(actions, rows, source)
-    else:
-        actions = _boxed(actions, rows, low, high, actions_outside, source)
+    clip = actions_outside == "clip"
+    actions = _choices(actions, rows, source) if discrete else _boxed(actions, rows, low, high, clip, source)
     rewards = _vector("rewards", rewards, rows, source)
     terminal = _flags("terminals", terminals, rows, source)
     last = terminal.copy()
@@ -118,10 +116,7 @@ def loaded(
     """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known."""
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
-    if discrete:
-        size = choices if choices is not None else int(action.max()) + 1
-    else:
-        size = action.shape[-1]
+    size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
     spec = Spec(dataset.transitions.observation.shape[1:], size, discrete)
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
 
@@ -230,8 +225,8 @@ def _flags(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
     if odd.any():
         row = int(odd.argmax())
         raise DataError(
-            f"{source}: {name} must be 0 or 1, but {np.count_nonzero(odd)} are not; the first is {values[row]:g} "
-            f"in step {row}"
+            f"{source}: {name} must be 0 or 1, but {np.count_nonzero(odd)} are not; the first is "
+            f"{values[row]:g} in step {row}"
         )
     return values.astype(bool)
 
@@ -249,9 +244,7 @@ def _choices(actions: np.ndarray, rows: int, source: str) -> np.ndarray:
     return actions.reshape(rows).astype(np.int32)
 
 
-def _boxed(
-    actions: np.ndarray, rows: int, low: Any, high: Any, outside: Literal["error", "clip"], source: str
-) -> np.ndarray:
+def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, source: str) -> np.ndarray:
     """Continuous actions as [N, D] float32 in [-1, 1]."""
     actions = np.asarray(actions)
     if actions.dtype.kind != "f":
@@ -269,13 +262,14 @@ def _boxed(
         )
     excess = np.maximum(low - actions, actions - high)
     far = excess > _ROUNDING * (high - low)
-    if far.any() and outside != "clip":
+    if far.any() and not clip:
         row, column = np.unravel_index(excess.argmax(), excess.shape)
+        count, steps = np.count_nonzero(far), np.count_nonzero(far.any(axis=1))
         raise DataError(
-            f"{source}: {np.count_nonzero(far)} action values in {np.count_nonzero(far.any(axis=1))} of {rows} "
-            f"steps lie outside the action box; the worst is {actions[row, column]:.6g} in step {row}, dimension "
-            f"{column}, where the box is [{low[column]:g}, {high[column]:g}]. If the simulator clips actions "
-            "itself, load with --clip_actions (clip_actions=True)"
+            f"{source}: {count} action values in {steps} of {rows} steps lie outside the action box; the worst "
+            f"is {actions[row, column]:.6g} in step {row}, dimension {column}, where the box is "
+            f"[{low[column]:g}, {high[column]:g}]. If the simulator clips actions itself, load with "
+            "--clip_actions (clip_actions=True)"
         )
     actions = np.clip(actions, low, high)
     if (low == -1).all() and (high == 1).all():
@@ -285,7 +279,8 @@ def _boxed(
 
 def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
     """[N - 1] bool: the next observation of a step is not the observation of the step after it."""
-    said, shown = (x.reshape(len(x), -1) for x in (next_observations[:-1], observations[1:]))
+    said = next_observations.reshape(len(next_observations), -1)[:-1]
+    shown = observations.reshape(len(observations), -1)[1:]
     jumps = (said != shown).any(axis=1)
     rows = np.flatnonzero(jumps)  # few: only these are worth a comparison up to rounding
     jumps[rows] = ~np.isclose(said[rows], shown[rows], rtol=1e-5, atol=1e-6).all(axis=1)
@@ -295,8 +290,8 @@ def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarra
 def _check_length(name: str, array: np.ndarray, rows: int, source: str) -> None:
     if array.ndim == 0 or len(array) != rows:
         raise DataError(
-            f"{source}: {name} have shape {array.shape}, but there are {rows} observations; every array needs "
-            "one row per step"
+            f"{source}: {name} have shape {array.shape}, but there are {rows} observations; every array "
+            "needs one row per step"
         )
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from rl.types import Spec
 
 _ROBOTICS = ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
+# Warnings that every worker would repeat into the progress bar: the caller chose the version (D4RL's scores
+# refer to -v4), float64 spaces become float32 on purpose, and nothing is drawn on a screen.
+_HARMLESS = (".*out of date", ".*precision lowered", ".*DISPLAY environment variable")
 _OLD_MUJOCO = (
     "; the Fetch, Hand and Kitchen tasks need mujoco < 3.12: "
     "pip install 'mujoco==3.11.0' 'dm-control==1.0.44'"
@@ -54,7 +57,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
         ValueError: no environment has this name (the nearest names are listed), or its version is retired.
         RuntimeError: the simulator could not build it.
     """
-    env = _uniform(_build(name), name)
+    with _quiet():
+        env = _uniform(_build(name), name)
     if seed is not None:
         env.reset(seed=seed)
         env.action_space.seed(seed)
@@ -80,9 +84,7 @@ def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit."""
     _register(name)
     try:
-        with warnings.catch_warnings():  # the caller chose this version: -v4 is what D4RL scores refer to
-            warnings.filterwarnings("ignore", message=".*out of date.*")
-            env = gymnasium.make(name, disable_env_checker=True)
+        env = gymnasium.make(name, disable_env_checker=True)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
     except gymnasium.error.Error as error:
@@ -164,6 +166,15 @@ def _unit_actions(env: gymnasium.Env) -> gymnasium.Env:
     return gymnasium.wrappers.TransformAction(env, to_box, spaces.Box(-1.0, 1.0, (size,), np.float32))
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings in `_HARMLESS`."""
+    with warnings.catch_warnings():
+        for message in _HARMLESS:
+            warnings.filterwarnings("ignore", message=message)
+        yield
+
+
 class _OwnRandomness(gymnasium.Wrapper):
     """Gives one copy of an environment its own stream behind NumPy's global generator.
 
@@ -175,11 +186,12 @@ class _OwnRandomness(gymnasium.Wrapper):
         self._stream = np.random.MT19937()
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
-        if seed is not None:
-            self._stream = np.random.MT19937(seed)
-            self.unwrapped.action_space.seed(seed)
-        with self._installed():
-            return self.env.reset(seed=seed, options=options)
+        with _quiet():
+            if seed is not None:
+                self._stream = np.random.MT19937(seed)
+                self.unwrapped.action_space.seed(seed)
+            with self._installed():
+                return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         with self._installed():
@@ -187,9 +199,9 @@ class _OwnRandomness(gymnasium.Wrapper):
 
     @contextlib.contextmanager
     def _installed(self) -> Iterator[None]:
-        before = np.random.get_bit_generator()
-        np.random.set_bit_generator(self._stream)
+        before = np.random.mtrand.get_bit_generator()
+        np.random.mtrand.set_bit_generator(self._stream)
         try:
             yield
         finally:
-            np.random.set_bit_generator(before)
+            np.random.mtrand.set_bit_generator(before)

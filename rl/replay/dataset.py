@@ -46,17 +46,29 @@ def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> 
 
     An episode cut by a time limit continues with ``bootstrap`` reward per step for ever, so that the
     ends of long tasks are not mistaken for bad states.
+
+    Raises:
+        ValueError: ``discount`` is 1 and there is a reward that goes on for ever.
     """
-    reward = np.asarray(dataset.transitions.reward, np.float64)
-    alive = np.asarray(dataset.transitions.discount, np.float64)
-    last = np.asarray(dataset.last)
-    tail = bootstrap / (1.0 - discount)
-    result = np.empty_like(reward)
-    future = tail
-    for t in range(len(reward) - 1, -1, -1):
-        future = reward[t] + discount * alive[t] * (tail if last[t] else future)
-        result[t] = future
-    return result
+    if bootstrap != 0 and discount >= 1:
+        raise ValueError(f"a bootstrap of {bootstrap} per step for ever has no value at discount {discount}")
+    tail = bootstrap / (1.0 - discount) if bootstrap != 0 else 0.0
+    # Python numbers: a loop over them is several times faster than over the elements of an array.
+    reward = np.asarray(dataset.transitions.reward, np.float64).tolist()
+    alive = np.asarray(dataset.transitions.discount, np.float64).tolist()
+    last = np.asarray(dataset.last).tolist()
+    result, future = [], tail
+    for r, a, end in zip(reversed(reward), reversed(alive), reversed(last), strict=True):
+        future = r + discount * a * (tail if end else future)
+        result.append(future)
+    return np.array(result[::-1])
+
+
+def episode_returns(dataset: Dataset) -> np.ndarray:
+    """Undiscounted return of every logged episode, [episodes] float64, on the host."""
+    ends = np.flatnonzero(np.asarray(dataset.last))
+    totals = np.cumsum(np.asarray(dataset.transitions.reward, np.float64))[ends]
+    return np.diff(totals, prepend=0.0)
 
 
 def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:

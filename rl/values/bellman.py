@@ -47,6 +47,7 @@ def soft_max_action(head: ValueHead, outputs: Array, temperature: float | Array)
       the mixture [..., K] of ``outputs`` [..., A, K] under the Boltzmann policy, and the policy's entropy
       bonus [...], ``temperature * H``. Their value and bonus sum to ``temperature * logsumexp(Q / temperature)``.
     """
+    chex.assert_rank(temperature, 0)
     log_policy = jax.nn.log_softmax(head.value(outputs) / temperature)
     policy = jnp.exp(log_policy)
     return head.mix(outputs, policy), -temperature * (policy * log_policy).sum(-1)
@@ -54,6 +55,8 @@ def soft_max_action(head: ValueHead, outputs: Array, temperature: float | Array)
 
 def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | Array) -> Array:
     """``action`` [..., D] plus clipped normal noise, inside [-1, 1]: TD3's target policy smoothing (equation 14)."""
+    chex.assert_is_broadcastable(jnp.shape(noise), action.shape)
+    chex.assert_is_broadcastable(jnp.shape(clip), action.shape)
     disturbance = jnp.clip(noise * jax.random.normal(key, action.shape), -clip, clip)
     return jnp.clip(action + disturbance, -1.0, 1.0)
 
@@ -107,6 +110,7 @@ def n_step(reward: Array, discount: Array, n: int) -> tuple[Array, Array, Array]
     chex.assert_equal_shape([reward, discount])
     if n < 1:
         raise ValueError(f"n-step backups need n >= 1, not {n}")
+    reward, discount = reward.astype(jnp.float32), discount.astype(jnp.float32)
     total, product = jnp.zeros_like(reward), jnp.ones_like(discount)
     shifted_reward = jnp.concatenate([reward, jnp.zeros(n - 1, reward.dtype)])
     shifted_discount = jnp.concatenate([discount, jnp.ones(n - 1, discount.dtype)])
@@ -125,6 +129,8 @@ def lambda_return(reward: Array, discount: Array, next_value: Array, lambda_: fl
     """
     chex.assert_rank([reward, discount, next_value], 1)
     chex.assert_equal_shape([reward, discount, next_value])
+    chex.assert_rank(lambda_, 0)
+    reward, discount, next_value = (x.astype(jnp.float32) for x in (reward, discount, next_value))
 
     def backward(future: Array, step: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         r, d, v = step

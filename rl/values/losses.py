@@ -15,16 +15,20 @@ from rl.types import Array
 def huber(error: Array, delta: float = 1.0) -> Array:
     """``e^2 / 2`` up to ``delta``, linear beyond it with slope ``delta`` (Huber 1964), elementwise."""
     size = jnp.abs(error)
-    return jnp.where(size <= delta, 0.5 * jnp.square(error), delta * (size - 0.5 * delta))
+    # A product, not a choice of two branches: the square of a large error would overflow into the gradient.
+    inner = jnp.minimum(size, delta)
+    return inner * (size - 0.5 * inner)
 
 
 def expectile_weight(error: Array, expectile: float | Array) -> Array:
     """``|expectile - 1(error < 0)|``, elementwise and without gradient, for ``error = target - prediction``.
 
     Times a squared error this is the expectile loss of IQL (Kostrikov et al. 2022, equation 5). Times the
-    loss of *any* head that keeps expectations it has the same fixed point: the minimiser's value is the
-    average of the targets under these weights, which is the definition of an expectile.
+    loss of *any* head that keeps expectations (all but `quantile`, which is near) it has the same fixed
+    point: the minimiser's value is the average of the targets under these weights, which is the
+    definition of an expectile.
     """
+    chex.assert_is_broadcastable(jnp.shape(expectile), error.shape)
     return jax.lax.stop_gradient(jnp.abs(expectile - (error < 0)))
 
 
@@ -33,6 +37,7 @@ def awr_weight(advantage: Array, temperature: float | Array, cap: float = 100.0)
 
     Advantage-weighted regression (Peng et al. 2019) as IQL uses it (equation 7); the cap is that of its code.
     """
+    chex.assert_is_broadcastable(jnp.shape(temperature), advantage.shape)
     # Capping the exponent, not the result, keeps inf out of the graph.
     return jax.lax.stop_gradient(jnp.exp(jnp.minimum(temperature * advantage, jnp.log(cap))))
 
@@ -93,7 +98,9 @@ def gradient_diversity(gradients: Array) -> Array:
     members = gradients.shape[0]
     if members < 2:
         raise ValueError("gradient diversity needs at least two ensemble members")
-    unit = gradients / (jnp.linalg.norm(gradients, axis=-1, keepdims=True) + 1e-10)
+    # A gradient of length 0 has no direction, and its length no derivative.
+    square = jnp.square(gradients).sum(-1, keepdims=True)
+    unit = jnp.where(square > 1e-20, gradients * jax.lax.rsqrt(jnp.maximum(square, 1e-20)), 0.0)
     # sum_{i != j} <g_i, g_j> = |sum_i g_i|^2 - sum_i |g_i|^2: no [E, E] matrix.
     together = jnp.square(unit.sum(0)).sum(-1)
     return (together - jnp.square(unit).sum((0, -1))) / (members - 1)

@@ -36,15 +36,20 @@ def buffers(rows: int, *, observation: int, action: int, qpos: int, qvel: int) -
 
 
 @contextlib.contextmanager
-def seeded(seed: np.random.SeedSequence) -> Iterator[int]:
-    """Seed NumPy's global generator, from which OGBench's mazes and oracles draw; yield a seed for ``env.reset``.
+def seeded(seed: np.random.SeedSequence) -> Iterator[np.random.Generator]:
+    """Yield a generator for ``seed``, with NumPy's global one, from which OGBench draws, seeded too.
 
     The caller's global generator is put back afterwards.
     """
-    *global_seed, reset_seed = (int(word) for word in seed.generate_state(5))
-    before = np.random.get_state()
-    np.random.seed(global_seed)
+    rng = np.random.default_rng(seed)
+    before = np.random.get_state()  # noqa: NPY002
+    np.random.seed(rng.integers(2**32, size=4))  # noqa: NPY002
     try:
-        yield reset_seed
+        yield rng
     finally:
-        np.random.set_state(before)
+        np.random.set_state(before)  # noqa: NPY002
+
+
+def draw_seed(rng: np.random.Generator) -> int:
+    """Return a seed for an environment or a space."""
+    return int(rng.integers(2**31))

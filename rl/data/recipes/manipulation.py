@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rl.data.recipes.catalogue import Recipe
-from rl.data.recipes.episode import Episode, Simulate, buffers, seeded
+from rl.data.recipes.episode import Episode, Simulate, buffers, draw_seed, seeded
 
 PLAN_NOISE = 0.1  # of the action range, added to the keyframed plan of 'play'
 PLAN_NOISE_SMOOTHING = 0.5  # standard deviation of the Gaussian filter over time, in control steps
@@ -47,8 +48,8 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
         for attempt in itertools.count():
             restore()
             again = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, attempt))
-            with seeded(again) as reset_seed:
-                result = _rollout(env, oracles, recipe, rows, reset_seed)
+            with seeded(again) as rng:
+                result = _rollout(env, oracles, recipe, rows, rng)
             if recipe.env != "scene-v0" or _cube_is_visible(result.data["qpos"]):
                 return result
         raise AssertionError("unreachable")
@@ -56,10 +57,12 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
     return episode
 
 
-def _rollout(env: Any, oracles: dict[str, Any], recipe: Recipe, rows: int, seed: int) -> Episode:
-    observation, info = env.reset(seed=seed)
-    p_stack = np.random.uniform(*STACK_RANGE.get(recipe.env, (0.5, 0.5)))
-    noise = np.random.uniform(0, MAX_NOISE) * NOISE_SCALE
+def _rollout(
+    env: Any, oracles: dict[str, Any], recipe: Recipe, rows: int, rng: np.random.Generator
+) -> Episode:
+    observation, info = env.reset(seed=draw_seed(rng))
+    p_stack = rng.uniform(*STACK_RANGE.get(recipe.env, (0.5, 0.5)))
+    noise = rng.uniform(0, MAX_NOISE) * NOISE_SCALE
     p_random = 0.0 if recipe.kind == "play" else 0.2 if recipe.env.startswith("puzzle") else 0.1
     oracle = oracles[info["privileged/target_task"]]
     oracle.reset(observation, info)
@@ -69,13 +72,13 @@ def _rollout(env: Any, oracles: dict[str, Any], recipe: Recipe, rows: int, seed:
         data["button_states"] = np.empty((rows, len(info["button_states"])), np.int64)
     attempts = reached = 0
     for row in range(rows):
-        if np.random.rand() < p_random:
+        if rng.random() < p_random:
             # Not env.action_space.sample(): the environment makes a new, unseeded space at every access.
-            action = np.random.uniform(-1, 1, 5)
+            action = rng.uniform(-1, 1, 5)
         else:
             action = np.asarray(oracle.select_action(observation, info))
             if recipe.kind == "noisy":
-                action = action + np.random.normal(0, noise)
+                action = action + rng.normal(0, noise)
         action = np.clip(action, -1, 1)
         data["observations"][row] = observation
         data["actions"][row] = action
@@ -126,15 +129,15 @@ def _make_env(name: str) -> Any:
     import ogbench.manipspace  # noqa: F401  registers the environments
     from gymnasium.envs.registration import load_env_creator
 
-    spec = gymnasium.spec(name)
+    spec: Any = gymnasium.spec(name)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # MuJoCo's viewer complains that there is no display; none is needed
-        stock = load_env_creator(spec.entry_point)
+        stock: Any = load_env_creator(spec.entry_point)
     env_type = type(stock.__name__, (_DescribedOnce, stock), {})
     return env_type(**spec.kwargs, terminate_at_goal=False, mode="data_collection")
 
 
-def _restorer(env: Any):
+def _restorer(env: Any) -> Callable[[], None]:
     """Return a function that undoes what an episode leaves behind in ``env``.
 
     A reset keeps the previous episode's targets of the subtasks it does not draw, the drawer's and window's
@@ -157,33 +160,28 @@ def _restorer(env: Any):
 
 def _make_oracles(env: Any, recipe: Recipe) -> dict[str, Any]:
     """Return the oracle of each subtask the environment can draw, by name."""
-    from ogbench.manipspace.oracles.markov.button_markov import ButtonMarkovOracle
-    from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle
-    from ogbench.manipspace.oracles.markov.drawer_markov import DrawerMarkovOracle
-    from ogbench.manipspace.oracles.markov.window_markov import WindowMarkovOracle
-    from ogbench.manipspace.oracles.plan.button_plan import ButtonPlanOracle
-    from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle
-    from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle
-    from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle
+    options: dict[str, Any]
+    if recipe.kind == "play":  # imported here because plans need SciPy, a quarter of a second
+        from ogbench.manipspace.oracles.plan.button_plan import ButtonPlanOracle as Button
+        from ogbench.manipspace.oracles.plan.cube_plan import CubePlanOracle as Cube
+        from ogbench.manipspace.oracles.plan.drawer_plan import DrawerPlanOracle as Drawer
+        from ogbench.manipspace.oracles.plan.window_plan import WindowPlanOracle as Window
 
-    if recipe.kind == "play":
         options = {"env": env, "noise": PLAN_NOISE, "noise_smoothing": PLAN_NOISE_SMOOTHING}
-        cube, button, drawer, window = CubePlanOracle, ButtonPlanOracle, DrawerPlanOracle, WindowPlanOracle
     else:
+        from ogbench.manipspace.oracles.markov.button_markov import ButtonMarkovOracle as Button
+        from ogbench.manipspace.oracles.markov.cube_markov import CubeMarkovOracle as Cube
+        from ogbench.manipspace.oracles.markov.drawer_markov import DrawerMarkovOracle as Drawer
+        from ogbench.manipspace.oracles.markov.window_markov import WindowMarkovOracle as Window
+
         options = {"env": env, "min_norm": MIN_NORM}
-        cube, button, drawer, window = (
-            CubeMarkovOracle,
-            ButtonMarkovOracle,
-            DrawerMarkovOracle,
-            WindowMarkovOracle,
-        )
     if recipe.env.startswith("cube"):
-        return {"cube": cube(**options)}
+        return {"cube": Cube(**options)}
     if recipe.env.startswith("puzzle"):
-        return {"button": button(gripper_always_closed=True, **options)}
+        return {"button": Button(gripper_always_closed=True, **options)}
     return {
-        "cube": cube(**options),
-        "button": button(**options),
-        "drawer": drawer(**options),
-        "window": window(**options),
+        "cube": Cube(**options),
+        "button": Button(**options),
+        "drawer": Drawer(**options),
+        "window": Window(**options),
     }

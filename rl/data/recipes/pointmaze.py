@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rl.data.recipes.catalogue import Recipe
-from rl.data.recipes.episode import Episode, Simulate, buffers, seeded
+from rl.data.recipes.episode import Episode, Simulate, buffers, draw_seed, seeded
 
 ACTION_NOISE = 0.5  # standard deviation added to the unit direction; all other mazes of OGBench use 0.2
 STITCH_DISTANCE = 4  # cells between start and goal
@@ -33,28 +33,20 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
         lambda here, goal: env.get_oracle_subgoal(env.ij_to_xy(here), env.ij_to_xy(goal))[0]
     )
 
-    def pick(cells: list[Cell]) -> Cell:
-        return cells[np.random.randint(len(cells))]
-
     def episode(seed: np.random.SeedSequence) -> Episode:
-        with seeded(seed) as reset_seed:
-            env.action_space.seed(reset_seed)  # a maze takes random steps while it resets
-            start = pick(free)
-            goal = (
-                pick(corners)
-                if recipe.kind == "navigate"
-                else pick(_cells_at(env.maze_map, start, STITCH_DISTANCE))
-            )
-            observation, _ = env.reset(
-                seed=reset_seed, options={"task_info": {"init_ij": start, "goal_ij": goal}}
-            )
+        with seeded(seed) as rng:
+            start = _pick(free, rng)
+            goals = corners if recipe.kind == "navigate" else _cells_at(env.maze_map, start, STITCH_DISTANCE)
+            task = {"init_ij": start, "goal_ij": _pick(goals, rng)}
+            env.action_space.seed(draw_seed(rng))  # a maze takes random steps while it resets
+            observation, _ = env.reset(seed=draw_seed(rng), options={"task_info": task})
             data = buffers(rows, observation=len(observation), action=2, qpos=env.model.nq, qvel=env.model.nv)
             attempts, reached = int(recipe.kind == "stitch"), 0
             for row in range(rows):
                 xy = env.get_xy()
                 to_next = next_cell_xy(env.xy_to_ij(xy), env.xy_to_ij(env.cur_goal_xy)) - xy
                 direction = to_next / (np.linalg.norm(to_next) + 1e-6)
-                action = np.clip(direction + np.random.normal(0, ACTION_NOISE, 2), -1, 1)
+                action = np.clip(direction + rng.normal(0, ACTION_NOISE, 2), -1, 1)
                 data["observations"][row] = observation
                 data["actions"][row] = action
                 observation, _, _, _, info = env.step(action)
@@ -64,17 +56,21 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
                     reached = max(reached, int(info["success"]))
                 elif info["success"]:
                     attempts, reached = attempts + 1, reached + 1
-                    env.set_goal(goal_xy=env.add_noise(env.ij_to_xy(pick(corners))))
+                    env.set_goal(goal_xy=env.add_noise(env.ij_to_xy(_pick(corners, rng))))
             return Episode(data, attempts, reached)
 
     return episode
+
+
+def _pick(cells: list[Cell], rng: np.random.Generator) -> Cell:
+    return cells[rng.integers(len(cells))]
 
 
 def _make_env(name: str) -> Any:
     import gymnasium
     import ogbench.locomaze  # noqa: F401  registers the environments
 
-    env = gymnasium.make(name, terminate_at_goal=False, disable_env_checker=True).unwrapped
+    env: Any = gymnasium.make(name, terminate_at_goal=False, disable_env_checker=True).unwrapped
     os.unlink(env.fullpath)  # the maze's XML, written to the temporary folder and never removed by ogbench
     return env
 

@@ -1,0 +1,51 @@
+# make train: a real dataset made on the spot, an offline agent and behaviour cloning on it, side by side.
+# make test:  every test. Both create .venv on first use and need nothing but Python 3.11 or newer.
+
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: train test test-fast lint types format bench clean
+
+train: $(VENV)/train.done
+	$(RUN) -m experiments.quickstart
+
+test: $(VENV)/dev.done
+	$(RUN) -m pytest -n auto
+
+# Without the tests marked slow: for a second interpreter.
+test-fast: $(VENV)/dev.done
+	$(RUN) -m pytest -n auto -m "not slow"
+
+lint: $(VENV)/dev.done
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+
+types: $(VENV)/dev.done
+	$(RUN) -m mypy
+
+format: $(VENV)/dev.done
+	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff format .
+
+# d3rlpy pins gymnasium 1.0 exactly; what is measured runs with the current one, so its pins are left out.
+bench: $(VENV)/dev.done
+	$(RUN) -m pip install -q -e '.[bench]'
+	$(RUN) -m pip install -q --no-deps d3rlpy
+	$(RUN) -m benchmarks.offline
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "headway needs Python 3.11 or newer; none was found on PATH" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/train.done: setup.cfg | $(VENV)/bin/python
+	$(RUN) -m pip install -q -e '.[ogbench]'
+	touch $@
+
+$(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
+	$(RUN) -m pip install -q -e '.[dev]'
+	touch $@

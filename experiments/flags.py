@@ -1,0 +1,127 @@
+"""Command-line flags from frozen dataclasses: a field's type, default and comment become a flag and its help.
+
+``--agent=cql`` chooses which agent's hyper-parameters exist as ``--agent.NAME`` flags, so ``--agent=cql --help``
+lists those of CQL, and a flag that another agent has is an unknown flag here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from absl import flags, logging
+
+T = TypeVar("T")
+
+_FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
+
+
+def comments(config_type: type) -> dict[str, str]:
+    """{field: the comment on its line} of a dataclass, own and inherited."""
+    found: dict[str, str] = {}
+    for owner in reversed(config_type.__mro__[:-1]):
+        found.update(_FIELD.findall(inspect.getsource(owner)))
+    return found
+
+
+def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> None:
+    """Defines one flag ``--prefix+field`` for every field of the dataclass instance ``config``."""
+    helps = comments(type(config))
+    for field in dataclasses.fields(config):
+        default, name = getattr(config, field.name), prefix + field.name
+        text = helps.get(field.name, "")
+        if isinstance(default, bool):
+            flags.DEFINE_bool(name, default, text, values)
+        elif isinstance(default, int):
+            flags.DEFINE_integer(name, default, text, flag_values=values)
+        elif isinstance(default, float):
+            flags.DEFINE_float(name, default, text, flag_values=values)
+        elif isinstance(default, tuple):
+            flags.DEFINE_list(name, [str(x) for x in default], text + " (comma-separated)", values)
+        else:
+            flags.DEFINE_string(name, default, text, values)
+        # absl's --help lists the flags of the main module, which it knows by this name.
+        values.register_key_flag_for_module(sys.argv[0], values[name])
+
+
+def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> T:
+    """``config`` with every field set from its parsed flag."""
+    given = {f.name: values[prefix + f.name].value for f in dataclasses.fields(config)}  # type: ignore[arg-type]
+    return with_fields(config, given)
+
+
+def with_fields(config: T, given: dict[str, Any]) -> T:
+    """``config`` with the fields in ``given`` replaced, each converted to the type it has.
+
+    Raises:
+      ValueError: on a field that does not exist (the nearest one is suggested) or a value of another type.
+    """
+    known = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
+    converted = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
+            raise ValueError(f"{type(config).__module__} has no hyper-parameter {name!r}{hint}")
+        converted[name] = _convert(name, value, getattr(config, name))
+    return dataclasses.replace(config, **converted)  # type: ignore[type-var]
+
+
+def parser(
+    settings: Any, config_of: Callable[[str], Any] | None = None
+) -> Callable[[Sequence[str]], list[str]]:
+    """A ``flags_parser`` for `absl.app.run` with the flags of ``settings`` and, if asked for, of the chosen agent.
+
+    Args:
+      settings: dataclass instance whose fields become plain flags.
+      config_of: agent name -> its default config, if ``settings`` has a field ``agent``; raises ValueError on an
+        unknown one.
+    """
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        define(settings)
+        try:
+            if config_of:
+                define(config_of(_agent(argv, settings.agent)), "agent.")
+            rest = flags.FLAGS(argv)
+            if len(rest) > 1:
+                raise ValueError(f"not a flag: {' '.join(rest[1:])}. Flags are written --name=value.")
+        except (flags.Error, ValueError) as error:
+            print(f"error: {error}\nTry --help for all flags and what they mean.", file=sys.stderr)
+            raise SystemExit(2) from None
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # orbax reports every file it writes
+        return rest
+
+    return parse
+
+
+def _agent(argv: Sequence[str], default: str) -> str:
+    """The value of the last ``--agent=NAME`` or ``--agent NAME``."""
+    name = default
+    for word, following in zip(argv, [*argv[1:], ""], strict=True):
+        if word in ("--agent", "-agent"):
+            name = following
+        elif word.startswith(("--agent=", "-agent=")):
+            name = word.partition("=")[2]
+    return name
+
+
+def _convert(name: str, value: Any, default: Any) -> Any:
+    try:
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise ValueError
+            return value
+        if isinstance(default, tuple):
+            return tuple(int(x) for x in value)
+        if isinstance(default, int) and int(value) != float(value):
+            raise ValueError
+        return type(default)(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be of type {type(default).__name__}, not {value!r}") from None

@@ -1,0 +1,363 @@
+"""What a run leaves behind: metrics.jsonl, config.json, result.json, TensorBoard events, and a progress bar.
+
+``metrics.jsonl`` is the record that plots and tables read; TensorBoard and Weights & Biases are copies of it, and a
+run is complete without either. Nothing here knows agents, data or devices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+METRICS, CONFIG, RESULT = "metrics.jsonl", "config.json", "result.json"
+_PACKAGES = (
+    *("headway", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "distrax", "numpy", "scipy"),
+    *("mujoco", "gymnasium", "gymnasium-robotics", "ogbench", "minari"),
+)
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE_NAMES = {str(value): name for name, value in _NOT_FINITE.items()}
+
+
+class Run(NamedTuple):
+    """An open run. On every process but the first, both functions do nothing."""
+
+    write: Callable[[int, Mapping[str, Any]], None]  # (step, {name: number or [S] array, one entry per seed})
+    result: Callable[[Mapping[str, Any]], None]  # see `result`
+
+
+@contextlib.contextmanager
+def open_run(
+    workdir: str | os.PathLike[str],
+    config: Mapping[str, Any],
+    *,
+    tensorboard: bool = True,
+    wandb: bool = False,
+    resume_step: int = 0,
+) -> Iterator[Run]:
+    """Opens the records of a run, to be closed on leaving the ``with`` block.
+
+    ``write(step, metrics)`` appends one line to ``metrics.jsonl`` and flushes it; TensorBoard and wandb get the mean
+    over seeds. A resumed run's file equals the uninterrupted one, provided that metrics hold no clock times and that
+    everything of a step is written before the checkpoint of that step.
+
+    Args:
+        workdir: the run's folder; made if missing.
+        config: everything that was chosen for this run; goes to ``config.json`` with the command, versions,
+            commit, hardware and start time. A resumption is added to that file's ``resumed`` list.
+        tensorboard: whether to write TensorBoard events into ``workdir``.
+        wandb: whether to log to Weights & Biases, which reads its own environment (``WANDB_PROJECT``,
+            ``WANDB_MODE``, ...).
+        resume_step: the step that was restored. Lines of later steps are dropped; 0 starts the file again.
+
+    Raises:
+        FileExistsError: ``workdir`` holds a finished run and ``resume_step`` is 0.
+    """
+    import jax
+
+    if jax.process_index() != 0:
+        yield Run(write=lambda step, metrics: None, result=lambda values: None)
+        return
+    folder = Path(workdir)
+    folder.mkdir(parents=True, exist_ok=True)
+    if resume_step == 0 and (folder / RESULT).exists():
+        raise FileExistsError(
+            f"{folder} holds a finished run ({RESULT}): choose another --workdir, or --overwrite to start again"
+        )
+    _record_config(folder, config, resume_step)
+    _drop_after(folder / METRICS, resume_step)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
+        copies = []
+        if tensorboard:
+            copies.append(stack.enter_context(_tensorboard(folder, resume_step)))
+        if wandb:
+            copies.append(stack.enter_context(_wandb(folder, config)))
+
+        def write(step: int, metrics: Mapping[str, Any]) -> None:
+            values = {name: _numbers(name, value) for name, value in metrics.items()}
+            _append(file, _to_json({"step": int(step), **values}).encode() + b"\n")
+            for copy in copies:
+                copy(int(step), {name: float(np.mean(value)) for name, value in values.items()})
+
+        yield Run(write=write, result=lambda values: result(folder, values))
+
+
+def read(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
+    """Reads ``metrics.jsonl``: one dict per line, with ``step``; numbers, or a list with one entry per seed.
+
+    A last line that was cut short (the process was killed) is left out.
+
+    Raises:
+        FileNotFoundError: there is no such run.
+        ValueError: another line is damaged; the message names it.
+    """
+    return [row for _, row in _rows(Path(workdir) / METRICS)]
+
+
+def series(workdir: str | os.PathLike[str], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """One metric of a run over time: steps [T] and values [T, S], S = 1 where it was logged as a plain number.
+
+    Raises:
+        KeyError: no line has the metric; the message lists those there are.
+    """
+    rows = read(workdir)
+    found = [(row["step"], np.atleast_1d(np.asarray(row[name], float))) for row in rows if name in row]
+    if not found:
+        known = sorted({key for row in rows for key in row} - {"step"})
+        raise KeyError(
+            f"{Path(workdir) / METRICS} has no metric {name!r}; it has: {', '.join(known) or 'none'}"
+        )
+    steps, values = zip(*found, strict=True)
+    return np.asarray(steps), np.stack(values)
+
+
+def result(workdir: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
+    """Writes ``result.json``, whole or not at all."""
+    write_json(Path(workdir) / RESULT, values)
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of every package that can change a number; packages not installed are left out."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def hardware() -> dict[str, Any]:
+    """The machine: processor, usable cores, memory, and what JAX runs on (starts JAX's backend)."""
+    import jax
+
+    return {
+        "cpu": _cpu_model(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "platform": platform.platform(),
+        "backend": jax.default_backend(),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "processes": jax.process_count(),
+    }
+
+
+def progress(total: int, desc: str, *, initial: int = 0) -> Any:
+    """A tqdm bar on stderr with rate and ETA; call ``update(n)``, and ``close()`` or use it in a ``with`` block.
+
+    Where stderr is no terminal, or in continuous integration, it prints one line at most every 10 seconds.
+    """
+    from tqdm import tqdm
+
+    live = sys.stderr.isatty() and not os.environ.get("CI")
+    return tqdm(
+        total=total,
+        desc=desc,
+        initial=initial,
+        file=sys.stderr if live else _Lines(),
+        dynamic_ncols=live,
+        mininterval=0.2 if live else 10.0,
+        miniters=1,
+        unit_scale=True,
+    )
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yields a temporary name beside ``path``; what is written there takes the place of ``path`` at the end.
+
+    If the block fails, the temporary file is removed and ``path`` is as it was.
+    """
+    path = Path(path)
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+class _Lines:
+    """A stream for tqdm that turns each redrawn bar into a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text := text.strip():
+            sys.stderr.write(text + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
+    now = {
+        "command": shlex.join(sys.orig_argv),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+        "config": config,
+    }
+    path = folder / CONFIG
+    if resume_step == 0 or not path.exists():
+        write_json(path, now | {"resumed": []})
+        return
+    first = json.loads(path.read_text())
+    first["resumed"].append({"step": resume_step, **now})
+    write_json(path, first)
+
+
+def _drop_after(path: Path, step: int) -> None:
+    """Keeps the lines up to ``step``, or none for step 0, so that a resumed run does not write them twice."""
+    if not path.exists():
+        return
+    kept = b"".join(line for line, row in _rows(path) if 0 < step >= row["step"])
+    with replacing(path) as partial:
+        partial.write_bytes(kept)
+
+
+def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yields (line, parsed line); a last line without its newline was cut short and is left out."""
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            row = {key: _from_json(value) for key, value in json.loads(line).items()}
+            row["step"] = int(row["step"])
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ValueError(
+                f"{path}, line {number} is damaged (not a JSON object with a step): remove it to read the rest"
+            ) from error
+        yield line, row
+
+
+def _append(file: BinaryIO, line: bytes) -> None:
+    """Appends a whole line or nothing: a line cut short would swallow the next one."""
+    end = file.seek(0, os.SEEK_END)
+    try:
+        rest = memoryview(line)
+        while rest:
+            rest = rest[file.write(rest) :]
+    except OSError as error:
+        file.truncate(end)
+        message = f"{error.strerror}; earlier lines are intact: free some space and resume the run"
+        raise OSError(error.errno, message, file.name) from error
+
+
+@contextlib.contextmanager
+def _tensorboard(folder: Path, resume_step: int) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    from tensorboardX import SummaryWriter
+
+    # purge_step makes TensorBoard forget what the interrupted run wrote beyond its last checkpoint.
+    writer = SummaryWriter(str(folder), purge_step=resume_step + 1 if resume_step else 0, flush_secs=5)
+
+    def write(step: int, scalars: Mapping[str, float]) -> None:
+        for name, value in scalars.items():
+            writer.add_scalar(name, value, step)
+
+    with contextlib.closing(writer):
+        yield write
+
+
+@contextlib.contextmanager
+def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    try:
+        import wandb
+    except ImportError as error:
+        raise ImportError("logging to Weights & Biases needs: pip install 'headway[track]'") from error
+    saved_id = folder / "wandb_id.txt"
+    run = wandb.init(
+        dir=str(folder),
+        name=folder.name,
+        config=_plain(config),
+        id=saved_id.read_text() if saved_id.exists() else None,
+        resume="allow",
+    )
+    saved_id.write_text(run.id)
+    # wandb's own step may only grow, a resumed run's goes back: it is logged as a value and used as the x axis.
+    run.define_metric("step")
+    run.define_metric("*", step_metric="step")
+    try:
+        yield lambda step, scalars: run.log({"step": step, **scalars})
+    finally:
+        run.finish()
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    array = np.asarray(value)
+    if name == "step":
+        raise ValueError("a metric cannot be named 'step': the line's own step has that name")
+    if array.dtype.kind in "biu":
+        return array
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {name!r} must be a number or an array of numbers, got {value!r}") from error
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    with replacing(path) as partial:
+        partial.write_text(_to_json(values, indent=2) + "\n")
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), allow_nan=False, indent=indent)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold. NaN and infinities, which JSON has not, become the strings that `read` turns back."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _NOT_FINITE_NAMES[str(value)]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if hasattr(value, "tolist"):  # NumPy and JAX arrays and scalars
+        return _plain(value.tolist())
+    return str(value)
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_json(item) for item in value]
+    return _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+
+
+def _cpu_model() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str | None:
+    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout."""
+    here = Path(__file__).parent
+    tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+    return tracked and _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        run = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return run.stdout.strip() if run.returncode == 0 else None

@@ -1,0 +1,158 @@
+"""Pictures of results: learning curves and final comparisons, as PNG files. They read arrays, never run folders.
+
+Figures are drawn without pyplot: no global state, no display, safe in threads and notebooks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rl import statistics
+from rl.log import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008), "Color universal design": told apart with any colour vision. Yellow is left out (too pale
+# for lines); line styles start to differ where colours repeat.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLES = ("-", "--", "-.", ":")
+_INK = "#333333"
+
+
+def learning_curve(
+    path: str | os.PathLike[str],
+    runs: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    ylabel: str,
+    *,
+    references: Mapping[str, float] | None = None,
+    title: str = "",
+    xlabel: str = "updates",
+) -> None:
+    """Draws each run's mean over seeds, its 95 % interval (`rl.statistics.interval`) and every seed as a thin line.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        runs: {label: (steps [T], scores [T, S])}. Where a score is not finite the lines have a gap.
+        ylabel: what the scores are, with their unit or scale.
+        references: {label: score} drawn as horizontal dashed lines: a behaviour policy, a published result.
+        title: above the axes.
+        xlabel: what the steps count.
+
+    Raises:
+        ValueError: no runs, or a run whose scores are not [T, S].
+    """
+    from matplotlib.ticker import EngFormatter
+
+    if not runs:
+        raise ValueError(f"nothing to draw in {path}: no runs")
+    references = references or {}
+    figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
+    for index, (label, run) in enumerate(runs.items()):
+        steps, scores = np.asarray(run[0]), np.asarray(run[1], float)
+        if steps.ndim != 1 or scores.ndim != 2 or len(steps) != len(scores):
+            raise ValueError(
+                f"{label!r}: steps must be [T] and scores [T, S], got shapes {steps.shape} and {scores.shape}"
+            )
+        _curve(
+            axes, steps, scores, label, _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
+        )
+    for label, score in references.items():
+        axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.01)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.set_xlabel(xlabel, fontsize=12)
+    axes.set_ylabel(ylabel, fontsize=12)
+    axes.set_title(title, fontsize=13, loc="left")
+    axes.legend(
+        title="mean, 95 % interval, each seed",
+        title_fontsize=9,
+        alignment="left",
+        fontsize=11,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
+    )
+    _save(figure, path)
+
+
+def bars(
+    path: str | os.PathLike[str],
+    scores: Mapping[str, tuple[float, float, float]],
+    xlabel: str,
+    *,
+    title: str = "",
+) -> None:
+    """Draws final scores with their intervals, one row each, in the order given from the top.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        scores: {label: (score, low, high)}; NaN bounds draw no interval.
+        xlabel: what the scores are, and what the interval is.
+        title: above the axes.
+
+    Raises:
+        ValueError: no scores.
+    """
+    if not scores:
+        raise ValueError(f"nothing to draw in {path}: no scores")
+    figure, axes = _axes((7.2, 1.2 + 0.45 * len(scores)))
+    for row, (value, low, high) in enumerate(scores.values()):
+        axes.barh(row, value, height=0.62, color=_COLOURS[0], alpha=0.85)
+        axes.plot([low, high], [row, row], color=_INK, linewidth=2, solid_capstyle="butt")
+        edge = max(x for x in (value, high, 0.0) if np.isfinite(x))
+        axes.annotate(
+            f"{value:.3g}", (edge, row), xytext=(5, 0), textcoords="offset points", va="center", fontsize=11
+        )
+    axes.set_yticks(range(len(scores)), list(scores), fontsize=11)
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
+    axes.set_xlabel(xlabel, fontsize=12)
+    axes.set_title(title, fontsize=13, loc="left")
+    _save(figure, path)
+
+
+def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=11, color=_INK, labelcolor=_INK)
+    return figure, axes
+
+
+def _curve(axes: Axes, steps: np.ndarray, scores: np.ndarray, label: str, colour: str, style: str) -> None:
+    finite = np.isfinite(scores).all(1)
+    band = [
+        statistics.interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)
+    ]
+    low, high = np.transpose(band) if band else (steps, steps)
+    count = scores.shape[1]
+    if count > 1:
+        axes.plot(steps, scores, color=colour, linewidth=0.7, alpha=0.35)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
+    axes.plot(
+        steps,
+        np.where(finite, scores.mean(1), np.nan),
+        color=colour,
+        linestyle=style,
+        linewidth=2.2,
+        marker="o" if len(steps) == 1 else "",
+        label=f"{label}, {count} seed{'s' * (count > 1)}",
+    )
+
+
+def _save(figure: Figure, path: str | os.PathLike[str]) -> None:
+    with replacing(path) as partial:
+        figure.savefig(partial, format="png")

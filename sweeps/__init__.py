@@ -1,0 +1,1 @@
+"""Sweeps: YAML files in Weights & Biases' format, and a runner that needs no server."""

@@ -1,0 +1,34 @@
+"""What many test files share: where the development data lies, small datasets, a compilation cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Through the environment, before JAX is imported, so that processes which tests start share it too.
+    if config.cache is not None:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+
+
+@pytest.fixture(scope="session")
+def data_file() -> Callable[[str], Path]:
+    """Finds a file of the development data by its name there; the test is skipped where it is absent.
+
+    It is looked for in the folder ``HEADWAY_DATA``, or else in ``../shared/data`` beside the repository.
+    """
+    folder = Path(os.environ.get("HEADWAY_DATA", ROOT.parent / "shared" / "data"))
+
+    def find(name: str) -> Path:
+        path = folder / name
+        if not path.exists():
+            pytest.skip(f"no development data {name!r} in {folder} (set HEADWAY_DATA)")
+        return path
+
+    return find

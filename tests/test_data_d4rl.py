@@ -1,0 +1,237 @@
+"""`rl.data.d4rl`: the layout, the cache folder, the table, and a real log."""
+
+import json
+
+import numpy as np
+import pytest
+
+from rl import data
+from rl.data import d4rl, download
+from rl.data.steps import DataError
+
+h5py = pytest.importorskip("h5py")
+
+
+def steps(n=12, episode=4):
+    rng = np.random.default_rng(0)
+    timeouts = np.arange(1, n + 1) % episode == 0
+    return {
+        "observations": rng.normal(size=(n, 3)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (n, 2)).astype(np.float32),
+        "rewards": rng.integers(0, 2, n).astype(np.float32),
+        "terminals": np.zeros(n, bool),
+        "timeouts": timeouts,
+    }
+
+
+def write(path, arrays):
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return str(path)
+
+
+def qlearning_dataset(log):
+    """The pairing of the d4rl package's function of that name, for a log with timeouts."""
+    rows = [i for i in range(len(log["rewards"]) - 1) if not log["timeouts"][i]]
+    return {
+        "observation": log["observations"][rows],
+        "action": log["actions"][rows],
+        "reward": log["rewards"][rows],
+        "next_observation": log["observations"][[i + 1 for i in rows]],
+        "discount": 1 - log["terminals"][rows].astype(np.float32),
+    }
+
+
+def test_gives_the_transitions_that_d4rl_gives(tmp_path):
+    log = steps()
+    loaded = data.load(write(tmp_path / "mine.hdf5", log))
+    for name, expected in qlearning_dataset(log).items():
+        np.testing.assert_array_equal(getattr(loaded.dataset.transitions, name), expected)
+    assert loaded.source == "D4RL layout: mine.hdf5"
+    assert loaded.environment is None and loaded.reference is None and "no environment" in loaded.note
+
+
+def test_next_observations_in_the_file_keep_the_step_at_the_time_limit(tmp_path):
+    log = steps()
+    log["next_observations"] = np.roll(log["observations"], -1, axis=0)
+    log["next_observations"][log["timeouts"]] = 7
+    loaded = data.load(write(tmp_path / "mine.h5", log))
+    transitions = loaded.dataset.transitions
+    np.testing.assert_array_equal(transitions.next_observation, log["next_observations"])
+    np.testing.assert_array_equal(transitions.discount, np.ones(12))
+    np.testing.assert_array_equal(transitions.has_next_action, ~log["timeouts"])
+
+
+def test_timeouts_may_be_absent_where_terminals_end_the_episodes(tmp_path):
+    log = steps()
+    log["terminals"] = log.pop("timeouts").astype(np.float32)
+    dataset = data.load(write(tmp_path / "kitchen.hdf5", log)).dataset
+    assert dataset.last.sum() == 3 and (dataset.transitions.discount == 0).sum() == 3
+
+
+def test_integer_actions_are_discrete(tmp_path):
+    log = steps()
+    log["actions"] = np.arange(12) % 5
+    loaded = data.load(write(tmp_path / "mine.hdf5", log))
+    assert loaded.spec == ((3,), 5, True)
+
+
+@pytest.mark.parametrize("name", ["observations", "actions", "rewards", "terminals"])
+def test_a_missing_key_is_named(tmp_path, name):
+    log = steps()
+    del log[name]
+    with pytest.raises(DataError, match=f"no '{name}'; the file holds .*timeouts"):
+        data.load(write(tmp_path / "mine.hdf5", log))
+
+
+def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
+    log = steps()
+    del log["rewards"]
+    path = write(tmp_path / "mine.hdf5", log)
+    with h5py.File(path, "a") as file:
+        file.create_group("rewards")
+    with pytest.raises(DataError, match="cannot be read as HDF5"):
+        data.load(path)
+
+
+@pytest.mark.parametrize("keep", [0, 100, 3000, -1])
+def test_a_truncated_file_is_refused(tmp_path, keep):
+    path = tmp_path / "mine.hdf5"
+    write(path, steps(n=400))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(DataError, match=r"mine.hdf5 cannot be read as HDF5 .*cut short"):
+        data.load(str(path))
+
+
+def test_an_empty_log_is_refused(tmp_path):
+    path = write(tmp_path / "mine.hdf5", {name: array[:0] for name, array in steps().items()})
+    with pytest.raises(DataError, match="the log has no steps"):
+        data.load(path)
+
+
+def test_an_absent_file_is_refused(tmp_path):
+    with pytest.raises(DataError, match=r"there is no file .*none.hdf5"):
+        data.load(str(tmp_path / "none.hdf5"))
+
+
+def test_reward_shift_is_added_and_recorded(tmp_path):
+    path = write(tmp_path / "mine.hdf5", steps())
+    raw, shifted = data.load(path), data.load(path, reward_shift=-1.0)
+    np.testing.assert_array_equal(
+        shifted.dataset.transitions.reward, raw.dataset.transitions.reward - np.float32(1)
+    )
+    assert shifted.dataset.transitions.reward.dtype == np.float32
+    assert shifted.digest == data.digest(shifted.dataset) != raw.digest
+    assert shifted.source == "D4RL layout: mine.hdf5, rewards -1"
+
+
+def test_named_files_are_found_where_the_d4rl_package_keeps_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(download, "fetch", None)  # nothing is downloaded here
+    for variable, folder in (("D4RL_DATASET_DIR", tmp_path / "a"), ("HOME", tmp_path / ".d4rl" / "datasets")):
+        folder.mkdir(parents=True)
+        write(folder / "hopper_medium_replay-v2.hdf5", steps())
+        monkeypatch.setenv(variable, str(folder if variable != "HOME" else tmp_path))
+        loaded = data.load("hopper-medium-replay-v2")
+        assert loaded.environment == "Hopper-v4"
+        assert loaded.reference == (-20.272305, 3234.3)
+        assert loaded.source == "D4RL hopper-medium-replay-v2"
+        monkeypatch.delenv(variable)
+
+
+def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch):
+    log, asked = write(tmp_path / "log.hdf5", steps()), []
+
+    def server(request, timeout):
+        asked.append(request.full_url)
+        return open_url(f"file://{log}")
+
+    open_url = download.urllib.request.urlopen
+    monkeypatch.setattr(download.urllib.request, "urlopen", server)
+    folder = tmp_path / "cache"
+    first = data.load("door-human-v1", folder=folder)
+    assert data.load("door-human-v1", folder=folder).digest == first.digest
+    assert asked == ["http://rail.eecs.berkeley.edu/datasets/offline_rl/hand_dapg_v1/door-human-v1.hdf5"]
+    with (folder / "door-human-v1.hdf5").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(DataError, match="the file has changed"):
+        data.load("door-human-v1", folder=folder)
+
+
+def test_a_download_that_is_no_hdf5_is_not_kept(tmp_path, monkeypatch):
+    page = tmp_path / "login.html"
+    page.write_text("<html>please log in</html>")
+    open_url = download.urllib.request.urlopen
+    monkeypatch.setattr(
+        download.urllib.request, "urlopen", lambda request, timeout: open_url(f"file://{page}")
+    )
+    with pytest.raises(DataError, match="not an HDF5 file"):
+        data.load("door-human-v1", folder=tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_given_checksum_is_compared(tmp_path):
+    path = write(tmp_path / "mine.hdf5", steps())
+    with pytest.raises(DataError, match="was asked for"):
+        d4rl.load(path, sha256="0" * 64)
+
+
+def test_the_table():
+    names = d4rl.DATASETS
+    assert len({entry.url for entry in names.values()}) == len(names)  # no two share an address
+    assert len({d4rl._file(entry) for entry in names.values()}) == len(names)  # nor a file in the cache
+    for name, entry in names.items():
+        low, high = entry.task.reference
+        assert low < high
+        assert (entry.task.environment is None) == entry.task.note.startswith("no environment"), name
+    # Spot checks against d4rl/infos.py.
+    server = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+    for name, file, reference in (
+        ("walker2d-medium-expert-v2", "gym_mujoco_v2/walker2d_medium_expert-v2.hdf5", (1.629008, 4592.3)),
+        ("pen-cloned-v0", "hand_dapg/pen-demos-v0-bc-combined.hdf5", (96.262799, 3076.8331017826877)),
+        ("kitchen-mixed-v0", "kitchen/kitchen_microwave_kettle_bottomburner_light-v0.hdf5", (0.0, 4.0)),
+        ("maze2d-large-dense-v1", "maze2d/maze2d-large-dense-v1.hdf5", (30.569041, 303.4857382709002)),
+        ("maze2d-open-v0", "maze2d/maze2d-open-sparse.hdf5", (0.01, 20.66)),
+        (
+            "antmaze-large-diverse-v2",
+            "ant_maze_v2/Ant_maze_hardest-maze_noisy_multistart_True_multigoal_True_sparse_fixed.hdf5",
+            (0.0, 1.0),
+        ),
+    ):
+        assert (names[name].url, names[name].task.reference) == (f"{server}/{file}", reference)
+
+
+def test_the_table_has_every_dataset_of_published_scores(data_file):
+    scores = json.loads(data_file("anchors/d4rl_scores_rebrac_td3bc_iql.json").read_text())
+    assert set().union(*scores.values()) <= set(d4rl.DATASETS)
+
+
+def test_environments_exist_and_match_the_data():
+    gymnasium = pytest.importorskip("gymnasium")
+    gymnasium.register_envs(pytest.importorskip("gymnasium_robotics"))
+    for entry in d4rl.DATASETS.values():
+        if entry.task.environment is not None:
+            assert entry.task.environment in gymnasium.registry
+
+
+def test_human_demonstrations_are_refused_as_recorded(data_file):
+    with pytest.raises(
+        DataError, match=r"10595 action values in 5497 of 6729 steps.*1\.36619.*--clip_actions"
+    ):
+        data.load(str(data_file("door_human.hdf5")))
+
+
+def test_human_demonstrations_load_clipped(data_file):
+    path = data_file("door_human.hdf5")
+    loaded = data.load(str(path), clip_actions=True, environment="AdroitHandDoor-v1")
+    assert loaded.spec == ((39,), 28, False)
+    assert loaded.environment == "AdroitHandDoor-v1" and "wrong sign" in loaded.note
+    assert loaded.reference == (-56.512833, 2880.5693087298737)
+    transitions, last = loaded.dataset
+    assert len(last) == 6729 - 25 and last.sum() == 25
+    assert np.abs(transitions.action).max() == 1
+    assert (transitions.discount == 1).all() and (transitions.has_next_action == 1).all()
+    with h5py.File(path) as file:
+        kept = ~file["timeouts"][:]
+        np.testing.assert_array_equal(transitions.reward, file["rewards"][:][kept])
+        np.testing.assert_array_equal(transitions.action, np.clip(file["actions"][:], -1, 1)[kept])

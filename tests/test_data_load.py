@@ -1,0 +1,66 @@
+"""`rl.data.load`: which reader a name goes to, and what an unknown name is told."""
+
+import subprocess
+import sys
+
+import pytest
+
+from rl import data
+from rl.data import d4rl, ogbench
+from rl.data.steps import DataError
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("hopper-medum-v2", "hopper-medium-v2"),
+        ("hopper-medium-v0", "hopper-medium-v2"),
+        ("cube-singel-play-v0", "cube-single-play-v0"),
+        ("cube-single-play-singletask-task9-v0", "cube-single-play-singletask-v0"),
+        ("synthetic_continuous", "synthetic-continuous"),
+    ],
+)
+def test_an_unknown_name_is_told_the_nearest(name, nearest):
+    with pytest.raises(DataError, match=f"unknown dataset '{name}': did you mean .*{nearest}"):
+        data.load(name)
+
+
+def test_a_name_like_no_other_is_told_where_they_are_listed():
+    with pytest.raises(DataError, match=r"unknown dataset '@': rl.data.names\(\)"):
+        data.load("@")
+
+
+def test_names_are_distinct_and_sorted():
+    names = data.names()
+    assert names == sorted(set(names))
+    assert not set(d4rl.DATASETS) & ogbench._ALL
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "extra"),
+    [("h5py", "x.hdf5", "d4rl"), ("minari", "minari:x-v0", "minari")],
+)
+def test_an_absent_package_is_named_with_its_extra(module, name, extra, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.hdf5").touch()
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"pip install 'headway\[{extra}\]'"):
+        data.load(name)
+
+
+def test_an_absent_ogbench_is_named_with_its_extra(tmp_path, monkeypatch):
+    np = pytest.importorskip("numpy")
+    rows = np.zeros((4, 2), np.float32)
+    np.savez(
+        tmp_path / "cube-single-play-v0.npz", observations=rows, actions=rows, terminals=np.ones(4), qpos=rows
+    )
+    monkeypatch.setitem(sys.modules, "ogbench", None)
+    with pytest.raises(ImportError, match=r"pip install 'headway\[ogbench\]'"):
+        data.load("cube-single-play-singletask-v0", folder=tmp_path)
+
+
+def test_importing_the_readers_imports_no_optional_package():
+    optional = ("h5py", "minari", "ogbench", "gymnasium", "mujoco")
+    code = f"import sys, rl.data; print([m for m in {optional} if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

@@ -1,0 +1,155 @@
+"""`rl.data.minari` on datasets made here with Minari's own tools."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from rl import data
+from rl.data.steps import DataError
+
+minari = pytest.importorskip("minari")
+spaces = pytest.importorskip("gymnasium").spaces
+pytest.importorskip("h5py")
+
+
+@pytest.fixture
+def create(tmp_path, monkeypatch):
+    """A function that stores episodes as a Minari dataset of the name ``test/log-v0``."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+
+    def create(episodes, observation_space, action_space, **kwargs):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return minari.create_dataset_from_buffers(
+                "test/log-v0",
+                [minari.data_collector.EpisodeBuffer(**episode) for episode in episodes],
+                observation_space=observation_space,
+                action_space=action_space,
+                **kwargs,
+            )
+
+    return create
+
+
+def episode(length, actions, terminated, dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    ends = np.arange(1, length + 1) == length
+    return {
+        "observations": rng.normal(size=(length + 1, 3)).astype(dtype),
+        "actions": actions,
+        "rewards": rng.normal(size=length),
+        "terminations": ends & terminated,
+        "truncations": ends & (not terminated),
+    }
+
+
+BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+
+def test_reads_episodes_by_id_and_by_path(create, tmp_path):
+    rng = np.random.default_rng(1)
+    space = spaces.Box(np.array([-2, 0], np.float32), np.array([2, 1], np.float32))
+    logged = [rng.uniform(space.low, space.high, (n, 2)).astype(np.float32) for n in (4, 3)]
+    episodes = [episode(4, logged[0], True, seed=1), episode(3, logged[1], False, seed=2)]
+    create(episodes, BOX, space)
+    loaded = data.load("minari:test/log-v0")
+    transitions, last = loaded.dataset
+    np.testing.assert_array_equal(
+        transitions.observation, np.concatenate([e["observations"][:-1] for e in episodes])
+    )
+    np.testing.assert_array_equal(
+        transitions.next_observation, np.concatenate([e["observations"][1:] for e in episodes])
+    )
+    expected = (np.concatenate(logged) - [0, 0.5]) / [2, 0.5]
+    np.testing.assert_allclose(transitions.action, expected, atol=1e-6)
+    np.testing.assert_allclose(
+        transitions.reward, np.concatenate([e["rewards"] for e in episodes]), rtol=1e-6
+    )
+    np.testing.assert_array_equal(transitions.discount, [1, 1, 1, 0, 1, 1, 1])
+    np.testing.assert_array_equal(transitions.has_next_action, [1, 1, 1, 0, 1, 1, 0])
+    np.testing.assert_array_equal(last, [0, 0, 0, 1, 0, 0, 1])
+    assert loaded.source == "Minari test/log-v0"
+    assert loaded.environment is None and loaded.reference is None and "none is recorded" in loaded.note
+    for same in (
+        "minari:test/log-v0",
+        f"minari:{tmp_path}/test/log-v0",
+        f"minari:{tmp_path}/test/log-v0/data",
+    ):
+        assert data.load(same, folder=tmp_path).digest == loaded.digest
+
+
+def test_an_episode_ends_where_minari_ends_it(create):
+    log = episode(3, np.zeros((3, 1), np.float32), False)
+    log["truncations"] = np.zeros(3, bool)
+    create([log], BOX, spaces.Box(-1, 1, (1,), np.float32))
+    dataset = data.load("minari:test/log-v0").dataset
+    np.testing.assert_array_equal(dataset.last, [0, 0, 1])
+    np.testing.assert_array_equal(dataset.transitions.discount, np.ones(3))
+
+
+def test_environment_and_reference_are_those_recorded(create):
+    actions = np.zeros((3, 1), np.float32)
+    create(
+        [episode(3, actions, False)],
+        BOX,
+        spaces.Box(-2, 2, (1,), np.float32),
+        env="Pendulum-v1",
+        ref_min_score=-1500.0,
+        ref_max_score=-150.0,
+    )
+    loaded = data.load("minari:test/log-v0")
+    assert loaded.environment == "Pendulum-v1"
+    assert loaded.reference == (-1500.0, -150.0)
+    assert data.load("minari:test/log-v0", environment="Mine-v0").environment == "Mine-v0"
+
+
+def test_discrete_actions_count_from_zero(create):
+    create([episode(4, np.array([2, 3, 4, 2]), True)], BOX, spaces.Discrete(5, start=2))
+    loaded = data.load("minari:test/log-v0")
+    np.testing.assert_array_equal(loaded.dataset.transitions.action, [0, 1, 2, 0])
+    assert loaded.spec == ((3,), 5, True)  # 5 choices, though only 3 were made
+
+
+def test_dictionaries_are_flattened_as_gymnasium_does(create):
+    space = spaces.Dict({"observation": BOX, "desired_goal": spaces.Box(-1, 1, (2,), np.float64)})
+    log = episode(3, np.zeros((3, 1), np.float32), False)
+    goals = np.random.default_rng(0).uniform(-1, 1, (4, 2))
+    log["observations"] = {"observation": log["observations"], "desired_goal": goals}
+    create([log], space, spaces.Box(-1, 1, (1,), np.float32))
+    loaded = data.load("minari:test/log-v0")
+    for t in range(3):
+        step = {name: values[t] for name, values in log["observations"].items()}
+        np.testing.assert_allclose(
+            loaded.dataset.transitions.observation[t], spaces.utils.flatten(space, step), rtol=1e-6
+        )
+    assert loaded.environment is None
+
+
+def test_actions_outside_the_box_are_refused_or_clipped(create):
+    actions = np.array([[0], [3], [0]], np.float32)
+    create([episode(3, actions, False)], BOX, spaces.Box(-2, 2, (1,), np.float32))
+    with pytest.raises(DataError, match=r"1 action values.*worst is 3 in step 1"):
+        data.load("minari:test/log-v0")
+    clipped = data.load("minari:test/log-v0", clip_actions=True)
+    np.testing.assert_array_equal(clipped.dataset.transitions.action[:, 0], [0, 1, 0])
+
+
+def test_observations_that_are_not_arrays_are_refused(create):
+    log = episode(3, np.zeros((3, 1), np.float32), False)
+    log["observations"] = np.zeros(4, np.int64)
+    create([log], spaces.Discrete(4), spaces.Box(-1, 1, (1,), np.float32))
+    with pytest.raises(DataError, match=r"observations are Discrete\(4\)"):
+        data.load("minari:test/log-v0")
+
+
+def test_actions_that_no_agent_takes_are_refused(create):
+    log = episode(3, np.zeros((3, 2), np.int64), False)
+    create([log], BOX, spaces.MultiDiscrete([3, 3]))
+    with pytest.raises(DataError, match="actions are MultiDiscrete"):
+        data.load("minari:test/log-v0")
+
+
+def test_an_absent_dataset_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"Minari cannot load .*none.*minari list local"):
+        data.load(f"minari:{tmp_path}/none")

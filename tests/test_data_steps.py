@@ -1,0 +1,306 @@
+"""`rl.data.steps`: pairing against a naive walk over episodes, and every way a log can be bad."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.data.steps import DataError, digest, from_steps, loaded
+from rl.replay.dataset import Dataset
+from rl.types import Transition
+
+
+def naive(observations, actions, rewards, terminals, timeouts, next_observations):
+    """One transition after another, as the docstring of `Transition` and of `from_steps` has it."""
+    rows, last, n = [], [], len(rewards)
+    for t in range(n):
+        ends = terminals[t] or timeouts[t] or t == n - 1
+        if next_observations is not None:
+            jump = t < n - 1 and not np.array_equal(next_observations[t], observations[t + 1])
+            ends = ends or jump
+            successor, is_last = next_observations[t], ends
+        elif terminals[t]:
+            successor, is_last = observations[t], True
+        elif ends:
+            continue
+        else:
+            successor = observations[t + 1]
+            cut_next = timeouts[t + 1] or t + 1 == n - 1
+            is_last = cut_next and not terminals[t + 1]
+        next_action = actions[t] if ends else actions[t + 1]
+        rows.append(
+            (observations[t], actions[t], rewards[t], 1.0 - terminals[t], successor, next_action, not ends)
+        )
+        last.append(is_last)
+    return rows, last
+
+
+@st.composite
+def logs(draw):
+    """Episodes of 1 to 6 steps, each ended by a terminal, a timeout or (the last one) by nothing."""
+    endings = draw(st.lists(st.tuples(st.integers(1, 6), st.sampled_from("tlb")), min_size=1, max_size=6))
+    endings += draw(st.sampled_from([[], [(1, "-")], [(3, "-")]]))
+    terminals, timeouts = [], []
+    for length, kind in endings:
+        terminals += [False] * (length - 1) + [kind in "tb"]
+        timeouts += [False] * (length - 1) + [kind in "lb"]
+    discrete = draw(st.booleans())
+    return np.array(terminals), np.array(timeouts), discrete, draw(st.booleans())
+
+
+@settings(deadline=None, max_examples=300)
+@given(logs())
+def test_pairs_like_a_walk_over_the_episodes(log):
+    terminals, timeouts, discrete, with_next = log
+    n = len(terminals)
+    rng = np.random.default_rng(n)
+    observations = rng.normal(size=(n, 3)).astype(np.float32)
+    actions = rng.integers(0, 4, n) if discrete else rng.uniform(-1, 1, (n, 2)).astype(np.float32)
+    rewards = rng.normal(size=n).astype(np.float32)
+    successors = None
+    if with_next:
+        successors = np.roll(observations, -1, axis=0)
+        ends = terminals | timeouts
+        successors[ends] = rng.normal(size=(ends.sum(), 3)).astype(np.float32)
+    rows, last = naive(observations, actions, rewards, terminals, timeouts, successors)
+    if not rows:
+        with pytest.raises(DataError, match="single step that nothing follows"):
+            from_steps(observations, actions, rewards, terminals, timeouts, source="log", discrete=discrete)
+        return
+    dataset = from_steps(
+        observations, actions, rewards, terminals, timeouts, successors, source="log", discrete=discrete
+    )
+    for found, expected in zip(dataset.transitions, zip(*rows, strict=True), strict=True):
+        np.testing.assert_array_equal(found, np.array(expected))
+    np.testing.assert_array_equal(dataset.last, last)
+    assert dataset.transitions.action.dtype == (np.int32 if discrete else np.float32)
+    assert all(
+        x.dtype == np.float32 for name, x in dataset.transitions._asdict().items() if "action" not in name
+    )
+
+
+def episodes(lengths, final_terminal=False):
+    """A log whose observations are (episode, step), so that a pairing across episodes shows."""
+    observations = np.array([(e, t) for e, length in enumerate(lengths) for t in range(length)], np.float32)
+    ends = np.cumsum(lengths) - 1
+    timeouts = np.zeros(len(observations), bool)
+    timeouts[ends] = True
+    return {
+        "observations": observations,
+        "actions": np.full((len(observations), 2), 0.5, np.float32),
+        "rewards": np.arange(len(observations), dtype=np.float32),
+        "terminals": np.zeros(len(observations), bool),
+        "timeouts": timeouts,
+    }
+
+
+def test_no_pair_crosses_an_episode_end():
+    transitions = from_steps(**episodes([4, 1, 3]), source="log").transitions
+    np.testing.assert_array_equal(transitions.observation[:, 0], transitions.next_observation[:, 0])
+    np.testing.assert_array_equal(transitions.observation[:, 1] + 1, transitions.next_observation[:, 1])
+    assert len(transitions.reward) == 3 + 0 + 2
+
+
+def test_a_time_limit_is_no_termination_and_a_terminal_is():
+    log = episodes([3, 3])
+    log["terminals"][5] = True
+    dataset = from_steps(**log, source="log")
+    np.testing.assert_array_equal(dataset.transitions.discount, [1, 1, 1, 1, 0])
+    np.testing.assert_array_equal(dataset.transitions.has_next_action, [1, 1, 1, 1, 0])
+    np.testing.assert_array_equal(dataset.last, [0, 1, 0, 0, 1])
+
+
+def test_unmarked_resets_are_found_where_next_observations_are_given():
+    log = episodes([3, 3, 3])
+    log["next_observations"] = log["observations"] + [0, 1]
+    log["timeouts"][2] = False
+    dataset = from_steps(**log, source="log")
+    np.testing.assert_array_equal(dataset.transitions.has_next_action, [1, 1, 0] * 3)
+    np.testing.assert_array_equal(dataset.last, [0, 0, 1] * 3)
+    np.testing.assert_array_equal(dataset.transitions.discount, np.ones(9))
+
+
+def test_rounding_is_no_reset():
+    log = episodes([3, 3])
+    log["next_observations"] = log["observations"] + np.array([1e-7, 1 + 1e-7], np.float32)
+    np.testing.assert_array_equal(from_steps(**log, source="log").last, [0, 0, 1] * 2)
+
+
+def test_a_log_cut_by_a_size_limit_ends_like_a_time_limit():
+    log = episodes([3, 4])
+    log["timeouts"][-1] = False
+    dataset = from_steps(**log, source="log")
+    np.testing.assert_array_equal(dataset.last, [0, 1, 0, 0, 1])
+    np.testing.assert_array_equal(dataset.transitions.discount, np.ones(5))
+
+
+def test_discounts_may_stop_a_backup_inside_an_episode():
+    dataset = from_steps(**episodes([4]), source="log", discounts=np.array([1, 0, 1, 1]))
+    np.testing.assert_array_equal(dataset.transitions.discount, [1, 0, 1])
+    np.testing.assert_array_equal(dataset.transitions.has_next_action, [1, 1, 1])
+
+
+def test_actions_are_mapped_from_their_box():
+    log = episodes([4])
+    log["actions"] = np.array([[-2, 0], [2, 10], [0, 5], [1, 2.5]], np.float64)
+    actions = from_steps(**log, source="log", low=[-2, 0], high=[2, 10]).transitions.action
+    np.testing.assert_allclose(actions, [[-1, -1], [1, 1], [0, 0]])
+    assert np.abs(actions).max() <= 1
+
+
+def test_actions_in_the_unit_box_keep_their_bits():
+    log = episodes([50])
+    log["actions"] = np.random.default_rng(0).uniform(-1, 1, (50, 2)).astype(np.float32)
+    np.testing.assert_array_equal(from_steps(**log, source="log").transitions.action, log["actions"][:-1])
+
+
+def test_rounding_just_outside_the_box_is_clipped_silently():
+    log = episodes([3])
+    log["actions"][1, 0] = np.float32(1) + np.finfo(np.float32).eps
+    assert from_steps(**log, source="log").transitions.action.max() == 1
+
+
+def test_actions_outside_are_clipped_if_asked():
+    log = episodes([3])
+    log["actions"][0] = [1.5, -7]
+    dataset = from_steps(**log, source="log", actions_outside="clip")
+    np.testing.assert_array_equal(dataset.transitions.action[0], [1, -1])
+
+
+def test_images_stay_bytes_and_arrays_become_vectors():
+    log = episodes([3])
+    log["observations"] = np.zeros((3, 4, 4, 3), np.uint8)
+    observation = from_steps(**log, source="log").transitions.observation
+    assert (observation.dtype, observation.shape) == (np.uint8, (2, 4, 4, 3))
+    log["observations"] = np.zeros((3, 4, 2), np.float64)
+    observation = from_steps(**log, source="log").transitions.observation
+    assert (observation.dtype, observation.shape) == (np.float32, (2, 8))
+
+
+def test_columns_of_one_are_accepted():
+    log = episodes([3])
+    plain = from_steps(**log, source="log")
+    for name in ("rewards", "terminals", "timeouts"):
+        log[name] = log[name][:, None]
+    assert digest(from_steps(**log, source="log")) == digest(plain)
+
+
+def set_value(name, index, value):
+    def change(log):
+        log[name] = log[name].astype(np.float64 if np.ndim(value) == 0 else log[name].dtype)
+        log[name][index] = value
+
+    return change
+
+
+def replace(name, value):
+    return lambda log: log.update({name: value})
+
+
+BAD = {
+    "unequal lengths": (
+        replace("rewards", np.zeros(5, np.float32)),
+        r"rewards have shape \(5,\), but there are 7",
+    ),
+    "unequal actions": (
+        replace("actions", np.zeros((8, 2))),
+        r"actions have shape \(8, 2\), but there are 7",
+    ),
+    "unequal flags": (replace("timeouts", np.zeros(6)), r"timeouts have shape \(6,\)"),
+    "scalar rewards": (replace("rewards", np.float32(0)), r"rewards have shape \(\)"),
+    "wide rewards": (replace("rewards", np.zeros((7, 2))), "one number per step"),
+    "empty": (replace("observations", np.zeros((0, 2), np.float32)), "the log has no steps"),
+    "no rows": (replace("observations", np.zeros(7, np.float32)), "one row per step"),
+    "text observations": (
+        replace("observations", np.full((7, 2), "a")),
+        "observations are <U1; save them as float32",
+    ),
+    "integer observations": (replace("observations", np.zeros((7, 2), np.int64)), "observations are int64"),
+    "text rewards": (replace("rewards", np.full(7, "a")), "rewards are <U1"),
+    "integer actions": (replace("actions", np.zeros((7, 2), np.int64)), "discrete=True"),
+    "NaN observation": (
+        set_value("observations", (3, 1), np.nan),
+        "1 values of observations are NaN.* step 3",
+    ),
+    "two bad actions": (
+        lambda log: log["actions"].__setitem__(slice(2, 4), [[np.inf, 0], [0, np.nan]]),
+        "2 values of actions are NaN or infinite.* step 2",
+    ),
+    "infinite reward": (set_value("rewards", 6, -np.inf), "1 values of rewards.* step 6"),
+    "beyond float32": (set_value("rewards", 4, 1e300), "1 values of rewards.*float32.* step 4"),
+    "NaN next observation": (
+        lambda log: log.update(next_observations=np.full((7, 2), np.nan)),
+        "14 values of next_observations.* step 0",
+    ),
+    "other next observation": (
+        replace("next_observations", np.zeros((7, 3), np.float32)),
+        r"next_observations are float32 \(7, 3\), but observations are float32 \(7, 2\)",
+    ),
+    "action outside": (
+        lambda log: log["actions"].__setitem__(slice(4, 6), [[0, 1.25], [-1.5, 1.1]]),
+        r"3 action values in 2 of 7 steps.*worst is -1.5 in step 5, dimension 0.*\[-1, 1\].*--clip_actions",
+    ),
+    "odd terminal": (
+        set_value("terminals", 2, 0.5),
+        "terminals must be 0 or 1, but 1 are not.* 0.5 in step 2",
+    ),
+    "text terminals": (replace("terminals", np.full(7, "a")), "terminals are <U1"),
+    "no end": (replace("timeouts", np.zeros(7, bool)), "no episode ends in 7 steps.*write 'timeouts'"),
+    "no end, no flag": (replace("timeouts", None), "no episode ends in 7 steps"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_log_is_refused(case):
+    change, message = BAD[case]
+    log = episodes([4, 3])
+    change(log)
+    with pytest.raises(DataError, match=f"mine: .*{message}"):
+        from_steps(**log, source="mine")
+
+
+@pytest.mark.parametrize(
+    ("actions", "message"),
+    [
+        (np.zeros(7), "must be integers, but they are float64"),
+        (np.array([0, 1, 2, -1, 0, 0, 0]), "count from 0, but the smallest is -1"),
+        (np.zeros((7, 2), int), r"shape \(7, 2\), but one per step"),
+        (np.zeros(6, int), r"shape \(6,\), but there are 7"),
+    ],
+)
+def test_bad_discrete_actions_are_refused(actions, message):
+    with pytest.raises(DataError, match=message):
+        from_steps(**{**episodes([4, 3]), "actions": actions}, source="mine", discrete=True)
+
+
+@pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (1, -1), ([0, 0], [1, 0])])
+def test_an_impossible_box_is_refused(low, high):
+    with pytest.raises(DataError, match="finite bounds"):
+        from_steps(**episodes([4]), source="mine", low=low, high=high)
+
+
+def test_digest_is_a_function_of_names_types_shapes_and_bytes():
+    def tiny(reward):
+        column = np.arange(2, dtype=np.float32)
+        transitions = Transition(
+            column[:, None], column.astype(np.int32), reward, column, column, column, column
+        )
+        return Dataset(transitions, np.array([False, True]))
+
+    one = digest(tiny(np.array([1, 2], np.float32)))
+    # Recorded: a change of this value orphans every digest in users' results.
+    assert one == "5c8d74ba5572f57892136e4d14fcebeb186911effdcdaecdbdf2230d09962768"
+    assert digest(tiny(np.array([1, 2], np.float32))) == one
+    assert digest(tiny(np.array([1, 3], np.float32))) != one
+    assert digest(tiny(np.array([[1, 2]], np.float32))) != one
+    assert digest(tiny(np.array([1, 2], np.float32).view(np.int32))) != one
+    assert digest(tiny(np.array([1, 9, 2, 9], np.float32)[::2])) == one  # not of the memory layout
+
+
+def test_spec_is_inferred():
+    log = episodes([4])
+    assert loaded(from_steps(**log, source=""), environment=None, source="").spec == ((2,), 2, False)
+    log["actions"] = np.array([0, 5, 1, 1])
+    dataset = from_steps(**log, source="", discrete=True)
+    assert loaded(dataset, environment=None, source="").spec == ((2,), 6, True)
+    assert loaded(dataset, environment=None, source="", choices=9).spec.action_size == 9

@@ -1,0 +1,115 @@
+"""`rl.replay.dataset`: sampling, returns-to-go and value supports against brute force."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.replay.dataset import Dataset, returns_to_go, sampler, size, take, value_bounds
+from rl.types import Transition
+
+
+def make(reward, discount, last):
+    reward = np.asarray(reward, np.float32)
+    rows = np.arange(len(reward), dtype=np.float32)
+    transitions = Transition(
+        observation=rows[:, None],
+        action=rows[:, None],
+        reward=reward,
+        discount=np.asarray(discount, np.float32),
+        next_observation=rows[:, None] + 1,
+        next_action=rows[:, None],
+        has_next_action=np.ones_like(reward),
+    )
+    return Dataset(transitions, np.asarray(last, bool))
+
+
+def brute_force(reward, alive, last, discount, bootstrap):
+    """The defining sum, from every step forwards."""
+    result = []
+    for start in range(len(reward)):
+        total, weight = 0.0, 1.0
+        for t in range(start, len(reward)):
+            total += weight * reward[t]
+            weight *= discount * alive[t]
+            if last[t]:
+                break
+        total += weight * bootstrap / (1 - discount)
+        result.append(total)
+    return np.array(result)
+
+
+steps = st.lists(
+    st.tuples(st.floats(-5, 5, width=32), st.booleans(), st.booleans()),
+    min_size=1,
+    max_size=30,
+)
+
+
+@settings(deadline=None)
+@given(steps, st.floats(0.0, 0.99), st.sampled_from([0.0, -1.0, 2.5]))
+def test_returns_to_go_is_the_sum_of_discounted_rewards(log, discount, bootstrap):
+    reward, alive, last = (np.array(column) for column in zip(*log, strict=True))
+    last[-1] = True
+    expected = brute_force(reward, alive, last, discount, bootstrap)
+    found = returns_to_go(make(reward, alive, last), discount, bootstrap)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
+    assert found.dtype == np.float64
+
+
+def test_a_success_inside_an_episode_stops_the_return_but_not_the_episode():
+    dataset = make([1, 1, 1, 1], [1, 0, 1, 1], [0, 0, 0, 1])
+    np.testing.assert_allclose(returns_to_go(dataset, 0.5), [1.5, 1.0, 1.5, 1.0])
+
+
+def test_undiscounted_returns_need_no_bootstrap():
+    dataset = make([1, 2, 3], [1, 1, 1], [0, 0, 1])
+    np.testing.assert_allclose(returns_to_go(dataset, 1.0), [6, 5, 3])
+    with pytest.raises(ValueError, match="no value at discount 1"):
+        returns_to_go(dataset, 1.0, bootstrap=1.0)
+
+
+def test_returns_to_go_accepts_device_arrays():
+    dataset = make([1, 2, 3], [1, 1, 0], [0, 0, 1])
+    np.testing.assert_allclose(returns_to_go(jax.device_put(dataset), 0.5), returns_to_go(dataset, 0.5))
+
+
+@settings(deadline=None)
+@given(steps, st.floats(0.5, 0.99))
+def test_value_bounds_hold_every_return_and_stay_within_what_rewards_allow(log, discount):
+    reward, alive, last = (np.array(column) for column in zip(*log, strict=True))
+    last[-1] = True
+    dataset = make(reward, alive, last)
+    low, high = value_bounds(dataset, discount)
+    returns = returns_to_go(
+        dataset, discount, bootstrap=float(dataset.transitions.reward.mean(dtype=np.float64))
+    )
+    slack = 1e-6 * (1 + np.abs(returns).max())
+    assert low < high
+    assert low - slack <= returns.min() and returns.max() <= high + slack
+    if reward.max() - reward.min() > 1e-3:
+        assert low >= min(reward.min() / (1 - discount), reward.min()) - slack
+        assert high <= max(reward.max() / (1 - discount), reward.max()) + slack
+
+
+def test_value_bounds_by_hand():
+    # One step of each reward; both end their episode, so that the returns are 0 and 1, and their span is 1.
+    low, high = value_bounds(make([0, 1], [0, 0], [1, 1]), 0.9)
+    assert (low, high) == (0.0, 2.0)
+    # Nothing ends: with rewards 1 the only value is 10, and any support with an interior will do.
+    low, high = value_bounds(make([1, 1], [1, 1], [0, 1]), 0.9)
+    assert low < 10 < high and high - low <= 1
+
+
+def test_take_and_sample_return_whole_rows():
+    dataset = jax.device_put(make(np.arange(10), np.ones(10), np.ones(10)))
+    rows = take(dataset, np.array([3, 7]))
+    np.testing.assert_array_equal(rows.reward, [3, 7])
+    np.testing.assert_array_equal(rows.next_observation, [[4], [8]])
+    batch = sampler(256)(dataset, jax.random.key(0))
+    assert batch.reward.shape == (256,)
+    np.testing.assert_array_equal(batch.observation[:, 0], batch.reward)
+    assert set(np.asarray(batch.reward).tolist()) == set(range(size(dataset)))  # 256 draws miss none of 10
+    again = sampler(256)(dataset, jax.random.key(0))
+    np.testing.assert_array_equal(batch.reward, again.reward)

@@ -1,0 +1,349 @@
+"""rl.envs: one convention for every family, and copies of an environment in worker processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from rl import envs
+from rl.envs import registry
+from rl.types import Spec
+
+
+def run_python(code: str) -> dict:
+    """What a fresh Python prints as JSON."""
+    return json.loads(subprocess.check_output([sys.executable, "-c", code]))
+
+
+def episode(env: gymnasium.Env, seed: int, steps: int = 25) -> np.ndarray:
+    """Everything observed and paid in a seeded episode under fixed pseudo-random actions."""
+    rng = np.random.default_rng(0)
+    observation, _ = env.reset(seed=seed)
+    seen = [observation]
+    for _ in range(steps):
+        action = rng.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        observation, reward, terminated, truncated, _ = env.step(action)
+        seen.append(np.append(observation, reward))
+        if terminated or truncated:
+            break
+    return np.concatenate(seen)
+
+
+# ---- names ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("CartPole-v1", Spec((4,), 2, discrete=True)),
+        ("Pendulum-v1", Spec((3,), 1)),
+        ("Hopper-v4", Spec((11,), 3)),
+        ("toy_environments:Countdown-v0", Spec((3,), 1)),
+    ],
+)
+def test_gymnasium_names(name: str, spec: Spec) -> None:
+    env = envs.make(name, seed=0)
+    assert envs.spec(env) == spec
+    observation, _ = env.reset()
+    assert observation.dtype == np.float32
+    assert observation.shape == spec.observation_shape
+
+
+def test_robotics_names() -> None:
+    pytest.importorskip("gymnasium_robotics")
+    env = envs.make("AdroitHandDoor-v1", seed=0)
+    assert envs.spec(env) == Spec((39,), 28)
+    assert "success" in env.step(np.zeros(28, np.float32))[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    [
+        ("pointmaze-medium-singletask-v0", Spec((2,), 2)),
+        ("cube-single-singletask-task1-v0", Spec((28,), 5)),
+    ],
+)
+def test_ogbench_names(name: str, spec: Spec) -> None:
+    pytest.importorskip("ogbench")
+    assert envs.spec(envs.make(name)) == spec
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("Hoper-v4", "Hopper-v4"), ("CartPole-v7", "CartPole-v1"), ("pendulum", "Pendulum-v1")],
+)
+def test_unknown_names_suggest_the_nearest(name: str, nearest: str) -> None:
+    if name.islower():
+        pytest.importorskip("ogbench")
+    with pytest.raises(ValueError, match=f"unknown environment '{name}' .*nearest names are .*{nearest}"):
+        envs.make(name)
+
+
+def test_unknown_ogbench_names_suggest_the_nearest() -> None:
+    pytest.importorskip("ogbench")
+    with pytest.raises(ValueError, match=r"nearest names are .*cube-single-singletask-task1-v0"):
+        envs.make("cube-single-play-singletask-task1-v0")  # a dataset's name, not an environment's
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "extra"),
+    [("cube-single-v0", "ogbench", "ogbench"), ("AdroitHandPen-v1", "gymnasium_robotics", "d4rl")],
+)
+def test_a_missing_package_names_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
+    monkeypatch.delitem(gymnasium.registry, name, raising=False)
+    monkeypatch.setitem(sys.modules, module, None)  # what Python does to make an import fail
+    with pytest.raises(ImportError, match=rf"pip install 'headway\[{extra}\]'"):
+        envs.make(name)
+
+
+def test_a_name_whose_module_is_missing_says_so() -> None:
+    with pytest.raises(ImportError, match="No module named 'no_such_module'"):
+        envs.make("no_such_module:Thing-v0")
+
+
+def test_a_simulator_that_fails_names_what_to_pin(monkeypatch) -> None:
+    def fail(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(registry, "_register", lambda name: None)
+    monkeypatch.setattr(gymnasium, "make", fail)
+    with pytest.raises(RuntimeError, match=r"FetchReach-v4.*AssertionError.*mujoco==3\.11\.0"):
+        envs.make("FetchReach-v4")
+    with pytest.raises(RuntimeError) as error:
+        envs.make("Hopper-v4")
+    assert "mujoco==" not in str(error.value)
+
+
+# ---- spaces --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_spaces(monkeypatch):
+    """Makes an environment with the given spaces; its unwrapped ``received`` is the last action it got."""
+    import toy_environments
+
+    def make(observation_space: spaces.Space, action_space: spaces.Space) -> gymnasium.Env:
+        raw = toy_environments.Spaces(observation_space, action_space)
+        return registry._uniform(raw, "Toy-v0")
+
+    return make
+
+
+VECTOR, TWO = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
+
+
+def test_actions_in_the_unit_box_reach_the_environments_own_box(with_spaces) -> None:
+    box = spaces.Box(np.array([[0.0, -3.0]]), np.array([[10.0, 1.0]]), dtype=np.float64)
+    env = with_spaces(VECTOR, box)
+    assert env.action_space == spaces.Box(-1, 1, (2,), np.float32)
+    for unit, theirs in [
+        ([-1, -1], [[0, -3]]),
+        ([1, 1], [[10, 1]]),
+        ([0, 0.5], [[5, 0]]),
+        ([-7, 2], [[0, 1]]),
+    ]:
+        env.step(np.array(unit, np.float32))
+        np.testing.assert_array_equal(env.unwrapped.received, theirs)
+        assert box.contains(env.unwrapped.received)
+
+
+def test_actions_are_untouched_where_the_box_is_the_unit_box(with_spaces) -> None:
+    env = with_spaces(VECTOR, spaces.Box(-1, 1, (100,), np.float32))
+    action = np.random.default_rng(0).uniform(-1, 1, 100).astype(np.float32)
+    env.step(action)
+    np.testing.assert_array_equal(env.unwrapped.received, action)
+
+
+def test_discrete_actions_count_from_zero(with_spaces) -> None:
+    env = with_spaces(VECTOR, spaces.Discrete(3, start=5))
+    assert envs.spec(env) == Spec((2,), 3, discrete=True)
+    env.step(np.int32(2))
+    assert env.unwrapped.received == 7
+
+
+def test_observations_become_flat_float32_and_images_stay(with_spaces) -> None:
+    env = with_spaces(spaces.Box(-1, 1, (2, 3), np.float64), TWO)
+    observation, _ = env.reset()
+    assert (observation.shape, observation.dtype) == ((6,), np.float32)
+    image = with_spaces(spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO)
+    observation, _ = image.reset()
+    assert (observation.shape, observation.dtype) == ((8, 8, 3), np.uint8)
+    assert envs.spec(image) == Spec((8, 8, 3), 2, discrete=True)
+
+
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "message"),
+    [
+        (spaces.Dict({"goal": VECTOR}), TWO, r"'Toy-v0' observes Dict\(.*FlattenObservation"),
+        (spaces.Discrete(4), TWO, r"observes Discrete\(4\)"),
+        (VECTOR, spaces.MultiDiscrete([2, 3]), r"takes MultiDiscrete\(\[2 3\]\)"),
+        (VECTOR, spaces.Box(-np.inf, 1, (2,)), "between finite bounds"),
+        (VECTOR, spaces.Box(0, 9, (2,), np.int64), "between finite bounds"),
+    ],
+)
+def test_spaces_that_agents_cannot_use_are_refused(
+    with_spaces, observation_space, action_space, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        with_spaces(observation_space, action_space)
+
+
+# ---- seeds ---------------------------------------------------------------------------------------------
+
+
+def test_make_seeds_the_first_episode_and_the_action_space() -> None:
+    first, again, other = (envs.make("Pendulum-v1", seed=s) for s in (3, 3, 4))
+    a, b, c = (env.reset()[0] for env in (first, again, other))
+    np.testing.assert_array_equal(a, b)
+    assert (a != c).any()
+    np.testing.assert_array_equal(first.action_space.sample(), again.action_space.sample())
+
+
+@pytest.mark.parametrize("name", ["pointmaze-teleport-singletask-v0", "cube-single-singletask-task1-v0"])
+def test_a_seeded_ogbench_episode_depends_on_its_seed_alone(name: str) -> None:
+    """The authors' environments draw from NumPy's global generator and an unseeded action space."""
+    pytest.importorskip("ogbench")
+    used, fresh = envs.make(name), envs.make(name)
+    episode(used, seed=1)
+    np.random.seed(5)  # noqa: NPY002, the generator in question
+    expected = np.random.get_state()[1].copy()  # noqa: NPY002
+    np.testing.assert_array_equal(episode(used, seed=7), episode(fresh, seed=7))
+    np.testing.assert_array_equal(np.random.get_state()[1], expected)  # noqa: NPY002, left as it was
+    assert (episode(used, seed=8)[:2] != episode(used, seed=7)[:2]).any()
+
+
+# ---- many copies ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_workers_give_what_one_process_gives(processes: int) -> None:
+    rng = np.random.default_rng(0)
+    actions = rng.uniform(-1, 1, (6, 5, 1)).astype(np.float32)
+    with (
+        envs.vector("Pendulum-v1", 5, processes=0) as here,
+        envs.vector("Pendulum-v1", 5, processes=processes) as there,
+    ):
+        assert here.spec == there.spec == Spec((3,), 1)
+        np.testing.assert_array_equal(here.reset([1, 2, 3, 4, 5]), there.reset([1, 2, 3, 4, 5]))
+        for t, action in enumerate(actions):
+            for ours, theirs in zip(here.step(action), there.step(action), strict=True):
+                np.testing.assert_array_equal(ours, theirs)
+            seeds = [None if i != t else 9 for i in range(5)]
+            np.testing.assert_array_equal(here.reset(seeds), there.reset(seeds))
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_only_the_copies_named_are_reset_and_stepped(processes: int) -> None:
+    with envs.vector("toy_environments:Countdown-v0", 3, processes) as vector:
+        before = vector.reset([0, 1, 2])
+        after = vector.reset([None, 5, None])
+        np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
+        assert (before[1] != after[1]).any()
+        step = vector.step(np.zeros((3, 1), np.float32), np.array([True, False, True]))
+        np.testing.assert_array_equal(step.observation[:, 0], after[:, 0] - [1, 0, 1])
+        np.testing.assert_array_equal(step.reward, [1, 0, 1])
+        np.testing.assert_array_equal(np.isnan(step.success), [False, True, False])
+
+
+def test_results_are_not_overwritten_by_later_steps() -> None:
+    with envs.vector("toy_environments:Countdown-v0", 2, processes=0) as vector:
+        first = vector.reset([0, 1])
+        kept = first.copy()
+        vector.reset([2, 3])
+        np.testing.assert_array_equal(first, kept)
+
+
+def test_workers_are_separate_processes_without_jax() -> None:
+    with envs.vector("toy_environments:Modules-v0", 4, processes=2) as vector:
+        observed = vector.reset([0] * 4)
+    np.testing.assert_array_equal(observed[:, 0], 0)
+    assert len({*observed[:, 1], os.getpid() % 2**20}) == 3
+
+
+def test_importing_the_package_is_cheap() -> None:
+    modules = run_python("import sys, json, rl.envs; print(json.dumps(sorted(sys.modules)))")
+    assert not {"jax", "mujoco", "ogbench", "gymnasium_robotics", "torch"} & set(modules)
+
+
+def test_it_works_from_a_script_without_a_main_guard() -> None:
+    """Worker processes started by multiprocessing would run this script again, and fail."""
+    code = "from rl import envs; v = envs.vector('CartPole-v1', 2, 2); print(v.reset([0, 1]).shape[0]); v.close()"
+    assert run_python(code) == 2
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_errors_of_an_environment_arrive_with_their_cause(processes: int) -> None:
+    with envs.vector("toy_environments:Raises-v0", 2, processes) as vector:
+        vector.reset([0, 0])
+        for _ in range(2):
+            vector.step(np.zeros(2, int))
+        with pytest.raises((RuntimeError, KeyError), match="the joint is missing"):
+            vector.step(np.zeros(2, int))
+        with pytest.raises(RuntimeError, match="closed"):
+            vector.reset([0, 0])
+
+
+def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
+    with envs.vector("toy_environments:Killed-v0", 2, processes=2) as vector:
+        vector.reset([0, 0])
+        for _ in range(2):
+            vector.step(np.zeros(2, int))
+        with pytest.raises(
+            RuntimeError, match=r"worker \(process \d+\) died: killed by SIGKILL.*fewer copies"
+        ):
+            vector.step(np.zeros(2, int))
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("Hoper-v4", ValueError, "nearest names"),
+        ("toy_environments:DictObservation-v0", TypeError, "observes Dict"),
+        ("no_such_module:Thing-v0", ImportError, "no_such_module"),
+    ],
+)
+def test_names_that_cannot_be_made_fail_alike_everywhere(processes: int, name, kind, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        envs.vector(name, 2, processes)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda v: v.reset([0]), "one row for each of 2 copies, got 1"),
+        (lambda v: v.step(np.zeros((3, 1))), "got 3"),
+        (lambda v: v.step(np.zeros((2, 1)), np.ones(4, bool)), "got 4"),
+        (lambda v: envs.vector("Pendulum-v1", 0), "count must be at least 1"),
+        (lambda v: envs.vector("Pendulum-v1", 1, -1), "processes must be 0"),
+    ],
+)
+def test_wrong_counts_are_refused(call, message: str) -> None:
+    with envs.vector("Pendulum-v1", 2, 0) as vector, pytest.raises(ValueError, match=message):
+        call(vector)
+
+
+def test_workers_end_with_close() -> None:
+    vector = envs.vector("CartPole-v1", 2, 2)
+    workers = [part._process for part in vector._parts]
+    vector.close()
+    vector.close()
+    assert all(worker.returncode == 0 for worker in workers)
+
+
+def test_workers_end_when_their_parent_is_killed() -> None:
+    code = (
+        "import os, signal; from rl import envs; v = envs.vector('CartPole-v1', 2, 2);"
+        "print('ready', flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    # The workers hold the parent's standard output too: run() returns when the last of them is gone.
+    parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60, check=False)
+    assert (parent.returncode, parent.stdout) == (-signal.SIGKILL, b"ready\n")

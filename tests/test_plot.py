@@ -1,0 +1,159 @@
+"""Plots: what is drawn is read back from the figure; the file is a whole PNG or the old one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rl import plot
+
+STEPS = np.array([0, 100, 200, 300])
+SCORES = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 7.0], [5.0, 5.5, 9.0], [6.0, 8.0, 9.5]])
+
+
+@pytest.fixture
+def figures(monkeypatch) -> list:
+    """Figures as they were saved."""
+    saved = []
+    real = plot._save
+
+    def save(figure, path) -> None:
+        saved.append(figure)
+        real(figure, path)
+
+    monkeypatch.setattr(plot, "_save", save)
+    return saved
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    assert data.endswith(b"IEND\xaeB`\x82")
+    return int.from_bytes(data[16:20]), int.from_bytes(data[20:24])
+
+
+def lines(axes) -> dict[str, list]:
+    found: dict[str, list] = {"mean": [], "seed": []}
+    for line in axes.get_lines():
+        found["seed" if line.get_label().startswith("_") else "mean"].append(line)
+    return found
+
+
+def test_learning_curve_draws_mean_seeds_and_interval(tmp_path: Path, figures: list):
+    plot.learning_curve(
+        tmp_path / "curve.png",
+        {"iql": (STEPS, SCORES), "bc": (STEPS, SCORES - 3)},
+        "success rate",
+        references={"behaviour": 0.5},
+        title="maze",
+    )
+    width, height = image_size(tmp_path / "curve.png")
+    assert width >= 1000
+    assert height >= 600
+    axes = figures[0].axes[0]
+    iql, bc, behaviour = lines(axes)["mean"]
+    np.testing.assert_allclose(iql.get_ydata(), [7 / 3, 4, 6.5, 23.5 / 3])
+    np.testing.assert_allclose(bc.get_ydata(), [-2 / 3, 1, 3.5, 14.5 / 3])
+    np.testing.assert_allclose(behaviour.get_ydata(), 0.5)
+    assert len(lines(axes)["seed"]) == 6
+    assert iql.get_color() != bc.get_color()
+    texts = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert texts == ["iql, 3 seeds", "bc, 3 seeds", "behaviour"]
+    assert (axes.get_ylabel(), axes.get_title(loc="left")) == ("success rate", "maze")
+
+    low, high = stats.t.interval(0.95, 2, SCORES[1].mean(), stats.sem(SCORES[1]))
+    band = axes.collections[0].get_paths()[0].vertices
+    at_100 = band[band[:, 0] == 100][:, 1]
+    np.testing.assert_allclose([at_100.min(), at_100.max()], [low, high])
+
+
+def test_a_score_that_is_not_finite_is_a_gap(tmp_path: Path, figures: list):
+    scores = SCORES.copy()
+    scores[2, 1] = np.nan
+    plot.learning_curve(tmp_path / "curve.png", {"iql": (STEPS, scores)}, "score")
+    (mean,) = lines(figures[0].axes[0])["mean"]
+    np.testing.assert_allclose(mean.get_ydata(), [7 / 3, 4, np.nan, 23.5 / 3])
+
+
+def test_one_seed_has_no_band(tmp_path: Path, figures: list):
+    plot.learning_curve(tmp_path / "curve.png", {"iql": (STEPS, SCORES[:, :1])}, "score")
+    axes = figures[0].axes[0]
+    assert not axes.collections
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["iql, 1 seed"]
+
+
+def test_many_runs_stay_apart_and_inside_the_picture(tmp_path: Path, figures: list):
+    runs = {f"agent {i}": (STEPS, SCORES + i) for i in range(20)}
+    plot.learning_curve(tmp_path / "curve.png", runs, "score")
+    axes = figures[0].axes[0]
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines(axes)["mean"]}) == 20
+    legend, picture = axes.get_legend().get_window_extent(), figures[0].bbox
+    assert legend.y0 >= picture.y0
+    assert legend.x1 <= picture.x1
+
+
+@pytest.mark.parametrize(
+    "steps, scores",
+    [(STEPS, SCORES[:2]), (STEPS, SCORES[:, 0]), (SCORES, SCORES)],
+    ids=["T", "one axis", "steps"],
+)
+def test_wrong_shapes_are_named(tmp_path: Path, steps, scores):
+    with pytest.raises(ValueError, match=r"'iql'.*\[T, S\], got shapes"):
+        plot.learning_curve(tmp_path / "curve.png", {"iql": (steps, scores)}, "score")
+    assert not os.listdir(tmp_path)
+
+
+def test_nothing_to_draw(tmp_path: Path):
+    with pytest.raises(ValueError, match="no runs"):
+        plot.learning_curve(tmp_path / "a.png", {}, "score")
+    with pytest.raises(ValueError, match="no scores"):
+        plot.bars(tmp_path / "a.png", {}, "score")
+
+
+def test_bars_draw_scores_and_intervals(tmp_path: Path, figures: list):
+    plot.bars(
+        tmp_path / "bars.png",
+        {"iql": (71.25, 66.0, 76.0), "one seed": (12.0, np.nan, np.nan), "lost": (-5.0, -9.0, -1.0)},
+        "success rate (%)",
+    )
+    image_size(tmp_path / "bars.png")
+    axes = figures[0].axes[0]
+    assert [bar.get_width() for bar in axes.patches] == [71.25, 12.0, -5.0]
+    np.testing.assert_array_equal(axes.get_lines()[0].get_xdata(), [66.0, 76.0])
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["iql", "one seed", "lost"]
+    assert axes.yaxis_inverted()
+
+
+def test_a_failed_drawing_leaves_the_old_picture(tmp_path: Path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    path = tmp_path / "curve.png"
+    plot.learning_curve(path, {"iql": (STEPS, SCORES)}, "score")
+    before = path.read_bytes()
+
+    def full(_, target, **__) -> None:
+        Path(target).write_bytes(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(OSError, match="No space"):
+        plot.learning_curve(path, {"iql": (STEPS, SCORES)}, "score")
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["curve.png"]
+
+
+def test_pyplot_is_not_touched(tmp_path: Path):
+    if "matplotlib.pyplot" in sys.modules:
+        import matplotlib.pyplot as plt
+
+        open_before = plt.get_fignums()
+        plot.bars(tmp_path / "bars.png", {"iql": (1.0, 0.0, 2.0)}, "score")
+        assert plt.get_fignums() == open_before
+    else:
+        plot.bars(tmp_path / "bars.png", {"iql": (1.0, 0.0, 2.0)}, "score")
+        assert "matplotlib.pyplot" not in sys.modules
