@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import shlex
 import shutil
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,29 +29,19 @@ from absl import app
 from experiments import flags
 from rl import agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
 from rl.replay import dataset as replay
-from rl.types import Learner, State
+from rl.types import Array, Key, State
 from rl.values import heads
+from rl.values.heads import ValueHead
 
 # Scores that are summarised, and those worth a curve, the most telling first.
 _SCORES = ("return", "normalized_return", "success", "final_success")
 _HEADLINE = ("normalized_return", "success", "return")
 
 # Settings that another checkpoint in the same folder must agree on.
-_IDENTITY = [
-    "dataset",
-    "environment",
-    "clip_actions",
-    "normalize_observations",
-    "reward_scale",
-    "reward_shift",
-    "head",
-    "head_size",
-    "seeds",
-    "seed",
-    "eval_every",
-    "batch_size",
-    "unroll",
-]
+_IDENTITY = (
+    *("dataset", "environment", "clip_actions", "normalize_observations", "reward_scale", "reward_shift"),
+    *("head", "head_size", "seeds", "seed", "eval_every", "batch_size", "unroll"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,121 +89,72 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     Raises:
       ValueError: settings that cannot be run; the message names the flag.
       train.Diverged: a metric stopped being finite; the last checkpoint is of the epoch before.
-      Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
+      train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     if settings.updates % settings.eval_every:
         raise ValueError(
             f"--updates={settings.updates} is not a multiple of --eval_every={settings.eval_every}"
         )
-    loaded = data.load(
-        settings.dataset,
-        folder=settings.data_folder or None,
-        clip_actions=settings.clip_actions,
-        environment=settings.environment or None,
-    )
-    dataset, mean, deviation = prepare(settings, loaded.dataset)
-    low, high = support(settings, dataset, getattr(config, "discount", 0.99))
-    head = heads.make(settings.head, low, high, settings.head_size)
-    module = agents.get(settings.agent)
-    variants = len(next(iter(sweep.values()))) if sweep else 1
-    count = variants * settings.seeds
-
-    def make(config: Any) -> Learner:
-        return standardised(module.make(config, loaded.spec, head), mean, deviation)
-
-    mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
-    population = train.population(
-        make,
-        config,
-        shard.data_parallel(replay.sampler(settings.batch_size), mesh),
-        settings.eval_every,
-        sweep={
-            name: np.repeat(np.asarray(v, np.float32), settings.seeds) for name, v in (sweep or {}).items()
-        },
-        unroll=settings.unroll,
-    )
-    # Seed i has the same key in every variant and however many seeds run beside it.
-    seeds = np.tile(np.arange(settings.seeds), variants)
-    keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(seeds)
-    state = jax.jit(population.init)(keys, replay.take(dataset, np.arange(2)))
-
+    sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
     workdir = Path(settings.workdir or f"runs/{Path(settings.dataset).name}/{settings.agent}-{settings.head}")
+    if settings.overwrite and workdir.exists():
+        shutil.rmtree(workdir)
+    task = problem(settings, getattr(config, "discount", 0.99))
+    mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
+    population, keys = learners(settings, config, sweep, task, mesh)
     card = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in _IDENTITY},
         "config": dataclasses.asdict(config),
-        "sweep": {name: [float(x) for x in values] for name, values in (sweep or {}).items()},
-        "digest": loaded.digest,
-        "support": [low, high],
+        "sweep": sweep,
+        "digest": task.loaded.digest,
+        "support": task.support,
     }
-    tree = {"learner": shard.place_state(state, mesh), "seconds": np.zeros(())}
-    if settings.overwrite and workdir.exists():
-        shutil.rmtree(workdir)
-    found = checkpoint.restore(workdir / "checkpoints", tree, card)
-    tree, step = found or (tree, 0)
-    state, before = tree["learner"], float(tree["seconds"])
-    started = time.time()
+    state = jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2)))
+    start: dict[str, Any] = {"state": shard.place_state(state, mesh), "seconds": np.zeros(())}
+    saved, step = checkpoint.restore(workdir / "checkpoints", start, card) or (start, 0)
+    started = time.time() - saved["seconds"].item()
 
-    environment = loaded.environment if settings.eval_episodes and shard.is_main() else None
     with ExitStack() as stack:
         record = stack.enter_context(
             log.open_run(
                 workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
             )
         )
-        scores_of = None
-        if environment:
-            scores_of = stack.enter_context(
-                evaluate.evaluator(
-                    population.act,
-                    environment,
-                    seeds=count,
-                    episodes=settings.eval_episodes,
-                    processes=None if settings.eval_processes < 0 else settings.eval_processes,
-                    reference=loaded.reference,
-                    base_seed=settings.seed,
-                )
-            )
-        estimate = None
-        if settings.policy_estimates:
-            fitted = evaluate.FittedQ(discount=getattr(config, "discount", 0.99))
-            estimate = evaluate.fitted_q(population.act, loaded.spec, head, fitted)
+        score = stack.enter_context(scorer(settings, task, population, len(keys), mesh))
         bar = stack.enter_context(
             log.progress(settings.updates, f"{settings.agent} {settings.head}", initial=step)
         )
-        stopping = stack.enter_context(stop_requests())
-        device_data, keys = shard.place(dataset, mesh), shard.place_keys(keys, mesh)
-        remaining = (settings.updates - step) // settings.eval_every
-        for state, report in train.epochs(
-            shard.over_mesh(population.epoch, mesh), state, device_data, keys, remaining
-        ):
+        stopping = stack.enter_context(train.stop_requests())
+        epochs = train.epochs(
+            shard.over_mesh(population.epoch, mesh),
+            saved["state"],
+            shard.place(task.dataset, mesh),
+            shard.place_keys(keys, mesh),
+            (settings.updates - step) // settings.eval_every,
+        )
+        for state, report in epochs:
             step += settings.eval_every
-            metrics = {f"train/{name}": np.asarray(value) for name, value in report.metrics.items()}
-            with on_host(state, mesh) as host_state:
-                scores = scores_of(host_state, step // settings.eval_every) if scores_of else {}
-            metrics |= {f"eval/{name}": value for name, value in scores.items()}
-            if scores:
-                bar.set_postfix({name: f"{scores[name].mean():.4g}" for name in _HEADLINE if name in scores})
-            if estimate:
-                metrics["eval/fitted_q"] = np.asarray(estimate(state, device_data, keys).value)
-            record.write(step, metrics)
-            seconds = before + time.time() - started
-            checkpoint.save(
-                workdir / "checkpoints", step, {"learner": state, "seconds": np.asarray(seconds)}, card
-            )
+            scores = score(state, step // settings.eval_every)
+            record.write(step, {f"train/{name}": value for name, value in report.metrics.items()} | scores)
+            tree = {"state": state, "seconds": np.asarray(time.time() - started)}
+            checkpoint.save(workdir / "checkpoints", step, tree, card)
             bar.update(settings.eval_every)
+            bar.set_postfix(
+                {n: f"{np.mean(scores[f'eval/{n}']):.4g}" for n in _HEADLINE if f"eval/{n}" in scores}
+            )
             if stopping and step < settings.updates:
-                raise Interrupted(f"stopped at update {step}; the same command continues from {workdir}")
-
+                raise train.Interrupted(
+                    f"stopped at update {step}; the same command continues from {workdir}"
+                )
         result = {
             **card,
-            "dataset": settings.dataset,
-            "source": loaded.source,
-            "environment": environment,
-            "seeds": settings.seeds,
+            "source": task.loaded.source,
+            "note": task.loaded.note,
+            "environment": task.loaded.environment,
             "updates": step,
             "scores": summary(workdir),
-            "wall_seconds": before + time.time() - started,
+            "wall_seconds": time.time() - started,
             "command": shlex.join(sys.orig_argv),
             "versions": log.versions(),
             "hardware": log.hardware(),
@@ -223,50 +164,115 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     return result
 
 
-def prepare(settings: Settings, dataset: replay.Dataset) -> tuple[replay.Dataset, np.ndarray, np.ndarray]:
-    """The dataset as the agent sees it, and the mean and deviation by which observations were standardised."""
-    steps = dataset.transitions
-    mean, deviation = np.zeros((), np.float32), np.ones((), np.float32)
-    if settings.normalize_observations:
-        mean, deviation = steps.observation.mean(0), steps.observation.std(0) + np.float32(1e-3)
-        steps = steps._replace(
-            observation=(steps.observation - mean) / deviation,
-            next_observation=(steps.next_observation - mean) / deviation,
-        )
-    scale = settings.reward_scale
-    if scale == "return_range":
-        factor = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
-    else:
-        factor = _number("reward_scale", scale)
-    reward = (steps.reward * factor + settings.reward_shift).astype(np.float32)
-    return dataset._replace(transitions=steps._replace(reward=reward)), mean, deviation
+class Problem(NamedTuple):
+    """The data of a run as its agent sees them."""
+
+    loaded: data.Loaded
+    dataset: replay.Dataset  # standardised and scaled as the settings say
+    mean: np.ndarray  # of observations, [*observation] or []
+    deviation: np.ndarray
+    support: tuple[float, float]  # values that a categorical head must represent
+    head: ValueHead
 
 
-def standardised(learner: Learner, mean: np.ndarray, deviation: np.ndarray) -> Learner:
-    """The learner, acting on raw observations although it was trained on standardised ones."""
-    if mean.ndim == 0:
-        return learner
-    return learner._replace(act=lambda state, x, key: learner.act(state, (x - mean) / deviation, key))
-
-
-def support(settings: Settings, dataset: replay.Dataset, discount: float) -> tuple[float, float]:
-    """The values that a categorical head must represent: the flags where given, else what the data suggest."""
-    low, high = replay.value_bounds(dataset, discount)
-    return (
-        low if np.isnan(settings.head_low) else settings.head_low,
-        high if np.isnan(settings.head_high) else settings.head_high,
+def problem(settings: Settings, discount: float) -> Problem:
+    """Loads and prepares the data, and chooses the head's support from them where no flag gives it."""
+    loaded = data.load(
+        settings.dataset,
+        folder=settings.data_folder or None,
+        clip_actions=settings.clip_actions,
+        environment=settings.environment or None,
     )
+    dataset, mean, deviation = loaded.dataset, np.zeros((), np.float32), np.ones((), np.float32)
+    if settings.normalize_observations:
+        dataset, mean, deviation = replay.standardize(dataset)
+    if settings.reward_scale == "return_range":
+        scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
+    else:
+        scale = _number("reward_scale", settings.reward_scale)
+    dataset = replay.scale_rewards(dataset, scale, settings.reward_shift)
+    low, high = replay.value_bounds(dataset, discount)
+    low = low if math.isnan(settings.head_low) else settings.head_low
+    high = high if math.isnan(settings.head_high) else settings.head_high
+    head = heads.make(settings.head, low, high, settings.head_size)
+    return Problem(loaded, dataset, mean, deviation, (low, high), head)
+
+
+def learners(
+    settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
+) -> tuple[train.Population, Key]:
+    """All variants times all seeds as one population, and their keys."""
+    module = agents.get(settings.agent)
+    population = train.population(
+        lambda config: module.make(config, task.loaded.spec, task.head),
+        config,
+        shard.data_parallel(replay.sampler(settings.batch_size), mesh),
+        settings.eval_every,
+        sweep={
+            name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
+        },
+        unroll=settings.unroll,
+    )
+    variants = max((len(values) for values in sweep.values()), default=1)
+    # Seed i has the same key in every variant and however many seeds run beside it.
+    seeds = np.tile(np.arange(settings.seeds), variants)
+    return population, jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(seeds)
+
+
+@contextmanager
+def scorer(
+    settings: Settings, task: Problem, population: train.Population, count: int, mesh: jax.sharding.Mesh
+) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
+    """A function (state, number of the evaluation) -> {"eval/...": [S, ...]}; all hosts call it, one evaluates.
+
+    It works on the CPU, so that it need not wait for the epoch that already runs on the accelerator.
+    """
+
+    def act(state: State, observation: Array, keys: Key) -> Array:
+        return population.act(state, (observation - task.mean) / task.deviation, keys)
+
+    cpu = jax.local_devices(backend="cpu")[0]
+    with ExitStack() as stack:
+        episodes = estimate = None
+        if task.loaded.environment and settings.eval_episodes and shard.is_main():
+            episodes = stack.enter_context(
+                evaluate.evaluator(
+                    act if settings.normalize_observations else population.act,
+                    task.loaded.environment,
+                    seeds=count,
+                    episodes=settings.eval_episodes,
+                    processes=None if settings.eval_processes < 0 else settings.eval_processes,
+                    reference=task.loaded.reference,
+                    base_seed=settings.seed,
+                )
+            )
+        if settings.policy_estimates and shard.is_main():
+            estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head)
+
+        def score(state: State, index: int) -> dict[str, np.ndarray]:
+            local = shard.gather(state, mesh)
+            scores: dict[str, np.ndarray] = {}
+            with jax.default_device(cpu):
+                if episodes:
+                    found = episodes(jax.device_put(local, cpu), index)
+                    scores |= {f"eval/{name}": value for name, value in found.items()}
+            if estimate:
+                keys = jax.random.split(jax.random.key(settings.seed), count)
+                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, keys).value)
+            return scores
+
+        yield score
 
 
 def summary(workdir: Path) -> dict[str, Any]:
     """Last, best and selected scores of every metric, with Student's 95 % intervals over seeds."""
-    rows = [row for row in log.read(workdir) if any(name.startswith("eval/") for name in row)]
+    logged = log.read(workdir)
     scores: dict[str, Any] = {}
-    for name in (n for n in _SCORES if rows and f"eval/{n}" in rows[-1]):
-        history = np.asarray([row[f"eval/{name}"] for row in rows], float)
-        estimates = (
-            np.asarray([row["eval/fitted_q"] for row in rows]) if "eval/fitted_q" in rows[-1] else None
-        )
+    for name in _SCORES:
+        history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
+        if not history.size:
+            continue
+        estimates = [row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row] or None
         scores[name] = {
             which: {
                 "mean": float(choice.score.mean()),
@@ -281,49 +287,16 @@ def summary(workdir: Path) -> dict[str, Any]:
 
 def draw(workdir: Path, settings: Settings) -> None:
     """The learning curve of the run's most telling score, if it was evaluated."""
-    rows = log.read(workdir)
-    name = next((n for n in _HEADLINE if rows and f"eval/{n}" in rows[-1]), None)
-    if name:
-        steps = np.asarray([row["step"] for row in rows])
-        scores = np.asarray([np.mean(row[f"eval/{name}"], axis=1) for row in rows])
-        label = f"{settings.agent}, {settings.head}"
+    for name in _HEADLINE:
+        try:
+            steps, scores = log.series(workdir, f"eval/{name}")
+        except KeyError:
+            continue
+        curve = {f"{settings.agent}, {settings.head}": (steps, scores.mean(-1))}
         plot.learning_curve(
-            workdir / "curve.png",
-            {label: (steps, scores)},
-            ylabel=name.replace("_", " "),
-            title=settings.dataset,
+            workdir / "curve.png", curve, ylabel=name.replace("_", " "), title=settings.dataset
         )
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and its checkpoint is written."""
-
-
-@contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """Collects Ctrl-C and SIGTERM, so that an epoch in flight ends and is saved; a second Ctrl-C stops at once."""
-    received: list[int] = []
-
-    def remember(number: int, _: Any) -> None:
-        if received and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        received.append(number)
-        print("\nstopping after this epoch; press Ctrl-C again to stop at once and lose it", file=sys.stderr)
-
-    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def on_host(state: State, mesh: jax.sharding.Mesh) -> Iterator[State]:
-    """The state on the CPU, and computation there: evaluation need not wait for the accelerator's next epoch."""
-    cpu = jax.local_devices(backend="cpu")[0]
-    with jax.default_device(cpu):
-        yield jax.device_put(shard.gather(state, mesh), cpu)
+        return
 
 
 def _number(flag: str, text: str) -> float:
@@ -337,16 +310,12 @@ def main(_: list[str]) -> None:
     settings = flags.read(Settings())
     try:
         result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
-    except (
-        ValueError,
-        ImportError,
-        OSError,
-        train.Diverged,
-        checkpoint.CheckpointError,
-        Interrupted,
-    ) as error:
+    except train.Interrupted as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(130) from None
+    except (ValueError, ImportError, OSError, train.Diverged, checkpoint.CheckpointError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(130 if isinstance(error, Interrupted) else 1) from None
+        raise SystemExit(1) from None
     for name, score in result["scores"].items():
         last = score["last"]
         print(

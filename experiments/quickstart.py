@@ -16,11 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import app
 
 from experiments import flags, offline
-from rl import agents, log, plot
+from rl import log, plot
 from rl.agents import bc, iql
 from rl.data import recipes
 
@@ -29,6 +28,7 @@ TASK = "pointmaze-medium-navigate-singletask-v0"
 
 # IQL for a horizon of some two hundred steps in minutes: larger steps than the paper's, for the optimiser and
 # the slow critics, carry values through the maze in thousands of updates instead of hundreds of thousands.
+NAMES = {"bc": "behaviour cloning", "iql": "implicit Q-learning, HL-Gauss"}
 CONFIGS = {
     "bc": bc.Config(learning_rate=1e-3, hidden=(128, 128)),
     "iql": iql.Config(
@@ -88,15 +88,9 @@ def _apart(low: dict[str, Any], high: dict[str, Any]) -> bool:
 
 
 def _draw(workdir: Path) -> None:
-    runs = {}
-    for agent in CONFIGS:
-        rows = log.read(workdir / agent)
-        success = np.asarray([np.mean(row["eval/success"], axis=1) for row in rows])
-        runs[f"{agent}: {agents.get(agent).__doc__.splitlines()[0].split(' (')[0]}"] = (
-            np.asarray([row["step"] for row in rows]),
-            success,
-        )
-    plot.learning_curve(workdir / "curve.png", runs, ylabel="success", title=TASK)
+    curves = {agent: log.series(workdir / agent, "eval/success") for agent in CONFIGS}
+    means = {NAMES[agent]: (steps, success.mean(-1)) for agent, (steps, success) in curves.items()}
+    plot.learning_curve(workdir / "curve.png", means, ylabel="success", title=TASK)
 
 
 def main(_: list[str]) -> None:

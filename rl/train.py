@@ -7,7 +7,11 @@ depend on how it is cut into epochs, and a resumed one continues bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -36,6 +40,10 @@ class Report(NamedTuple):
 
 class Diverged(ArithmeticError):
     """A metric stopped being finite."""
+
+
+class Interrupted(RuntimeError):
+    """The run was asked to stop, and its checkpoint is written."""
 
 
 def scan_updates(
@@ -167,6 +175,32 @@ def epochs(
             state, report = compiled(state, dataset, keys)
         check_finite(finished_report)
         yield finished, finished_report
+
+
+@contextlib.contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Collects Ctrl-C and SIGTERM, so that the epoch in flight ends and is saved; a second Ctrl-C stops at once.
+
+    Yields the list of signals received, empty while there is none. Elsewhere than in the main thread, where
+    Python allows no handlers, nothing is collected.
+    """
+    received: list[int] = []
+
+    def remember(number: int, _: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        received.append(number)
+        print("\nstopping after this epoch; Ctrl-C again stops at once and loses it", file=sys.stderr)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def check_finite(report: Report) -> None:

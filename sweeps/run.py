@@ -99,13 +99,11 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     scores = result["scores"].get(metric)
     rows = []
     for i in range(variants):
-        row = {
-            "parameters": program.fixed | {name: v[i] for name, v in program.swept.items()},
-            "workdir": str(workdir),
-        }
+        swept = {name: values[i] for name, values in program.swept.items()}
+        row: dict[str, Any] = {"parameters": program.fixed | swept, "workdir": str(workdir)}
         if scores:
             own_seeds = np.asarray(scores["last"]["per_seed"]).reshape(variants, settings.seeds)[i]
-            row |= {metric: float(own_seeds.mean()), "ci95": list(statistics.interval(own_seeds))}
+            row |= {metric: own_seeds.mean(), "ci95": list(statistics.interval(own_seeds))}
         rows.append(row)
     return rows
 

@@ -115,17 +115,6 @@ def test_an_absent_file_is_refused(tmp_path):
         data.load(str(tmp_path / "none.hdf5"))
 
 
-def test_reward_shift_is_added_and_recorded(tmp_path):
-    path = write(tmp_path / "mine.hdf5", steps())
-    raw, shifted = data.load(path), data.load(path, reward_shift=-1.0)
-    np.testing.assert_array_equal(
-        shifted.dataset.transitions.reward, raw.dataset.transitions.reward - np.float32(1)
-    )
-    assert shifted.dataset.transitions.reward.dtype == np.float32
-    assert shifted.digest == data.digest(shifted.dataset) != raw.digest
-    assert shifted.source == "D4RL layout: mine.hdf5, rewards -1"
-
-
 def test_named_files_are_found_where_the_d4rl_package_keeps_them(tmp_path, monkeypatch):
     monkeypatch.setattr(download, "fetch", None)  # nothing is downloaded here
     for variable, folder in (("D4RL_DATASET_DIR", tmp_path / "a"), ("HOME", tmp_path / ".d4rl" / "datasets")):
@@ -206,7 +195,7 @@ def test_the_table_has_every_dataset_of_published_scores(data_file):
     assert set().union(*scores.values()) <= set(d4rl.DATASETS)
 
 
-def test_environments_exist_and_match_the_data():
+def test_environments_exist():
     gymnasium = pytest.importorskip("gymnasium")
     gymnasium.register_envs(pytest.importorskip("gymnasium_robotics"))
     for entry in d4rl.DATASETS.values():

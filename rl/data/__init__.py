@@ -10,8 +10,6 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-import numpy as np
-
 from rl.data import d4rl, minari, ogbench, synthetic
 from rl.data.steps import DataError, Loaded, digest, from_steps
 
@@ -24,7 +22,6 @@ def load(
     folder: str | Path | None = None,
     clip_actions: bool = False,
     environment: str | None = None,
-    reward_shift: float = 0.0,
 ) -> Loaded:
     """The dataset called ``name``: one of `names`, or a file.
 
@@ -38,29 +35,11 @@ def load(
         folder: where named files are, if not where their own packages keep them.
         clip_actions: clip actions that lie outside their box; without it they are an error.
         environment: to evaluate in, if not the dataset's own.
-        reward_shift: added to every reward; -1 is common for D4RL's antmaze, whose rewards are 0 and 1.
 
     Raises:
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
         ImportError: the optional package for this kind of data is not installed.
     """
-    result = _read(name, folder, clip_actions, environment)
-    if reward_shift == 0:
-        return result
-    transitions = result.dataset.transitions
-    dataset = result.dataset._replace(
-        transitions=transitions._replace(reward=transitions.reward + np.float32(reward_shift))
-    )
-    source = f"{result.source}, rewards {reward_shift:+g}"
-    return result._replace(dataset=dataset, digest=digest(dataset), source=source)
-
-
-def names() -> list[str]:
-    """Every name that can be loaded without naming a file, sorted (Minari's ids are not among them)."""
-    return sorted([*d4rl.DATASETS, *ogbench.names(), *synthetic.NAMES])
-
-
-def _read(name: str, folder: str | Path | None, clip_actions: bool, environment: str | None) -> Loaded:
     if name.startswith("minari:"):
         return minari.load(
             name.removeprefix("minari:"), folder=folder, clip_actions=clip_actions, environment=environment
@@ -77,3 +56,8 @@ def _read(name: str, folder: str | Path | None, clip_actions: bool, environment:
     raise DataError(
         f"unknown dataset {name!r}: {hint} A path ends in .hdf5, .h5 or .npz; Minari's ids follow 'minari:'"
     )
+
+
+def names() -> list[str]:
+    """Every name that can be loaded without naming a file, sorted (Minari's ids are not among them)."""
+    return sorted([*d4rl.DATASETS, *ogbench.names(), *synthetic.NAMES])

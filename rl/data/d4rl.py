@@ -63,7 +63,7 @@ _ANTMAZE = Task(
     (0.0, 1.0),
     None,
     "no environment: gymnasium-robotics' AntMaze observes a dictionary laid out differently. Rewards are 0 "
-    "and 1 as logged; it is common (IQL, CQL) to subtract 1 from them (reward_shift=-1)",
+    "and 1 as logged; it is common (IQL, CQL) to subtract 1 from them (--reward_shift=-1)",
 )
 _ANTMAZE_FILES = {
     "umaze": "u-maze_noisy_multistart_False_multigoal_False",

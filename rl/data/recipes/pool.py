@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import selectors
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -69,8 +70,7 @@ def _run_in_workers(todo: list[Chunk], folder: Path, processes: int) -> Iterator
                     yield chunk
     finally:
         for one in workers:
-            one.process.kill()  # safe at any time: a chunk is written whole or not at all
-            one.process.communicate()
+            one.stop()
 
 
 class _Worker(NamedTuple):
@@ -87,11 +87,17 @@ class _Worker(NamedTuple):
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            start_new_session=True,  # Ctrl-C is for the parent
+            start_new_session=True,  # Ctrl-C is for the parent; the process leads a group that can be killed whole
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # 6x6 systems need no pool of threads each
         )
         assert process.stdin is not None and process.stdout is not None
         return cls(process, process.stdin, process.stdout)
+
+    def stop(self) -> None:
+        """End the process and its children, at any time: a chunk is written whole or not at all."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
 
     def give(self, chunk: Chunk) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died; `check_answer` will say so

@@ -1,0 +1,185 @@
+"""``python -m experiments.collect`` as a user meets it: its own process, its exit status, its messages."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ogbench")
+
+from rl.data.recipes import RECIPES, collect, pool
+
+ROOT = Path(__file__).parent.parent
+DATASET = "pointmaze-medium-navigate-v0"
+LONG = (
+    "--transitions=20000",
+    "--episode_steps=500",
+)  # a second or two: long enough to be stopped in the middle
+
+
+def start(out: Path, *flags: str, **options) -> subprocess.Popen[str]:
+    headless = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.collect", f"--out={out}", *flags],
+        cwd=ROOT,
+        env=headless | {"HEADWAY_HOME": str(out / "home")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def run(out: Path, *flags: str, **options) -> tuple[int, str, str]:
+    process = start(out, *flags, **options)
+    stdout, stderr = process.communicate(timeout=60)
+    return process.returncode, stdout, stderr
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def chunks(out: Path) -> list[Path]:
+    return list((out / f".{DATASET}.partial").glob("train-*.npz"))
+
+
+def workers(out: Path) -> list[str]:
+    """Return the ids of worker processes that work in ``out``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        if "-c" in words and str(out / f".{DATASET}.partial") in words:
+            found.append(folder.name)
+    return found
+
+
+def test_makes_the_files_and_then_leaves_them_alone(tmp_path: Path) -> None:
+    flags = (f"--dataset={DATASET}", "--transitions=45", "--episode_steps=20", "--processes=2")
+    status, stdout, stderr = run(tmp_path, *flags)
+    assert status == 0, stderr
+    assert "60 transitions, 3 episodes of 20" in stdout
+    assert "100%" in stderr
+    modified = (tmp_path / f"{DATASET}.npz").stat().st_mtime_ns
+    status, stdout, _ = run(tmp_path, *flags)
+    assert status == 0
+    assert stdout.startswith("Already there.")
+    assert (tmp_path / f"{DATASET}.npz").stat().st_mtime_ns == modified
+
+
+def test_the_default_folder(tmp_path: Path) -> None:
+    assert run(tmp_path, f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2", "--out=")[0] == 0
+    assert (tmp_path / "home" / "ogbench" / f"{DATASET}.npz").exists()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
+    whole = collect(DATASET, out=tmp_path / "whole", transitions=20000, episode_steps=500, progress=False)
+    out = tmp_path / "killed"
+    process = start(out, f"--dataset={DATASET}", "--processes=2", *LONG)
+    wait_for(lambda: len(chunks(out)) >= 3)
+    process.kill()
+    process.communicate()
+    assert 3 <= len(chunks(out)) < 40
+    wait_for(lambda: not workers(out))  # none is left behind
+    status, _, stderr = run(out, f"--dataset={DATASET}", "--processes=1", *LONG)
+    assert status == 0, stderr
+    for name in (f"{DATASET}.npz", f"{DATASET}-val.npz"):
+        assert (out / name).read_bytes() == (whole.parent / name).read_bytes()
+    assert not chunks(out)
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
+    wait_for(lambda: chunks(tmp_path))
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "run the same command again to continue" in stderr
+    assert "Traceback" not in stderr
+    assert chunks(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_a_worker_that_is_killed(tmp_path: Path) -> None:
+    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
+    wait_for(lambda: chunks(tmp_path))
+    os.kill(int(workers(tmp_path)[0]), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "A worker process died with status -9" in stderr
+    assert "Finished chunks are kept" in stderr
+    assert chunks(tmp_path)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_disk_full(processes: int, tmp_path: Path) -> None:
+    # A limit on the size of a file stands for a full disk: the first chunk fits, the joined file does not.
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    flags = (f"--dataset={DATASET}", "--transitions=2000", "--episode_steps=400", f"--processes={processes}")
+    status, _, stderr = run(tmp_path, *flags, preexec_fn=limit)
+    assert status == 1
+    assert "File too large. Finished chunks are kept" in stderr
+    assert "Traceback" not in stderr
+    assert not (tmp_path / f"{DATASET}.npz").exists()
+    status, _, stderr = run(tmp_path, *flags)
+    assert status == 0, stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "--dataset must have a value"),
+        (("--dataset=cube-singel-play-v0",), "Did you mean cube-single-play-v0"),
+        (
+            (f"--dataset={DATASET}", "--transition=5"),
+            "Unknown command line flag 'transition'. Did you mean: transitions",
+        ),
+        ((f"--dataset={DATASET}", "--transitions=0"), "transitions"),
+        ((DATASET, f"--dataset={DATASET}"), "Not a flag"),
+    ],
+)
+def test_wrong_flags(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    status, stdout, stderr = run(tmp_path, *flags)
+    assert status == 1
+    assert message in stdout + stderr
+    assert "Traceback" not in stderr
+
+
+def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
+    flags = (f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2")
+    assert run(tmp_path, *flags)[0] == 0
+    status, _, stderr = run(tmp_path, *flags, "--seed=1")
+    assert status == 1
+    assert "pass --overwrite" in stderr
+    assert run(tmp_path, *flags, "--seed=1", "--overwrite")[0] == 0
+
+
+def test_help_teaches(tmp_path: Path) -> None:
+    _, stdout, _ = run(tmp_path, "--help")
+    words = stdout.split()
+    assert all(f"{name}," in words or f"{name}." in words for name in RECIPES)
+    assert "Examples:" in stdout
+    assert "--transitions" in stdout
+
+
+def test_a_worker_starts_without_jax(tmp_path: Path) -> None:
+    program = pool.WORKER.replace("worker.serve(", "print('jax' in sys.modules, 'numpy' in sys.modules, ")
+    command = [sys.executable, "-c", program, str(ROOT / "rl"), str(tmp_path), *sys.path]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("False True")
