@@ -33,9 +33,11 @@ from absl import app, flags
 
 from rl.data import recipes
 
-_DATASET = flags.DEFINE_string(
-    "dataset", None, "What to make. One of: " + ", ".join(recipes.RECIPES) + ".", required=True
+_NAMES = "\n".join(
+    " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)
+    for env in dict.fromkeys(recipe.env for recipe in recipes.RECIPES.values())
 )
+_DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}", required=True)
 _TRANSITIONS = flags.DEFINE_integer(
     "transitions",
     None,

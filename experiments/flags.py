@@ -1,4 +1,6 @@
-"""Command-line flags from frozen dataclasses: a field's type, default and comment become a flag and its help.
+"""The command line of a script: flags from frozen dataclasses, and messages instead of tracebacks.
+
+A field's type, default and comment become a flag and its help.
 
 ``--agent=cql`` chooses which agent's hyper-parameters exist as ``--agent.NAME`` flags, so ``--agent=cql --help``
 lists those of CQL, and a flag that another agent has is an unknown flag here.
@@ -8,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import inspect
 import re
 import sys
@@ -16,7 +19,19 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
+from rl import checkpoint, train
+
 T = TypeVar("T")
+
+# Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
+_EXPLAINED = (
+    ValueError,
+    ImportError,
+    OSError,
+    FloatingPointError,
+    train.Diverged,
+    checkpoint.CheckpointError,
+)
 
 _FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
 
@@ -67,13 +82,15 @@ def with_fields(config: T, given: dict[str, Any]) -> T:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
-            raise ValueError(f"{type(config).__module__} has no hyper-parameter {name!r}{hint}")
+            raise ValueError(f"{type(config).__module__} has no setting {name!r}{hint}")
         converted[name] = _convert(name, value, getattr(config, name))
     return dataclasses.replace(config, **converted)  # type: ignore[type-var]
 
 
 def parser(
-    settings: Any, config_of: Callable[[str], Any] | None = None
+    settings: Any,
+    config_of: Callable[[str], Any] | None = None,
+    values: flags.FlagValues = flags.FLAGS,
 ) -> Callable[[Sequence[str]], list[str]]:
     """A ``flags_parser`` for `absl.app.run` with the flags of ``settings`` and, if asked for, of the chosen agent.
 
@@ -81,24 +98,58 @@ def parser(
       settings: dataclass instance whose fields become plain flags.
       config_of: agent name -> its default config, if ``settings`` has a field ``agent``; raises ValueError on an
         unknown one.
+      values: where the flags are defined.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
-        define(settings)
+        define(settings, values=values)
         try:
             if config_of:
-                define(config_of(_agent(argv, settings.agent)), "agent.")
-            rest = flags.FLAGS(argv)
+                define(config_of(_agent(argv, settings.agent)), "agent.", values)
+            rest = values(argv)
             if len(rest) > 1:
                 raise ValueError(f"not a flag: {' '.join(rest[1:])}. Flags are written --name=value.")
-        except (flags.Error, ValueError) as error:
-            print(f"error: {error}\nTry --help for all flags and what they mean.", file=sys.stderr)
+        except (flags.Error, ValueError, ImportError) as error:
+            print(
+                f"error: {_explain(error, values)}\nTry --help for all flags and what they mean.",
+                file=sys.stderr,
+            )
             raise SystemExit(2) from None
-        if not flags.FLAGS["verbosity"].present:
-            logging.set_verbosity(logging.WARNING)  # orbax reports every file it writes
         return rest
 
     return parse
+
+
+def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
+    """``main`` for `absl.app.run`, which ends with a message: status 130 if asked to stop, 1 on an error.
+
+    With ``--verbosity=0`` or more, errors keep their traceback and every library may log what it likes.
+    """
+
+    @functools.wraps(main)
+    def run(argv: list[str]) -> None:
+        if not flags.FLAGS["verbosity"].present:
+            logging.set_verbosity(logging.WARNING)  # orbax reports every file it writes
+        try:
+            main(argv)
+        except (train.Interrupted, KeyboardInterrupt) as stop:
+            print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
+            raise SystemExit(130) from None
+        except _EXPLAINED as error:
+            if flags.FLAGS["verbosity"].value >= logging.INFO:
+                raise
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+
+    return run
+
+
+def _explain(error: Exception, values: flags.FlagValues) -> str:
+    """The message, with the nearest flag where absl finds none near enough."""
+    if not isinstance(error, flags.UnrecognizedFlagError) or "Did you mean" in str(error):
+        return str(error)
+    near = difflib.get_close_matches(error.flagname, list(values), n=1, cutoff=0.5)
+    return f"unknown flag --{error.flagname}" + (f": did you mean --{near[0]}?" if near else "")
 
 
 def _agent(argv: Sequence[str], default: str) -> str:
@@ -114,14 +165,15 @@ def _agent(argv: Sequence[str], default: str) -> str:
 
 def _convert(name: str, value: Any, default: Any) -> Any:
     try:
-        if isinstance(default, bool):
-            if not isinstance(value, bool):
-                raise ValueError
-            return value
+        if isinstance(value, bool) != isinstance(default, bool):
+            raise ValueError
         if isinstance(default, tuple):
-            return tuple(int(x) for x in value)
+            return tuple(int(x) for x in (value.split(",") if isinstance(value, str) else value))
         if isinstance(default, int) and int(value) != float(value):
             raise ValueError
         return type(default)(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} must be of type {type(default).__name__}, not {value!r}") from None
+        kind = (
+            "a list of whole numbers" if isinstance(default, tuple) else f"of type {type(default).__name__}"
+        )
+        raise ValueError(f"{name} must be {kind}, not {value!r}") from None

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import math
+import os
 import shlex
 import shutil
 import sys
@@ -25,11 +27,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from absl import app
+from jax.experimental import multihost_utils
 
 from experiments import flags
 from rl import agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
 from rl.replay import dataset as replay
-from rl.types import Array, Key, State
+from rl.types import Array, Key, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -40,15 +43,19 @@ _HEADLINE = ("normalized_return", "success", "return")
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
     *("dataset", "environment", "clip_actions", "normalize_observations", "reward_scale", "reward_shift"),
-    *("head", "head_size", "seeds", "seed", "eval_every", "batch_size", "unroll"),
+    *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes", "batch_size", "unroll"),
+    "policy_estimates",
 )
+
+# What a run leaves in its folder, and what --overwrite may therefore remove.
+_LEFT = (log.CONFIG, log.METRICS, log.RESULT, "curve.png", "checkpoints", "events.out.tfevents.*", "wandb*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # algorithm: bc, cql, dqn, edac, iql, rebrac, sac_n or td3_bc
+    agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac_n, td3_bc, or a module of your own: my.agent
     dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate, if not in the dataset's own environment
@@ -64,15 +71,15 @@ class Settings:
     seed: int = 0  # the run's own seed: another value gives other seeds
     updates: int = 100_000  # gradient steps of each seed
     eval_every: int = 10_000  # updates per compiled epoch; evaluation, log and checkpoint follow each
-    eval_episodes: int = 20  # episodes per seed and evaluation; 0 trains without an environment
+    eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     batch_size: int = 256  # transitions per update
     unroll: int = 1  # updates per iteration of the compiled loop; more can help on accelerators
-    policy_estimates: bool = False  # fitted-Q evaluation after each epoch, to select without an environment
+    policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
-    overwrite: bool = False  # start again where the folder holds another run
+    overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True  # write TensorBoard events
     wandb: bool = False  # log to Weights & Biases too (extra: track)
 
@@ -86,20 +93,18 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       sweep: {float field of config: values}, all of one length V: trained together, ``settings.seeds`` seeds
         for each. Scores are then in the order of the variants, V * seeds in all.
 
+    A run that is finished is left as it is, and what it found is returned.
+
     Raises:
       ValueError: settings that cannot be run; the message names the flag.
+      checkpoint.CheckpointError: the run folder holds another run.
       train.Diverged: a metric stopped being finite; the last checkpoint is of the epoch before.
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    if settings.updates % settings.eval_every:
-        raise ValueError(
-            f"--updates={settings.updates} is not a multiple of --eval_every={settings.eval_every}"
-        )
+    check(settings)
     sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
-    workdir = Path(settings.workdir or f"runs/{Path(settings.dataset).name}/{settings.agent}-{settings.head}")
-    if settings.overwrite and workdir.exists():
-        shutil.rmtree(workdir)
-    task = problem(settings, getattr(config, "discount", 0.99))
+    workdir = folder(settings)
+    task = problem(settings, _discount(config))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, keys = learners(settings, config, sweep, task, mesh)
     card = {
@@ -112,16 +117,23 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     }
     state = jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2)))
     start: dict[str, Any] = {"state": shard.place_state(state, mesh), "seconds": np.zeros(())}
-    saved, step = checkpoint.restore(workdir / "checkpoints", start, card) or (start, 0)
+    earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
+    saved, step = earlier or (start, 0)
+    if step >= settings.updates and (result := finished(workdir, step, settings.updates)):
+        return result
     started = time.time() - saved["seconds"].item()
+    if task.loaded.note and shard.is_main():
+        print(f"note: {task.loaded.note}", file=sys.stderr)
 
     with ExitStack() as stack:
+        score = stack.enter_context(scorer(settings, task, population, _discount(config), len(keys), mesh))
+        if settings.overwrite:  # not before everything that can be wrong with this run has been tried
+            clear(workdir)
         record = stack.enter_context(
             log.open_run(
                 workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
             )
         )
-        score = stack.enter_context(scorer(settings, task, population, len(keys), mesh))
         bar = stack.enter_context(
             log.progress(settings.updates, f"{settings.agent} {settings.head}", initial=step)
         )
@@ -139,11 +151,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             record.write(step, {f"train/{name}": value for name, value in report.metrics.items()} | scores)
             tree = {"state": state, "seconds": np.asarray(time.time() - started)}
             checkpoint.save(workdir / "checkpoints", step, tree, card)
+            shown = {n: f"{np.mean(scores[f'eval/{n}']):.4g}" for n in _HEADLINE if f"eval/{n}" in scores}
+            bar.set_postfix(shown, refresh=False)
             bar.update(settings.eval_every)
-            bar.set_postfix(
-                {n: f"{np.mean(scores[f'eval/{n}']):.4g}" for n in _HEADLINE if f"eval/{n}" in scores}
-            )
-            if stopping and step < settings.updates:
+            if _anywhere(bool(stopping)) and step < settings.updates:
                 raise train.Interrupted(
                     f"stopped at update {step}; the same command continues from {workdir}"
                 )
@@ -160,8 +171,62 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "hardware": log.hardware(),
         }
         record.result(result)
-    draw(workdir, settings)
+    if shard.is_main():
+        draw(workdir, settings)
     return result
+
+
+def folder(settings: Settings) -> Path:
+    """The run folder: as chosen, or by the run's id in a sweep of Weights & Biases, or by what is trained."""
+    if settings.workdir:
+        return Path(settings.workdir).expanduser()
+    if "WANDB_SWEEP_ID" in os.environ:
+        return Path("runs", "sweeps", os.environ["WANDB_SWEEP_ID"], os.environ["WANDB_RUN_ID"])
+    return Path("runs", Path(settings.dataset).name, f"{settings.agent}-{settings.head}")
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on numbers that no run can have."""
+    for name in ("seeds", "updates", "eval_every", "batch_size", "unroll"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
+    if settings.eval_episodes == 1 or settings.eval_episodes < 0:
+        raise ValueError(
+            f"--eval_episodes={settings.eval_episodes}: give 0 for none or at least 2, since a policy is "
+            "selected by one half of them and scored on the other"
+        )
+    if settings.updates % settings.eval_every:
+        raise ValueError(
+            f"--updates={settings.updates} is not a multiple of --eval_every={settings.eval_every}: give an "
+            f"--eval_every that divides it, at most {settings.updates}"
+        )
+
+
+def clear(workdir: Path) -> None:
+    """Removes what an earlier run left in its folder, and nothing else."""
+    if shard.is_main():
+        for path in [path for pattern in _LEFT for path in workdir.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    multihost_utils.sync_global_devices(f"{workdir} is clear")
+
+
+def finished(workdir: Path, step: int, updates: int) -> dict[str, Any] | None:
+    """What result.json says of the run in ``workdir``; None if it was stopped just before it was written.
+
+    Raises:
+      ValueError: the run has made ``step`` updates, more than the ``updates`` asked for.
+    """
+    if step > updates:
+        raise ValueError(
+            f"{workdir} holds a run of {step} updates, more than --updates={updates}: choose another "
+            "--workdir, or --overwrite to start again"
+        )
+    path = workdir / log.RESULT
+    result = json.loads(path.read_text()) if path.exists() else {}
+    if result.get("updates") != step:
+        return None
+    print(f"{workdir} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr)
+    return result | {"scores": summary(workdir)}  # JSON has no NaN: only these are numbers again
 
 
 class Problem(NamedTuple):
@@ -221,11 +286,20 @@ def learners(
 
 @contextmanager
 def scorer(
-    settings: Settings, task: Problem, population: train.Population, count: int, mesh: jax.sharding.Mesh
+    settings: Settings,
+    task: Problem,
+    population: train.Population,
+    discount: float,
+    count: int,
+    mesh: jax.sharding.Mesh,
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
     """A function (state, number of the evaluation) -> {"eval/...": [S, ...]}; all hosts call it, one evaluates.
 
-    It works on the CPU, so that it need not wait for the epoch that already runs on the accelerator.
+    Episodes are run with the policy on the CPU, so that they need not wait for the epoch that already runs on
+    the accelerator.
+
+    Raises:
+      ValueError: the environment does not fit the data.
     """
 
     def act(state: State, observation: Array, keys: Key) -> Array:
@@ -246,8 +320,10 @@ def scorer(
                     base_seed=settings.seed,
                 )
             )
+            _check_fit(task.loaded, episodes.spec)
         if settings.policy_estimates and shard.is_main():
-            estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head)
+            fit = evaluate.FittedQ(discount=discount, updates=settings.policy_estimates)
+            estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head, fit)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
@@ -272,7 +348,8 @@ def summary(workdir: Path) -> dict[str, Any]:
         history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
         if not history.size:
             continue
-        estimates = [row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row] or None
+        estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
+        estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
         scores[name] = {
             which: {
                 "mean": float(choice.score.mean()),
@@ -280,7 +357,7 @@ def summary(workdir: Path) -> dict[str, Any]:
                 "ci95": list(statistics.interval(choice.score)),
                 "per_seed": choice.score,
             }
-            for which, choice in evaluate.select(history, estimates).items()
+            for which, choice in evaluate.select(history, estimates if estimates.size else None).items()
         }
     return scores
 
@@ -299,6 +376,27 @@ def draw(workdir: Path, settings: Settings) -> None:
         return
 
 
+def _discount(config: Any) -> float:
+    """The agent's gamma, or the usual one if it has none (behaviour cloning)."""
+    return getattr(config, "discount", 0.99)
+
+
+def _anywhere(asked: bool) -> bool:
+    """Whether any host was asked to stop: all must leave after the same epoch."""
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(asked))))
+
+
+def _check_fit(loaded: data.Loaded, environment: Spec) -> None:
+    """Raises ValueError if policies trained on the data cannot act in the environment."""
+    spec = loaded.spec
+    if spec.discrete:  # the largest integer actions may never have been logged
+        spec = spec._replace(action_size=max(spec.action_size, environment.action_size))
+    if spec != environment:
+        raise ValueError(
+            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {spec}"
+        )
+
+
 def _number(flag: str, text: str) -> float:
     try:
         return float(text)
@@ -307,15 +405,9 @@ def _number(flag: str, text: str) -> float:
 
 
 def main(_: list[str]) -> None:
+    shard.initialize()
     settings = flags.read(Settings())
-    try:
-        result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
-    except train.Interrupted as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(130) from None
-    except (ValueError, ImportError, OSError, train.Diverged, checkpoint.CheckpointError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
     for name, score in result["scores"].items():
         last = score["last"]
         print(
@@ -324,4 +416,6 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config()))
+    app.run(
+        flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config())
+    )

@@ -107,4 +107,4 @@ def main(_: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=flags.parser(Settings()))
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

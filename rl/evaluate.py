@@ -44,6 +44,7 @@ class Evaluator:
         base_seed: int,
         name: str,
     ):
+        self.spec = vector.spec
         self._policy, self._vector, self._reference = policy, vector, reference
         self._seeds, self._copies, self._rounds = shape
         self._base_seed, self._name = base_seed, name

@@ -35,9 +35,6 @@ Tree = TypeVar("Tree")
 Epoch = Callable[[State, Dataset, Key], tuple[State, Report]]
 Optimiser = Callable[[Any], optax.GradientTransformation]
 
-# Where a stacked state lies: as `rl.train.STACKED`, one slice per seed and one step for all.
-_STACKED = State(params=P("seed"), target=P("seed"), optimiser=P("seed"), step=P())
-
 # How launchers that `jax.distributed` can read say that they started several processes.
 _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
@@ -60,7 +57,7 @@ def initialize() -> None:
         jax.distributed.initialize(address, _number("JAX_NUM_PROCESSES"), _number("JAX_PROCESS_ID"))
     elif any(int(os.environ.get(name, 1)) > 1 for name in _PROCESS_COUNTS):
         jax.distributed.initialize()
-    elif "tpu" in (jax.config.jax_platforms or ""):  # JAX itself writes this on a machine with TPUs
+    elif "tpu" in (getattr(jax.config, "jax_platforms", None) or ""):  # JAX writes it where it finds TPUs
         with contextlib.suppress(ValueError):  # a TPU in no cluster, as in a notebook
             jax.distributed.initialize()
 
@@ -123,12 +120,12 @@ def place(tree: Tree, mesh: Mesh, spec: P = P()) -> Tree:
 
 def place_state(state: State, mesh: Mesh) -> State:
     """A state stacked over seeds (as from `rl.train.population`), each seed on its part of the mesh."""
-    return jax.tree.map(lambda spec, part: place(part, mesh, spec), _STACKED, state)
+    return jax.tree.map(lambda spec, part: place(part, mesh, spec), _stacked(mesh), state)
 
 
 def place_keys(keys: Key, mesh: Mesh) -> Key:
     """Keys [S] beside the seeds that they drive."""
-    return place(keys, mesh, P("seed"))
+    return place(keys, mesh, _seeds(mesh))
 
 
 def place_split(dataset: Dataset, mesh: Mesh) -> Dataset:
@@ -146,6 +143,16 @@ def gather(tree: Tree, mesh: Mesh) -> Tree:
     return jax.device_get(jax.device_put(tree, NamedSharding(mesh, P())))
 
 
+def _seeds(mesh: Mesh) -> P:
+    # A split over one device comes back from XLA as no split: naming it would cost a second compile.
+    return P("seed") if mesh.shape["seed"] > 1 else P()
+
+
+def _stacked(mesh: Mesh) -> State:
+    """As `rl.train.STACKED`: every array has one slice per seed, and all seeds share one step."""
+    return State(params=_seeds(mesh), target=_seeds(mesh), optimiser=_seeds(mesh), step=P())
+
+
 def _part(length: int, mesh: Mesh, axis: str) -> int:
     """The share of each device along ``axis``."""
     parts = mesh.shape[axis]
@@ -160,9 +167,9 @@ def _part(length: int, mesh: Mesh, axis: str) -> int:
 def over_mesh(epoch: Epoch, mesh: Mesh) -> Epoch:
     """A population's epoch that leaves its state where `place_state` puts it, and its report on every host."""
 
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (_stacked(mesh), P()))
+
     def placed(state: State, dataset: Dataset, keys: Key) -> tuple[State, Report]:
-        layout = (_STACKED, P())
-        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), layout)
         return jax.lax.with_sharding_constraint(epoch(state, dataset, keys), shardings)
 
     return placed
@@ -246,12 +253,12 @@ def pmap_updates(
         raise ValueError("pmap_updates averages over one host only: use data_parallel with a mesh")
     devices = jax.local_devices()
     learner = make(averaged(optimiser, "data"))
-    everywhere = NamedSharding(Mesh(devices, "data"), P())
+    here = Mesh(devices, "data")
 
     def epoch(state: State, dataset: Dataset, key: Key, device: Array) -> tuple[State, Report]:
         def part(dataset: Dataset, key: Key) -> Transition:
             batch = sample(dataset, key)
-            rows = _part(batch.reward.shape[0], everywhere.mesh, "data")
+            rows = _part(batch.reward.shape[0], here, "data")
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, device * rows, rows), batch)
 
         def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
@@ -264,7 +271,7 @@ def pmap_updates(
         epoch, "data", in_axes=(None, None, None, 0), out_axes=None, devices=devices, donate_argnums=0
     )
     return lambda state, dataset, key: mapped(
-        *jax.device_put((state, dataset, key), everywhere), np.arange(len(devices))
+        *jax.device_put((state, dataset, key), NamedSharding(here, P())), np.arange(len(devices))
     )
 
 

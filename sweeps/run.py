@@ -1,11 +1,12 @@
 r"""Runs a sweep file without a server: every combination of a grid, or a number of random draws.
 
     python -m sweeps.run sweeps/iql_expectile.yaml
-    python -m sweeps.run sweeps/cql_random.yaml --count=16 --set=updates=20000,seeds=2
+    python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=seeds=2
 
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are). Runs that differ only in
 float hyper-parameters of the agent are trained together as one program, on one copy of the data. Leaves a
-folder per program, and sweep.json with every run's scores, the best first.
+folder per program, and sweep.json with every run's scores, the best first; the same command continues a sweep
+that was stopped.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import dataclasses
 import itertools
 import json
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,11 @@ from absl import app, flags
 
 from experiments import flags as config_flags
 from experiments import offline
-from rl import agents, log, statistics
+from rl import agents, log, shard, statistics, train
 
 FLAGS = flags.FLAGS
 
+_PROGRAM = "experiments/offline.py"
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
 
 
@@ -38,6 +39,17 @@ class Program:
 
     fixed: dict[str, Any]
     swept: dict[str, list[float]]  # {flag: one value per run}; empty for a single run
+
+    @property
+    def runs(self) -> int:
+        return len(next(iter(self.swept.values()), [None]))
+
+    def apart(self) -> list[Program]:
+        """Its runs, each as a program of its own."""
+        return [
+            Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()})
+            for i in range(self.runs)
+        ]
 
 
 def read(path: str) -> dict[str, Any]:
@@ -50,9 +62,19 @@ def read(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} has no 'parameters': see sweeps/iql_expectile.yaml for a small one")
     if sweep.get("method") not in ("grid", "random"):
         raise ValueError(f"{path}: method {sweep.get('method')!r} needs wandb's server; here: grid or random")
+    if sweep.get("program", _PROGRAM) != _PROGRAM:
+        raise ValueError(f"{path}: only {_PROGRAM} can be run here, not {sweep['program']}")
     unknown = set(sweep) - {"parameters", "method", "metric", *_IGNORED}
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
+    for name, parameter in sweep["parameters"].items():
+        if not isinstance(parameter, dict) or not isinstance(parameter.get("values", []), list):
+            raise ValueError(
+                f"{path}: {name} must be written {{value: x}}, {{values: [x, y]}} or by min and max"
+            )
+    metric = sweep.setdefault("metric", {"name": "eval/return"})
+    if not isinstance(metric, dict) or "name" not in metric:
+        raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
     return sweep
 
 
@@ -69,43 +91,71 @@ def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[di
         yield {name: _draw(name, parameter, rng) for name, parameter in parameters.items()}
 
 
-def programs(runs: list[dict[str, Any]]) -> list[Program]:
-    """Groups runs that one program can train: equal but for float hyper-parameters of the agent.
+def programs(runs: list[dict[str, Any]], most: int) -> list[Program]:
+    """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
     A value of 0 stays out of a group, because it may switch a term off; so does the discount, on which the
     support of categorical heads depends.
     """
-    groups: dict[str, Program] = {}
+    groups: dict[str, list[Program]] = {}
     for run in runs:
         swept = {name: value for name, value in run.items() if _can_be_swept(run, name, value)}
-        varying = {name for name in swept if any(other.get(name) != run[name] for other in runs)}
+        varying = sorted(name for name in swept if any(other.get(name) != run[name] for other in runs))
         fixed = {name: value for name, value in run.items() if name not in varying}
-        key = json.dumps([fixed, sorted(varying)], sort_keys=True)
-        program = groups.setdefault(key, Program(fixed, {name: [] for name in sorted(varying)}))
-        for name in program.swept:
-            program.swept[name].append(float(run[name]))
-    return list(groups.values())
+        group = groups.setdefault(json.dumps([fixed, varying], sort_keys=True), [])
+        if not group or not varying or group[-1].runs >= most:
+            group.append(Program(fixed, {name: [] for name in varying}))
+        for name in varying:
+            group[-1].swept[name].append(float(run[name]))
+    return [program for group in groups.values() for program in group]
 
 
-def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
-    """Trains one program; one row per run, with its parameters and its score."""
+def arguments(program: Program, workdir: Path) -> tuple[offline.Settings, Any, dict[str, list[float]]]:
+    """What `offline.run` takes. Raises ValueError on a parameter that does not exist or has another type."""
     plain = {name: value for name, value in program.fixed.items() if not name.startswith("agent.")}
     settings = config_flags.with_fields(offline.Settings(), plain | {"workdir": str(workdir)})
     own = {name.removeprefix("agent."): v for name, v in program.fixed.items() if name.startswith("agent.")}
     config = config_flags.with_fields(agents.get(settings.agent).Config(), own)
-    sweep = {name.removeprefix("agent."): values for name, values in program.swept.items()}
-    result = offline.run(settings, config, sweep)
-    variants = max(1, *(len(v) for v in sweep.values())) if sweep else 1
-    scores = result["scores"].get(metric)
-    rows = []
-    for i in range(variants):
-        swept = {name: values[i] for name, values in program.swept.items()}
-        row: dict[str, Any] = {"parameters": program.fixed | swept, "workdir": str(workdir)}
-        if scores:
-            own_seeds = np.asarray(scores["last"]["per_seed"]).reshape(variants, settings.seeds)[i]
-            row |= {metric: own_seeds.mean(), "ci95": list(statistics.interval(own_seeds))}
-        rows.append(row)
-    return rows
+    return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
+
+
+def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
+    """Trains one program; one row per run, with its parameters and its last score or what went wrong.
+
+    If one of several runs diverges, all are trained again one by one, so that it takes only itself down.
+
+    Raises:
+      ValueError: the runs do not log ``metric``.
+    """
+    settings, config, sweep = arguments(program, workdir)
+    each = program.apart()
+    try:
+        offline.run(settings, config, sweep)
+    except train.Diverged as error:
+        if len(each) > 1:
+            parts = enumerate(each)
+            return [row for i, part in parts for row in execute(part, workdir / f"{i:03d}", metric)]
+        return [_row(program, workdir) | {"error": str(error)}]
+    try:
+        last = log.series(workdir, metric)[1][-1]
+    except KeyError as error:
+        raise ValueError(f"the sweep's metric is not logged: {error.args[0]}") from None
+    scores = last.reshape(len(each), settings.seeds, -1).mean(-1)
+    return [
+        _row(part, workdir) | {"score": own.mean(), "ci95": list(statistics.interval(own))}
+        for part, own in zip(each, scores, strict=True)
+    ]
+
+
+def ranked(rows: list[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
+    """The rows, best score first; those without one last."""
+    sign = 1 if goal == "minimize" else -1
+    return sorted(rows, key=lambda row: sign * row["score"] if "score" in row else math.inf)
+
+
+def _row(run: Program, workdir: Path) -> dict[str, Any]:
+    swept = {name: value for name, (value,) in run.swept.items()}
+    return {"parameters": run.fixed | swept, "workdir": str(workdir)}
 
 
 def _choices(name: str, parameter: Mapping[str, Any]) -> list[Any]:
@@ -124,7 +174,8 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
         probabilities = parameter.get("probabilities")
         return parameter["values"][rng.choice(len(parameter["values"]), p=probabilities)]
     low, high = parameter.get("min"), parameter.get("max")
-    kind = parameter.get("distribution") or ("int_uniform" if isinstance(low, int) else "uniform")
+    whole = isinstance(low, int) and isinstance(high, int)
+    kind = parameter.get("distribution") or ("int_uniform" if whole else "uniform")
     if kind == "normal":
         return float(rng.normal(parameter.get("mu", 0.0), parameter.get("sigma", 1.0)))
     if low is None or high is None or not low < high:
@@ -158,37 +209,38 @@ def _overrides(items: list[str]) -> dict[str, Any]:
 
 
 def main(argv: list[str]) -> None:
-    try:
-        if len(argv) != 2:
-            raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
-        sweep = read(argv[1])
-        runs = list(combinations(sweep, FLAGS.count, FLAGS.seed))
-        plan = programs([run | _overrides(FLAGS.set) for run in runs])
-        root = Path(FLAGS.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
-        print(f"{len(runs)} runs in {len(plan)} programs, to {root}")
-        if FLAGS.dry_run:
-            for program in plan:
-                print(json.dumps(dataclasses.asdict(program)))
-            return
-        metric = sweep.get("metric", {}).get("name", "return").rpartition("/")[2]
-        sign = 1 if sweep.get("metric", {}).get("goal") == "minimize" else -1
-        rows: list[dict[str, Any]] = []
-        for i, program in enumerate(plan):
-            print(f"program {i + 1} of {len(plan)}: {program.fixed} x {program.swept}")
-            rows += execute(program, root / f"{i:03d}", metric)
-            rows.sort(key=lambda row: sign * row.get(metric, -math.inf * sign))
+    if len(argv) != 2:
+        raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
+    shard.initialize()
+    sweep = read(argv[1])
+    root = Path(FLAGS.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
+    runs = [run | _overrides(FLAGS.set) for run in combinations(sweep, FLAGS.count, FLAGS.seed)]
+    plan = programs(runs, FLAGS.together)
+    folders = [root / f"{i:03d}" for i in range(len(plan))]
+    for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once
+        arguments(program, folder)
+    print(f"{len(runs)} runs in {len(plan)} programs, to {root}")
+    if FLAGS.dry_run:
+        for program in plan:
+            print(json.dumps(dataclasses.asdict(program)))
+        return
+    metric, rows = sweep["metric"]["name"], []
+    for program, folder in zip(plan, folders, strict=True):
+        print(f"{folder}: {program.fixed} x {program.swept}")
+        rows = ranked(rows + execute(program, folder, metric), sweep["metric"].get("goal", "maximize"))
+        if shard.is_main():
             log.write_json(root / "sweep.json", {"file": argv[1], "metric": metric, "runs": rows})
-    except (ValueError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
+    shared = set.intersection(*(set(map(str, row["parameters"].items())) for row in rows))
     for row in rows[:10]:
-        print(f"{row.get(metric, math.nan):10.4g}  {row.get('ci95', '')}  {row['parameters']}")
+        own = {name: value for name, value in row["parameters"].items() if str((name, value)) not in shared}
+        print(f"{row.get('score', math.nan):10.4g}  {row.get('ci95', '')}  {own}")
 
 
 if __name__ == "__main__":
-    flags.DEFINE_integer("count", 10, "runs of a random sweep")
-    flags.DEFINE_integer("seed", 0, "of the random draws")
+    flags.DEFINE_integer("count", 10, "runs of a random sweep", lower_bound=1)
+    flags.DEFINE_integer("seed", 0, "of the random draws", lower_bound=0)
+    flags.DEFINE_integer("together", 16, "runs trained as one program, at most", lower_bound=1)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE")
-    flags.DEFINE_list("set", [], "flag=value pairs that override the file, for all runs")
+    flags.DEFINE_multi_string("set", [], "flag=value that overrides the file for all runs; may be repeated")
     flags.DEFINE_bool("dry_run", False, "only print what would run together")
-    app.run(main)
+    app.run(config_flags.reporting(main))

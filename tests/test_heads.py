@@ -114,7 +114,9 @@ def projection(reward: jax.Array, discount: jax.Array, outputs: jax.Array) -> ja
 
 @law
 @given(batch(elements=any_float32), discounts, logits((BATCH, SIZE)))
-def test_c51_projection_agrees_with_rlax(reward: np.ndarray, discount: np.ndarray, outputs: np.ndarray) -> None:
+def test_c51_projection_agrees_with_rlax(
+    reward: np.ndarray, discount: np.ndarray, outputs: np.ndarray
+) -> None:
     ours = TARGET["c51"](reward, discount, outputs)
     np.testing.assert_allclose(ours, projection(reward, discount, outputs), atol=1e-5)
 
@@ -298,7 +300,10 @@ def test_value_in_float64(name: str) -> None:
 @given(logits((BATCH, 3, SIZE)), hnp.arrays(np.float32, (BATCH, 3), elements=st.floats(0, 1, width=32)))
 def test_mix_keeps_the_expectation(name: str, outputs: np.ndarray, weights: np.ndarray) -> None:
     head = HEADS[name]
-    outputs, weights = jnp.asarray(outputs[..., : head.size]), weights + 1e-3 * (weights.sum(-1, keepdims=True) == 0)
+    outputs, weights = (
+        jnp.asarray(outputs[..., : head.size]),
+        weights + 1e-3 * (weights.sum(-1, keepdims=True) == 0),
+    )
     weights = jnp.asarray(weights / weights.sum(-1, keepdims=True))
     mixture, gradient = mix_and_gradient(name, outputs, weights)
     scale = 10 if name in CATEGORICAL else np.abs(outputs).max() + 1
@@ -328,7 +333,9 @@ def test_same_target_says_what_the_outputs_say(name: str, outputs: np.ndarray) -
 @every_categorical
 @law
 @given(
-    scale=st.sampled_from([0.01, 0.5, 3.0, 1000.0]), shift=st.integers(-50, 50), y=batch(elements=st.floats(-12, 12))
+    scale=st.sampled_from([0.01, 0.5, 3.0, 1000.0]),
+    shift=st.integers(-50, 50),
+    y=batch(elements=st.floats(-12, 12)),
 )
 def test_supports_shift_and_scale(name: str, scale: float, shift: int, y: np.ndarray) -> None:
     moved = heads.make(name, scale * (LOW + shift), scale * (HIGH + shift), SIZE)
@@ -348,7 +355,12 @@ def test_supports_shift_and_scale(name: str, scale: float, shift: int, y: np.nda
 @law
 @given(batch(elements=any_float32), discounts, logits((BATCH, SIZE)), logits((BATCH, SIZE)))
 def test_categorical_heads_are_finite_for_any_finite_input(
-    name: str, dtype: type, reward: np.ndarray, discount: np.ndarray, outputs: np.ndarray, following: np.ndarray
+    name: str,
+    dtype: type,
+    reward: np.ndarray,
+    discount: np.ndarray,
+    outputs: np.ndarray,
+    following: np.ndarray,
 ) -> None:
     outputs, following = jnp.asarray(outputs, dtype), jnp.asarray(following, dtype)
     target = TARGET[name](reward, discount, following)

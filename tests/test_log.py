@@ -25,6 +25,8 @@ import pytest
 
 from rl import log
 
+ROOT = Path(__file__).parent.parent
+
 
 def refuse(name: str):
     raise ValueError(f"{name} is not strict JSON")
@@ -70,7 +72,7 @@ def test_a_line_is_on_disk_when_write_returns(tmp_path: Path):
         "    run.write(7, {'loss': 1.0})\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60)
+    process = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, timeout=60)
     assert process.returncode == -signal.SIGKILL
     assert log.read(tmp_path) == [{"step": 7, "loss": 1.0}]
 
@@ -244,6 +246,7 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     git("init")
+    git("commit", "--allow-empty", "-m", "m")
     assert log._commit() is None  # in somebody else's checkout, as an installed package is
     git("add", "log.py")
     git("commit", "-m", "m")
@@ -428,5 +431,7 @@ def test_importing_imports_no_extra():
         "found = {'jax', 'wandb', 'tensorboardX', 'tqdm', 'matplotlib'} & set(sys.modules)\n"
         "assert not found, found"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
     assert process.returncode == 0, process.stderr

@@ -84,10 +84,10 @@ def test_every_recipe_makes_an_episode_in_the_published_layout(dataset: str) -> 
 )
 def test_an_episode_does_not_depend_on_those_before_it(dataset: str) -> None:
     # Without the restoring of `manipulation._restorer`, episode 14 of scene-noisy changes at row 34.
-    rows = 45
+    rows = 40
     alone = simulator(dataset, rows)(seed(14))
     after_others = simulator(dataset, rows)
-    for earlier in (1, 2, 5):
+    for earlier in (4, 7, 11):
         after_others(seed(earlier))
         assert same(after_others(seed(14)), alone)
     assert not same(after_others(seed(15)), alone)
@@ -104,11 +104,12 @@ def test_an_episode_neither_reads_nor_moves_the_callers_global_generator(dataset
     assert same(simulate(seed(0)), first)
 
 
-@pytest.mark.parametrize("dataset", ["scene-play-v0", "puzzle-3x3-noisy-v0", "cube-double-noisy-v0"])
+@pytest.mark.parametrize("dataset", ["scene-play-v0", "puzzle-3x3-noisy-v0"])
 def test_describing_a_state_once_changes_nothing(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = simulator(dataset, 50)(seed(0))
+    fast = simulator(dataset, 120)(seed(0))
+    assert fast.attempts > 0  # there was a second subtask
     monkeypatch.setattr(manipulation, "_DescribedOnce", type("Stock", (), {}))
-    assert same(simulator(dataset, 50)(seed(0)), fast)
+    assert same(simulator(dataset, 120)(seed(0)), fast)
 
 
 def test_remembering_the_way_through_the_maze_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,6 +167,8 @@ def test_play_solves_its_subtasks_smoothly_and_noisy_does_not_stay_smooth() -> N
     assert play.reached == play.attempts
     roughness = [np.abs(np.diff(e.data["actions"][:, :3], axis=0)).mean() for e in (play, noisy)]
     assert roughness[1] > 2 * roughness[0]
+    # The closed-loop oracle only ever opens or closes the gripper; noise takes about half of that off the bounds.
+    assert 0.3 < (np.abs(noisy.data["actions"][:, 4]) == 1).mean() < 0.7
 
 
 @pytest.mark.parametrize(
@@ -351,10 +354,11 @@ def test_stopped_while_publishing(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             raise Stop
         replace(source, target)
 
+    # There are files of the same size from another seed, which must not be taken for these.
+    collect(STITCH, out=tmp_path / "stopped", seed=1, **settings)
     with monkeypatch.context() as patch, pytest.raises(Stop):
         patch.setattr(collector.os, "replace", stopping)
-        collect(STITCH, out=tmp_path / "stopped", **settings)
-    assert not (tmp_path / "stopped" / f"{STITCH}.npz").exists()
+        collect(STITCH, out=tmp_path / "stopped", overwrite=True, **settings)
     assert tree(collect(STITCH, out=tmp_path / "stopped", **settings).parent) == tree(whole.parent)
 
 

@@ -8,6 +8,7 @@ device, logger or loop is known here.
 from __future__ import annotations
 
 import difflib
+import importlib
 from types import ModuleType
 
 from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac_n, td3_bc
@@ -25,9 +26,23 @@ AGENTS: dict[str, ModuleType] = {
 
 
 def get(name: str) -> ModuleType:
-    """The agent's module. Raises ValueError on an unknown name, with the nearest known one."""
+    """The agent's module: one of `AGENTS`, or any module with a ``Config`` and a ``make``, as ``package.module``.
+
+    Raises:
+      ValueError: on an unknown name, with the nearest known one, or a module that is no agent.
+      ImportError: there is no such module.
+    """
     if name in AGENTS:
         return AGENTS[name]
+    if "." in name:
+        module = importlib.import_module(name)
+        if not (hasattr(module, "Config") and hasattr(module, "make")):
+            raise ValueError(
+                f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has"
+            )
+        return module
     near = difflib.get_close_matches(name, AGENTS, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown agent {name!r}{hint} Known: {', '.join(AGENTS)}")
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise ValueError(
+        f"unknown agent {name!r}: {hint}known are {', '.join(AGENTS)}, and your own package.module"
+    )

@@ -32,7 +32,7 @@ class Config:
     target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of the layers
-    layer_norm: bool = False
+    layer_norm: bool = False  # in the network
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

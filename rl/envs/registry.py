@@ -159,7 +159,7 @@ def _unit_actions(env: gymnasium.Env) -> gymnasium.Env:
     centre, half = (high + low) / 2, (high - low) / 2
 
     def to_box(action: np.ndarray) -> np.ndarray:
-        unit = np.clip(np.reshape(action, box.shape).astype(np.float64), -1.0, 1.0)
+        unit = np.reshape(action, box.shape).astype(np.float64)
         return np.clip(centre + half * unit, low, high).astype(box.dtype)
 
     size = math.prod(box.shape)

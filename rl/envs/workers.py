@@ -132,14 +132,16 @@ def serve(descriptor: int, name: str, count: int) -> None:
     """The life of a worker: build the copies, then answer requests from this pipe until it closes."""
     connection = Connection(descriptor)
     copies: _Copies | None = None
-    with contextlib.suppress(EOFError, BrokenPipeError):  # the parent closed the pipe, or is gone
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the pipe, or is gone
         while True:
             method, arguments = connection.recv()
             try:
                 copies = copies or _Copies(name, count)
                 connection.send((None, getattr(copies, method)(*arguments)))
             except Exception as error:
-                connection.send((type(error).__name__, f"{error}\n\nIn a worker:\n{traceback.format_exc()}"))
+                # Why none could be built is said by `registry.make`; what goes wrong later is not foreseen.
+                where = f"\n\nIn a worker:\n{traceback.format_exc()}" if copies is not None else ""
+                connection.send((type(error).__name__, f"{error}{where}"))
     if copies is not None:
         copies.close()
 

@@ -1,0 +1,580 @@
+"""rl.agents against their own papers: one update against NumPy, many updates against known fixed points.
+
+The oracle of one update writes each docstring's losses down again, in NumPy and float64, and takes
+gradients by central differences; it shares no line with the agents. Random draws are replaced by a fixed
+table, so that it needs no keys. The oracle of many updates is dynamic programming, or the stationarity
+condition of the objective, solved by SciPy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import optimize, special, stats
+
+from rl import agents, train
+from rl.networks import mlp as networks
+from rl.replay.dataset import Dataset
+from rl.types import Learner, Spec, State, Transition
+from rl.values import heads
+
+Tree = Any
+Loss = Callable[[Tree], Any]
+
+DIMENSIONS, ACTIONS = 2, 3  # of a continuous action, and how many discrete ones
+
+# ---- the oracle: networks and gradients -----------------------------------------------------------------
+
+
+def mlp(params: Tree, x: np.ndarray) -> np.ndarray:
+    last = sum(name.startswith("Dense") for name in params) - 1
+    for i in range(last + 1):
+        x = x @ params[f"Dense_{i}"]["kernel"] + params[f"Dense_{i}"]["bias"]
+        if i < last and f"LayerNorm_{i}" in params:
+            x = x - x.mean(-1, keepdims=True)
+            x = x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+            x = x * params[f"LayerNorm_{i}"]["scale"] + params[f"LayerNorm_{i}"]["bias"]
+        if i < last:
+            x = x * (x.real > 0)
+    return x
+
+
+def critics(params: Tree, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """Outputs [E, ..., K]; integer actions enter one-hot."""
+    if action.dtype.kind == "i":
+        action = np.eye(ACTIONS)[action]
+    observation = np.broadcast_to(observation, action.shape[:-1] + observation.shape[-1:])
+    x = np.concatenate([observation, action], -1)
+    members = len(params["Dense_0"]["bias"])
+    return np.stack([mlp(jax.tree.map(lambda leaf, i=i: leaf[i], params), x) for i in range(members)])
+
+
+def squashed(params: Tree, observation: np.ndarray, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """``samples`` actions [N, B, D] of the squashed normal policy and their log densities [N, B]."""
+    mean, log_std = np.split(mlp(params, observation), 2, -1)
+    std = np.exp(np.clip(log_std, -5, 2))
+    raw = mean + std * normal_table(None, (samples, *mean.shape))
+    log_prob = stats.norm.logpdf(raw, mean, std) - np.log(1 - np.tanh(raw) ** 2)
+    return np.tanh(raw), log_prob.sum(-1)
+
+
+def log_likelihood(params: Tree, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+    """Of logged actions under the behaviour policy."""
+    if action.dtype.kind == "i":
+        return special.log_softmax(mlp(params, observation), -1)[np.arange(len(action)), action]
+    mean = np.tanh(mlp(params["body"], observation))
+    return stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
+
+
+def slope(loss: Loss, params: Tree, step: float = 1e-6) -> Tree:
+    """Central differences of ``loss`` at ``params``, each number of which is moved and put back."""
+
+    def of(x: np.ndarray) -> np.ndarray:
+        gradient = np.zeros_like(x)
+        for index in np.ndindex(x.shape):
+            here = x[index]
+            x[index] = here + step
+            above = loss(params)
+            x[index] = here - step
+            gradient[index] = (above - loss(params)) / (2 * step)
+            x[index] = here
+        return gradient
+
+    return jax.tree.map(of, params)
+
+
+def descend(params: dict[str, Tree], rate: float, **losses: Loss) -> dict[str, Tree]:
+    """One step of gradient descent; every loss is taken at ``params``."""
+    moved = {
+        name: jax.tree.map(lambda x, g: x - rate * g, params[name], slope(loss, params[name]))
+        for name, loss in losses.items()
+    }
+    return {**params, **moved}
+
+
+def follow(target: Tree, params: Tree, rate: float) -> Tree:
+    return jax.tree.map(lambda slow, new: (1 - rate) * slow + rate * new, target, params)
+
+
+# ---- the oracle: heads -------------------------------------------------------------------------------------
+
+LOW, HIGH, SIZE = -5.0, 5.0, 9
+
+
+class Head(NamedTuple):
+    value: Callable[[np.ndarray], np.ndarray]
+    target: Callable[..., np.ndarray]
+    loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def numpy_head(name: str) -> Head:
+    if name == "scalar":
+        value = lambda x: x[..., 0]
+        return Head(value, lambda r, d, x: r + d * value(x), lambda x, y: (value(x) - y) ** 2)
+    if name == "quantile":
+        return Head(
+            lambda x: x.mean(-1), lambda r, d, x: r[..., None] + d[..., None] * x, quantile_regression
+        )
+
+    padding = 3 if name == "hl_gauss" else 0
+    width = (HIGH - LOW) / (SIZE - 2 * padding if name == "hl_gauss" else SIZE - 1)
+    atoms = LOW + width * (np.arange(SIZE) - padding + (0.5 if name == "hl_gauss" else 0.0))
+
+    def split(y: np.ndarray) -> np.ndarray:
+        return np.maximum(0, 1 - np.abs(np.clip(y, LOW, HIGH)[..., None] - atoms) / width)
+
+    def smear(y: np.ndarray) -> np.ndarray:
+        edges = np.append(atoms, atoms[-1] + width) - width / 2
+        mass = np.diff(stats.norm.cdf(edges, np.clip(y, LOW, HIGH)[..., None], 0.75 * width))
+        return mass / mass.sum(-1, keepdims=True)
+
+    def value(x: np.ndarray) -> np.ndarray:
+        weight = np.exp(x - x.real.max(-1, keepdims=True))  # special.softmax takes no complex numbers
+        return (weight * atoms).sum(-1) / weight.sum(-1)
+
+    def target(r: np.ndarray, d: np.ndarray, x: np.ndarray) -> np.ndarray:
+        if name == "c51":
+            moved = split(r[..., None] + d[..., None] * atoms)
+            return np.einsum("...i,...ij->...j", special.softmax(x, -1), moved)
+        return (smear if name == "hl_gauss" else split)(r + d * value(x))
+
+    return Head(value, target, lambda x, y: -(y * special.log_softmax(x, -1)).sum(-1))
+
+
+def quantile_regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    error = y[..., None, :] - x[..., :, None]
+    levels = (np.arange(SIZE)[:, None] + 0.5) / SIZE
+    huber = np.where(np.abs(error) < 1, error**2 / 2, np.abs(error) - 0.5)
+    return (np.where(error < 0, 1 - levels, levels) * huber).mean(-1).sum(-1)
+
+
+def pick(outputs: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    """Outputs [..., K] along an axis other than the last, by an index without either."""
+    return np.take_along_axis(outputs, np.expand_dims(index, (axis, -1)), axis).squeeze(axis)
+
+
+def smallest(head: Head, outputs: np.ndarray) -> np.ndarray:
+    return pick(outputs, head.value(outputs).argmin(0), 0)
+
+
+# ---- the oracle: one update of each agent -------------------------------------------------------------------
+
+
+class Expected(NamedTuple):
+    params: dict[str, Tree]
+    target: dict[str, Tree]
+    metrics: dict[str, Any]
+
+
+class Setting(NamedTuple):
+    """What an update is made of, in float64."""
+
+    config: Any
+    head: Head
+    params: dict[str, Tree]
+    target: dict[str, Tree]
+    step: int
+    batch: Transition
+
+    def critic_loss(self, y: np.ndarray) -> Loss:
+        """sum_i E[loss_Qi(y)]"""
+        return lambda q: sum(
+            self.head.loss(member, y).mean()
+            for member in critics(q, self.batch.observation, self.batch.action)
+        )
+
+    def q(self, params: Tree) -> np.ndarray:
+        """Values [E, B] of the logged actions."""
+        return self.head.value(critics(params, self.batch.observation, self.batch.action))
+
+
+def bc(s: Setting) -> Expected:
+    def loss(pi: Tree) -> float:
+        return -log_likelihood(pi, s.batch.observation, s.batch.action).mean()
+
+    return Expected(
+        descend(s.params, s.config.learning_rate, policy=loss), {}, {"policy_loss": loss(s.params["policy"])}
+    )
+
+
+def iql(s: Setting) -> Expected:
+    c, h, b = s.config, s.head, s.batch
+    slow = smallest(h, critics(s.target["critic"], b.observation, b.action))
+    u = h.value(slow) - h.value(mlp(s.params["value"], b.observation))
+    y_value = h.target(0 * b.reward, 1 + 0 * b.reward, slow)
+    y_critic = h.target(b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation))
+    losses: dict[str, Loss] = {
+        "value": lambda v: (
+            np.where(u < 0, 1 - c.expectile, c.expectile) * h.loss(mlp(v, b.observation), y_value)
+        ).mean(),
+        "critic": s.critic_loss(y_critic),
+        "policy": lambda pi: -(
+            np.minimum(np.exp(c.temperature * u), 100) * log_likelihood(pi, b.observation, b.action)
+        ).mean(),
+    }
+    params = descend(s.params, c.learning_rate, **losses)
+    metrics = {f"{name}_loss": loss(s.params[name]) for name, loss in losses.items()} | {
+        "q": s.q(s.params["critic"]).mean(),
+        "v": h.value(mlp(s.params["value"], b.observation)).mean(),
+        "advantage": u.mean(),
+    }
+    return Expected(params, {"critic": follow(s.target["critic"], params["critic"], c.target_rate)}, metrics)
+
+
+def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable[..., Any]) -> Expected:
+    """Twin delayed critics; ``penalty`` of the next action, ``actor`` loss from (Q [E, B], pi - a)."""
+    c, h, b = s.config, s.head, s.batch
+    mode = np.tanh(mlp(s.target["policy"], b.next_observation))
+    noise = np.clip(c.policy_noise * normal_table(None, mode.shape), -c.noise_clip, c.noise_clip)
+    action = np.clip(mode + noise, -1, 1)
+    discount = c.discount * b.discount
+    q_next = smallest(h, critics(s.target["critic"], b.next_observation, action))
+    loss = s.critic_loss(h.target(b.reward - discount * penalty(action), discount, q_next))
+    metrics = {"critic_loss": loss(s.params["critic"]), "q": s.q(s.params["critic"]).mean()}
+    params = descend(s.params, c.learning_rate, critic=loss)
+    if (s.step + 1) % c.policy_delay:
+        return Expected(params, s.target, metrics | {"policy_loss": 0, "cloning": 0})
+
+    def q_and_distance(pi: Tree) -> tuple[np.ndarray, np.ndarray]:
+        a = np.tanh(mlp(pi, b.observation))
+        return h.value(critics(params["critic"], b.observation, a)), a - b.action
+
+    policy_loss, cloning = actor(*q_and_distance(s.params["policy"]))
+    metrics |= {
+        "policy_loss": c.policy_delay * policy_loss(*q_and_distance(s.params["policy"])),
+        "cloning": c.policy_delay * cloning,
+    }
+    params = descend(params, c.learning_rate, policy=lambda pi: policy_loss(*q_and_distance(pi)))
+    return Expected(params, follow(s.target, {k: params[k] for k in s.target}, c.target_rate), metrics)
+
+
+def td3_bc(s: Setting) -> Expected:
+    def actor(q: np.ndarray, distance: np.ndarray) -> tuple[Callable[..., Any], float]:
+        scale = s.config.alpha / np.abs(q[0]).mean()
+        return lambda q, distance: -scale * q[0].mean() + (distance**2).mean(), (distance**2).mean()
+
+    return td3(s, lambda action: 0 * s.batch.reward, actor)
+
+
+def rebrac(s: Setting) -> Expected:
+    def actor(q: np.ndarray, distance: np.ndarray) -> tuple[Callable[..., Any], float]:
+        scale = 1 / np.abs(q.min(0)).mean()
+        cloning = lambda distance: (distance**2).sum(-1).mean()
+        loss = lambda q, distance: s.config.policy_cloning * cloning(distance) - scale * q.min(0).mean()
+        return loss, cloning(distance)
+
+    def penalty(action: np.ndarray) -> np.ndarray:
+        distance = ((action - s.batch.next_action) ** 2).sum(-1)
+        return s.config.critic_cloning * np.where(s.batch.has_next_action == 1, distance, 0)
+
+    return td3(s, penalty, actor)
+
+
+def sac_n(s: Setting) -> Expected:
+    c, h, b = s.config, s.head, s.batch
+    entropy = -squashed(s.params["policy"], b.observation, 1)[1].mean()
+    params = descend(s.params, c.learning_rate, log_alpha=lambda x: x * (entropy + DIMENSIONS))
+    alpha = np.exp(params["log_alpha"])
+
+    def policy_loss(pi: Tree) -> float:
+        action, log_prob = squashed(pi, b.observation, 1)
+        q = h.value(critics(s.params["critic"], b.observation, action[0])).min(0)
+        return (alpha * log_prob[0] - q).mean()
+
+    metrics = {"policy_loss": policy_loss(params["policy"]), "entropy": entropy, "alpha": alpha}
+    params = descend(params, c.learning_rate, policy=policy_loss)
+    action, log_prob = squashed(params["policy"], b.next_observation, 1)
+    discount = c.discount * b.discount
+    q_next = smallest(h, critics(s.target["critic"], b.next_observation, action[0]))
+    td_loss = s.critic_loss(h.target(b.reward - discount * alpha * log_prob[0], discount, q_next))
+
+    def critic_loss(q: Tree) -> float:
+        return td_loss(q) + c.diversity * similarity(s, q)
+
+    q = s.q(params["critic"])
+    metrics |= {"critic_loss": critic_loss(params["critic"]), "q": q.mean(), "q_std": q.std(0).mean()}
+    params = descend(params, c.learning_rate, critic=critic_loss)
+    return Expected(params, {"critic": follow(s.target["critic"], params["critic"], c.target_rate)}, metrics)
+
+
+def similarity(s: Setting, params: Tree) -> float:
+    """EDAC's E[sum_{i != j} <g_i, g_j>] / (N - 1); action gradients by a complex step, exact to rounding."""
+    b, tiny = s.batch, 1e-30
+    gradient = np.stack(
+        [
+            s.head.value(critics(params, b.observation, b.action + 1j * tiny * axis)).imag / tiny
+            for axis in np.eye(DIMENSIONS)
+        ],
+        -1,
+    )
+    length = np.linalg.norm(gradient, axis=-1, keepdims=True)
+    unit = gradient / np.where(length > 0, length, np.inf)  # where all units are dead there is no direction
+    cosine = np.einsum("ibd,jbd->ijb", unit, unit)
+    members = len(unit)
+    return sum(cosine[i, j].mean() for i in range(members) for j in range(members) if i != j) / (members - 1)
+
+
+def cql(s: Setting) -> Expected:
+    discrete = "q" in s.params
+    c, h, b, name = s.config, s.head, s.batch, "q" if discrete else "critic"
+    td_loss, values, log_proposal, data, rest, metrics = (cql_discrete if discrete else cql_continuous)(s)
+    frozen = special.softmax(values(s.params[name]), -1)
+
+    def gap(q: Tree) -> Any:
+        """Of each critic: values [..., B, N] are pushed down, the data's [..., B] up."""
+        v = values(q)
+        if c.variant == "h":
+            return (special.logsumexp(v - log_proposal, -1) - np.log(v.shape[-1]) - data(q)).mean(-1)
+        return ((frozen * v).sum(-1) - data(q)).mean(-1) if c.variant == "rho" else v.std(-1).mean(-1)
+
+    weight = np.exp(s.params["log_weight"])
+    here = gap(s.params[name])
+    rates = {"critic": c.learning_rate, "q": c.learning_rate}
+    penalty = weight if c.target_gap else c.weight
+    losses: dict[str, Loss] = rest | {name: lambda q: td_loss(q) + penalty * np.sum(gap(q))}
+    if c.target_gap:
+        losses["log_weight"] = lambda x: -np.exp(x) * np.mean(here - c.target_gap)
+    params = dict(s.params)
+    for part, loss in losses.items():
+        params[part] = descend(s.params, rates.get(part, c.policy_learning_rate), **{part: loss})[part]
+    metrics |= {
+        "critic_loss": td_loss(s.params[name]),
+        "conservative_gap": np.mean(here),
+        "weight": weight,
+        "q": data(s.params[name]).mean(),
+    }
+    return Expected(params, {name: follow(s.target[name], params[name], c.target_rate)}, metrics)
+
+
+def cql_continuous(s: Setting) -> tuple:
+    c, h, b = s.config, s.head, s.batch
+    alpha, pi = np.exp(s.params["log_alpha"]), s.params["policy"]
+    rows = len(b.reward)
+
+    next_action, next_log_prob = squashed(pi, b.next_observation, c.samples if c.max_backup else 1)
+    q_next = critics(s.target["critic"], b.next_observation, next_action)
+    q_next = smallest(h, pick(q_next, h.value(q_next).argmax(1), 1))  # each critic's best action
+    discount = c.discount * b.discount
+    bonus = discount * alpha * next_log_prob[0] if c.backup_entropy and not c.max_backup else 0
+    td_loss = s.critic_loss(h.target(b.reward - bonus, discount, q_next))
+
+    action, log_proposal = squashed(pi, b.observation, c.samples)
+    if c.variant == "h":
+        other, other_log = squashed(pi, b.next_observation, c.samples)
+        random = uniform_table(None, (c.samples, rows, DIMENSIONS), minval=-1, maxval=1)
+        action = np.concatenate([action, other, random])
+        log_proposal = np.concatenate([log_proposal, other_log, np.full((c.samples, rows), -DIMENSIONS * np.log(2))])
+
+    def values(q: Tree) -> np.ndarray:
+        return np.moveaxis(h.value(critics(q, b.observation, action)), 1, -1)
+
+    def policy_loss(x: Tree) -> float:
+        a, log_prob = squashed(x, b.observation, 1)
+        return (alpha * log_prob - h.value(critics(s.params["critic"], b.observation, a)).min(0)).mean()
+
+    entropy = -squashed(pi, b.observation, 1)[1].mean()
+    rest = {"policy": policy_loss, "log_alpha": lambda x: x * (entropy + DIMENSIONS)}
+    metrics = {"policy_loss": policy_loss(pi), "entropy": entropy, "alpha": alpha}
+    return td_loss, values, log_proposal.T, s.q, rest, metrics
+
+
+def cql_discrete(s: Setting) -> tuple:
+    td_loss, all_values, data = q_learning(s)
+    return td_loss, all_values, -np.log(ACTIONS), data, {}, {}
+
+
+def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
+    """The TD loss, the values [B, A], and those of the logged actions [B], as functions of the parameters."""
+    c, h, b = s.config, s.head, s.batch
+
+    def outputs(q: Tree, observation: np.ndarray) -> np.ndarray:
+        return mlp(q, observation).reshape(len(observation), ACTIONS, -1)
+
+    slow = outputs(s.target["q"], b.next_observation)
+    chooser = outputs(s.params["q"], b.next_observation) if c.double else slow
+    q_next = pick(slow, h.value(chooser).argmax(-1), 1)
+    y = h.target(b.reward, c.discount * b.discount, q_next)
+
+    def logged(q: Tree) -> np.ndarray:
+        return pick(outputs(q, b.observation), b.action, 1)
+
+    return (
+        lambda q: h.loss(logged(q), y).mean(),
+        lambda q: h.value(outputs(q, b.observation)),
+        lambda q: h.value(logged(q)),
+    )
+
+
+def dqn(s: Setting) -> Expected:
+    loss, _, data = q_learning(s)
+    params = descend(s.params, s.config.learning_rate, q=loss)
+    due = (s.step + 1) % s.config.target_period == 0
+    target = follow(s.target["q"], params["q"], s.config.target_rate) if due else s.target["q"]
+    metrics = {"critic_loss": loss(s.params["q"]), "q": data(s.params["q"]).mean()}
+    return Expected(params, {"q": target}, metrics)
+
+
+ORACLES: dict[str, Callable[[Setting], Expected]] = {
+    "bc": bc,
+    "cql": cql,
+    "dqn": dqn,
+    "edac": sac_n,
+    "iql": iql,
+    "rebrac": rebrac,
+    "sac_n": sac_n,
+    "td3_bc": td3_bc,
+}
+
+# ---- one update ---------------------------------------------------------------------------------------------
+
+# Each differs from its neighbour in something that shows in numbers: rates, discount, weights.
+COMMON = {"hidden": (4,), "learning_rate": 0.1}
+DISCOUNTED = {**COMMON, "discount": 0.9, "target_rate": 0.3}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "bc": COMMON,
+    "cql": {**DISCOUNTED, "policy_learning_rate": 0.03, "weight": 0.7, "samples": 3},
+    "dqn": DISCOUNTED,
+    "edac": {**DISCOUNTED, "critics": 3, "diversity": 0.7},
+    "iql": DISCOUNTED,
+    "rebrac": {**DISCOUNTED, "policy_cloning": 0.3, "critic_cloning": 0.4},
+    "sac_n": {**DISCOUNTED, "critics": 3},
+    "td3_bc": DISCOUNTED,
+}
+CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
+DISCRETE = ("bc", "cql", "dqn", "iql")
+
+CASES: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("continuous", "bc", "scalar", {}),
+    ("discrete", "bc", "scalar", {}),
+    *(("continuous", agent, head, {}) for agent in CONTINUOUS[1:] for head in ("scalar", "hl_gauss", "quantile")),
+    *(("discrete", agent, head, {}) for agent in DISCRETE[1:] for head in heads.NAMES),
+    ("continuous", "cql", "scalar", {"variant": "rho"}),
+    ("continuous", "cql", "scalar", {"variant": "var"}),
+    ("continuous", "cql", "scalar", {"target_gap": 0.4}),
+    ("continuous", "cql", "scalar", {"backup_entropy": True}),
+    ("continuous", "cql", "hl_gauss", {"max_backup": True}),
+    ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
+    ("continuous", "edac", "scalar", {"layer_norm": True}),
+    ("continuous", "td3_bc", "scalar", {"policy_delay": 1}),
+    ("discrete", "cql", "scalar", {"variant": "rho"}),
+    ("discrete", "cql", "scalar", {"variant": "var"}),
+    ("discrete", "cql", "scalar", {"target_gap": 0.4}),
+    ("discrete", "cql", "scalar", {"double": False}),
+    ("discrete", "dqn", "scalar", {"double": False}),
+    ("discrete", "dqn", "c51", {"double": False, "target_period": 2, "target_rate": 1.0}),
+]
+
+
+class Case(NamedTuple):
+    agent: str
+    config: Any
+    learner: Learner
+    update: Callable[..., Any]  # compiled, with its draws taken from the tables
+    head: str
+    state: State
+    batch: Transition
+
+    def updated(self, step: int = 0, **fields: Any) -> tuple[State, dict[str, Any]]:
+        state = self.state._replace(step=jnp.asarray(step, jnp.int32))
+        return self.update(state, self.batch._replace(**fields), jax.random.key(0))
+
+
+def normal_table(key: Any, shape: Any = (), dtype: Any = np.float32) -> Any:
+    """Stands in for `jax.random.normal`: the same numbers for the same shape, whatever the key."""
+    return np.random.default_rng(shape).normal(size=shape).astype(dtype)
+
+
+def uniform_table(key: Any, shape: Any = (), dtype: Any = np.float32, minval: Any = 0, maxval: Any = 1) -> Any:
+    return np.random.default_rng(shape).uniform(minval, maxval, shape).astype(dtype)
+
+
+def random_batch(discrete: bool, rows: int = 6) -> Transition:
+    """With ends of episodes of both kinds among its rows."""
+    rng = np.random.default_rng(0)
+
+    def action() -> np.ndarray:
+        if discrete:
+            return rng.integers(ACTIONS, size=rows).astype(np.int32)
+        return rng.uniform(-1, 1, (rows, DIMENSIONS)).astype(np.float32)
+
+    def observation() -> np.ndarray:
+        return rng.normal(size=(rows, 3)).astype(np.float32)
+
+    return Transition(
+        observation(),
+        action(),
+        rng.normal(size=rows).astype(np.float32),
+        np.float32([1, 0, 1, 1, 0, 1]),
+        observation(),
+        action(),
+        np.float32([1, 0, 1, 0, 0, 1]),
+    )
+
+
+@pytest.fixture(
+    scope="module", params=CASES, ids=lambda case: "-".join(map(str, [*case[:3], *case[3].keys()]))
+)
+def case(request: pytest.FixtureRequest) -> Case:
+    kind, agent, head, overrides = request.param
+    discrete = kind == "discrete"
+    config = agents.get(agent).Config(**{**SETTINGS[agent], **overrides})
+    spec = Spec((3,), ACTIONS if discrete else DIMENSIONS, discrete)
+    learner = agents.get(agent).make(config, spec, heads.make(head, LOW, HIGH, SIZE), optax.sgd)
+    batch = random_batch(discrete)
+    state = jax.eval_shape(learner.init, jax.random.key(0), batch)
+    rng = np.random.default_rng(1)
+    # Anything but an initialisation: biases, targets and temperatures that differ from their defaults.
+    fill = lambda x: jnp.asarray(rng.normal(0, 0.7, x.shape), jnp.float32)
+    state = state._replace(
+        params=jax.tree.map(fill, state.params), target=jax.tree.map(fill, state.target), step=jnp.int32(0)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.random, "normal", normal_table)
+        patch.setattr(jax.random, "uniform", uniform_table)
+        update = jax.jit(learner.update).lower(state, batch, jax.random.key(0)).compile()
+    return Case(agent, config, learner, update, head, state, batch)
+
+
+def float64(tree: Tree) -> Tree:
+    """Floats in float64, integers as they are."""
+    wide = lambda x: np.array(x, np.float64 if np.asarray(x).dtype.kind == "f" else None)
+    return jax.tree.map(wide, tree)
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_one_update_is_the_docstrings_equations(case: Case, step: int) -> None:
+    """For TD3's heirs, step 0 leaves the policy and all targets alone; step 1 moves them."""
+    state, metrics = case.updated(step)
+    expected = ORACLES[case.agent](
+        Setting(
+            case.config,
+            numpy_head(case.head),
+            float64(case.state.params),
+            float64(case.state.target),
+            step,
+            float64(case.batch),
+        )
+    )
+    assert state.step == step + 1
+    for part in ("params", "target"):
+        before, after, wanted = getattr(case.state, part), getattr(state, part), getattr(expected, part)
+        assert set(after) == set(wanted)
+        for name in wanted:
+            jax.tree.map(
+                lambda x, y, z: np.testing.assert_allclose(
+                    float64(y) - x, z - x, rtol=1e-3, atol=3e-6, err_msg=f"{part} of {name}"
+                ),
+                float64(before[name]),
+                after[name],
+                wanted[name],
+            )
+    assert set(metrics) == set(expected.metrics)
+    for name, value in expected.metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

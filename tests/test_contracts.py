@@ -1,0 +1,360 @@
+"""What every learner promises to the loop, for every agent with every value head.
+
+Each agent and head is compiled three times: an epoch of 20 updates for two seeds, which most tests share,
+the same of 60 updates, and 20 updates of one seed alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rl import agents, train
+from rl.data import synthetic
+from rl.data.steps import Loaded
+from rl.replay import dataset as replay
+from rl.types import Key, Learner, State, Transition
+from rl.values import heads
+
+CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
+DISCRETE = ("bc", "cql", "dqn", "iql")
+CASES = [
+    (kind, agent, head)
+    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE))
+    for agent in names
+    for head in heads.NAMES
+]
+
+BATCH, STEPS, SEEDS = 16, 20, 2
+SMALL: dict[str, dict[str, Any]] = {"edac": {"critics": 3}, "sac_n": {"critics": 3}, "cql": {"samples": 3}}
+
+# The parameters that each loss may move; everything else in it is a target.
+OWN = {"critic_loss": ("critic", "q"), "value_loss": ("value",), "policy_loss": ("policy", "critic")}
+
+
+def small(agent: str, **fields: Any) -> Any:
+    return agents.get(agent).Config(hidden=(8, 8), **SMALL.get(agent, {}), **fields)
+
+
+def maker(agent: str, loaded: Loaded, head: str, optimiser: Any = optax.adam) -> Callable[[Any], Learner]:
+    value_head = heads.make(head, -20.0, 1.0, 11)
+    return lambda config: agents.get(agent).make(config, loaded.spec, value_head, optimiser)
+
+
+class Case(NamedTuple):
+    learner: Learner
+    runs: train.Population  # of SEEDS seeds and STEPS updates per epoch, its epoch compiled with donation
+    longer: Callable[..., Any]  # the same with 3 * STEPS updates per epoch
+    traces: list[None]  # one entry per time the epoch was traced
+    spec: Any
+    dataset: replay.Dataset
+    example: Transition
+    start: State  # stacked; `epochs` copies it
+    keys: Key
+
+    def epochs(self, count: int, start: State | None = None, keys: Key | None = None) -> State:
+        """The state after ``count`` epochs."""
+        state = jax.tree.map(jnp.copy, self.start if start is None else start)
+        for _ in range(count):
+            state, _ = self.runs.epoch(state, self.dataset, self.keys if keys is None else keys)
+        return state
+
+
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: pytest.FixtureRequest) -> Case:
+    kind, agent, head = request.param
+    loaded = synthetic.load(f"synthetic-{kind}")
+    config, make = small(agent), maker(agent, loaded, head)
+    sample = replay.sampler(BATCH)
+    runs = train.population(make, config, sample, STEPS)
+    traces: list[None] = []
+
+    def counted(*arguments: Any) -> Any:
+        traces.append(None)
+        return runs.epoch(*arguments)
+
+    dataset = jax.device_put(loaded.dataset)
+    example = replay.take(dataset, jnp.arange(2))
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    return Case(
+        learner=make(config),
+        runs=runs._replace(epoch=jax.jit(counted, donate_argnums=0)),
+        longer=jax.jit(train.population(make, config, sample, 3 * STEPS).epoch),
+        traces=traces,
+        spec=loaded.spec,
+        dataset=dataset,
+        example=example,
+        start=runs.init(keys, example),
+        keys=keys,
+    )
+
+
+def leaves(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield jax.tree_util.keystr(path), np.asarray(leaf)
+
+
+def assert_same_bits(one: Any, other: Any) -> None:
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), (_, b) in zip(leaves(one), leaves(other), strict=True):
+        assert a.dtype == b.dtype, path
+        np.testing.assert_array_equal(a, b, err_msg=path)
+
+
+def assert_close(one: Any, other: Any, tolerance: float) -> None:
+    for (path, a), (_, b) in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance, err_msg=path)
+
+
+def seed(state: State, index: int) -> State:
+    """One seed's slice of a stacked state."""
+    return jax.tree.map(lambda x: x[index], state._replace(step=None))._replace(step=state.step)
+
+
+def moved(before: Any, after: Any) -> set[str]:
+    """Names of the parameters that changed."""
+    return {
+        name
+        for name in before
+        if any(
+            (a != b).any() for (_, a), (_, b) in zip(leaves(before[name]), leaves(after[name]), strict=True)
+        )
+    }
+
+
+# ---- every agent with every head --------------------------------------------------------------------
+
+
+def test_same_key_same_bits(case: Case) -> None:
+    assert_same_bits(case.epochs(2), case.epochs(2))
+
+
+def test_different_keys_differ_everywhere(case: Case) -> None:
+    """From the same parameters: in what is initialised, and in what the updates draw."""
+    twins = jax.tree.map(lambda x: x[jnp.array([0, 0])], case.start._replace(step=None))
+    trained = case.epochs(1, start=twins._replace(step=case.start.step))
+    learnt = moved(case.start.params, trained.params)
+    assert learnt
+    assert moved(seed(trained, 0).params, seed(trained, 1).params) == learnt
+    assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {"log_alpha"}
+
+
+def test_one_epoch_of_60_is_three_of_20_bit_for_bit(case: Case) -> None:
+    assert_same_bits(case.longer(case.start, case.dataset, case.keys)[0], case.epochs(3))
+
+
+def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_path: Any) -> None:
+    np.savez(tmp_path / "state.npz", *jax.tree.leaves(case.epochs(1)))
+    with np.load(tmp_path / "state.npz") as file:
+        saved = jax.tree.unflatten(jax.tree.structure(case.start), [file[name] for name in file.files])
+    assert_same_bits(case.epochs(1, start=saved), case.epochs(2))
+
+
+def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
+    start = case.learner.init(case.keys[1], case.example)
+    assert_close(seed(case.start, 1), start, 1e-6)
+    alone = jax.jit(train.scan_updates(case.learner.update, replay.sampler(BATCH), STEPS))
+    state, _ = alone(start, case.dataset, case.keys[1])
+    assert_close(seed(case.epochs(1), 1), state, 1e-6)
+
+
+def test_one_compile_per_run_and_nothing_crosses_to_the_host(case: Case) -> None:
+    state = jax.tree.map(jnp.copy, case.start)
+    with jax.transfer_guard("disallow"):
+        for _ in range(3):
+            state, _ = case.runs.epoch(state, case.dataset, case.keys)
+    assert len(case.traces) == 1
+    assert state.step == 3 * STEPS
+
+
+def test_update_keeps_every_shape_and_type(case: Case) -> None:
+    """Down to weak types, any of which would cost a second compile; and all floats are float32."""
+    state = jax.eval_shape(case.learner.init, case.keys[0], case.example)
+    after, metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])
+    assert jax.tree.structure(state) == jax.tree.structure(after)
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True):
+        name = jax.tree_util.keystr(path)
+        assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type), name
+        assert a.dtype in (jnp.float32, jnp.int32), name
+    for name, metric in metrics.items():
+        assert (metric.shape, metric.dtype) == ((), jnp.float32), name
+
+
+def test_no_gradient_through_targets(case: Case) -> None:
+    """A loss moves its own networks: neither the slow copies, nor online ones that only make its target."""
+    state = case.learner.init(case.keys[0], case.example)
+    metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])[1]
+
+    @jax.jit
+    def gradients(state: State) -> dict[str, Any]:
+        def of(name: str) -> Any:
+            def loss(others: Any, target: Any) -> Any:
+                inputs = state._replace(params={**state.params, **others}, target=target)
+                return case.learner.update(inputs, case.example, case.keys[0])[1][name]
+
+            others = {key: value for key, value in state.params.items() if key not in OWN[name]}
+            return jax.grad(loss, argnums=(0, 1))(others, state.target)
+
+        return {name: of(name) for name in metrics if name in OWN}
+
+    for path, gradient in leaves(gradients(state)):
+        assert not gradient.any(), path
+
+
+def test_targets_are_outside_parameters_and_optimiser(case: Case) -> None:
+    state = jax.eval_shape(case.learner.init, case.keys[0], case.example)
+    assert set(state.optimiser) == set(state.params) >= set(state.target)
+    for name, params in state.params.items():
+        # Adam: a counter, and two moments of exactly the parameters of that name.
+        counter, *moments = jax.tree.leaves(state.optimiser[name])
+        assert counter.shape == ()
+        shapes = [leaf.shape for leaf in jax.tree.leaves(params)]
+        assert [leaf.shape for leaf in moments] == 2 * shapes, name
+
+
+def test_actions_are_valid_for_one_observation_and_for_many(case: Case) -> None:
+    state, observations = seed(case.start, 0), case.example.observation
+    many = case.learner.act(state, observations, case.keys[0])
+    one = case.learner.act(state, observations[0], case.keys[0])
+    assert many.dtype == case.example.action.dtype and many.shape == case.example.action.shape
+    np.testing.assert_allclose(one, many[0], rtol=1e-6, atol=1e-6)
+    low, high = (0, case.spec.action_size - 1) if case.spec.discrete else (-1, 1)
+    assert (many >= low).all() and (many <= high).all()
+
+
+# ---- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("agent", sorted(set(CONTINUOUS) ^ set(DISCRETE)))
+def test_an_agent_refuses_actions_it_cannot_take(agent: str) -> None:
+    kind = "discrete" if agent in CONTINUOUS else "continuous"
+    loaded = synthetic.load(f"synthetic-{kind}")
+    have = "integer" if kind == "discrete" else "continuous"
+    with pytest.raises(ValueError, match=rf"cannot act in {have} actions: use .*iql"):
+        maker(agent, loaded, "scalar")(small(agent))
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown agent 'td3bc': did you mean 'td3_bc'"):
+        agents.get("td3bc")
+    with pytest.raises(ValueError, match="unknown CQL variant 'H': choose one of h, rho, var"):
+        maker("cql", synthetic.load("synthetic-discrete"), "scalar")(small("cql", variant="H"))
+    with pytest.raises(ValueError, match="unknown value head 'hlgauss'"):
+        maker("iql", synthetic.load("synthetic-discrete"), "hlgauss")
+
+
+# ---- the loop, with one agent -----------------------------------------------------------------------
+
+
+@functools.cache
+def iql() -> tuple[Loaded, Callable[[Any], Learner]]:
+    loaded = synthetic.load("synthetic-discrete")
+    return loaded, maker("iql", loaded, "scalar")
+
+
+def begin(runs: train.Population, seeds: int) -> tuple[State, Key]:
+    keys = jax.random.split(jax.random.key(1), seeds)
+    return runs.init(keys, replay.take(iql()[0].dataset, np.arange(2))), keys
+
+
+def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
+    loaded, make = iql()
+    runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS)
+    state, keys = begin(runs, SEEDS)
+    traces = []
+
+    def counted(*arguments: Any) -> Any:
+        traces.append(None)
+        return runs.epoch(*arguments)
+
+    start = jax.tree.map(jnp.copy, state)
+    yielded = list(train.epochs(counted, state, jax.device_put(loaded.dataset), keys, 3))
+    assert len(traces) == 1
+    assert [int(state.step) for state, _ in yielded] == [STEPS, 2 * STEPS, 3 * STEPS]
+    epoch = jax.jit(runs.epoch)
+    for state, report in yielded:
+        start, expected = epoch(start, loaded.dataset, keys)
+        assert_same_bits((state, report), (start, expected))
+
+
+def test_the_guard_does_catch_transfers() -> None:
+    loaded, make = iql()
+    learner = make(small("iql"))
+    epoch = jax.jit(train.scan_updates(learner.update, replay.sampler(BATCH), STEPS))
+    key = jax.random.key(0)
+    state = learner.init(key, replay.take(loaded.dataset, np.arange(2)))
+    with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
+        epoch(state, loaded.dataset, key)
+
+
+def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where() -> None:
+    loaded, make = iql()
+    reward = loaded.dataset.transitions.reward.copy()
+    reward[3] = np.nan
+    poisoned = loaded.dataset._replace(transitions=loaded.dataset.transitions._replace(reward=reward))
+    runs = train.population(make, small("iql"), replay.sampler(BATCH), 3 * STEPS)
+    state, keys = begin(runs, 3)
+
+    def first(key: Key) -> float:
+        """When the bad row is first drawn."""
+        for step in range(3 * STEPS):
+            sample_key = jax.random.split(jax.random.fold_in(key, step))[0]
+            if 3 in jax.random.randint(sample_key, (BATCH,), 0, len(reward)):
+                return step
+        return np.inf
+
+    drawn = [first(key) for key in keys]
+    hit = [index for index, step in enumerate(drawn) if step < np.inf]
+    assert 0 < len(hit) < 3, "choose another key: some seeds must meet the bad row and some must not"
+    with pytest.raises(
+        train.Diverged, match=rf"^critic_loss not finite at update {min(drawn)} \(seeds "
+    ) as raised:
+        list(train.epochs(runs.epoch, state, jax.device_put(poisoned), keys, 1))
+    assert f"(seeds {hit})" in str(raised.value)
+
+
+def test_a_sweep_in_one_program_trains_what_separate_programs_train() -> None:
+    loaded, make = iql()
+    sample, dataset = replay.sampler(BATCH), jax.device_put(loaded.dataset)
+    sweep = {"expectile": [0.5, 0.9], "learning_rate": [1e-3, 1e-2]}
+    runs = train.population(make, small("iql"), sample, STEPS, sweep=sweep)
+    state, keys = begin(runs, 2)
+    together, _ = jax.jit(runs.epoch)(state, dataset, keys)
+    for index in range(2):
+        config = small("iql", **{name: values[index] for name, values in sweep.items()})
+        one = train.population(make, config, sample, STEPS)
+        start = one.init(keys[index : index + 1], replay.take(dataset, jnp.arange(2)))
+        alone, _ = jax.jit(one.epoch)(start, dataset, keys[index : index + 1])
+        assert_close(seed(together, index), seed(alone, 0), 1e-6)
+    assert moved(seed(together, 0).params, seed(together, 1).params)
+
+
+@pytest.mark.parametrize("field", ["hidden", "critics", "layer_norm", "no_such_field"])
+def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot sweep '{field}' in one program"):
+        train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={field: [1, 2]})
+
+
+def test_every_field_that_can_be_swept_is_accepted_by_its_agent() -> None:
+    """No float field is used where the program is built: each survives being a tracer."""
+    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE)):
+        loaded = synthetic.load(f"synthetic-{kind}")
+        for agent in names:
+            config, make = small(agent), maker(agent, loaded, "scalar")
+            floats = [
+                f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)
+            ]
+            sweep = {name: [getattr(config, name)] * 2 for name in floats}
+            runs = train.population(make, config, replay.sampler(BATCH), STEPS, sweep=sweep)
+            keys = jax.random.split(jax.random.key(0), 2)
+            example = replay.take(loaded.dataset, np.arange(2))
+            state = jax.eval_shape(runs.init, keys, example)
+            jax.eval_shape(runs.epoch, state, loaded.dataset, keys)

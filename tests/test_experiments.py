@@ -1,0 +1,577 @@
+"""The scripts as a user meets them: what they leave, what they say, and what interruptions cannot change."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import point_mass  # noqa: F401  (registers its environment)
+import pytest
+from absl import flags as absl_flags
+
+from experiments import flags, offline, quickstart
+from rl import agents, checkpoint, evaluate, log, shard, train
+from rl.agents import iql
+from rl.data import DataError
+from rl.types import Spec
+from rl.values import heads
+
+ROOT = Path(__file__).parent.parent
+DISCRETE = ("bc", "cql", "dqn", "iql")
+CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
+TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
+EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}
+
+
+def config(agent: str = "iql", **changes: Any) -> Any:
+    small = {"hidden": (8, 8), "critics": 2, "samples": 2} | changes
+    fields = {field.name for field in dataclasses.fields(agents.get(agent).Config)}
+    return agents.get(agent).Config(**{name: value for name, value in small.items() if name in fields})
+
+
+def settings(workdir: Path, **changes: Any) -> offline.Settings:
+    return offline.Settings(**TINY | {"workdir": str(workdir)} | changes)
+
+
+def state(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, without the clock."""
+    from orbax.checkpoint import v1 as ocp
+
+    arrays = ocp.load(workdir / "checkpoints" / str(step) / "arrays")
+    return {name: np.asarray(value) for name, value in arrays.items() if name != "seconds"}
+
+
+def assert_same_bits(one: Path, other: Path, step: int) -> None:
+    left, right = state(one, step), state(other, step)
+    assert left.keys() == right.keys() and len(left) > 10
+    for name, value in left.items():
+        assert value.tobytes() == right[name].tobytes(), name
+    assert (one / log.METRICS).read_bytes() == (other / log.METRICS).read_bytes()
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def start(*arguments: str, module: str = "experiments.offline", **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT / "tests"), "CI": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # so that a signal to its group is a Ctrl-C in its terminal
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    stdout, stderr = process.communicate(timeout=120)
+    return process.returncode, stdout, stderr
+
+
+def arguments(chosen: offline.Settings, *own: str) -> list[str]:
+    return [f"--{name}={value}" for name, value in dataclasses.asdict(chosen).items()] + list(own)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# ---- every script runs --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("agent", "kind"), [(a, "continuous") for a in CONTINUOUS] + [(a, "discrete") for a in DISCRETE]
+)
+def test_offline_trains_every_agent_for_three_updates(agent: str, kind: str, tmp_path: Path) -> None:
+    chosen = settings(tmp_path, agent=agent, dataset=f"synthetic-{kind}", updates=3)
+    assert offline.run(chosen, config(agent))["updates"] == 3
+    (row,) = log.read(tmp_path)
+    assert row.pop("step") == 3
+    assert all(np.shape(value) == (2,) and np.isfinite(value).all() for value in row.values())
+
+
+def test_every_agent_is_tried() -> None:
+    assert sorted({*CONTINUOUS, *DISCRETE}) == sorted(agents.AGENTS)
+
+
+@pytest.mark.slow
+def test_quickstart_compares_two_agents_on_data_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("ogbench")
+    small = {name: dataclasses.replace(own, hidden=(8, 8)) for name, own in quickstart.CONFIGS.items()}
+    monkeypatch.setattr(quickstart, "CONFIGS", small)
+    chosen = quickstart.Settings(
+        transitions=2000, seeds=2, updates=3, eval_every=3, eval_episodes=2, workdir=str(tmp_path)
+    )
+    result = quickstart.run(chosen)
+    assert json.loads((tmp_path / log.RESULT).read_text())["agents"].keys() == {"bc", "iql"}
+    for agent in ("bc", "iql"):
+        assert result["agents"][agent]["updates"] == 3
+        assert np.shape(log.series(tmp_path / agent, "eval/success")[1]) == (1, 2, 2)
+        assert (tmp_path / agent / "curve.png").exists()
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    assert result["agents"]["bc"]["digest"] == result["agents"]["iql"]["digest"]
+
+
+def test_quickstart_calls_intervals_apart_only_if_they_are() -> None:
+    def result(low: float, high: float) -> dict[str, Any]:
+        return {"scores": {"return": {"last": {"ci95": [low, high]}}}}
+
+    assert quickstart._apart(result(0, 1), result(1.1, 2))
+    assert not quickstart._apart(result(0, 1), result(0.9, 2))
+    assert not quickstart._apart(result(1.1, 2), result(0, 1))
+    assert not quickstart._apart(result(np.nan, np.nan), result(0, 1))
+
+
+# ---- flags --------------------------------------------------------------------------------------------
+
+
+def parse(*argv: str) -> absl_flags.FlagValues:
+    values = absl_flags.FlagValues()
+    flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
+    return values
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [offline.Settings, quickstart.Settings, *(module.Config for module in agents.AGENTS.values())],
+    ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
+)
+def test_every_setting_says_what_it_is(owner: type) -> None:
+    said = flags.comments(owner)
+    for field in dataclasses.fields(owner):
+        assert said.get(field.name), f"{owner.__module__}.{field.name} has no comment"
+
+
+def test_help_names_every_choice() -> None:
+    said = flags.comments(offline.Settings)
+    assert all(name in said["agent"] for name in agents.AGENTS)
+    assert all(name in said["head"] for name in heads.NAMES)
+
+
+def test_flags_arrive_with_their_types() -> None:
+    values = parse("--agent=cql", "--agent.hidden=8,16", "--agent.max_backup", "--updates=5", "--head_low=-3")
+    chosen = flags.read(offline.Settings(), values=values)
+    own = flags.read(agents.get("cql").Config(), "agent.", values)
+    assert chosen == dataclasses.replace(
+        offline.Settings(), agent="cql", updates=5, head_low=-3.0, head_high=chosen.head_high
+    )
+    assert own == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
+
+
+def test_defaults_are_what_parsing_nothing_gives() -> None:
+    values = parse()
+    assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
+    assert flags.read(iql.Config(), "agent.", values) == iql.Config()
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--agnt=iql"], "did you mean --agent?"),
+        (["--agent.expectil=0.9"], "Did you mean: agent.expectile"),
+        (["--agent=cql", "--agent.expectile=0.9"], "--agent.expectile"),
+        (["--agent=iqll"], "did you mean 'iql'"),
+        (["--agent", "rebrak"], "did you mean 'rebrac'"),
+        (["--agent=no.such.module"], "No module named 'no'"),
+        (["--agent=rl.statistics"], "needs a Config and a make"),
+        (["--updates=many"], "--updates=many"),
+        (["--normalize_observations=perhaps"], "--normalize_observations=perhaps"),
+        (["agent=iql"], "not a flag: agent=iql. Flags are written --name=value"),
+    ],
+)
+def test_a_mistyped_command_ends_with_the_nearest_right_one(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parse(*argv)
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert message in said and "--help" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"updates": 2.5}, "updates must be of type int, not 2.5"),
+        ({"updates": True}, "updates must be of type int, not True"),
+        ({"overwrite": 1}, "overwrite must be of type bool, not 1"),
+        ({"head_lo": 1.0}, "no setting 'head_lo': did you mean 'head_low'?"),
+    ],
+)
+def test_wrong_values_from_a_file_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        flags.with_fields(offline.Settings(), given)
+
+
+@pytest.mark.parametrize("value", ["8,x", [8, 2.5, "a"], 8])
+def test_widths_must_be_whole_numbers(value: Any) -> None:
+    with pytest.raises(ValueError, match="hidden must be a list of whole numbers"):
+        flags.with_fields(iql.Config(), {"hidden": value})
+
+
+def test_at_the_command_line() -> None:
+    """The wiring of the above: exit codes, streams, and no traceback."""
+    wrong_flag = start("--agent.expectil=0.9")
+    wrong_data = start("--dataset=hoper-medium-v2")
+    asked_help = start("--agent=cql", "--help")
+    code, _, said = end(wrong_flag)
+    assert code == 2 and "agent.expectile" in said and "Traceback" not in said
+    code, _, said = end(wrong_data)
+    assert code == 1 and "did you mean hopper-medium-v2" in said and "Traceback" not in said
+    _, text, _ = end(asked_help)
+    assert "--agent.target_gap" in text and "--agent.expectile" not in text and "--eval_episodes" in text
+
+
+# ---- settings that cannot be run ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": 0}, "--seeds must be at least 1"),
+        ({"updates": -3}, "--updates must be at least 1"),
+        ({"eval_every": 0}, "--eval_every must be at least 1"),
+        ({"batch_size": 0}, "--batch_size must be at least 1"),
+        ({"unroll": 0}, "--unroll must be at least 1"),
+        ({"eval_episodes": 1}, "--eval_episodes=1: give 0 for none or at least 2"),
+        ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
+        ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),
+        ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
+        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use iql"),
+        ({"mesh_seed": 3}, "devices do not divide into seed=3"),
+        ({"reward_scale": "much"}, "--reward_scale=much is neither"),
+        ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
+        ({"environment": "Pendulm-v1"}, "the nearest names are Pendulum-v1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_touched(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / log.CONFIG).write_text("{}")
+    (tmp_path / log.METRICS).write_text('{"step": 3}\n')
+    before = files(tmp_path)
+    chosen = settings(tmp_path, **{"overwrite": True} | changes)
+    with pytest.raises(ValueError, match=message):
+        offline.run(chosen, config(chosen.agent))
+    assert files(tmp_path) == before
+
+
+def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
+    found = offline.data.load("synthetic-discrete")
+    offline._check_fit(found, Spec((8,), 5, True))
+    with pytest.raises(ValueError, match="does not fit"):
+        offline._check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+    with pytest.raises(ValueError, match="does not fit"):
+        offline._check_fit(found, Spec((8,), 2, False))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (DataError("empty log"), 1, "DataError: empty log"),
+        (checkpoint.CheckpointError("another run"), 1, "CheckpointError: another run"),
+        (train.Diverged("q not finite"), 1, "Diverged: q not finite"),
+        (OSError("disk full"), 1, "OSError: disk full"),
+        (train.Interrupted("stopped at update 3"), 130, "stopped at update 3"),
+        (KeyboardInterrupt(), 130, "stopped; the same command"),
+    ],
+    ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
+)
+def test_errors_end_with_their_message(
+    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: Sequence[str]) -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as stopped:
+        flags.reporting(main)([])
+    assert stopped.value.code == code
+    assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_mistake_in_the_code_keeps_its_traceback() -> None:
+    def main(_: Sequence[str]) -> None:
+        raise TypeError("mul got incompatible shapes")
+
+    with pytest.raises(TypeError):
+        flags.reporting(main)([])
+
+
+# ---- what a run leaves --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of 30 epochs with an environment, never interrupted."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return folder, offline.run(long_run(folder), config())
+
+
+def long_run(folder: Path, **changes: Any) -> offline.Settings:
+    return settings(folder, **EVALUATED | {"updates": 60, "eval_every": 2} | changes)
+
+
+def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict[str, Any]]) -> None:
+    folder, returned = evaluated
+    result = json.loads((folder / log.RESULT).read_text())
+    assert result["agent"] == "iql" and result["updates"] == 60 and result["settings"]["seeds"] == 2
+    assert result["config"]["expectile"] == 0.7 and result["config"]["hidden"] == [8, 8]
+    assert result["digest"] == offline.data.load("synthetic-continuous").digest
+    assert result["versions"]["jax"] == jax.__version__ and result["wall_seconds"] > 0
+    assert "python" in result["command"] and result["hardware"]["cores"] >= 1
+    logged = np.asarray([row["eval/return"] for row in log.read(folder)])  # [T, S, episodes]
+    assert logged.shape == (30, 2, 2)
+    for which, expected in {
+        "last": logged[-1].mean(-1),
+        "best": logged.mean(-1).max(0),
+        "selected": logged[logged[..., 0].argmax(0), [0, 1], 1],
+    }.items():
+        score = result["scores"]["return"][which]
+        np.testing.assert_allclose(score["per_seed"], expected, rtol=1e-6)
+        np.testing.assert_allclose(score["mean"], np.mean(expected), rtol=1e-6)
+        half = 12.706204736 * np.std(expected, ddof=1) / np.sqrt(2)  # Student's 97.5 % point, one degree
+        np.testing.assert_allclose(
+            score["ci95"], [np.mean(expected) - half, np.mean(expected) + half], rtol=1e-6
+        )
+    assert result["scores"].keys() == {"return", "success", "final_success"}
+    assert returned["scores"]["return"]["last"]["mean"] == result["scores"]["return"]["last"]["mean"]
+    assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Path) -> None:
+    """`Countdown` pays 1 plus three times the action, and shows the steps that are left."""
+    chosen = settings(tmp_path, normalize_observations=True, **EVALUATED)
+    mean, deviation = np.array([4.0, 5.0, 0.5], np.float32), np.array([2.0, 3.0, 1.0], np.float32)
+    loaded = offline.data.load("synthetic-continuous", environment="toy_environments:Countdown-v0")
+    task = offline.Problem(
+        loaded._replace(spec=Spec((3,), 1)), loaded.dataset, mean, deviation, (0.0, 1.0), heads.scalar()
+    )
+    population = train.Population(None, None, lambda state, seen, keys: state * seen[..., :1])
+    with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
+        found = score(jnp.float32(0.1), 1)
+    steps = found["eval/length"]
+    assert steps.shape == (2, 2)
+    expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
+    np.testing.assert_allclose(found["eval/return"].ravel(), expected, rtol=1e-5)
+
+
+def test_policy_estimates_choose_the_policy_that_is_selected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fits = []
+
+    def noted(act: Any, spec: Any, head: Any, fit: evaluate.FittedQ) -> Any:
+        fits.append(fit)
+        return fitted_q(act, spec, head, dataclasses.replace(fit, hidden=(8,)))
+
+    fitted_q = evaluate.fitted_q
+    monkeypatch.setattr(evaluate, "fitted_q", noted)
+    result = offline.run(settings(tmp_path, policy_estimates=5, **EVALUATED), config(discount=0.9))
+    assert [(fit.discount, fit.updates) for fit in fits] == [(0.9, 5)]
+    estimates = log.series(tmp_path, "eval/fitted_q")[1]
+    scores = log.series(tmp_path, "eval/return")[1].mean(-1)
+    assert estimates.shape == scores.shape == (2, 2)
+    selected = [scores[estimates[:, s].argmax(), s] for s in range(2)]
+    np.testing.assert_allclose(result["scores"]["return"]["selected"]["per_seed"], selected, rtol=1e-6)
+
+
+def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
+    rows = [("NaN", 5.0, [1.0, 1.0]), (2.0, 4.0, [2.0, 2.0]), ("Infinity", 9.0, [3.0, 3.0])]
+    lines = [
+        {"step": step, "eval/fitted_q": [first, second], "eval/return": [scores, scores]}
+        for step, (first, second, scores) in enumerate(rows)
+    ]
+    (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert offline.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
+
+
+def test_where_a_run_lands(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = offline.Settings(agent="cql", head="c51", dataset="/data/door.hdf5")
+    assert offline.folder(chosen) == Path("runs/door.hdf5/cql-c51")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    assert offline.folder(chosen) == Path("runs/sweeps/abc/r1")
+    assert offline.folder(dataclasses.replace(chosen, workdir="~/x")) == Path.home() / "x"
+
+
+# ---- runs that go on, and runs that must not be mixed ---------------------------------------------------
+
+
+def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = offline.run(settings(tmp_path, **EVALUATED), config())
+    before = files(tmp_path)
+    again = offline.run(settings(tmp_path, **EVALUATED), config())
+    assert files(tmp_path) == before
+    assert "finished: nothing to do; --overwrite starts again" in capsys.readouterr().err
+    assert again["scores"]["return"]["last"]["ci95"] == first["scores"]["return"]["last"]["ci95"]
+
+
+def test_a_result_that_was_never_written_is_written(tmp_path: Path) -> None:
+    offline.run(settings(tmp_path), config())
+    (tmp_path / log.RESULT).unlink()
+    assert offline.run(settings(tmp_path), config())["updates"] == 6
+    assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == 6
+    assert [row["step"] for row in log.read(tmp_path)] == [3, 6]
+
+
+def test_more_updates_continue_to_the_bits_of_one_long_run(tmp_path: Path) -> None:
+    offline.run(settings(tmp_path / "longer"), config())
+    assert offline.run(settings(tmp_path / "longer", updates=12), config())["updates"] == 12
+    offline.run(settings(tmp_path / "at once", updates=12), config())
+    assert_same_bits(tmp_path / "longer", tmp_path / "at once", 12)
+    with pytest.raises(ValueError, match="holds a run of 12 updates, more than --updates=6"):
+        offline.run(settings(tmp_path / "longer"), config())
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "difference"),
+    [
+        ({"agent": "td3_bc"}, {"agent": "td3_bc"}, "agent: 'iql' in the checkpoint, 'td3_bc'"),
+        ({}, {"expectile": 0.9}, "config.expectile: 0.7 in the checkpoint, 0.9"),
+        ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
+        ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(
+    changes: dict[str, Any], own: dict[str, Any], difference: str, finished_run: Path
+) -> None:
+    before = files(finished_run)
+    with pytest.raises(checkpoint.CheckpointError, match=difference):
+        offline.run(settings(finished_run, **changes), config(**own))
+    assert files(finished_run) == before
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("finished")
+    offline.run(settings(folder), config())
+    return folder
+
+
+def test_overwrite_starts_again_and_removes_only_what_runs_leave(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    offline.run(settings(tmp_path, tensorboard=True), config())
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    offline.run(settings(tmp_path, overwrite=True, agent="bc", updates=3), config("bc"))
+    assert [row["step"] for row in log.read(tmp_path)] == [3]
+    assert json.loads((tmp_path / log.RESULT).read_text())["agent"] == "bc"
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
+    assert not list(tmp_path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = settings(tmp_path, eval_every=1)  # the first update is finite, its step is not
+    with pytest.raises(SystemExit) as stopped:
+        flags.reporting(lambda _: offline.run(chosen, config(learning_rate=1e30)) and None)([])
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert "Diverged" in said and "critic_loss" in said and "not finite at update 1 (seeds [0, 1])" in said
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
+    assert all(np.isfinite(value).all() for name, value in state(tmp_path, 1).items() if "params" not in name)
+    assert [row["step"] for row in log.read(tmp_path)] == [1]
+    assert not (tmp_path / log.RESULT).exists()
+
+
+# ---- interruptions --------------------------------------------------------------------------------------
+
+
+def checkpoints(folder: Path) -> int:
+    """The newest step that was saved, 0 for none."""
+    found = (folder / "checkpoints").glob("*[0-9]")
+    return max((int(path.name) for path in found), default=0)
+
+
+@pytest.mark.slow
+def test_kill_at_any_time_and_resume_to_the_same_bits(
+    evaluated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    uninterrupted, _ = evaluated
+    rng = random.Random()  # another moment each time: any must do
+    for _ in range(2):
+        begun = checkpoints(tmp_path)
+        process = start(*arguments(long_run(tmp_path), "--agent.hidden=8,8"))
+        wait_for(lambda seen=begun: checkpoints(tmp_path) > seen, process)
+        time.sleep(rng.uniform(0, 1))
+        os.killpg(process.pid, signal.SIGKILL)
+        end(process)
+        assert begun < checkpoints(tmp_path) < 60, "it was not killed in the middle"
+    offline.run(long_run(tmp_path), config())
+    assert_same_bits(uninterrupted, tmp_path, 60)
+
+
+@pytest.mark.slow
+def test_ctrl_c_saves_and_resumes_to_the_same_bits(
+    evaluated: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    uninterrupted, _ = evaluated
+    process = start(*arguments(long_run(tmp_path, eval_processes=1), "--agent.hidden=8,8"))
+    wait_for(lambda: checkpoints(tmp_path) > 0, process)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, said = end(process)
+    assert code == 130 and "Traceback" not in said
+    reached = checkpoints(tmp_path)
+    assert 0 < reached < 60 and f"stopped at update {reached}; the same command continues" in said
+    assert log.read(tmp_path)[-1]["step"] == reached and not (tmp_path / log.RESULT).exists()
+    assert offline.run(long_run(tmp_path), config())["updates"] == 60
+    assert_same_bits(uninterrupted, tmp_path, 60)
+    assert [run["step"] for run in json.loads((tmp_path / log.CONFIG).read_text())["resumed"]] == [reached]
+
+
+# ---- several processes ------------------------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+@pytest.mark.slow
+def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> None:
+    """As on two hosts: the same command on each, seeds over the processes, batches over each one's devices."""
+    chosen = settings(tmp_path / "two", mesh_seed=2, mesh_data=2, **EVALUATED)
+    cluster = {
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+    }
+    own = ["--agent.hidden=8,8"]
+    processes = [start(*arguments(chosen, *own), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    ends = [end(process) for process in processes]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert "return" in ends[0][1] and ends[1][1] == ""  # one of them speaks
+    offline.run(settings(tmp_path / "one", **EVALUATED), config())
+    one, two = state(tmp_path / "one", 6), state(tmp_path / "two", 6)
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        np.testing.assert_allclose(two[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
+    result = json.loads((tmp_path / "two" / log.RESULT).read_text())
+    assert result["hardware"]["processes"] == 2 and result["hardware"]["devices"] == 4
+    rows = [log.read(tmp_path / name) for name in ("one", "two")]
+    assert [row["step"] for row in rows[1]] == [3, 6]
+    np.testing.assert_allclose(rows[1][-1]["eval/return"], rows[0][-1]["eval/return"], rtol=1e-3)

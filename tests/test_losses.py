@@ -1,0 +1,373 @@
+"""rl.values.losses against rlax, SciPy, enumeration and closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import hypothesis.extra.numpy as hnp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import rlax
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special, stats
+
+from rl.values import heads, losses
+
+BATCH = 7
+law = settings(deadline=None, max_examples=40, derandomize=True)
+batch = partial(hnp.arrays, np.float32, BATCH)
+any_float32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+every_head = pytest.mark.parametrize("name", heads.NAMES)
+
+
+# ---- huber ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delta", [0.1, 1.0, 5.0])
+def test_huber_agrees_with_scipy_and_rlax(delta: float) -> None:
+    error = jnp.concatenate([jnp.linspace(-9, 9, 181), jnp.array([delta, -delta, 0.0])])
+    np.testing.assert_allclose(losses.huber(error, delta), special.huber(delta, error), rtol=1e-5, atol=1e-7)
+    ours, theirs = (
+        jax.jit(jax.vmap(jax.grad(f)))(error)
+        for f in (partial(losses.huber, delta=delta), partial(rlax.huber_loss, delta=delta))
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_huber_of_the_largest_errors() -> None:
+    """The branch not taken, error^2, must not overflow into the gradient."""
+    error = jnp.array([3.4e38, -3.4e38, 1e20])
+    assert jnp.isfinite(losses.huber(error)).all()
+    np.testing.assert_array_equal(jax.vmap(jax.grad(losses.huber))(error), [1, -1, 1])
+
+
+# ---- expectiles -----------------------------------------------------------------------------------------
+
+
+@law
+@given(batch(elements=st.floats(-100, 100, width=32)), st.sampled_from([0.0, 0.1, 0.5, 0.7, 1.0]))
+def test_expectile_loss_agrees_with_rlax(error: np.ndarray, expectile: float) -> None:
+    ours = losses.expectile_weight(jnp.asarray(error), expectile) * error**2
+    theirs = rlax.expectile_loss(jnp.zeros(BATCH), jnp.asarray(error), expectile)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-30)
+
+
+LOW, HIGH, EXPECTILES = -4, 5, (0.1, 0.5, 0.7, 0.9)
+SAMPLES = (  # normal, skewed, two-valued
+    np.random.default_rng(0).normal(size=32),
+    np.random.default_rng(1).exponential(size=32) / 2,
+    np.array([-1.0, -1.0, -1.0, 2.0] * 8),
+)
+CASES = [(sample, expectile) for sample in SAMPLES for expectile in EXPECTILES]
+
+
+def over_cases(f: Callable[[jax.Array, jax.Array], jax.Array]) -> np.ndarray:
+    """``f(sample, expectile)`` of every case, compiled once."""
+    samples, expectiles = (jnp.asarray(x, jnp.float32) for x in zip(*CASES, strict=True))
+    return np.asarray(jax.jit(jax.vmap(f))(samples, expectiles))
+
+
+def weighted_loss(head: heads.ValueHead, outputs: jax.Array, y: jax.Array, expectile: jax.Array) -> jax.Array:
+    """An expectile regression of one state's outputs on many targets, as an agent writes it."""
+    weight = losses.expectile_weight(y - head.value(outputs), expectile)
+    target = heads.scalar_target(head, y)
+    return (weight * head.loss(jnp.broadcast_to(outputs, (len(y), head.size)), target)).mean()
+
+
+@every_head
+def test_every_head_descends_to_the_expectile(name: str) -> None:
+    """The central claim: an agent's expectile regression is right whatever represents its values.
+
+    SciPy knows nothing of heads. The quantile head cannot keep an expectation exactly; it must stay within
+    its stated bias, ``range / 2K + kappa``.
+    """
+    size, kappa = 51, 0.01
+    head = heads.quantile(size, kappa) if name == "quantile" else heads.make(name, LOW, HIGH, 33)
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, 4000), b1=0.5)
+
+    def descend(y: jax.Array, expectile: jax.Array) -> jax.Array:
+        def step(carry: tuple, _: None) -> tuple[tuple, None]:
+            outputs, state = carry
+            gradient = jax.grad(lambda x: weighted_loss(head, x, y, expectile))(outputs)
+            update, state = optimiser.update(gradient, state)
+            return (optax.apply_updates(outputs, update), state), None
+
+        outputs = jnp.sin(jnp.arange(head.size, dtype=jnp.float32))
+        return head.value(jax.lax.scan(step, (outputs, optimiser.init(outputs)), None, 4000)[0][0])
+
+    for value, (sample, expectile) in zip(over_cases(descend), CASES, strict=True):
+        tolerance = np.ptp(sample) / (2 * size) + kappa if name == "quantile" else 3e-3
+        np.testing.assert_allclose(value, stats.expectile(sample, expectile), atol=tolerance)
+
+
+@pytest.mark.parametrize("name", ["two_hot", "hl_gauss", "c51"])
+def test_the_fixed_point_of_categorical_heads_is_exact(name: str) -> None:
+    """Where descent stops short: labels averaged under their weights, to float32 or the label's stated bias."""
+    head = heads.make(name, LOW, HIGH, 33)
+
+    def fixed_point(y: jax.Array, expectile: jax.Array) -> jax.Array:
+        def minimise(_: int, outputs: jax.Array) -> jax.Array:
+            weight = losses.expectile_weight(y - head.value(outputs), expectile)
+            label = (weight[:, None] * heads.scalar_target(head, y)).sum(0) / weight.sum()
+            return jnp.log(jnp.maximum(label, 1e-30))
+
+        return jax.lax.fori_loop(0, 30, minimise, jnp.zeros(head.size))
+
+    outputs = over_cases(fixed_point)
+    bias = 1.2e-4 * (HIGH - LOW) / 27 if name == "hl_gauss" else 0.0
+    for row, (sample, expectile) in zip(outputs, CASES, strict=True):
+        np.testing.assert_allclose(
+            head.value(jnp.asarray(row)), stats.expectile(sample, expectile), atol=bias + 3e-6
+        )
+
+    def gradient(y: jax.Array, expectile: jax.Array) -> jax.Array:
+        return jax.grad(lambda x: weighted_loss(head, x, y, expectile))(fixed_point(y, expectile))
+
+    np.testing.assert_allclose(over_cases(gradient), 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("expectile", [0.5, 0.9])
+def test_expectile_of_backed_up_distributions(expectile: float) -> None:
+    """IQL's V with a c51 Q: targets are whole distributions, the value the expectile of their means."""
+    head = heads.c51(-4, 5, 33)
+    q = jnp.asarray(np.random.default_rng(2).normal(size=(16, 33)), jnp.float32)
+    target, y = heads.same_target(head, q), head.value(q)
+    outputs = jnp.zeros(33)
+    for _ in range(30):
+        weight = losses.expectile_weight(y - head.value(outputs), expectile)
+        outputs = jnp.log((weight[:, None] * target).sum(0) / weight.sum())
+    np.testing.assert_allclose(head.value(outputs), stats.expectile(np.float64(y), expectile), atol=1e-5)
+
+
+# ---- policy weights -------------------------------------------------------------------------------------
+
+
+@law
+@given(batch(elements=any_float32), st.sampled_from([0.0, 0.5, 3.0, 1e4]), st.sampled_from([1.0, 100.0, 1e6]))
+def test_awr_weight_is_the_capped_exponential(advantage: np.ndarray, temperature: float, cap: float) -> None:
+    with np.errstate(over="ignore"):
+        expected = np.minimum(np.exp(np.float64(advantage) * temperature), cap)
+    weight = losses.awr_weight(jnp.asarray(advantage), temperature, cap)
+    # exp is as exact as its argument: 88 * 2^-24 is 5e-6.
+    np.testing.assert_allclose(weight, expected, rtol=3e-5, atol=1e-37)
+
+
+def test_awr_default_cap_is_that_of_iql() -> None:
+    np.testing.assert_allclose(
+        losses.awr_weight(jnp.array([0.0, 1.0, 2.0, 1e30]), 3.0), [1, np.e**3, 100, 100], rtol=1e-5
+    )
+
+
+def test_q_scale_makes_the_mean_magnitude_one() -> None:
+    q = jnp.asarray(np.random.default_rng(3).normal(size=(4, 5)) * 37, jnp.float32)
+    np.testing.assert_allclose(losses.q_scale(q), 1 / np.abs(np.float64(q)).mean(), rtol=1e-6)
+    np.testing.assert_allclose(jnp.abs(losses.q_scale(q) * q).mean(), 1, rtol=1e-6)
+    assert jnp.isfinite(losses.q_scale(jnp.zeros(3)))
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        lambda x: losses.expectile_weight(x, 0.7),
+        lambda x: losses.awr_weight(x, 3.0),
+        lambda x: losses.q_scale(x),
+    ],
+)
+def test_weights_carry_no_gradient(weight: Callable[[jax.Array], jax.Array]) -> None:
+    np.testing.assert_array_equal(jax.grad(lambda x: weight(x).sum())(jnp.linspace(-2, 3, 9)), 0)
+
+
+# ---- conservative regularisers --------------------------------------------------------------------------
+
+
+def test_cql_h_of_all_discrete_actions_is_exact() -> None:
+    q = np.random.default_rng(4).normal(size=(BATCH, 6)) * 5
+    ours = losses.cql_h(jnp.asarray(q, jnp.float32), jnp.full((BATCH, 6), -np.log(6), jnp.float32))
+    np.testing.assert_allclose(ours, special.logsumexp(q, axis=-1), rtol=1e-6)
+
+
+def test_cql_h_estimates_the_integral_of_a_gaussian() -> None:
+    """Q = c - (a - m)^2 / 2 s^2, whose log-partition function is c + log(s sqrt(2 pi))."""
+    m, s, c = 0.3, 0.7, 2.0
+    exact = c + np.log(s * np.sqrt(2 * np.pi))
+    rng = np.random.default_rng(5)
+
+    def estimate(action: np.ndarray, log_density: np.ndarray) -> float:
+        values = jnp.asarray(c - (action - m) ** 2 / (2 * s**2), jnp.float32)
+        return float(losses.cql_h(values, jnp.asarray(log_density, jnp.float32)))
+
+    for proposal in (stats.norm(0, 1.2), stats.uniform(-4, 8), stats.t(3)):
+        action = proposal.rvs(100_000, random_state=rng)
+        np.testing.assert_allclose(estimate(action, proposal.logpdf(action)), exact, atol=0.02)
+    # Two proposals in one set of samples, as CQL draws them: each with its own density.
+    halves = [(p, p.rvs(50_000, random_state=rng)) for p in (stats.norm(0, 1.2), stats.uniform(-4, 8))]
+    density = np.concatenate([p.logpdf(a) for p, a in halves])
+    np.testing.assert_allclose(estimate(np.concatenate([a for _, a in halves]), density), exact, atol=0.02)
+    # A proposal in proportion to exp Q has no variance: one sample is enough.
+    np.testing.assert_allclose(estimate(np.array([5.0]), stats.norm(m, s).logpdf([5.0])), exact, rtol=1e-5)
+
+
+def kl_penalised_maximum(q: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """argmax over distributions mu of E_mu q - KL(mu, prior), by a general-purpose optimiser."""
+
+    def negative(logits: np.ndarray) -> float:
+        mu = special.softmax(logits)
+        return float(-(mu @ q) + special.rel_entr(mu, prior).sum())
+
+    result = optimize.minimize(negative, np.zeros(len(q)), tol=1e-14)
+    return special.softmax(result.x)
+
+
+def test_cql_rho_is_the_value_of_the_kl_penalised_maximiser() -> None:
+    rng = np.random.default_rng(6)
+    q, prior = rng.normal(size=(3, 5)) * 2, rng.dirichlet(np.ones(5), size=3)
+    mu = np.stack([kl_penalised_maximum(*pair) for pair in zip(q, prior, strict=True)])
+    values, log_prior = jnp.asarray(q, jnp.float32), jnp.asarray(np.log(prior), jnp.float32)
+    np.testing.assert_allclose(losses.cql_rho(values, log_prior), (mu * q).sum(-1), rtol=1e-4)
+    np.testing.assert_allclose(losses.cql_rho(values, log_prior + 3), (mu * q).sum(-1), rtol=1e-4)
+    # mu is held fixed while Q is pushed down: the gradient is mu itself.
+    gradient = jax.grad(lambda v: losses.cql_rho(v, log_prior).sum())(values)
+    np.testing.assert_allclose(gradient, mu, atol=1e-4)
+
+
+def test_cql_rho_from_samples_of_the_prior() -> None:
+    """Prior N(0, 1), Q = b a: the maximiser is N(b, 1), and its mean Q is b^2."""
+    action, slope = np.random.default_rng(7).normal(size=200_000), 0.8
+    ours = losses.cql_rho(jnp.asarray(slope * action, jnp.float32), jnp.zeros(200_000))
+    np.testing.assert_allclose(ours, slope**2, atol=0.02)
+
+
+def test_cql_var_is_the_deviation_under_the_prior() -> None:
+    rng = np.random.default_rng(8)
+    q, prior = rng.normal(size=(3, 5)) * 2, rng.dirichlet(np.ones(5), size=3)
+    mean = (prior * q).sum(-1, keepdims=True)
+    expected = np.sqrt((prior * (q - mean) ** 2).sum(-1))
+    ours = losses.cql_var(jnp.asarray(q, jnp.float32), jnp.asarray(np.log(prior) - 2, jnp.float32))
+    np.testing.assert_allclose(ours, expected, rtol=1e-5)
+    np.testing.assert_allclose(
+        losses.cql_var(jnp.asarray(q, jnp.float32), jnp.zeros((3, 5))), q.std(-1), rtol=1e-5
+    )
+
+
+def test_cql_var_of_equal_values() -> None:
+    value, gradient = jax.value_and_grad(losses.cql_var)(jnp.full(4, 7.0), jnp.zeros(4))
+    np.testing.assert_allclose(value, 0, atol=2e-6)
+    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize("regulariser", [losses.cql_h, losses.cql_rho, losses.cql_var])
+@law
+@given(batch(elements=st.floats(-1e4, 1e4, width=32)), batch(elements=st.floats(-100, 100, width=32)))
+def test_regularisers_are_finite_shift_with_q_and_take_batches(
+    regulariser: Callable[[jax.Array, jax.Array], jax.Array], values: np.ndarray, log_density: np.ndarray
+) -> None:
+    both = jnp.stack([values, values + 64])
+    result, gradient = VALUE_AND_GRADIENT[regulariser](both, jnp.stack([log_density] * 2))
+    assert jnp.isfinite(result).all() and jnp.isfinite(gradient).all()
+    shift, mass = (0, 0) if regulariser is losses.cql_var else (64, 1)
+    np.testing.assert_allclose(result[1] - result[0], shift, atol=0.02)
+    # Pushed down by a constant, everything falls by it: the gradient's entries sum to 1 (0 for a deviation).
+    np.testing.assert_allclose(gradient.sum(-1), mass, atol=2e-3)
+    np.testing.assert_allclose(
+        regulariser(both[0], jnp.asarray(log_density)), result[0], rtol=1e-5, atol=1e-3
+    )
+
+
+def value_and_gradient(regulariser: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable:
+    def both(values: jax.Array, log_density: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return regulariser(values, log_density), jax.grad(lambda v: regulariser(v, log_density).sum())(values)
+
+    return jax.jit(both)
+
+
+VALUE_AND_GRADIENT = {f: value_and_gradient(f) for f in (losses.cql_h, losses.cql_rho, losses.cql_var)}
+
+
+# ---- diversity ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("members", [2, 3, 6])
+def test_gradient_diversity_is_the_sum_over_pairs(members: int) -> None:
+    gradients = np.random.default_rng(9).normal(size=(members, 4, 3)) * 10.0 ** np.arange(-3, 1)[:, None]
+    expected = np.zeros(4)
+    for b, i, j in np.ndindex(4, members, members):
+        if i != j:
+            g, h = gradients[i, b], gradients[j, b]
+            expected[b] += g @ h / np.linalg.norm(g) / np.linalg.norm(h) / (members - 1)
+    ours = losses.gradient_diversity(jnp.asarray(gradients, jnp.float32))
+    np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gradient_diversity_at_its_extremes() -> None:
+    same, opposite = jnp.ones((5, 1, 2)), jnp.array([[[1.0, 2.0]], [[-1.0, -2.0]]])
+    orthogonal = jnp.eye(3)[:, None]
+    np.testing.assert_allclose(losses.gradient_diversity(same), 5, rtol=1e-5)
+    np.testing.assert_allclose(losses.gradient_diversity(opposite), -2, rtol=1e-5)
+    np.testing.assert_allclose(losses.gradient_diversity(orthogonal), 0, atol=1e-6)
+
+
+def test_a_member_without_gradient_does_not_poison_the_others() -> None:
+    gradients = jnp.array([[[0.0, 0.0]], [[1.0, 0.0]], [[1.0, 1.0]]])
+    value, gradient = jax.value_and_grad(lambda g: losses.gradient_diversity(g).sum())(gradients)
+    np.testing.assert_allclose(value, np.sqrt(0.5), rtol=1e-5)  # 2 <g_2, g_3> / 2
+    assert jnp.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[0], 0)
+    assert jnp.abs(gradient[1]).max() > 0.1
+
+
+def test_one_member_has_no_diversity() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        losses.gradient_diversity(jnp.ones((1, 4, 3)))
+
+
+# ---- shapes, batching -----------------------------------------------------------------------------------
+
+FLAT, COLUMN = jnp.zeros(4), jnp.zeros((4, 1))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: losses.expectile_weight(FLAT, COLUMN),
+        lambda: losses.expectile_weight(COLUMN, FLAT),
+        lambda: losses.awr_weight(FLAT, COLUMN),
+        lambda: losses.awr_weight(COLUMN, FLAT),
+        lambda: losses.cql_h(FLAT, COLUMN),
+        lambda: losses.cql_h(COLUMN, FLAT),
+        lambda: losses.cql_rho(FLAT, COLUMN),
+        lambda: losses.cql_rho(jnp.zeros((4, 4)), FLAT),
+        lambda: losses.cql_var(FLAT, COLUMN),
+        lambda: losses.cql_var(jnp.zeros((4, 4)), FLAT),
+    ],
+)
+def test_wrong_shapes_are_refused(wrong: Callable[[], object]) -> None:
+    with pytest.raises(AssertionError, match="Chex"):
+        wrong()
+
+
+def test_a_batch_is_its_elements_and_jit_changes_nothing() -> None:
+    rng = np.random.default_rng(10)
+    values, log_density = jnp.asarray(rng.normal(size=(2, BATCH, 5)), jnp.float32)
+    gradients = jnp.asarray(rng.normal(size=(BATCH, 3, 2)), jnp.float32)
+
+    def everything(values: jax.Array, log_density: jax.Array, gradients: jax.Array) -> tuple:
+        return (
+            losses.huber(values),
+            losses.expectile_weight(values, 0.7),
+            losses.awr_weight(values, 3.0),
+            losses.cql_h(values, log_density),
+            losses.cql_rho(values, log_density),
+            losses.cql_var(values, log_density),
+            losses.gradient_diversity(jnp.moveaxis(gradients, -2, 0)),
+        )
+
+    inputs = (values, log_density, gradients)
+    together = everything(*inputs)
+    for other in (jax.jit(everything)(*inputs), jax.jit(jax.vmap(everything))(*inputs)):
+        for ours, expected in zip(other, together, strict=True):
+            np.testing.assert_allclose(ours, expected, rtol=1e-5, atol=1e-6)
