@@ -2,7 +2,7 @@
 
 Examples:
 
-  A first dataset, in about a second (10,000 transitions):
+  A first dataset of 10,000 transitions, in seconds:
     python -m experiments.collect --dataset=pointmaze-medium-navigate-v0 --transitions=10000
 
   A tenth of the published size, on all cores:

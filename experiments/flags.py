@@ -145,11 +145,16 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
 
 
 def _explain(error: Exception, values: flags.FlagValues) -> str:
-    """The message, with the nearest flag where absl finds none near enough."""
-    if not isinstance(error, flags.UnrecognizedFlagError) or "Did you mean" in str(error):
+    """The message; for an unknown flag with the nearest one, or else with those that there are."""
+    if not isinstance(error, flags.UnrecognizedFlagError):
         return str(error)
-    near = difflib.get_close_matches(error.flagname, list(values), n=1, cutoff=0.5)
-    return f"unknown flag --{error.flagname}" + (f": did you mean --{near[0]}?" if near else "")
+    group = error.flagname.rpartition(".")[0]  # "agent", or nothing
+    known = [name for name in values if name.rpartition(".")[0] == group]
+    near = difflib.get_close_matches(error.flagname, known, n=1, cutoff=0.7 if group else 0.6)
+    if near:
+        return f"unknown flag --{error.flagname}: did you mean --{near[0]}?"
+    listed = f": there are {', '.join('--' + name for name in known)}" if group and known else ""
+    return f"unknown flag --{error.flagname}{listed}"
 
 
 def _agent(argv: Sequence[str], default: str) -> str:

@@ -1,4 +1,4 @@
-"""Train an agent on logged data, several seeds at once, and say how good it is.
+r"""Train an agent on logged data, several seeds at once, and say how good it is.
 
     python -m experiments.offline --agent=iql --dataset=cube-single-play-singletask-v0 --head=hl_gauss \
         --agent.expectile=0.9 --seeds=8 --updates=1000000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import os
@@ -143,6 +144,14 @@ def test_other_files_in_the_folder_are_left_alone(folder: Path):
     for step in range(3):
         checkpoint.save(folder, step, make_state(step), CARD)
     assert steps_in(folder) == {"notes.txt", "old", "1", "2"}
+
+
+def test_inside_a_running_event_loop_as_in_a_notebook(folder: Path):
+    async def cell():
+        checkpoint.save(folder, 1, make_state(), CARD)
+        return checkpoint.restore(folder, make_state(), CARD)
+
+    assert_same_bits(asyncio.run(cell())[0], make_state())
 
 
 # Damage.

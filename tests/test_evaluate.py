@@ -93,24 +93,33 @@ def test_an_evaluation_can_be_repeated_and_another_one_differs() -> None:
         assert (first != different).any()
 
 
-def test_policy_randomness_depends_on_evaluation_time_and_policy() -> None:
-    def dice(states, observations, keys):
-        del states
-        return jnp.broadcast_to(
-            jax.vmap(jax.random.uniform)(keys)[:, None, None], (*observations.shape[:2], 1)
-        )
+def test_no_key_is_used_twice_and_an_evaluation_repeats_its_keys() -> None:
+    seen: list[np.ndarray] = []
 
-    with evaluate.evaluator(dice, COUNTDOWN, seeds=2, episodes=8, processes=0) as evaluator:
-        scores = [evaluator({}, index) for index in (0, 0, 1)]
-    mean_action = [s["return"] / s["length"] for s in scores]
-    np.testing.assert_array_equal(mean_action[0], mean_action[1])
-    assert len(np.unique(mean_action[0])) > 2 * 3  # else time or policy would not matter
-    assert (mean_action[0] != mean_action[2]).all()
+    def record(states, observations, keys):
+        jax.debug.callback(lambda data: seen.append(np.asarray(data)), jax.random.key_data(keys))
+        return act(states, observations, keys)
+
+    def keys_of(evaluator: evaluate.Evaluator, index: int) -> list[tuple[int, ...]]:
+        seen.clear()
+        evaluator(jnp.zeros(2), index)
+        jax.effects_barrier()
+        return sorted(tuple(row) for keys in seen for row in keys.tolist())
+
+    with evaluate.evaluator(record, COUNTDOWN, seeds=2, episodes=4, processes=0) as evaluator:
+        first, again, other = (keys_of(evaluator, index) for index in (0, 0, 1))
+    assert len(first) > 2  # several steps of two policies
+    assert first == again
+    assert len({*first, *other}) == len(first) + len(other)
 
 
 def test_it_traces_once_and_works_under_a_transfer_guard() -> None:
+    def everything(states, observations, keys):  # jit drops, and so never transfers, what is not used
+        noise = jax.vmap(jax.random.uniform)(keys)[:, None, None] + observations[..., :1]
+        return act(states, observations, keys) + 1e-3 * noise
+
     with evaluate.evaluator(
-        chex.assert_max_traces(act, n=1), COUNTDOWN, seeds=2, episodes=4, processes=0
+        chex.assert_max_traces(everything, n=1), COUNTDOWN, seeds=2, episodes=4, processes=0
     ) as evaluator:
         states = [jax.device_put(np.array([0.0, 0.1 * i], np.float32)) for i in range(3)]
         with jax.transfer_guard("disallow"):

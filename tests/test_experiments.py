@@ -189,8 +189,8 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
     ("argv", "message"),
     [
         (["--agnt=iql"], "did you mean --agent?"),
-        (["--agent.expectil=0.9"], "Did you mean: agent.expectile"),
-        (["--agent=cql", "--agent.expectile=0.9"], "--agent.expectile"),
+        (["--agent.expectil=0.9"], "did you mean --agent.expectile?"),
+        (["--agent=cql", "--agent.expectile=0.9"], "--agent.expectile: there are --agent.discount, "),
         (["--agent=iqll"], "did you mean 'iql'"),
         (["--agent", "rebrak"], "did you mean 'rebrac'"),
         (["--agent=no.such.module"], "No module named 'no'"),
@@ -240,7 +240,7 @@ def test_at_the_command_line() -> None:
     code, _, said = end(wrong_data)
     assert code == 1 and "did you mean hopper-medium-v2" in said and "Traceback" not in said
     _, text, _ = end(asked_help)
-    assert "--agent.target_gap" in text and "--agent.expectile" not in text and "--eval_episodes" in text
+    assert "--agent.target_gap" in text and "--agent.expectile:" not in text and "--eval_episodes" in text
 
 
 # ---- settings that cannot be run ----------------------------------------------------------------------

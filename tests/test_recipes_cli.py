@@ -40,12 +40,12 @@ def start(out: Path, *flags: str, **options) -> subprocess.Popen[str]:
 
 def run(out: Path, *flags: str, **options) -> tuple[int, str, str]:
     process = start(out, *flags, **options)
-    stdout, stderr = process.communicate(timeout=60)
+    stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout, stderr
 
 
 def wait_for(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -107,7 +107,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
     wait_for(lambda: chunks(tmp_path))
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "run the same command again to continue" in stderr
     assert "Traceback" not in stderr
@@ -119,7 +119,7 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
     wait_for(lambda: chunks(tmp_path))
     os.kill(int(workers(tmp_path)[0]), signal.SIGKILL)
-    _, stderr = process.communicate(timeout=30)
+    _, stderr = process.communicate(timeout=120)
     assert process.returncode == 1
     assert "A worker process died with status -9" in stderr
     assert "Finished chunks are kept" in stderr

@@ -154,7 +154,7 @@ def hl_gauss(
     def encode(y: Array) -> Array:
         distance = edges - _position(y, low, width, interior)[..., None]
         cdf = jax.lax.erf(distance / (math.sqrt(2.0) * sigma_ratio))
-        # float32's erf is not quite monotone: unclipped, far bins get a mass of -6e-8.
+        # float32's erf is not quite monotone: unclipped, a far bin may get a mass of -1e-7.
         mass = jnp.maximum(jnp.diff(cdf), 0.0)
         return mass / mass.sum(-1, keepdims=True)
 

@@ -60,7 +60,7 @@ class Plan(NamedTuple):
 
 def default_folder() -> Path:
     """Return where datasets are kept: ``$HEADWAY_HOME/ogbench``, by default ``~/.headway/ogbench``."""
-    return Path(os.environ.get("HEADWAY_HOME", "~/.headway")).expanduser() / "ogbench"
+    return Path(os.environ.get("HEADWAY_HOME") or "~/.headway").expanduser() / "ogbench"
 
 
 def collect(
@@ -121,7 +121,7 @@ def collect(
 
 
 def read_card(path: Path) -> dict[str, Any]:
-    """Return the card of the training file at ``path``."""
+    """Return the card beside the training file ``path``, empty if there is none."""
     return _read_json(path.with_suffix(".json"))
 
 

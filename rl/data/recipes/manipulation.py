@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +14,7 @@ from rl.data.recipes.episode import Episode, Simulate, buffers, draw_seed, seede
 
 PLAN_NOISE = 0.1  # of the action range, added to the keyframed plan of 'play'
 PLAN_NOISE_SMOOTHING = 0.5  # standard deviation of the Gaussian filter over time, in control steps
-MIN_NORM = 0.4  # shortest position difference that the closed-loop oracle of 'noisy' asks for
+MIN_NORM = 0.4  # the closed-loop oracle of 'noisy' lengthens position differences to at least this
 MAX_NOISE = 0.1  # 'noisy' draws its noise level from U(0, 0.1) once per episode ...
 NOISE_SCALE = np.array([1.0, 1.0, 1.0, 3.0, 10.0])  # ... and scales it for x, y, z, yaw, gripper
 STACK_RANGE = {  # an episode's probability that a cube's target is on top of another cube is drawn from this range
@@ -45,14 +44,15 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
     restore = _restorer(env)
 
     def episode(seed: np.random.SeedSequence) -> Episode:
-        for attempt in itertools.count():
+        attempt = 0
+        while True:
             restore()
             again = np.random.SeedSequence(seed.entropy, spawn_key=(*seed.spawn_key, attempt))
             with seeded(again) as rng:
                 result = _rollout(env, oracles, recipe, rows, rng)
             if recipe.env != "scene-v0" or _cube_is_visible(result.data["qpos"]):
                 return result
-        raise AssertionError("unreachable")
+            attempt += 1
 
     return episode
 

@@ -11,7 +11,7 @@ import numpy as np
 from rl.data.recipes.catalogue import Recipe
 from rl.data.recipes.episode import Episode, Simulate, buffers, draw_seed, seeded
 
-ACTION_NOISE = 0.5  # standard deviation added to the unit direction; all other mazes of OGBench use 0.2
+ACTION_NOISE = 0.5  # standard deviation, added to the unit direction
 STITCH_DISTANCE = 4  # cells between start and goal
 
 Cell = tuple[int, int]
