@@ -225,7 +225,8 @@ def finished(workdir: Path, step: int, updates: int) -> dict[str, Any] | None:
     result = json.loads(path.read_text()) if path.exists() else {}
     if result.get("updates") != step:
         return None
-    print(f"{workdir} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr)
+    if shard.is_main():
+        print(f"{workdir} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr)
     return result | {"scores": summary(workdir)}  # JSON has no NaN: only these are numbers again
 
 
@@ -408,7 +409,7 @@ def main(_: list[str]) -> None:
     shard.initialize()
     settings = flags.read(Settings())
     result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
-    for name, score in result["scores"].items():
+    for name, score in result["scores"].items() if shard.is_main() else ():
         last = score["last"]
         print(
             f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"

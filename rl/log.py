@@ -158,8 +158,10 @@ def hardware() -> dict[str, Any]:
 def progress(total: int, desc: str, *, initial: int = 0) -> Any:
     """A tqdm bar on stderr with rate and ETA; call ``update(n)``, and ``close()`` or use it in a ``with`` block.
 
-    Where stderr is no terminal, or in continuous integration, it prints one line at most every 10 seconds.
+    Where stderr is no terminal, or in continuous integration, it prints one line at most every 10 seconds. On
+    every process but the first it shows nothing.
     """
+    import jax
     from tqdm import tqdm
 
     live = sys.stderr.isatty() and not os.environ.get("CI")
@@ -168,6 +170,7 @@ def progress(total: int, desc: str, *, initial: int = 0) -> Any:
         desc=desc,
         initial=initial,
         file=sys.stderr if live else _Lines(),
+        disable=jax.process_index() != 0,
         dynamic_ncols=live,
         mininterval=0.2 if live else 10.0,
         miniters=1,

@@ -219,21 +219,22 @@ def main(argv: list[str]) -> None:
     folders = [root / f"{i:03d}" for i in range(len(plan))]
     for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once
         arguments(program, folder)
-    print(f"{len(runs)} runs in {len(plan)} programs, to {root}")
+    say = print if shard.is_main() else lambda _: None
+    say(f"{len(runs)} runs in {len(plan)} programs, to {root}")
     if FLAGS.dry_run:
         for program in plan:
-            print(json.dumps(dataclasses.asdict(program)))
+            say(json.dumps(dataclasses.asdict(program)))
         return
     metric, rows = sweep["metric"]["name"], []
     for program, folder in zip(plan, folders, strict=True):
-        print(f"{folder}: {program.fixed} x {program.swept}")
+        say(f"{folder}: {program.fixed} x {program.swept}")
         rows = ranked(rows + execute(program, folder, metric), sweep["metric"].get("goal", "maximize"))
         if shard.is_main():
             log.write_json(root / "sweep.json", {"file": argv[1], "metric": metric, "runs": rows})
     shared = set.intersection(*(set(map(str, row["parameters"].items())) for row in rows))
     for row in rows[:10]:
         own = {name: value for name, value in row["parameters"].items() if str((name, value)) not in shared}
-        print(f"{row.get('score', math.nan):10.4g}  {row.get('ci95', '')}  {own}")
+        say(f"{row.get('score', math.nan):10.4g}  {row.get('ci95', '')}  {own}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What many test files share: where the development data lies, small datasets, a compilation cache."""
+"""What many test files share: where the development data lies, and compiled programs from one run to the next."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ ROOT = Path(__file__).parent.parent
 
 def pytest_configure(config: pytest.Config) -> None:
     # Through the environment, before JAX is imported, so that processes which tests start share it too.
-    if config.cache is not None:
+    if getattr(config, "cache", None) is not None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -112,11 +113,14 @@ def test_q_learning_agrees_with_rlax() -> None:
         np.testing.assert_allclose(ours("quantile", backed_up), expected, rtol=1e-5)
 
 
+SOFT = {name: jax.jit(partial(bellman.soft_max_action, head)) for name, head in HEADS.items()}
+
+
 @every_head
 @pytest.mark.parametrize("temperature", [0.1, 1.0, 30.0])
 def test_soft_backup_is_the_soft_maximum(name: str, temperature: float) -> None:
     head, outputs = HEADS[name], normal(4, BATCH, ACTIONS, HEADS[name].size)
-    mixture, bonus = jax.jit(lambda x, t: bellman.soft_max_action(head, x, t))(outputs, temperature)
+    mixture, bonus = SOFT[name](outputs, temperature)
     q = np.float64(head.value(outputs)) / temperature
     soft = temperature * np.log(np.exp(q - q.max()).sum(-1)) + temperature * q.max()
     np.testing.assert_allclose(head.value(mixture) + bonus, soft, rtol=1e-5, atol=1e-4)
@@ -156,7 +160,7 @@ def test_smoothed_actions_stay_in_the_box() -> None:
 
 
 @every_head
-@pytest.mark.parametrize("members", [1, 2, 5])
+@pytest.mark.parametrize("members", [1, 5])
 def test_min_member_takes_the_whole_outputs_of_the_lowest_member(name: str, members: int) -> None:
     head, outputs = HEADS[name], normal(5, members, 2, BATCH, HEADS[name].size)
     lowest = np.asarray(head.value(outputs)).argmin(0)
@@ -211,12 +215,15 @@ def trajectory(seed: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     return rng.normal(size=length), discount, rng.normal(size=length)
 
 
+N_STEP = jax.jit(bellman.n_step, static_argnums=2)
+
+
 @law
-@given(seed=st.integers(0, 1000), length=st.sampled_from([1, 2, 7]), n=st.sampled_from([1, 2, 3, 7, 10]))
+@given(seed=st.integers(0, 1000), length=st.sampled_from([1, 7]), n=st.sampled_from([1, 3, 7, 10]))
 def test_n_step_is_the_literal_sum(seed: int, length: int, n: int) -> None:
     reward, discount, _ = trajectory(seed, length)
-    returns, discounts, steps = bellman.n_step(jnp.asarray(reward), jnp.asarray(discount), n)
-    assert steps.dtype == jnp.int32
+    returns, discounts, steps = map(np.asarray, N_STEP(reward, discount, n))
+    assert steps.dtype == np.int32
     for t in range(length):
         total, product, taken = 0.0, 1.0, 0
         while taken < n and t + taken < length:
@@ -305,7 +312,7 @@ def test_backups_compose_and_carry_no_gradient(name: str) -> None:
     assert jnp.abs(own).max() > 1e-3
 
 
-@every_head
+@pytest.mark.parametrize("name", ["c51", "quantile"])  # the two ways to mix
 def test_a_batch_is_its_elements_and_jit_changes_nothing(name: str) -> None:
     head, key = HEADS[name], jax.random.key(2)
     by_action, by_member = normal(10, 2, BATCH, ACTIONS, head.size), normal(11, BATCH, MEMBERS, head.size)

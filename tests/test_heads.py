@@ -88,9 +88,8 @@ ROUND_TRIP = {name: round_trip(name, head) for name, head in HEADS.items()}
 
 def test_two_hot_labels_agree_with_rlax() -> None:
     y = jnp.linspace(LOW - 3, HIGH + 3, 137)
-    np.testing.assert_allclose(
-        heads.scalar_target(HEADS["two_hot"], y), rlax.transform_to_2hot(y, LOW, HIGH, SIZE), atol=2e-5
-    )
+    theirs = jax.jit(rlax.transform_to_2hot, static_argnums=(1, 2, 3))(y, LOW, HIGH, SIZE)
+    np.testing.assert_allclose(heads.scalar_target(HEADS["two_hot"], y), theirs, atol=2e-5)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 0.75, 1.0, 2.0])
@@ -163,7 +162,7 @@ def test_scalar_loss_is_the_squared_td_error_of_rlax() -> None:
 @given(
     low=st.floats(-1e3, 1e3),
     span=st.floats(1e-1, 1e4),
-    size=st.sampled_from([9, SIZE, 101]),
+    size=st.sampled_from([SIZE, 101]),
     share=batch(elements=st.floats(0, 1, width=32)),
 )
 def test_round_trip(name: str, low: float, span: float, size: int, share: np.ndarray) -> None:
@@ -260,7 +259,7 @@ def test_no_bin_gets_a_negative_mass() -> None:
 @pytest.mark.parametrize(("low", "high"), [(990, 1000), (-1e5, -1e5 + 100), (0, 1e-6)])
 def test_labels_are_probabilities_on_supports_far_from_zero(name: str, low: float, high: float) -> None:
     head = heads.make(name, low, high, 201)
-    label = jax.jit(partial(heads.scalar_target, head))(jnp.linspace(low, high, 1001))
+    label = jax.jit(partial(heads.scalar_target, head))(jnp.linspace(low, high, 101))
     np.testing.assert_allclose(np.float64(label).sum(-1), 1, atol=1e-6)
 
 
@@ -384,21 +383,21 @@ def test_heads_without_support_are_never_nan(
     """Their loss grows with the error and may overflow to infinity, beyond 1e18, but it is never NaN."""
     outputs, following = outputs[:, : HEADS[name].size], following[:, : HEADS[name].size]
     target = TARGET[name](reward, discount, following)
-    loss, gradient = loss_and_gradient(name, outputs, target)
-    assert not any(jnp.isnan(x).any() for x in (target, loss, gradient))
-    moderate = jnp.abs(reward) < 1e18
-    assert jnp.isfinite(loss[moderate]).all() and jnp.isfinite(gradient[moderate]).all()
+    loss, gradient = map(np.asarray, loss_and_gradient(name, outputs, target))
+    assert not any(np.isnan(x).any() for x in (target, loss, gradient))
+    moderate = np.abs(reward) < 1e18
+    assert np.isfinite(loss[moderate]).all() and np.isfinite(gradient[moderate]).all()
     if name == "quantile":  # Huber: the gradient is bounded whatever the error
-        assert (jnp.abs(gradient) <= 1.0).all()
+        assert (np.abs(gradient) <= 1).all()
 
 
 @every_head
 @pytest.mark.parametrize("edge", [3.4e38, -3.4e38])
 def test_the_largest_floats(name: str, edge: float) -> None:
     """Hypothesis seldom draws them, and 1.7e38 doubled is what used to be NaN in the quantile loss."""
-    target = TARGET[name](jnp.full(1, edge), jnp.zeros(1), jnp.zeros((1, HEADS[name].size)))
-    loss, gradient = loss_and_gradient(name, jnp.zeros((1, HEADS[name].size)), target)
-    assert not any(jnp.isnan(x).any() for x in (target, loss, gradient))
+    target = TARGET[name](jnp.full(BATCH, edge), jnp.zeros(BATCH), jnp.zeros((BATCH, HEADS[name].size)))
+    loss, gradient = loss_and_gradient(name, jnp.zeros((BATCH, HEADS[name].size)), target)
+    assert not any(np.isnan(x).any() for x in (target, loss, gradient))
 
 
 @every_head
@@ -414,6 +413,7 @@ def test_float32_whatever_comes_in(name: str) -> None:
         mixture = head.mix(jnp.stack([outputs, following], 1), jnp.full((BATCH, 2), 0.5))
         return [head.value(outputs), target, head.loss(outputs, target), mixture]
 
+    everything = jax.jit(everything)
     low = everything(reward, discount, outputs, following)
     high = everything(*(x.astype(jnp.float32) for x in (reward, discount, outputs, following)))
     for ours, expected in zip(low, high, strict=True):

@@ -7,9 +7,10 @@
 
 Continuous actions: soft actor-critic (see ``sac_n``) with two critics. ``R`` is estimated from ``samples``
 actions each of the uniform distribution, pi(. | s) and pi(. | s'), all valued at s. ``y`` leaves the
-entropy out unless ``backup_entropy``, or takes the best of ``samples`` actions with ``max_backup``, both as
-in the authors' code. All gradients are taken at the same parameters, as there. Their behaviour-cloning
-warm start of the policy is not included.
+entropy out unless ``backup_entropy``, or takes each critic's best of ``samples`` actions, and then the
+smaller critic, with ``max_backup``, both as in the authors' code. All gradients are taken at the same
+parameters; there the temperature moves first. Their behaviour-cloning warm start of the policy is not
+included.
 
 Integer actions: ``dqn`` plus the exact term over all actions (equation 4 of the paper, at s and not at
 s', see "Stop Regressing"'s released agent).
@@ -100,12 +101,13 @@ def _continuous(config: Config, spec: Spec, head: ValueHead, optimiser: Optimise
     def backup(state: State, batch: Transition, key: Key) -> Array:
         samples = config.samples if config.max_backup else 1
         actions, log_prob = draw(state.params["policy"], batch.next_observation, key, samples)
-        q = bellman.min_member(head, value_all(state.target["critic"], batch.next_observation, actions))
+        q = value_all(state.target["critic"], batch.next_observation, actions)
+        best = bellman.max_action(head, jnp.moveaxis(q, 1, -2))  # of each critic
         discount = config.discount * batch.discount
         reward = batch.reward
         if config.backup_entropy and not config.max_backup:
             reward = reward - discount * jnp.exp(state.params["log_alpha"]) * log_prob[0]
-        return head.target(reward, discount, bellman.max_action(head, jnp.moveaxis(q, 0, -2)))
+        return head.target(reward, discount, bellman.min_member(head, best))
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key, proposal_key = jax.random.split(key, 3)

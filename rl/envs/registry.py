@@ -178,7 +178,9 @@ def _quiet() -> Iterator[None]:
 class _OwnRandomness(gymnasium.Wrapper):
     """Gives one copy of an environment its own stream behind NumPy's global generator.
 
-    Without it a seeded OGBench episode depends on which other copies run in the same process.
+    Without it a seeded OGBench episode depends on which other copies run in the same process. What stays
+    random is the goal observation in the info of its manipulation tasks, which no agent here sees: they
+    build a new unseeded action space each time they use it.
     """
 
     def __init__(self, env: gymnasium.Env):
