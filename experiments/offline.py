@@ -15,7 +15,6 @@ import functools
 import json
 import math
 import os
-import shlex
 import shutil
 import sys
 import time
@@ -166,9 +165,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "updates": step,
             "scores": summary(workdir),
             "wall_seconds": time.time() - started,
-            "command": shlex.join(sys.orig_argv),
-            "versions": log.versions(),
-            "hardware": log.hardware(),
+            **log.provenance(),
         }
         record.result(result)
     if shard.is_main():

@@ -11,8 +11,6 @@ result.json with both.
 from __future__ import annotations
 
 import dataclasses
-import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
         )
     _draw(workdir)
     result = {
-        "command": shlex.join(sys.orig_argv),
+        **log.provenance(),
         "agents": results,
         "intervals_apart": _apart(results["bc"], results["iql"]),
     }

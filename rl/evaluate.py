@@ -241,8 +241,9 @@ def fitted_q(
     """Fitted-Q evaluation: the value of policies from logged data alone, to choose one without an environment.
 
     Le, Voloshin & Yue (2019): regress Q(s, a) on r + gamma d Q'(s', pi(s')) over logged steps, where Q' is a
-    slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it to rank policies. Its
-    absolute values are biased wherever policies leave the data, which a large Bellman error may not show.
+    slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it
+    to rank policies. Its absolute values are biased where policies leave the data, and a small Bellman error
+    on logged steps does not rule that out.
 
     Args:
         act: as in `evaluator`.

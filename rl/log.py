@@ -130,6 +130,16 @@ def result(workdir: str | os.PathLike[str], values: Mapping[str, Any]) -> None:
     write_json(Path(workdir) / RESULT, values)
 
 
+def provenance() -> dict[str, Any]:
+    """What a number must have beside it: the command, the commit, versions and hardware."""
+    return {
+        "command": _command(),
+        "commit": _commit(),
+        "versions": versions(),
+        "hardware": hardware(),
+    }
+
+
 def versions() -> dict[str, str]:
     """Versions of Python and of every package that can change a number; packages not installed are left out."""
     found = {"python": platform.python_version()}
@@ -312,6 +322,7 @@ def _numbers(name: str, value: Any) -> np.ndarray:
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes a JSON file, whole or not at all; NaN and infinities as `read` understands them."""
     with replacing(path) as partial:
         partial.write_text(_to_json(values, indent=2) + "\n")
 
@@ -349,6 +360,11 @@ def _cpu_model() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _command() -> str:
+    """The command line as typed, with ``python`` for the interpreter, wherever it lies."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def _commit() -> str | None:

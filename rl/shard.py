@@ -85,7 +85,7 @@ def mesh(seed: int = 1, data: int = -1) -> Mesh:
     """
     devices = jax.device_count()
     if data == -1 and seed > 0:
-        data = devices // seed
+        data = max(devices // seed, 1)
     if seed < 1 or data < 1 or seed * data != devices:
         raise ValueError(f"{devices} devices do not divide into seed={seed} times data={data}")
     # Explicit axes, the default since JAX 0.9, refuse `array[index]` on a sharded array.
@@ -244,7 +244,8 @@ def pmap_updates(
       unroll: see `train.scan_updates`.
 
     Returns:
-      The function of (state, dataset, key) to (state, report); ``make(optimiser).init`` starts the state.
+      The function of (state, dataset, key) to (state, report). The state, which ``make(optimiser).init``
+      starts, is consumed.
 
     Raises:
       ValueError: in a run of several hosts; when traced, if the batch does not divide over the devices.

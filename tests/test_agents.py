@@ -580,3 +580,236 @@ def test_one_update_is_the_docstrings_equations(case: Case, step: int) -> None:
     assert set(metrics) == set(expected.metrics)
     for name, value in expected.metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def poison(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """``x`` with the rows marked True replaced by large values (any other integer action)."""
+    wrong = (x + 1) % ACTIONS if x.dtype.kind == "i" else 1e6 * np.sign(x)
+    return np.where(rows.reshape(-1, *[1] * (x.ndim - 1)), wrong, x)
+
+
+def test_nothing_beyond_a_terminal_step_matters(case: Case) -> None:
+    state, metrics = case.updated(1)
+    beyond = poison(case.batch.next_observation, case.batch.discount == 0)
+    poisoned, other = case.updated(1, next_observation=beyond)
+    if case.agent == "cql" and case.config.variant == "h" and "critic" in state.params:
+        # Whatever is there, the policy proposes actions for it; that they are proposals is all that matters.
+        jax.tree.map(np.testing.assert_array_equal, state.params["policy"], poisoned.params["policy"])
+        np.testing.assert_array_equal(metrics["critic_loss"], other["critic_loss"])
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(poisoned))
+    else:
+        jax.tree.map(np.testing.assert_array_equal, (state, metrics), (poisoned, other))
+
+
+def test_the_next_action_matters_only_where_it_was_logged_and_to_rebrac(case: Case) -> None:
+    state, _ = case.updated(1)
+    used = case.batch.has_next_action == 1 if case.agent == "rebrac" else np.zeros(len(case.batch.reward), bool)
+    poisoned, _ = case.updated(1, next_action=poison(case.batch.next_action, ~used))
+    jax.tree.map(np.testing.assert_array_equal, state, poisoned)
+
+
+# ---- many updates -------------------------------------------------------------------------------------------
+
+STEPS = 3000
+
+
+@functools.cache
+def program(agent: str, spec: Spec, head: str, hidden: tuple[int, ...], fields: tuple, swept: tuple[str, ...]):
+    """A learner and its compiled training on the whole dataset at once, for several values of ``swept``."""
+    config = agents.get(agent).Config(hidden=hidden, **dict(fields))
+    # A quantile head is biased on random targets, by up to range / 2K + kappa.
+    value_head = heads.quantile(51, kappa=0.01) if head == "quantile" else heads.make(head, LOW, HIGH, SIZE)
+    make = lambda config: agents.get(agent).make(
+        config, spec, value_head, lambda rate: optax.adam(optax.cosine_decay_schedule(rate, STEPS))
+    )
+
+    @jax.jit
+    def run(batch: Transition, sweep: dict[str, Any], keys: Any) -> State:
+        runs = train.population(make, config, lambda dataset, key: dataset.transitions, STEPS, sweep=sweep)
+        return runs.epoch(runs.init(keys, batch), Dataset(batch, None), keys)[0]
+
+    return make(config), run
+
+
+def learn(
+    agent: str,
+    spec: Spec,
+    batch: Transition,
+    head: str = "scalar",
+    hidden: tuple[int, ...] = (),
+    sweep: dict[str, Any] | None = None,
+    **fields: Any,
+) -> tuple[Learner, list[State]]:
+    """The learner and its final states, one per value in ``sweep`` (or one)."""
+    sweep = {name: np.float32(values) for name, values in (sweep or {}).items()}
+    count = max((len(values) for values in sweep.values()), default=1)
+    learner, run = program(agent, spec, head, hidden, tuple(sorted(fields.items())), tuple(sweep))
+    states = run(batch, sweep, jnp.broadcast_to(jax.random.key(0), count))
+    stacked = states._replace(step=jnp.broadcast_to(states.step, count))
+    return learner, [jax.tree.map(lambda x, i=i: x[i], stacked) for i in range(count)]
+
+
+# ---- many updates: a table of 4 states and 3 actions ----------------------------------------------------------
+
+STATES, GAMMA = 4, 0.9
+TABULAR = Spec((STATES,), ACTIONS, discrete=True)
+EYE = np.eye(STATES, dtype=np.float32)
+FAST = {"discount": GAMMA, "target_rate": 0.1, "learning_rate": 0.05}
+
+
+class Table(NamedTuple):
+    """Logged steps of a small MDP, every action in every state; row by row and as tables."""
+
+    batch: Transition
+    count: np.ndarray  # [S, A] of each action in each state
+    reward: np.ndarray  # [S, A] mean
+    next: np.ndarray  # [S, A, S] mean of discount, apart by next state
+
+    def backup(self, value: np.ndarray) -> np.ndarray:
+        """E[r + gamma d V(s')], [S, A]."""
+        return self.reward + GAMMA * self.next @ value
+
+
+def table(unseen: tuple[int, int] | None = None) -> Table:
+    """Rewards and next states are random, behaviour is not uniform, one action ends half of its episodes.
+
+    The rows of the (state, action) that is to be ``unseen`` are given to another action.
+    """
+    rng = np.random.default_rng(3)
+    rows = []
+    for s in range(STATES):
+        for a in range(ACTIONS):
+            wins = rng.uniform(-0.4, 0.4)
+            for next_state in rng.integers(STATES, size=2):
+                for _ in range(rng.integers(1, 4)):
+                    alive = not (s == 2 and a == 0 and next_state % 2)
+                    a_logged = (a + 1) % ACTIONS if (s, a) == unseen else a
+                    rows.append((s, a_logged, next_state, wins + rng.normal(0, 0.1), alive))
+    s, a, n, r, d = (np.array(column) for column in zip(*rows, strict=True))
+    count, reward, following = np.zeros((STATES, ACTIONS)), np.zeros((STATES, ACTIONS)), np.zeros((STATES, ACTIONS, STATES))
+    np.add.at(count, (s, a), 1)
+    np.add.at(reward, (s, a), r)
+    np.add.at(following, (s, a, n), d)
+    seen = np.maximum(count, 1)
+    action = a.astype(np.int32)
+    batch = Transition(EYE[s], action, np.float32(r), np.float32(d), EYE[n], action, np.float32(d))
+    return Table(batch, count, reward / seen, following / seen[..., None])
+
+
+def iterate(backup: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The fixed point [S, A] of a contraction."""
+    q = np.zeros((STATES, ACTIONS))
+    for _ in range(400):
+        q = backup(q)
+    return q
+
+
+def tolerance(head: str) -> float:
+    """Rounding, but for the quantile head, whose bias in every backup adds up over the horizon."""
+    return (1.0 / (2 * 51) + 0.01) / (1 - GAMMA) if head == "quantile" else 5e-3
+
+
+def table_of_q(head: str, params: Tree) -> np.ndarray:
+    return numpy_head(head).value(mlp(float64(params), np.float64(EYE)).reshape(STATES, ACTIONS, -1))
+
+
+@pytest.mark.parametrize("head", heads.NAMES)
+def test_dqn_finds_the_optimal_values(head: str) -> None:
+    mdp = table()
+    optimal = iterate(lambda q: mdp.backup(q.max(1)))
+    learner, [state] = learn("dqn", TABULAR, mdp.batch, head, **FAST)
+    np.testing.assert_allclose(table_of_q(head, state.params["q"]), optimal, atol=tolerance(head))
+    greedy = learner.act(state, EYE, jax.random.key(0))
+    if head != "quantile":
+        np.testing.assert_array_equal(greedy, optimal.argmax(1))
+
+
+def expectile(values: np.ndarray, weights: np.ndarray, tau: float) -> float:
+    """The root of E[|tau - 1(x < v)| (x - v)]."""
+    slack = lambda v: (weights * np.where(values < v, 1 - tau, tau) * (values - v)).sum()
+    return optimize.brentq(slack, values.min() - 1, values.max() + 1)
+
+
+@pytest.mark.parametrize("head", heads.NAMES)
+def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
+    mdp, taus, beta = table(), [0.5, 0.8, 0.95], 2.0
+
+    def values(q: np.ndarray, tau: float) -> np.ndarray:
+        return np.array([expectile(*row, tau) for row in zip(q, mdp.count, strict=True)])
+
+    _, states = learn(
+        "iql", TABULAR, mdp.batch, head, (32,), {"expectile": taus}, temperature=beta, **{**FAST, "learning_rate": 0.01}
+    )
+    every = np.indices((STATES, ACTIONS))
+    for tau, state in zip(taus, states, strict=True):
+        q = iterate(lambda q, tau=tau: mdp.backup(values(q, tau)))
+        params, value = float64(state.params), numpy_head(head).value
+        learnt_q = value(critics(params["critic"], np.float64(EYE)[every[0]], every[1]))
+        learnt_v = value(mlp(params["value"], np.float64(EYE)))
+        for member in learnt_q:
+            np.testing.assert_allclose(member, q, atol=tolerance(head))
+        np.testing.assert_allclose(learnt_v, values(q, tau), atol=tolerance(head))
+        advantage = learnt_q.min(0) - learnt_v[:, None]
+        policy = mdp.count * np.exp(beta * advantage)
+        np.testing.assert_allclose(
+            special.softmax(mlp(params["policy"], np.float64(EYE)), -1),
+            policy / policy.sum(1, keepdims=True),
+            atol=5e-3,
+        )
+
+
+def test_bc_clones_frequencies_and_moments() -> None:
+    mdp = table()
+    _, [state] = learn("bc", TABULAR, mdp.batch, learning_rate=0.05)
+    policy = special.softmax(mlp(float64(state.params["policy"]), np.float64(EYE)), -1)
+    np.testing.assert_allclose(policy, mdp.count / mdp.count.sum(1, keepdims=True), atol=2e-3)
+
+    state_of = mdp.batch.observation.argmax(1)
+    action = np.random.default_rng(0).uniform(-0.9, 0.9, (len(state_of), DIMENSIONS)).astype(np.float32)
+    batch = mdp.batch._replace(action=action, next_action=action)
+    learner, [state] = learn("bc", Spec((STATES,), DIMENSIONS), batch, learning_rate=0.05)
+    mean = np.stack([action[state_of == s].mean(0) for s in range(STATES)])
+    np.testing.assert_allclose(learner.act(state, EYE, jax.random.key(0)), mean, atol=2e-3)
+    residual = action - mean[state_of]
+    np.testing.assert_allclose(np.exp(state.params["policy"]["log_std"]), residual.std(0), atol=2e-3)
+
+
+def conservative_values(mdp: Table, weight: float) -> np.ndarray:
+    """Where the gradient of squared TD errors plus ``weight`` times the CQL(H) gap vanishes, [S, A]."""
+    n = mdp.count
+
+    def gradient(flat: np.ndarray) -> np.ndarray:
+        q = flat.reshape(n.shape)
+        pushed = special.softmax(q, -1) * n.sum(1, keepdims=True) - n
+        return (2 * n * (q - mdp.backup(q.max(1))) + weight * pushed).ravel()
+
+    found = optimize.root(gradient, iterate(lambda q: mdp.backup(q.max(1))).ravel(), tol=1e-12)
+    assert found.success
+    return found.x.reshape(n.shape)
+
+
+def test_discrete_cql_stops_where_its_objective_is_stationary() -> None:
+    mdp, weights = table(), [0.1, 0.5, 2.0]
+    _, states = learn("cql", TABULAR, mdp.batch, sweep={"weight": weights}, **FAST)
+    for weight, state in zip(weights, states, strict=True):
+        expected = conservative_values(mdp, weight)
+        np.testing.assert_allclose(table_of_q("scalar", state.params["q"]), expected, atol=5e-3)
+
+
+def test_discrete_cqls_multiplier_holds_the_gap() -> None:
+    mdp = table()
+
+    def gap(q: np.ndarray) -> float:
+        return (mdp.count * (special.logsumexp(q, -1, keepdims=True) - q)).sum() / mdp.count.sum()
+
+    wanted = gap(conservative_values(mdp, 0.7))
+    fields = {**FAST, "target_gap": float(wanted), "policy_learning_rate": 0.02, "weight": 3.0}
+    _, [state] = learn("cql", TABULAR, mdp.batch, **fields)
+    np.testing.assert_allclose(gap(table_of_q("scalar", state.params["q"])), wanted, atol=2e-3)
+    np.testing.assert_allclose(np.exp(state.params["log_weight"]), 0.7, atol=0.02)
+
+
+def test_a_larger_weight_pushes_an_unseen_action_further_down() -> None:
+    _, states = learn("cql", TABULAR, table(unseen=(1, 2)).batch, sweep={"weight": [0.1, 0.5, 2.0]}, **FAST)
+    unseen = [table_of_q("scalar", state.params["q"])[1, 2] for state in states]
+    assert unseen[0] > unseen[1] + 0.1 > unseen[2] + 0.2

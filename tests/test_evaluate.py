@@ -156,6 +156,27 @@ def test_normalized_return_is_on_the_scale_of_the_reference() -> None:
     np.testing.assert_allclose(evaluate.normalize([-20.0, 90.0, 200.0], (-20, 200)), [0, 50, 100])
 
 
+def test_an_experts_door_opening_is_seen_as_success(data_file) -> None:
+    """The authors' own policy for the task opens the door every time."""
+    pytest.importorskip("gymnasium_robotics")
+    with np.load(data_file("policies/dapg_door.npz")) as file:
+        expert = {name: jnp.asarray(file[name]) for name in file.files}
+
+    def policy(p, observations, keys):
+        del keys
+        x = (observations - p["in_shift"]) / (p["in_scale"] + 1e-8)
+        for layer in range(3):
+            x = jnp.tanh(x) if layer else x
+            x = x @ p[f"fc_layers.{layer}.weight"].T + p[f"fc_layers.{layer}.bias"]
+        return x * p["out_scale"] + p["out_shift"]
+
+    with evaluate.evaluator(policy, "AdroitHandDoor-v1", seeds=1, episodes=4, processes=0) as evaluator:
+        scores = evaluator(expert)
+    assert scores["success"].mean() == 1
+    assert (scores["return"] > 1000).all()
+    assert (scores["length"] == 200).all()
+
+
 def test_the_default_number_of_copies_divides_and_is_bounded() -> None:
     for seeds, episodes, copies in [(1, 10, 10), (8, 10, 2), (5, 10, 5), (40, 10, 1), (1, 100, 25)]:
         with evaluate.evaluator(act, COUNTDOWN, seeds=seeds, episodes=episodes, processes=0) as evaluator:

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import shlex
 import signal
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def test_config_holds_everything_of_the_run(tmp_path: Path):
         "dataset": "a/b",
         "seeds": [0, 1],
     }
-    assert record["command"].startswith(sys.orig_argv[0])
+    assert record["command"] == shlex.join(["python", *sys.orig_argv[1:]])
     assert record["versions"]["python"] == platform.python_version()
     assert record["versions"]["jax"] == jax.__version__
     assert record["versions"]["numpy"] == np.__version__

@@ -129,7 +129,7 @@ def hl_gauss(
     Differences from the paper, both because a truncated Gaussian has another mean than its centre:
     ``padding`` bins (default: enough for 4 sigma) are added beyond ``low`` and ``high``, inside the
     ``size``; and targets are clipped to [low, high], beyond which the paper's formula ends in 0/0.
-    ``padding=0`` is the paper's support, whose ends are biased inward by 0.69 bins.
+    ``padding=0`` is the paper's support, biased inward by 0.69 bins at its ends (sigma_ratio 0.75).
 
     With the default padding, target -> label -> expectation is off by at most 1.2e-4 bins at the default
     ``sigma_ratio``, 1.5e-4 of it above that and 2.4e-3 bins below, plus float32 rounding of the value.

@@ -1,0 +1,445 @@
+"""rl.shard: eight devices, two hosts and one device compute the same.
+
+What needs several devices or hosts runs in processes of its own, which import this file and call one of the
+functions that start with ``on_``. Everything is trained by SGD, whose steps show a gradient that is summed
+where it should be averaged; Adam's would not.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from rl import agents, shard, train
+from rl.data import synthetic
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.types import Key, Learner, State, Transition
+from rl.values import heads
+
+BATCH, STEPS, SEEDS = 152, 3, 2  # 152 = 8 * 19 is the length of nothing else in these programs
+
+# Every agent, and every head with some agent.
+CASES = [
+    ("continuous", "bc", "scalar"),
+    ("continuous", "cql", "c51"),
+    ("continuous", "edac", "scalar"),
+    ("continuous", "iql", "hl_gauss"),
+    ("continuous", "rebrac", "two_hot"),
+    ("continuous", "sac_n", "quantile"),
+    ("continuous", "td3_bc", "scalar"),
+    ("discrete", "cql", "hl_gauss"),
+    ("discrete", "dqn", "c51"),
+    ("discrete", "iql", "quantile"),
+]
+
+# Agents that draw nothing, and average everything over rows: `jax.pmap` computes what one device does.
+EXACT_BY_PMAP = ("bc", "iql", "dqn")
+
+SMALL: dict[str, dict[str, Any]] = {
+    "edac": {"critics": 2},
+    "sac_n": {"critics": 2},
+    "cql": {"samples": 2, "policy_learning_rate": 0.01},
+}
+
+
+def launch(call: str, devices: int, **environment: str) -> subprocess.Popen[str]:
+    """A new process with that many devices, in which one of the functions below is called."""
+    flags = (
+        f"--xla_force_host_platform_device_count={devices}"
+        # Eight devices on a busy machine with two cores may wait long for each other.
+        " --xla_cpu_collective_call_terminate_timeout_seconds=600"
+        " --xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
+    )
+    here = Path(__file__).parent
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", f"import test_shard; test_shard.{call}"],
+        env=inherited
+        | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
+        | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def succeed(*processes: subprocess.Popen[str]) -> None:
+    """Waits for them and shows what a failed one said."""
+    try:
+        said = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, text in zip(processes, said, strict=True):
+        assert process.returncode == 0, text
+
+
+# ---- what one device computes, written out --------------------------------------------------------------
+
+
+def uniform(dataset: Dataset, key: Key) -> Transition:
+    rows = jax.random.randint(key, (BATCH,), 0, len(dataset.last))
+    return jax.tree.map(lambda x: x[rows], dataset.transitions)
+
+
+def stratified(parts: int) -> train.Sample:
+    """An equal share of the batch from each of ``parts`` parts of the dataset."""
+
+    def sample(dataset: Dataset, key: Key) -> Transition:
+        size, share = len(dataset.last) // parts, BATCH // parts
+        rows = [
+            size * part + jax.random.randint(jax.random.fold_in(key, part), (share,), 0, size)
+            for part in range(parts)
+        ]
+        return jax.tree.map(lambda x: x[jnp.concatenate(rows)], dataset.transitions)
+
+    return sample
+
+
+def by_hand(
+    update: Callable[..., Any], sample: train.Sample, state: State, dataset: Dataset, key: Key, steps: int
+) -> State:
+    for step in range(steps):
+        sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
+        state, _ = update(state, sample(dataset, sample_key), update_key)
+    return state
+
+
+def divided(update: Callable[..., Any], parts: int) -> Callable[..., Any]:
+    """An update that averages its gradients over the axis "data", on parts of the batch with keys of their own."""
+
+    @jax.jit
+    def parallel(state: State, batch: Transition, key: Key) -> tuple[State, Any]:
+        batch = jax.tree.map(lambda x: x.reshape((parts, -1, *x.shape[1:])), batch)
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(parts))
+        states, metrics = jax.vmap(update, (None, 0, 0), axis_name="data")(state, batch, keys)
+        return jax.tree.map(lambda x: x[0], (states, metrics))
+
+    return parallel
+
+
+# ---- helpers ------------------------------------------------------------------------------------------
+
+
+def problem(kind: str, agent: str, head: str, **fields: Any) -> tuple[Dataset, Any, Callable[..., Learner]]:
+    """A dataset on the default device, a config and what makes its learner from (config, optimiser)."""
+    loaded = synthetic.load(f"synthetic-{kind}")
+    module = agents.get(agent)
+    config = module.Config(hidden=(8,), learning_rate=0.01, **SMALL.get(agent, {}), **fields)
+
+    def make(config: Any, optimiser: Any = optax.sgd) -> Learner:
+        return module.make(config, loaded.spec, heads.make(head, -20.0, 1.0, 11), optimiser)
+
+    return jax.device_put(loaded.dataset), config, make
+
+
+def seed(state: State, index: int) -> State:
+    return jax.tree.map(lambda x: x[index], state._replace(step=None))._replace(step=state.step)
+
+
+def assert_close(one: Any, other: Any) -> None:
+    """To 1e-6 of the largest entry of each array, or of 1."""
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(one), jax.tree.leaves(other), strict=True):
+        b = np.asarray(b)
+        tolerance = 1e-6 * max(1.0, np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance, err_msg=jax.tree_util.keystr(path))
+
+
+def lengths(program: str) -> set[int]:
+    """The lengths of all axes of all arrays in a compiled program."""
+    return {int(n) for shape in re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", program) for n in shape.split(",")}
+
+
+# ---- eight devices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids="-".join)
+def test_eight_devices_compute_what_one_does(case: tuple[str, str, str]) -> None:
+    succeed(launch(f"on_eight_devices{case}", 8))
+
+
+def on_eight_devices(kind: str, agent: str, head: str) -> None:
+    assert jax.device_count() == 8
+    dataset, config, make = problem(kind, agent, head)
+    learner = make(config)
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    start = jax.vmap(learner.init, (0, None), train.STACKED)(keys, replay.take(dataset, jnp.arange(2)))
+    update = jax.jit(learner.update)
+
+    # jit, every device with a share of the batch.
+    mesh = shard.mesh()
+    runs = train.population(make, config, shard.data_parallel(replay.sampler(BATCH), mesh), STEPS)
+    arguments = (
+        shard.place_state(start, mesh),
+        shard.place(dataset, mesh),
+        shard.place_keys(keys, mesh),
+    )
+    epoch = jax.jit(shard.over_mesh(runs.epoch, mesh)).lower(*arguments).compile()
+    after, _ = epoch(*arguments)
+    after, report = epoch(after, *arguments[1:])  # refused if the state had come back laid out differently
+    for index, key in enumerate(keys):
+        alone = by_hand(update, uniform, seed(start, index), dataset, key, 2 * STEPS)
+        assert_close(seed(after, index), alone)
+    program = epoch.as_text()
+    assert BATCH // 8 in lengths(program) and BATCH not in lengths(program)
+    assert " all-reduce" in program
+    assert not re.search(r" (all-gather|all-to-all|collective-permute)", program), "rows travel"
+    assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(report))
+
+    # shard_map, every device with a share of the dataset; seeds over the other axis.
+    mesh = shard.mesh(seed=2)
+    parts = shard.place_split(dataset, mesh)
+    assert parts.last.addressable_shards[0].data.shape == (len(dataset.last) // 4,)
+    runs = train.population(make, config, shard.sharded_sampler(BATCH, mesh), STEPS)
+    epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
+    after, _ = epoch(shard.place_state(start, mesh), parts, shard.place_keys(keys, mesh))
+    for index, key in enumerate(keys):
+        alone = by_hand(update, stratified(4), seed(start, index), dataset, key, STEPS)
+        assert_close(seed(after, index), alone)
+
+    # pmap.
+    if agent in EXACT_BY_PMAP or kind == "discrete":
+        alone = by_hand(update, uniform, seed(start, 0), dataset, keys[0], 2 * STEPS)
+    else:
+        averaging = make(config, shard.averaged(optax.sgd, "data")).update
+        alone = by_hand(divided(averaging, 8), uniform, seed(start, 0), dataset, keys[0], 2 * STEPS)
+    epoch = shard.pmap_updates(
+        functools.partial(make, config), replay.sampler(BATCH), STEPS, optimiser=optax.sgd
+    )
+    after, _ = epoch(seed(start, 0), dataset, keys[0])
+    after, _ = epoch(after, dataset, keys[0])
+    assert_close(after, alone)
+
+
+@pytest.mark.parametrize("agent", ["td3_bc", "rebrac"])
+def test_pmap_normalises_q_per_device(agent: str) -> None:
+    succeed(launch(f"on_pmap_with_a_batch_statistic({agent!r})", 8))
+
+
+def on_pmap_with_a_batch_statistic(agent: str) -> None:
+    """The exception that `shard.pmap_updates` documents: critics are exact, the policy's step is near."""
+    dataset, config, make = problem("continuous", agent, "scalar", policy_noise=0.0)
+    learner, key = make(config), jax.random.key(0)
+    start = learner.init(key, replay.take(dataset, jnp.arange(2)))
+    alone = by_hand(jax.jit(learner.update), uniform, start, dataset, key, 2)  # the second moves the policy
+    epoch = shard.pmap_updates(functools.partial(make, config), replay.sampler(BATCH), 2, optimiser=optax.sgd)
+    parallel, _ = epoch(jax.tree.map(jnp.copy, start), dataset, key)
+    assert_close(parallel.params["critic"], alone.params["critic"])
+
+    def policy(state: State) -> np.ndarray:
+        return np.concatenate([np.ravel(x) for x in jax.tree.leaves(state.params["policy"])])
+
+    step, difference = policy(alone) - policy(start), policy(parallel) - policy(alone)
+    assert 1e-4 < np.linalg.norm(difference) / np.linalg.norm(step) < 0.2
+
+
+def test_seeds_spread_over_devices_train_as_on_one() -> None:
+    succeed(launch("on_a_device_per_seed()", 8))
+
+
+def on_a_device_per_seed() -> None:
+    dataset, config, make = problem("discrete", "iql", "scalar")
+    keys = jax.random.split(jax.random.key(0), 16)
+    runs = train.population(make, config, replay.sampler(BATCH), STEPS)
+    start = runs.init(keys, replay.take(dataset, jnp.arange(2)))
+    together, report = jax.jit(runs.epoch)(start, dataset, keys)
+
+    mesh = shard.mesh(seed=8)
+    placed = shard.place_state(start, mesh)
+    assert {x.addressable_shards[0].data.shape[0] for x in jax.tree.leaves(placed.params)} == {2}
+    sharded = jax.jit(shard.over_mesh(runs.epoch, mesh))
+    spread, spread_report = sharded(placed, shard.place(dataset, mesh), shard.place_keys(keys, mesh))
+    assert_close(shard.gather(spread, mesh), together)
+    assert_close(spread_report.metrics, report.metrics)
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    succeed(launch("on_uneven_shares()", 8))
+
+
+def on_uneven_shares() -> None:
+    dataset, config, make = problem("discrete", "dqn", "scalar")
+    mesh = shard.mesh(seed=2)
+    with pytest.raises(ValueError, match="8 devices do not divide into seed=3 times data=2"):
+        shard.mesh(seed=3)
+    with pytest.raises(ValueError, match="8 devices do not divide into seed=2 times data=2"):
+        shard.mesh(seed=2, data=2)
+    with pytest.raises(ValueError, match="3 does not divide over the 2 devices of the mesh's 'seed' axis"):
+        shard.place_keys(jax.random.split(jax.random.key(0), 3), mesh)
+    with pytest.raises(ValueError, match="30 does not divide over the 4 devices of the mesh's 'data' axis"):
+        shard.sharded_sampler(30, mesh)
+    with pytest.raises(ValueError, match="30 does not divide over the 4 devices"):
+        jax.eval_shape(shard.data_parallel(replay.sampler(30), mesh), dataset, jax.random.key(0))
+    learner = make(config)
+    state = learner.init(jax.random.key(0), replay.take(dataset, jnp.arange(2)))
+    epoch = shard.pmap_updates(functools.partial(make, config), replay.sampler(30), STEPS)
+    with pytest.raises(ValueError, match="30 does not divide over the 8 devices"):
+        epoch(state, dataset, jax.random.key(0))
+
+
+# ---- two hosts ----------------------------------------------------------------------------------------
+
+
+def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        launch(
+            f"on_two_hosts({str(tmp_path)!r})",
+            2,
+            JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
+            JAX_NUM_PROCESSES="2",
+            JAX_PROCESS_ID=str(index),
+        )
+        for index in range(2)
+    ]
+    succeed(*processes)
+
+    dataset, config, make = problem("discrete", "iql", "hl_gauss")
+    learner = make(config)
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    example = replay.take(dataset, jnp.arange(2))
+    update = jax.jit(learner.update)
+    for name, sample in {"rows": uniform, "parts": stratified(4), "seeds": uniform}.items():
+        with np.load(tmp_path / f"{name}.npz") as file:
+            found = [file[key] for key in file.files]
+        for index, key in enumerate(keys):
+            alone = by_hand(update, sample, learner.init(key, example), dataset, key, 2 * STEPS)
+            assert_close([x[index] for x in found], jax.tree.leaves(alone.params))
+
+
+def on_two_hosts(folder: str) -> None:
+    shard.initialize()
+    shard.initialize()  # a notebook's second run
+    assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
+    assert shard.is_main() == (os.environ["JAX_PROCESS_ID"] == "0")
+    dataset, config, make = problem("discrete", "iql", "hl_gauss")
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    rows, seeds = shard.mesh(), shard.mesh(seed=2)  # of the two, `rows` splits batches between the hosts
+    sampler = replay.sampler(BATCH)
+    for name, mesh, place, sample in (
+        ("rows", rows, shard.place, shard.data_parallel(sampler, rows)),
+        ("parts", rows, shard.place_split, shard.sharded_sampler(BATCH, rows)),
+        ("seeds", seeds, shard.place, shard.data_parallel(sampler, seeds)),
+    ):
+        runs = train.population(make, config, sample, STEPS)
+        start = shard.place_state(runs.init(keys, replay.take(dataset, jnp.arange(2))), mesh)
+        placed = place(dataset, mesh), shard.place_keys(keys, mesh)
+        *_, (state, report) = train.epochs(shard.over_mesh(runs.epoch, mesh), start, *placed, 2)
+        assert np.isfinite(np.asarray(report.metrics["critic_loss"])).all()  # readable on every host
+        params = shard.gather(state.params, mesh)
+        if shard.is_main():
+            np.savez(Path(folder, f"{name}.npz"), *jax.tree.leaves(params))
+    with pytest.raises(ValueError, match="one host only: use data_parallel with a mesh"):
+        shard.pmap_updates(functools.partial(make, config), sampler, STEPS)
+
+
+@pytest.mark.parametrize(
+    ("environment", "platforms", "expected"),
+    [
+        ({}, None, None),
+        ({"SLURM_STEP_NUM_TASKS": "1"}, "cpu", None),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, "cuda", ()),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, None, ()),
+        ({}, "tpu,cpu", ()),
+        (
+            {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"},
+            None,
+            ("a:1", 4, 3),
+        ),
+    ],
+)
+def test_initialize_joins_when_the_environment_says_so(
+    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], platforms: str | None, expected: Any
+) -> None:
+    calls = pretend(monkeypatch, environment, platforms)
+    shard.initialize()
+    assert calls == ([] if expected is None else [expected])
+
+
+def test_a_tpu_in_no_cluster_is_a_single_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = pretend(monkeypatch, {}, "tpu,cpu", error=ValueError("coordinator_address should be defined."))
+    shard.initialize()
+    assert calls == [()]
+
+
+@pytest.mark.parametrize("missing", ["JAX_NUM_PROCESSES", "JAX_PROCESS_ID"])
+def test_half_a_description_of_the_cluster_is_refused(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    whole = {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "3"}
+    calls = pretend(monkeypatch, whole | {missing: "x"}, None)
+    with pytest.raises(
+        ValueError, match=f"{missing} must be a number, not 'x'.*unset JAX_COORDINATOR_ADDRESS"
+    ):
+        shard.initialize()
+    assert not calls
+
+
+def pretend(
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    platforms: str | None,
+    error: Exception | None = None,
+) -> list[tuple[Any, ...]]:
+    """Arguments of the calls that would have joined a cluster."""
+    calls: list[tuple[Any, ...]] = []
+
+    def initialize(*arguments: Any) -> None:
+        calls.append(arguments)
+        if error:
+            raise error
+
+    for name in ("JAX_COORDINATOR_ADDRESS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    distributed = SimpleNamespace(initialize=initialize, is_initialized=lambda: False)
+    monkeypatch.setattr(
+        shard,
+        "jax",
+        SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
+    )
+    return calls
+
+
+# ---- one device ---------------------------------------------------------------------------------------
+
+
+def test_one_device_is_a_mesh_too() -> None:
+    mesh = shard.mesh()
+    assert dict(mesh.shape) == {"seed": 1, "data": 1}
+    with pytest.raises(ValueError, match="1 devices do not divide into seed=2 times data=1"):
+        shard.mesh(seed=2)
+    keys = jax.random.split(jax.random.key(3), 3)
+    tree = {"array": np.arange(6.0).reshape(3, 2), "scalar": jnp.float32(2), "keys": keys}
+    placed = shard.place(tree, mesh, P())
+    np.testing.assert_array_equal(placed["array"], tree["array"])
+    np.testing.assert_array_equal(jax.random.key_data(placed["keys"]), jax.random.key_data(keys))
+    assert isinstance(shard.gather(placed["array"], mesh), np.ndarray)
+
+
+def test_averaged_keeps_the_structure_of_the_optimiser_state() -> None:
+    """So that a checkpoint of one path continues on another."""
+    params = {"w": jnp.ones(3)}
+    plain, averaging = optax.adam(0.1), shard.averaged(optax.adam, "data")(0.1)
+    assert jax.tree.structure(plain.init(params)) == jax.tree.structure(averaging.init(params))
+    gradients = {"w": jnp.arange(6.0).reshape(2, 3)}
+    updates, _ = jax.vmap(averaging.update, (0, None), axis_name="data")(gradients, averaging.init(params))
+    expected, _ = plain.update({"w": gradients["w"].mean(0)}, plain.init(params))
+    np.testing.assert_allclose(updates["w"], np.stack([expected["w"]] * 2), rtol=1e-6)
