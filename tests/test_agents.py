@@ -28,6 +28,9 @@ from rl.values import heads
 Tree = Any
 Loss = Callable[[Tree], Any]
 
+# Most of the time here is compilation, of programs that run for milliseconds.
+QUICK = {"xla_backend_optimization_level": 0}
+
 DIMENSIONS, ACTIONS = 2, 3  # of a continuous action, and how many discrete ones
 
 # ---- the oracle: networks and gradients -----------------------------------------------------------------
@@ -540,7 +543,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         patch.setattr(jax.random, "normal", normal_table)
         patch.setattr(jax.random, "uniform", uniform_table)
         lowered = jax.jit(learner.update).lower(state, batch, jax.random.key(0))
-    update = lowered.compile(compiler_options={"xla_backend_optimization_level": 0})  # used four times only
+    update = lowered.compile(compiler_options=QUICK)
     return Case(agent, config, learner, update, head, state, batch)
 
 
@@ -623,7 +626,7 @@ def program(agent: str, spec: Spec, head: str, hidden: tuple[int, ...], fields: 
         config, spec, value_head, lambda rate: optax.adam(optax.cosine_decay_schedule(rate, STEPS))
     )
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=QUICK)
     def run(batch: Transition, sweep: dict[str, Any], keys: Any) -> State:
         runs = train.population(make, config, lambda dataset, key: dataset.transitions, STEPS, sweep=sweep)
         return runs.epoch(runs.init(keys, batch), Dataset(batch, None), keys)[0]
