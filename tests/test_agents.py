@@ -29,7 +29,7 @@ Tree = Any
 Loss = Callable[[Tree], Any]
 
 # Most of the time here is compilation, of programs that run for milliseconds.
-QUICK = {"xla_backend_optimization_level": 0}
+QUICK = {"xla_backend_optimization_level": 1}
 
 DIMENSIONS, ACTIONS = 2, 3  # of a continuous action, and how many discrete ones
 
@@ -613,7 +613,7 @@ def test_the_next_action_matters_only_where_it_was_logged_and_to_rebrac(case: Ca
 
 # ---- many updates -------------------------------------------------------------------------------------------
 
-STEPS = 3000
+STEPS = 8000
 
 
 @functools.cache
@@ -657,7 +657,7 @@ def learn(
 STATES, GAMMA = 4, 0.9
 TABULAR = Spec((STATES,), ACTIONS, discrete=True)
 EYE = np.eye(STATES, dtype=np.float32)
-FAST = {"discount": GAMMA, "target_rate": 0.1, "learning_rate": 0.05}
+FAST = {"discount": GAMMA, "target_rate": 0.05, "learning_rate": 0.05}
 
 
 class Table(NamedTuple):
@@ -816,3 +816,155 @@ def test_a_larger_weight_pushes_an_unseen_action_further_down() -> None:
     _, states = learn("cql", TABULAR, table(unseen=(1, 2)).batch, sweep={"weight": [0.1, 0.5, 2.0]}, **FAST)
     unseen = [table_of_q("scalar", state.params["q"])[1, 2] for state in states]
     assert unseen[0] > unseen[1] + 0.1 > unseen[2] + 0.2
+
+
+# ---- many updates: one state that leads to itself, and continuous actions --------------------------------------
+
+BANDIT = Spec((1,), 1)
+DEEP = (32, 32)
+HALF = {"discount": 0.5, "target_rate": 0.05, "learning_rate": 5e-3}
+on_two_heads = pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
+
+
+def reward(action: Any) -> Any:
+    return -0.25 - (action - 0.5) ** 2
+
+
+def bandit(low: float = -1.0, high: float = 0.8) -> Transition:
+    """Every pair of 19 actions between the bounds and 3 next actions, one of which is not there."""
+    action, following = (x.ravel() for x in np.meshgrid(np.linspace(low, high, 19), [-0.8, -0.3, 0.4]))
+    column = lambda x: np.float32(x)[:, None]
+    ones = np.ones_like(action)
+    return Transition(
+        column(ones),
+        column(action),
+        np.float32(reward(action)),
+        np.float32(ones),
+        column(ones),
+        column(following),
+        np.float32(following < 0.4),
+    )
+
+
+def greedy(learner: Learner, state: State) -> float:
+    return learner.act(state, jnp.ones((1, 1)), jax.random.key(0))[0, 0]
+
+
+def critic_values(head: str, params: Tree, actions: np.ndarray) -> np.ndarray:
+    """[E, N]"""
+    return numpy_head(head).value(critics(float64(params), np.ones((1, 1)), np.float64(actions)[:, None]))
+
+
+@on_two_heads
+def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
+    batch, alphas = bandit(), [0.3, 2.5, 20.0]
+    learner, states = learn("td3_bc", BANDIT, batch, head, DEEP, {"alpha": alphas}, policy_noise=0.0, **HALF)
+    logged = batch.action.mean()
+    for alpha, state in zip(alphas, states, strict=True):
+        value = lambda a: reward(a) / (1 - 0.5)  # of doing a for ever
+        slope = lambda a, alpha=alpha: alpha / abs(value(a)) * (a - 0.5) + (a - logged)
+        action = optimize.brentq(slope, -1, 1)
+        np.testing.assert_allclose(greedy(learner, state), action, atol=0.02)
+        for member in critic_values(head, state.params["critic"], batch.action[:19, 0]):
+            np.testing.assert_allclose(member, reward(batch.action[:19, 0]) + 0.5 * value(action), atol=0.03)
+
+
+@on_two_heads
+def test_rebrac_settles_between_them_too_and_its_critic_pays_for_the_distance(head: str) -> None:
+    batch, weights = bandit(), [0.02, 0.3, 2.0]
+    sweep = {"policy_cloning": weights, "critic_cloning": [1.0, 0.5, 0.2]}
+    learner, states = learn("rebrac", BANDIT, batch, head, DEEP, sweep, policy_noise=0.0, **HALF)
+    for beta1, beta2, state in zip(weights, sweep["critic_cloning"], states, strict=True):
+
+        def value(a: float, beta2: float = beta2) -> float:
+            distance = (batch.has_next_action * (a - batch.next_action[:, 0]) ** 2).mean()
+            return (reward(a) - 0.5 * beta2 * distance) / (1 - 0.5)
+
+        slope = lambda a, b=beta1, v=value: b * (a - batch.action.mean()) + (a - 0.5) / abs(v(a))
+        action = optimize.brentq(slope, -1, 1)
+        np.testing.assert_allclose(greedy(learner, state), action, atol=0.03)
+        q = critic_values(head, state.params["critic"], batch.action[:19, 0])
+        # The bonus of the policy's own value, less the penalty: what is left of y at a.
+        rest = value(action) - reward(action)
+        np.testing.assert_allclose(q, np.stack([reward(batch.action[:19, 0]) + rest] * 2), atol=0.05)
+
+
+def soft_optimum() -> tuple[float, float, float]:
+    """Mean action, temperature and value of the squashed normal that earns most at an entropy of -1."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(64)
+    weights = weights / weights.sum()
+
+    def earns(mean: float, log_std: float) -> tuple[float, float]:
+        raw = mean + np.exp(log_std) * nodes
+        entropy = stats.norm.entropy() + log_std + weights @ np.log1p(-np.tanh(raw) ** 2)
+        return weights @ reward(np.tanh(raw)), entropy
+
+    def best(log_alpha: float) -> np.ndarray:
+        cost = lambda x: -earns(*x)[0] - np.exp(log_alpha) * earns(*x)[1]
+        return optimize.minimize(cost, [0.5, -2.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).x
+
+    log_alpha = optimize.brentq(lambda x: earns(*best(x))[1] + 1, -8, 0)
+    mean, log_std = best(log_alpha)
+    alpha = np.exp(log_alpha)
+    return np.tanh(mean), alpha, (earns(mean, log_std)[0] - alpha) / (1 - 0.5)
+
+
+@on_two_heads
+def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
+    action, alpha, value = soft_optimum()
+    batch = bandit(high=1.0)
+    learner, [state] = learn("sac_n", BANDIT, batch, head, DEEP, critics=3, **HALF)
+    np.testing.assert_allclose(greedy(learner, state), action, atol=0.03)
+    np.testing.assert_allclose(np.exp(state.params["log_alpha"]), alpha, rtol=0.15)
+    logged = batch.action[:19, 0]
+    for member in critic_values(head, state.params["critic"], logged):
+        np.testing.assert_allclose(member, reward(logged) + 0.5 * value, atol=0.05)
+
+
+def test_edacs_diversity_makes_critics_disagree_off_the_data_only() -> None:
+    batch = bandit(0.2, 0.8)
+    sweep = {"diversity": [0.0, 0.3]}
+    learner, states = learn("edac", BANDIT, batch, "scalar", DEEP, sweep, critics=4, **HALF)
+    on, off = (
+        [critic_values("scalar", s.params["critic"], actions).std(0).mean() for s in states]
+        for actions in (np.linspace(0.2, 0.8, 9), np.array([-1.0, -0.8]))
+    )
+    print(on, off)
+    assert off[1] > 3 * off[0]
+    assert off[1] > 10 * on[1]
+    assert all(abs(greedy(learner, s) - 0.5) < 0.1 for s in states)
+
+
+def conservative_curve(weight: float, actions: np.ndarray) -> np.ndarray:
+    """Q(a) that minimises squared error to the reward plus the CQL(H) gap, for uniform data on (-1, 1)."""
+    q = reward(actions)
+    for _ in range(2000):
+        density = np.exp(q) / np.trapezoid(np.exp(q), actions)
+        q = 0.9 * q + 0.1 * (reward(actions) + weight * (0.5 - density))
+    return q
+
+
+def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
+    action = np.float32(np.linspace(-1, 1, 81)[:, None])
+    ones = np.ones(81, np.float32)
+    batch = Transition(np.ones_like(action), action, reward(action[:, 0]), ones, np.ones_like(action), action, ones)
+    weights = [0.3, 2.0]
+    fields = {**HALF, "discount": 0.0, "policy_learning_rate": 5e-3, "samples": 5}
+    learner, states = learn("cql", BANDIT, batch, "scalar", DEEP, {"weight": weights}, **fields)
+    for weight, state in zip(weights, states, strict=True):
+        expected = conservative_curve(weight, action[:, 0])
+        q = critic_values("scalar", state.params["critic"], action[:, 0])
+        print(np.abs(q - expected).max(), greedy(learner, state))
+        np.testing.assert_allclose(q, np.stack([expected] * 2), atol=0.05)
+        assert abs(greedy(learner, state) - 0.5) < 0.05
+
+
+def test_continuous_cql_with_a_larger_weight_values_unseen_actions_less() -> None:
+    action = np.float32(np.linspace(0.2, 0.8, 81)[:, None])
+    ones = np.ones(81, np.float32)
+    batch = Transition(np.ones_like(action), action, reward(action[:, 0]), ones, np.ones_like(action), action, ones)
+    fields = {**HALF, "discount": 0.0, "policy_learning_rate": 5e-3, "samples": 5}
+    _, states = learn("cql", BANDIT, batch, "scalar", DEEP, {"weight": [0.3, 2.0]}, **fields)
+    low, high = (critic_values("scalar", s.params["critic"], np.array([-0.8, -0.4])) for s in states)
+    print(low, high)
+    assert (high < low - 1).all()
