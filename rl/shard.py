@@ -1,9 +1,9 @@
 """Many devices, many hosts: the mesh, where arrays lie on it, and how a batch is split over it.
 
 A mesh has two axes. Seeds of a population divide over ``seed`` and never talk to each other; the rows of
-every batch divide over ``data``, whose devices hold equal copies of the parameters and sum their gradients.
-Learners and `rl.train` know neither: the same epoch runs on one device or on a pod, with the same results up
-to rounding. Every host runs the same program on the same inputs:
+every batch divide over ``data``, whose devices hold equal copies of the parameters and average their
+gradients. Learners and `rl.train` know neither: the same epoch runs on one device or on a pod, with the same
+results up to rounding. No agent, file or logger is known here. Every host runs the same program:
 
     shard.initialize()
     mesh = shard.mesh(seed=4)

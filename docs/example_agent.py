@@ -1,0 +1,55 @@
+"""One-step RL (Brandfonbrener et al., NeurIPS 2021): evaluate the logged policy, then improve on it once."""
+
+import dataclasses
+
+import jax
+import optax
+
+from rl.agents.state import Optimiser, descend, follow, start
+from rl.networks import mlp
+from rl.types import Learner, Spec
+from rl.values import losses
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters."""
+
+    discount: float = 0.99  # gamma
+    temperature: float = 3.0  # inverse, of the advantage weights
+    target_rate: float = 0.005  # Polyak step
+    learning_rate: float = 3e-4  # Adam
+    hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; any value head serves."""
+    value = mlp.state_value(head.size, config.hidden)
+    policy = mlp.behaviour_policy(spec, config.hidden)
+    optimisers = dict.fromkeys(("value", "policy"), optimiser(config.learning_rate))
+
+    def init(key, batch):
+        params = {"value": value.init(key, batch.observation), "policy": policy.init(key, batch.observation)}
+        return start(params, optimisers, targets=["value"])
+
+    def update(state, batch, key):
+        v_next = value.apply(state.target["value"], batch.next_observation)
+        target = head.target(batch.reward, config.discount * batch.discount, v_next)
+        v_now = value.apply(state.target["value"], batch.observation)
+        advantage = batch.reward + config.discount * batch.discount * head.value(v_next) - head.value(v_now)
+
+        def loss(params):
+            value_loss = head.loss(value.apply(params["value"], batch.observation), target).mean()
+            log_prob = policy.apply(params["policy"], batch.observation).log_prob(batch.action)
+            policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
+            return value_loss + policy_loss, {"value_loss": value_loss, "policy_loss": policy_loss}
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        state = follow(descend(state, gradients, optimisers), config.target_rate)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state, observation, key):
+        return policy.apply(state.params["policy"], observation).mode()
+
+    return Learner(init, update, act)
