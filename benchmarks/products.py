@@ -17,7 +17,16 @@ from jax.extend import core
 from rl.types import Array
 
 # Primitives that only call the function in their parameters.
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call", "checkpoint", "remat2")
+_CALLS = (
+    "jit",
+    "pjit",
+    "closed_call",
+    "core_call",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "checkpoint",
+    "remat2",
+)
 
 # Primitives that return their argument.
 _SAME = ("stop_gradient", "copy")
@@ -114,7 +123,9 @@ def _read(
     """Adds the operations of a jaxpr, calls inlined and repeats merged; returns the names of its outputs."""
     jaxpr = closed.jaxpr
     names: dict[Any, Hashable] = dict(zip(jaxpr.invars, inputs, strict=True))
-    names.update((var, ("constant", id(value))) for var, value in zip(jaxpr.constvars, closed.consts, strict=True))
+    names.update(
+        (var, ("constant", id(value))) for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
+    )
 
     def name(atom: Any) -> Hashable:
         return ("literal", str(atom.aval), repr(atom.val)) if isinstance(atom, core.Literal) else names[atom]
@@ -143,7 +154,8 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product
     kind, settings = equation.primitive.name, equation.params
     if kind == "dot_general":
         left, right, result = (
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype) for var in (*equation.invars, *equation.outvars)
+            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
+            for var in (*equation.invars, *equation.outvars)
         )
         contracted = math.prod(left.shape[axis] for axis in settings["dimension_numbers"][0][0])
         work = 2 * contracted * math.prod(result.shape)

@@ -74,7 +74,7 @@ class Evaluator:
         observation = self._vector.reset(starts[:, 0].tolist())
         time = 0
         with tqdm(
-            total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False
+            total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False, disable=None
         ) as bar:
             while active.any():
                 step = self._vector.step(self._act(states, observation, index, time), active)
@@ -319,7 +319,7 @@ def fitted_q(
         init_keys, fit_keys = _split(keys)
         q = start(dataset, init_keys)
         with tqdm(
-            total=config.updates, desc="fitted-Q evaluation", unit="update", delay=3, leave=False
+            total=config.updates, desc="fitted-Q evaluation", unit="update", delay=3, leave=False, disable=None
         ) as bar:
             for done in range(0, config.updates, _UPDATES_PER_CALL):
                 updates = min(_UPDATES_PER_CALL, config.updates - done)

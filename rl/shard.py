@@ -16,6 +16,7 @@ results up to rounding. No agent, file or logger is known here. Every host runs 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -140,7 +141,14 @@ def place_split(dataset: Dataset, mesh: Mesh) -> Dataset:
 
 def gather(tree: Tree, mesh: Mesh) -> Tree:
     """Global arrays as NumPy arrays, whole on every host. All hosts must call it."""
-    return jax.device_get(jax.device_put(tree, NamedSharding(mesh, P())))
+    return jax.device_get(_everywhere(mesh)(tree))
+
+
+@functools.cache
+def _everywhere(mesh: Mesh) -> Callable[[Any], Any]:
+    # One program for the whole tree. `jax.device_put` runs one for each array, and on CPUs, which start programs
+    # in any order, two hosts then wait for each other in different ones.
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))
 
 
 def _seeds(mesh: Mesh) -> P:

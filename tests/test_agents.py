@@ -20,7 +20,6 @@ import pytest
 from scipy import optimize, special, stats
 
 from rl import agents, train
-from rl.networks import mlp as networks
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
@@ -28,7 +27,7 @@ from rl.values import heads
 Tree = Any
 Loss = Callable[[Tree], Any]
 
-# Most of the time here is compilation, of programs that run for milliseconds.
+# Most of the time here goes into compiling programs that run for milliseconds.
 QUICK = {"xla_backend_optimization_level": 1}
 
 DIMENSIONS, ACTIONS = 2, 3  # of a continuous action, and how many discrete ones
@@ -63,7 +62,7 @@ def squashed(params: Tree, observation: np.ndarray, samples: int) -> tuple[np.nd
     """``samples`` actions [N, B, D] of the squashed normal policy and their log densities [N, B]."""
     mean, log_std = np.split(mlp(params, observation), 2, -1)
     std = np.exp(np.clip(log_std, -5, 2))
-    raw = mean + std * normal_table(None, (samples, *mean.shape))
+    raw = mean + std * normal_table((samples, *mean.shape))
     log_prob = stats.norm.logpdf(raw, mean, std) - np.log(1 - np.tanh(raw) ** 2)
     return np.tanh(raw), log_prob.sum(-1)
 
@@ -118,6 +117,7 @@ class Head(NamedTuple):
 
 
 def numpy_head(name: str) -> Head:
+    """The heads' definitions; of `quantile` with kappa 1."""
     if name == "scalar":
         value = lambda x: x[..., 0]
         return Head(value, lambda r, d, x: r + d * value(x), lambda x, y: (value(x) - y) ** 2)
@@ -218,9 +218,9 @@ def iql(s: Setting) -> Expected:
             np.where(u < 0, 1 - c.expectile, c.expectile) * h.loss(mlp(v, b.observation), y_value)
         ).mean(),
         "critic": s.critic_loss(y_critic),
-        "policy": lambda pi: -(
-            np.minimum(np.exp(c.temperature * u), 100) * log_likelihood(pi, b.observation, b.action)
-        ).mean(),
+        "policy": lambda pi: (
+            -(np.minimum(np.exp(c.temperature * u), 100) * log_likelihood(pi, b.observation, b.action)).mean()
+        ),
     }
     params = descend(s.params, c.learning_rate, **losses)
     metrics = {f"{name}_loss": loss(s.params[name]) for name, loss in losses.items()} | {
@@ -235,7 +235,7 @@ def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable
     """Twin delayed critics; ``penalty`` of the next action, ``actor`` loss from (Q [E, B], pi - a)."""
     c, h, b = s.config, s.head, s.batch
     mode = np.tanh(mlp(s.target["policy"], b.next_observation))
-    noise = np.clip(c.policy_noise * normal_table(None, mode.shape), -c.noise_clip, c.noise_clip)
+    noise = np.clip(c.policy_noise * normal_table(mode.shape), -c.noise_clip, c.noise_clip)
     action = np.clip(mode + noise, -1, 1)
     discount = c.discount * b.discount
     q_next = smallest(h, critics(s.target["critic"], b.next_observation, action))
@@ -326,7 +326,7 @@ def similarity(s: Setting, params: Tree) -> float:
 
 def cql(s: Setting) -> Expected:
     discrete = "q" in s.params
-    c, h, b, name = s.config, s.head, s.batch, "q" if discrete else "critic"
+    c, name = s.config, "q" if discrete else "critic"
     td_loss, values, log_proposal, data, rest, metrics = (cql_discrete if discrete else cql_continuous)(s)
     frozen = special.softmax(values(s.params[name]), -1)
 
@@ -359,8 +359,6 @@ def cql(s: Setting) -> Expected:
 def cql_continuous(s: Setting) -> tuple:
     c, h, b = s.config, s.head, s.batch
     alpha, pi = np.exp(s.params["log_alpha"]), s.params["policy"]
-    rows = len(b.reward)
-
     next_action, next_log_prob = squashed(pi, b.next_observation, c.samples if c.max_backup else 1)
     q_next = critics(s.target["critic"], b.next_observation, next_action)
     q_next = smallest(h, pick(q_next, h.value(q_next).argmax(1), 1))  # each critic's best action
@@ -371,9 +369,11 @@ def cql_continuous(s: Setting) -> tuple:
     action, log_proposal = squashed(pi, b.observation, c.samples)
     if c.variant == "h":
         other, other_log = squashed(pi, b.next_observation, c.samples)
-        random = uniform_table(None, (c.samples, rows, DIMENSIONS), minval=-1, maxval=1)
+        random = uniform_table((c.samples, len(b.reward), DIMENSIONS), -1, 1)
         action = np.concatenate([action, other, random])
-        log_proposal = np.concatenate([log_proposal, other_log, np.full((c.samples, rows), -DIMENSIONS * np.log(2))])
+        log_proposal = np.concatenate(
+            [log_proposal, other_log, np.full(random.shape[:2], -DIMENSIONS * np.log(2))]
+        )
 
     def values(q: Tree) -> np.ndarray:
         return np.moveaxis(h.value(critics(q, b.observation, action)), 1, -1)
@@ -454,33 +454,37 @@ CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
-    ("continuous", "bc", "scalar", {}),
-    ("discrete", "bc", "scalar", {}),
-    *(("continuous", agent, head, {}) for agent in CONTINUOUS[1:] for head in ("scalar", "hl_gauss")),
-    *(("continuous", agent, "quantile", {}) for agent in ("cql", "iql", "td3_bc")),
-    *(("discrete", agent, head, {}) for agent in DISCRETE[1:] for head in heads.NAMES),
+    *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
+    *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
+    *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
     ("continuous", "cql", "scalar", {"variant": "rho"}),
     ("continuous", "cql", "scalar", {"variant": "var"}),
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
     ("continuous", "cql", "scalar", {"backup_entropy": True}),
     ("continuous", "cql", "hl_gauss", {"max_backup": True, "samples": 5}),
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
-    ("continuous", "edac", "scalar", {"layer_norm": True}),
-    ("continuous", "td3_bc", "scalar", {"policy_delay": 1}),
+    *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
+    *(("discrete", "dqn", head, {}) for head in heads.NAMES if head != "scalar"),
+    ("discrete", "iql", "c51", {}),
+    ("discrete", "cql", "two_hot", {}),
     ("discrete", "cql", "scalar", {"variant": "rho"}),
     ("discrete", "cql", "scalar", {"variant": "var"}),
     ("discrete", "cql", "scalar", {"target_gap": 0.4}),
-    ("discrete", "cql", "scalar", {"double": False}),
     ("discrete", "dqn", "scalar", {"double": False}),
     ("discrete", "dqn", "c51", {"double": False, "target_period": 2, "target_rate": 1.0}),
 ]
+
+
+def name_of(case: tuple[str, str, str, dict[str, Any]]) -> str:
+    return "-".join([*case[:3], *(f"{field}={value}" for field, value in case[3].items())])
 
 
 class Case(NamedTuple):
     agent: str
     config: Any
     learner: Learner
-    update: Callable[..., Any]  # compiled, with its draws taken from the tables
+    update: Callable[..., Any]  # compiled, with its draws taken from a table
+    draws: int  # how many keys it draws with
     head: str
     state: State
     batch: Transition
@@ -490,13 +494,32 @@ class Case(NamedTuple):
         return self.update(state, self.batch._replace(**fields), jax.random.key(0))
 
 
-def normal_table(key: Any, shape: Any = (), dtype: Any = np.float32) -> Any:
+def normal_table(shape: tuple[int, ...]) -> np.ndarray:
     """Stands in for `jax.random.normal`: the same numbers for the same shape, whatever the key."""
-    return np.random.default_rng(shape).normal(size=shape).astype(dtype)
+    return np.random.default_rng(shape).normal(size=shape).astype(np.float32)
 
 
-def uniform_table(key: Any, shape: Any = (), dtype: Any = np.float32, minval: Any = 0, maxval: Any = 1) -> Any:
-    return np.random.default_rng(shape).uniform(minval, maxval, shape).astype(dtype)
+def uniform_table(shape: tuple[int, ...], low: float, high: float) -> np.ndarray:
+    return np.random.default_rng(shape).uniform(low, high, shape).astype(np.float32)
+
+
+def compile_without_chance(learner: Learner, *arguments: Any) -> tuple[Callable[..., Any], int]:
+    """The update with its draws taken from the tables, and how many different keys it draws with."""
+    keys = {}  # they are tracers: alike only if identical
+
+    def normal(key: Any, shape: Any = (), dtype: Any = np.float32) -> np.ndarray:
+        keys[id(key)] = key
+        return normal_table(shape)
+
+    def uniform(key: Any, shape: Any, minval: float, maxval: float) -> np.ndarray:
+        keys[id(key)] = key
+        return uniform_table(shape, minval, maxval)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax.random, "normal", normal)
+        patch.setattr(jax.random, "uniform", uniform)
+        lowered = jax.jit(learner.update).lower(*arguments)
+    return lowered.compile(compiler_options=QUICK), len(keys)
 
 
 def random_batch(discrete: bool, rows: int = 8) -> Transition:
@@ -522,9 +545,7 @@ def random_batch(discrete: bool, rows: int = 8) -> Transition:
     )
 
 
-@pytest.fixture(
-    scope="module", params=CASES, ids=lambda case: "-".join(map(str, [*case[:3], *case[3].keys()]))
-)
+@pytest.fixture(scope="module", params=CASES, ids=name_of)
 def case(request: pytest.FixtureRequest) -> Case:
     kind, agent, head, overrides = request.param
     discrete = kind == "discrete"
@@ -539,18 +560,19 @@ def case(request: pytest.FixtureRequest) -> Case:
     state = state._replace(
         params=jax.tree.map(fill, state.params), target=jax.tree.map(fill, state.target), step=jnp.int32(0)
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax.random, "normal", normal_table)
-        patch.setattr(jax.random, "uniform", uniform_table)
-        lowered = jax.jit(learner.update).lower(state, batch, jax.random.key(0))
-    update = lowered.compile(compiler_options=QUICK)
-    return Case(agent, config, learner, update, head, state, batch)
+    update, draws = compile_without_chance(learner, state, batch, jax.random.key(0))
+    return Case(agent, config, learner, update, draws, head, state, batch)
 
 
 def float64(tree: Tree) -> Tree:
     """Floats in float64, integers as they are."""
     wide = lambda x: np.array(x, np.float64 if np.asarray(x).dtype.kind == "f" else None)
     return jax.tree.map(wide, tree)
+
+
+def assert_close(path: Any, found: Any, expected: Any) -> None:
+    name = jax.tree_util.keystr(path)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=3e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -569,17 +591,10 @@ def test_one_update_is_the_docstrings_equations(case: Case, step: int) -> None:
     )
     assert state.step == step + 1
     for part in ("params", "target"):
-        before, after, wanted = getattr(case.state, part), getattr(state, part), getattr(expected, part)
-        assert set(after) == set(wanted)
-        for name in wanted:
-            jax.tree.map(
-                lambda x, y, z: np.testing.assert_allclose(
-                    float64(y) - x, z - x, rtol=1e-3, atol=3e-6, err_msg=f"{part} of {name}"
-                ),
-                float64(before[name]),
-                after[name],
-                wanted[name],
-            )
+        before, after, wanted = (float64(getattr(of, part)) for of in (case.state, state, expected))
+        assert jax.tree.structure(after) == jax.tree.structure(wanted)
+        moves = (jax.tree.map(np.subtract, of, before) for of in (after, wanted))
+        jax.tree.map_with_path(assert_close, *moves)
     assert set(metrics) == set(expected.metrics)
     for name, value in expected.metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -595,33 +610,44 @@ def test_nothing_beyond_a_terminal_step_matters(case: Case) -> None:
     state, metrics = case.updated(1)
     beyond = poison(case.batch.next_observation, case.batch.discount == 0)
     poisoned, other = case.updated(1, next_observation=beyond)
-    if case.agent == "cql" and case.config.variant == "h" and "critic" in state.params:
-        # Whatever is there, the policy proposes actions for it; that they are proposals is all that matters.
-        jax.tree.map(np.testing.assert_array_equal, state.params["policy"], poisoned.params["policy"])
-        np.testing.assert_array_equal(metrics["critic_loss"], other["critic_loss"])
+    if case.agent == "cql" and "critic" in state.params and case.config.variant == "h":
+        # The policy proposes actions at s' too, whatever s' is; their densities keep them harmless.
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(poisoned))
-    else:
-        jax.tree.map(np.testing.assert_array_equal, (state, metrics), (poisoned, other))
+        same = lambda state, metrics: (state.params["policy"], metrics["critic_loss"])
+        state, metrics, poisoned, other = (*same(state, metrics), *same(poisoned, other))
+    jax.tree.map_with_path(assert_close, (state, metrics), (poisoned, other))
 
 
-def test_the_next_action_matters_only_where_it_was_logged_and_to_rebrac(case: Case) -> None:
+def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Case) -> None:
     state, _ = case.updated(1)
-    used = case.batch.has_next_action == 1 if case.agent == "rebrac" else np.zeros(len(case.batch.reward), bool)
-    poisoned, _ = case.updated(1, next_action=poison(case.batch.next_action, ~used))
+    unused = (case.batch.has_next_action == 0) | (case.agent != "rebrac")
+    poisoned, _ = case.updated(1, next_action=poison(case.batch.next_action, unused))
     jax.tree.map(np.testing.assert_array_equal, state, poisoned)
+
+
+DRAWS = {"td3_bc": 1, "rebrac": 1, "sac_n": 2, "edac": 2, "cql": 5}
+
+
+def test_every_draw_has_its_own_key(case: Case) -> None:
+    """The next action; SAC's action, which temperature and actor share; and CQL's three kinds of proposals."""
+    proposals_of_the_policy_alone = 2 * (case.agent == "cql" and case.config.variant != "h")
+    expected = 0 if "q" in case.state.params else DRAWS.get(case.agent, 0)
+    assert case.draws == max(0, expected - proposals_of_the_policy_alone)
 
 
 # ---- many updates -------------------------------------------------------------------------------------------
 
-STEPS = 8000
+STEPS = 5000
 
 
 @functools.cache
-def program(agent: str, spec: Spec, head: str, hidden: tuple[int, ...], fields: tuple, swept: tuple[str, ...]):
+def program(
+    agent: str, spec: Spec, head: str, hidden: tuple[int, ...], fields: tuple, swept: tuple[str, ...]
+):
     """A learner and its compiled training on the whole dataset at once, for several values of ``swept``."""
     config = agents.get(agent).Config(hidden=hidden, **dict(fields))
     # A quantile head is biased on random targets, by up to range / 2K + kappa.
-    value_head = heads.quantile(51, kappa=0.01) if head == "quantile" else heads.make(head, LOW, HIGH, SIZE)
+    value_head = heads.quantile(31, kappa=0.01) if head == "quantile" else heads.make(head, LOW, HIGH, SIZE)
     make = lambda config: agents.get(agent).make(
         config, spec, value_head, lambda rate: optax.adam(optax.cosine_decay_schedule(rate, STEPS))
     )
@@ -682,21 +708,22 @@ def table(unseen: tuple[int, int] | None = None) -> Table:
     rows = []
     for s in range(STATES):
         for a in range(ACTIONS):
-            wins = rng.uniform(-0.4, 0.4)
+            mean = rng.uniform(-0.4, 0.4)
             for next_state in rng.integers(STATES, size=2):
                 for _ in range(rng.integers(1, 4)):
                     alive = not (s == 2 and a == 0 and next_state % 2)
                     a_logged = (a + 1) % ACTIONS if (s, a) == unseen else a
-                    rows.append((s, a_logged, next_state, wins + rng.normal(0, 0.1), alive))
+                    rows.append((s, a_logged, next_state, mean + rng.normal(0, 0.1), alive))
     s, a, n, r, d = (np.array(column) for column in zip(*rows, strict=True))
-    count, reward, following = np.zeros((STATES, ACTIONS)), np.zeros((STATES, ACTIONS)), np.zeros((STATES, ACTIONS, STATES))
-    np.add.at(count, (s, a), 1)
-    np.add.at(reward, (s, a), r)
-    np.add.at(following, (s, a, n), d)
-    seen = np.maximum(count, 1)
     action = a.astype(np.int32)
     batch = Transition(EYE[s], action, np.float32(r), np.float32(d), EYE[n], action, np.float32(d))
-    return Table(batch, count, reward / seen, following / seen[..., None])
+    count, total = np.zeros((2, STATES, ACTIONS))
+    following = np.zeros((STATES, ACTIONS, STATES))
+    np.add.at(count, (s, a), 1)
+    np.add.at(total, (s, a), r)
+    np.add.at(following, (s, a, n), d)
+    seen = np.maximum(count, 1)
+    return Table(batch, count, total / seen, following / seen[..., None])
 
 
 def iterate(backup: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -709,7 +736,7 @@ def iterate(backup: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
 
 def tolerance(head: str) -> float:
     """Rounding, but for the quantile head, whose bias in every backup adds up over the horizon."""
-    return (1.0 / (2 * 51) + 0.01) / (1 - GAMMA) if head == "quantile" else 5e-3
+    return (1.0 / (2 * 31) + 0.01) / (1 - GAMMA) if head == "quantile" else 5e-3
 
 
 def table_of_q(head: str, params: Tree) -> np.ndarray:
@@ -741,7 +768,14 @@ def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head
         return np.array([expectile(*row, tau) for row in zip(q, mdp.count, strict=True)])
 
     _, states = learn(
-        "iql", TABULAR, mdp.batch, head, (32,), {"expectile": taus}, temperature=beta, **{**FAST, "learning_rate": 0.01}
+        "iql",
+        TABULAR,
+        mdp.batch,
+        head,
+        (32,),
+        {"expectile": taus},
+        temperature=beta,
+        **{**FAST, "learning_rate": 0.01},
     )
     every = np.indices((STATES, ACTIONS))
     for tau, state in zip(taus, states, strict=True):
@@ -821,7 +855,8 @@ def test_a_larger_weight_pushes_an_unseen_action_further_down() -> None:
 # ---- many updates: one state that leads to itself, and continuous actions --------------------------------------
 
 BANDIT = Spec((1,), 1)
-DEEP = (32, 32)
+DEEP = (64,)
+CRITIC_KINKS = 0.1  # how far from the peak of a parabola that of a fitted polygon may lie
 HALF = {"discount": 0.5, "target_rate": 0.05, "learning_rate": 5e-3}
 on_two_heads = pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
 
@@ -850,58 +885,65 @@ def greedy(learner: Learner, state: State) -> float:
     return learner.act(state, jnp.ones((1, 1)), jax.random.key(0))[0, 0]
 
 
-def critic_values(head: str, params: Tree, actions: np.ndarray) -> np.ndarray:
-    """[E, N]"""
-    return numpy_head(head).value(critics(float64(params), np.ones((1, 1)), np.float64(actions)[:, None]))
+def critic_values(head: str, state: State, actions: np.ndarray) -> np.ndarray:
+    """[E, N] values of actions [N, D]."""
+    return numpy_head(head).value(
+        critics(float64(state.params["critic"]), np.ones((1, 1)), np.float64(actions))
+    )
 
 
 @on_two_heads
 def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
     batch, alphas = bandit(), [0.3, 2.5, 20.0]
     learner, states = learn("td3_bc", BANDIT, batch, head, DEEP, {"alpha": alphas}, policy_noise=0.0, **HALF)
-    logged = batch.action.mean()
     for alpha, state in zip(alphas, states, strict=True):
-        value = lambda a: reward(a) / (1 - 0.5)  # of doing a for ever
-        slope = lambda a, alpha=alpha: alpha / abs(value(a)) * (a - 0.5) + (a - logged)
+
+        def value(a: float) -> float:
+            """Of doing ``a`` for ever."""
+            return reward(a) / (1 - 0.5)
+
+        def slope(a: float, alpha: float = alpha) -> float:
+            return alpha / abs(value(a)) * (a - 0.5) + (a - batch.action.mean())
+
         action = optimize.brentq(slope, -1, 1)
-        np.testing.assert_allclose(greedy(learner, state), action, atol=0.02)
-        for member in critic_values(head, state.params["critic"], batch.action[:19, 0]):
-            np.testing.assert_allclose(member, reward(batch.action[:19, 0]) + 0.5 * value(action), atol=0.03)
+        assert abs(greedy(learner, state) - action) < CRITIC_KINKS
+        q = critic_values(head, state, batch.action[:19])
+        np.testing.assert_allclose(q - (batch.reward[:19] + 0.5 * value(action)), 0, atol=0.04)
 
 
 @on_two_heads
-def test_rebrac_settles_between_them_too_and_its_critic_pays_for_the_distance(head: str) -> None:
-    batch, weights = bandit(), [0.02, 0.3, 2.0]
-    sweep = {"policy_cloning": weights, "critic_cloning": [1.0, 0.5, 0.2]}
+def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance(head: str) -> None:
+    batch, sweep = bandit(), {"policy_cloning": [0.02, 0.3, 2.0], "critic_cloning": [1.0, 0.5, 0.2]}
     learner, states = learn("rebrac", BANDIT, batch, head, DEEP, sweep, policy_noise=0.0, **HALF)
-    for beta1, beta2, state in zip(weights, sweep["critic_cloning"], states, strict=True):
+    for beta1, beta2, state in zip(*sweep.values(), states, strict=True):
 
-        def value(a: float, beta2: float = beta2) -> float:
+        def future(a: float, beta2: float = beta2) -> float:
+            """gamma (V - the penalty), when doing ``a`` for ever."""
             distance = (batch.has_next_action * (a - batch.next_action[:, 0]) ** 2).mean()
-            return (reward(a) - 0.5 * beta2 * distance) / (1 - 0.5)
+            return 0.5 / (1 - 0.5) * (reward(a) - beta2 * distance)
 
-        slope = lambda a, b=beta1, v=value: b * (a - batch.action.mean()) + (a - 0.5) / abs(v(a))
+        def slope(a: float, beta1: float = beta1, future: Callable[[float], float] = future) -> float:
+            return beta1 * (a - batch.action.mean()) + (a - 0.5) / abs(reward(a) + future(a))
+
         action = optimize.brentq(slope, -1, 1)
-        np.testing.assert_allclose(greedy(learner, state), action, atol=0.03)
-        q = critic_values(head, state.params["critic"], batch.action[:19, 0])
-        # The bonus of the policy's own value, less the penalty: what is left of y at a.
-        rest = value(action) - reward(action)
-        np.testing.assert_allclose(q, np.stack([reward(batch.action[:19, 0]) + rest] * 2), atol=0.05)
+        assert abs(greedy(learner, state) - action) < CRITIC_KINKS
+        q = critic_values(head, state, batch.action[:19])
+        np.testing.assert_allclose(q - (batch.reward[:19] + future(action)), 0, atol=0.05)
 
 
 def soft_optimum() -> tuple[float, float, float]:
-    """Mean action, temperature and value of the squashed normal that earns most at an entropy of -1."""
+    """Greedy action, temperature and value of the squashed normal that earns most at an entropy of -1."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
     weights = weights / weights.sum()
 
     def earns(mean: float, log_std: float) -> tuple[float, float]:
         raw = mean + np.exp(log_std) * nodes
-        entropy = stats.norm.entropy() + log_std + weights @ np.log1p(-np.tanh(raw) ** 2)
+        entropy = stats.norm.entropy() + log_std - 2 * weights @ np.log(np.cosh(raw))
         return weights @ reward(np.tanh(raw)), entropy
 
     def best(log_alpha: float) -> np.ndarray:
         cost = lambda x: -earns(*x)[0] - np.exp(log_alpha) * earns(*x)[1]
-        return optimize.minimize(cost, [0.5, -2.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).x
+        return optimize.minimize(cost, [0.5, -2.0], method="Nelder-Mead", options={"fatol": 1e-12}).x
 
     log_alpha = optimize.brentq(lambda x: earns(*best(x))[1] + 1, -8, 0)
     mean, log_std = best(log_alpha)
@@ -912,59 +954,54 @@ def soft_optimum() -> tuple[float, float, float]:
 @on_two_heads
 def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
     action, alpha, value = soft_optimum()
-    batch = bandit(high=1.0)
+    batch = bandit()
     learner, [state] = learn("sac_n", BANDIT, batch, head, DEEP, critics=3, **HALF)
-    np.testing.assert_allclose(greedy(learner, state), action, atol=0.03)
-    np.testing.assert_allclose(np.exp(state.params["log_alpha"]), alpha, rtol=0.15)
-    logged = batch.action[:19, 0]
-    for member in critic_values(head, state.params["critic"], logged):
-        np.testing.assert_allclose(member, reward(logged) + 0.5 * value, atol=0.05)
+    assert abs(greedy(learner, state) - action) < CRITIC_KINKS
+    np.testing.assert_allclose(np.exp(state.params["log_alpha"]), alpha, rtol=0.2)
+    q = critic_values(head, state, batch.action[:19])
+    np.testing.assert_allclose(q - (batch.reward[:19] + 0.5 * value), 0, atol=0.05)
 
 
-def test_edacs_diversity_makes_critics_disagree_off_the_data_only() -> None:
-    batch = bandit(0.2, 0.8)
-    sweep = {"diversity": [0.0, 0.3]}
-    learner, states = learn("edac", BANDIT, batch, "scalar", DEEP, sweep, critics=4, **HALF)
+def test_edacs_diversity_makes_critics_disagree_off_the_data_alone() -> None:
+    """All data lies on a line: along it the reward sets the gradients, across it diversity spreads them."""
+    flat = bandit()
+    flatten = lambda action: np.concatenate([action, 0 * action], -1)
+    batch = flat._replace(action=flatten(flat.action), next_action=flatten(flat.next_action))
+    sweep = {"diversity": [0.0, 0.1]}
+    _, states = learn("edac", Spec((1,), 2), batch, "scalar", DEEP, sweep, critics=4, **HALF)
+    line = batch.action[:19]
     on, off = (
-        [critic_values("scalar", s.params["critic"], actions).std(0).mean() for s in states]
-        for actions in (np.linspace(0.2, 0.8, 9), np.array([-1.0, -0.8]))
+        [critic_values("scalar", state, line + shift).std(0).mean() for state in states]
+        for shift in (np.zeros(2), np.array([0, 0.9]))
     )
-    print(on, off)
-    assert off[1] > 3 * off[0]
-    assert off[1] > 10 * on[1]
-    assert all(abs(greedy(learner, s) - 0.5) < 0.1 for s in states)
+    assert off[1] > 10 * off[0]
+    assert on[1] < 0.1 * off[1]
 
 
-def conservative_curve(weight: float, actions: np.ndarray) -> np.ndarray:
-    """Q(a) that minimises squared error to the reward plus the CQL(H) gap, for uniform data on (-1, 1)."""
-    q = reward(actions)
+def skewed_density(action: np.ndarray) -> np.ndarray:
+    return (1 + 0.8 * action) / 2
+
+
+def conservative_curve(weight: float, action: np.ndarray) -> np.ndarray:
+    """Q(a) that minimises the squared error to the reward plus the CQL(H) gap, both over that density."""
+    q = reward(action)
     for _ in range(2000):
-        density = np.exp(q) / np.trapezoid(np.exp(q), actions)
-        q = 0.9 * q + 0.1 * (reward(actions) + weight * (0.5 - density))
+        pushed = np.exp(q) / np.trapezoid(np.exp(q), action) / skewed_density(action)
+        q = 0.95 * q + 0.05 * (reward(action) + weight / 2 * (1 - pushed))
     return q
 
 
 def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
-    action = np.float32(np.linspace(-1, 1, 81)[:, None])
-    ones = np.ones(81, np.float32)
-    batch = Transition(np.ones_like(action), action, reward(action[:, 0]), ones, np.ones_like(action), action, ones)
-    weights = [0.3, 2.0]
-    fields = {**HALF, "discount": 0.0, "policy_learning_rate": 5e-3, "samples": 5}
-    learner, states = learn("cql", BANDIT, batch, "scalar", DEEP, {"weight": weights}, **fields)
-    for weight, state in zip(weights, states, strict=True):
-        expected = conservative_curve(weight, action[:, 0])
-        q = critic_values("scalar", state.params["critic"], action[:, 0])
-        print(np.abs(q - expected).max(), greedy(learner, state))
-        np.testing.assert_allclose(q, np.stack([expected] * 2), atol=0.05)
-        assert abs(greedy(learner, state) - 0.5) < 0.05
-
-
-def test_continuous_cql_with_a_larger_weight_values_unseen_actions_less() -> None:
-    action = np.float32(np.linspace(0.2, 0.8, 81)[:, None])
-    ones = np.ones(81, np.float32)
-    batch = Transition(np.ones_like(action), action, reward(action[:, 0]), ones, np.ones_like(action), action, ones)
-    fields = {**HALF, "discount": 0.0, "policy_learning_rate": 5e-3, "samples": 5}
-    _, states = learn("cql", BANDIT, batch, "scalar", DEEP, {"weight": [0.3, 2.0]}, **fields)
-    low, high = (critic_values("scalar", s.params["critic"], np.array([-0.8, -0.4])) for s in states)
-    print(low, high)
-    assert (high < low - 1).all()
+    """With a policy that stays as broad as it starts: only then do its proposals integrate over all actions."""
+    fine = np.linspace(-1, 1, 2001)
+    cumulative = np.cumsum(skewed_density(fine)) / skewed_density(fine).sum()
+    action = np.interp((np.arange(41) + 0.5) / 41, cumulative, fine).astype(np.float32)[:, None]
+    ones = np.ones(41, np.float32)
+    batch = Transition(ones[:, None], action, reward(action[:, 0]), ones, ones[:, None], action, ones)
+    sweep = {"weight": [0.3, 2.0, 0.03], "policy_learning_rate": [0.0, 0.0, 5e-3]}
+    fields = {**HALF, "discount": 0.0, "samples": 10}
+    learner, [*fixed, learnt] = learn("cql", BANDIT, batch, "scalar", DEEP, sweep, **fields)
+    for weight, state in zip(sweep["weight"], fixed, strict=False):
+        error = critic_values("scalar", state, fine[:, None]) - conservative_curve(weight, fine)
+        assert np.sqrt((error**2).mean()) < 0.04
+    assert abs(greedy(learner, learnt) - 0.5) < CRITIC_KINKS

@@ -26,8 +26,11 @@ from rl.values import heads
 
 CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
+FAST = ("scalar", "hl_gauss")  # heads that are tested on both interpreters
 CASES = [
-    (kind, agent, head)
+    pytest.param(
+        (kind, agent, head), id=f"{kind}-{agent}-{head}", marks=[] if head in FAST else pytest.mark.slow
+    )
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE))
     for agent in names
     for head in heads.NAMES
@@ -72,7 +75,7 @@ class Case(NamedTuple):
         return state
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     kind, agent, head = request.param
     loaded = synthetic.load(f"synthetic-{kind}")
@@ -113,10 +116,11 @@ def assert_same_bits(one: Any, other: Any) -> None:
         np.testing.assert_array_equal(a, b, err_msg=path)
 
 
-def assert_close(one: Any, other: Any, tolerance: float) -> None:
-    """Up to ``tolerance`` of each array's largest entry."""
+def assert_close(one: Any, other: Any, relative: float, absolute: float = 0.0) -> None:
+    """Up to ``absolute``, or ``relative`` to the largest entry of each array."""
     for (path, a), (_, b) in zip(leaves(one), leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * np.abs(b).max(), err_msg=path)
+        tolerance = max(absolute, relative * np.abs(b).max())
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance, err_msg=path)
 
 
 def seed(state: State, index: int) -> State:
@@ -166,15 +170,15 @@ def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_pa
 
 
 def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
-    """To 1e-6 of an array's largest entry, ten times float32's resolution.
+    """Not to the bit: vmapped matrix products sum in another order.
 
-    Vmapped matrix products sum in another order, so not to the bit; Adam's moments carry what 20 such
-    gradients add up to, and are held to 1e-5.
+    A gradient is then off by some 1e-7 of its size, ten times less than is allowed here, and Adam divides
+    small ones by their own size: a step of 3e-4 is off by 1e-6 of it, but a weight near 0 by more.
     """
     alone = jax.jit(train.scan_updates(case.learner.update, replay.sampler(BATCH), STEPS))
     state, _ = alone(seed(case.start, 1), case.dataset, case.keys[1])
     population = seed(case.epochs(1), 1)
-    assert_close(population._replace(optimiser={}), state._replace(optimiser={}), 1e-6)
+    assert_close(population._replace(optimiser={}), state._replace(optimiser={}), 1e-6, absolute=1e-6)
     assert_close(population.optimiser, state.optimiser, 1e-5)
 
 
@@ -317,11 +321,9 @@ def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where
 
     def first(key: Key) -> float:
         """When the bad row is first drawn."""
-        for step in range(STEPS):
-            sample_key = jax.random.split(jax.random.fold_in(key, step))[0]
-            if 3 in jax.random.randint(sample_key, (BATCH,), 0, len(reward)):
-                return step
-        return np.inf
+        keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t))[0])(jnp.arange(STEPS))
+        rows = jax.vmap(lambda k: jax.random.randint(k, (BATCH,), 0, len(reward)))(keys)
+        return min(np.flatnonzero((rows == 3).any(-1)), default=np.inf)
 
     drawn = [first(key) for key in keys]
     hit = [index for index, step in enumerate(drawn) if step < np.inf]
@@ -344,7 +346,7 @@ def test_a_sweep_in_one_program_trains_what_separate_programs_train() -> None:
         config = small("iql", **{name: values[index] for name, values in sweep.items()})
         separate = jax.jit(train.scan_updates(make(config).update, sample, STEPS))
         alone, _ = separate(seed(state, index), dataset, keys[index])
-        assert_close(seed(together, index).params, alone.params, 1e-6)
+        assert_close(seed(together, index).params, alone.params, 1e-6, absolute=1e-6)
     assert moved(seed(together, 0).params, seed(together, 1).params)
 
 

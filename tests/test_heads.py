@@ -449,7 +449,10 @@ def test_no_gradient_through_the_target(name: str) -> None:
     assert jnp.abs(own).max() > 1e-3
     for gradient in others:
         np.testing.assert_array_equal(gradient, 0)
-    # Also where someone makes a target of their own and forgets to stop its gradient.
+    # Each half alone stops it too: a target, whatever it is used for, and a loss, whatever made its target.
+    of_target = jax.jit(jax.grad(lambda *backup: (head.target(*backup) ** 2).sum(), argnums=(0, 1, 2)))
+    for gradient in of_target(reward, discount, following):
+        np.testing.assert_array_equal(gradient, 0)
     target = TARGET[name](reward, discount, following)
     np.testing.assert_array_equal(jax.jit(jax.grad(lambda y: head.loss(outputs, y).sum()))(target), 0)
 

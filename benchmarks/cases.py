@@ -1,0 +1,253 @@
+"""What is timed, and how: an agent in each loop, the matrix products of its update, and its peers.
+
+Nothing here knows flags, files or tables.
+"""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from benchmarks import peers, products
+from rl import train
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.types import Key, Learner, Metrics, Spec, State, Transition
+from rl.values import heads
+
+LOOPS = ("scan", "unroll", "host")
+LIMIT = "products"
+
+SPEC = Spec((17,), 6)  # halfcheetah's
+EPISODE = 1000  # its steps
+
+# Where nobody says how many, a call does as many updates as take the products alone this long.
+SECONDS = 1.0
+
+
+class Case(NamedTuple):
+    """One row of the table, compiled and ready to be timed."""
+
+    loop: str
+    seeds: int
+    updates: int  # per call, of every seed
+    call: Callable[[], Any]  # its work is done when it returns
+    facts: dict[str, Any]  # what is known without timing it
+    traces: list[None]  # as long as JAX has traced its program often
+
+
+def synthetic(transitions: int) -> Dataset:
+    """Random steps in episodes of 1000, as NumPy arrays: an update takes as long on them as on real ones."""
+    rng = np.random.default_rng(0)
+    observation = rng.standard_normal((transitions, *SPEC.observation_shape), np.float32)
+    action = rng.uniform(-1, 1, (transitions, SPEC.action_size)).astype(np.float32)
+    last = np.arange(1, transitions + 1) % EPISODE == 0
+    last[-1] = True
+    steps = Transition(
+        observation=observation,
+        action=action,
+        reward=rng.standard_normal(transitions, np.float32),
+        discount=np.ones(transitions, np.float32),
+        next_observation=np.roll(observation, -1, 0),
+        next_action=np.roll(action, -1, 0),
+        has_next_action=np.float32(~last),
+    )
+    return Dataset(steps, last)
+
+
+def limit(agent: ModuleType, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
+    """The matrix products of ``updates`` updates, and nothing else.
+
+    With ``updates`` 0 they are as many as take about `SECONDS`, rounded up to a multiple of ``multiple_of``.
+    """
+    learner = _learner(agent)
+    state, keys = _start(learner, seeds)
+    batch = replay.take(synthetic(2), np.zeros(_rows(seeds, batch_size), int))
+    found = products.find(_update(learner, seeds), state, batch, keys)
+    operands = jax.jit(functools.partial(products.operands, found))(jax.random.key(0))
+    if not updates:
+        once = jax.jit(products.program(found, 1))
+        updates = -(-_fitting(lambda: jax.block_until_ready(once(operands))) // multiple_of) * multiple_of
+    program, traces = _traced(products.program(found, updates))
+    facts = {
+        **_compile(program, operands),
+        "flops_per_update": products.flops(found),
+        "products": len(found),
+    }
+    return Case(LIMIT, seeds, updates, lambda: jax.block_until_ready(program(operands)), facts, traces)
+
+
+def scan(
+    loop: str, agent: ModuleType, seeds: int, batch_size: int, updates: int, unroll: int, dataset: Dataset
+) -> Case:
+    """Epochs of ``updates`` updates as `rl.train.population` compiles them, on a dataset on the device."""
+    population = train.population(
+        lambda config: agent.make(config, SPEC, heads.scalar()),
+        agent.Config(),
+        replay.sampler(batch_size),
+        updates,
+        unroll=unroll,
+    )
+    keys = jax.random.split(jax.random.key(0), seeds)
+    state = jax.jit(population.init)(keys, replay.take(dataset, np.arange(2)))
+    program, traces = _traced(population.epoch, donate_argnums=0)
+    facts = _compile(program, state, dataset, keys)
+    facts["data_bytes"] = facts["argument_bytes"] - _nbytes(state) - _nbytes(jax.random.key_data(keys))
+
+    def call() -> None:
+        nonlocal state
+        state, _ = jax.block_until_ready(program(state, dataset, keys))
+
+    return Case(loop, seeds, updates, call, facts, traces)
+
+
+def host(agent: ModuleType, seeds: int, batch_size: int, most: int, dataset: Dataset) -> Case:
+    """One compiled update per Python call, on batches that NumPy samples; at most ``most`` updates per call."""
+    learner = _learner(agent)
+    state, keys = _start(learner, seeds)
+    program, traces = _traced(_update(learner, seeds), donate_argnums=0)
+    rng = np.random.default_rng(0)
+
+    def sample() -> Transition:
+        return replay.take(dataset, rng.integers(0, replay.size(dataset), _rows(seeds, batch_size)))
+
+    facts = _compile(program, state, sample(), keys)
+
+    def update() -> State:
+        nonlocal state
+        state, _ = program(state, sample(), keys)
+        return state
+
+    updates = min(most, _fitting(lambda: jax.block_until_ready(update())))
+
+    def call() -> None:
+        for _ in range(updates):
+            update()
+        jax.block_until_ready(state)
+
+    return Case("host", seeds, updates, call, facts | {"data_bytes": _nbytes(dataset)}, traces)
+
+
+def peer(name: str, hidden: Sequence[int], batch_size: int, most: int, data: Any) -> list[Case]:
+    """The agent called ``name`` in d3rlpy, on ``data`` from `peers.buffer`; at most ``most`` updates per call."""
+
+    def repeated(update: Callable[[], Any], times: int) -> None:
+        for _ in range(times):
+            update()
+
+    cases = []
+    for loop, update in peers.updates(name, hidden, batch_size, data).items():
+        times = min(most, _fitting(update))
+        cases.append(Case(loop, 1, times, functools.partial(repeated, update, times), {}, []))
+    return cases
+
+
+def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) -> list[dict[str, Any]]:
+    """Times every case once per round, so that what slows the machine slows all of them; one row for each.
+
+    Args:
+      cases: `limit` first.
+      rounds: how many.
+      finished: is told of every finished round (the first, which warms up, included) by the number 1.
+    """
+    for case in cases:
+        case.call()
+    finished(1)
+    traced = [len(case.traces) for case in cases]
+    times: list[list[float]] = [[] for _ in cases]
+    for _ in range(rounds):
+        for case, seconds in zip(cases, times, strict=True):
+            start = time.perf_counter()
+            case.call()
+            seconds.append((time.perf_counter() - start) / case.updates)
+        finished(1)
+    rows = []
+    for case, seconds, before in zip(cases, times, traced, strict=True):
+        shares = [limit / own for limit, own in zip(times[0], seconds, strict=True)]
+        rows.append(
+            {
+                "loop": case.loop,
+                "seeds": case.seeds,
+                "updates_per_call": case.updates,
+                "seconds_per_update": seconds,
+                "updates_per_second": case.seeds / statistics.median(seconds),
+                "of_limit": statistics.median(shares) * case.seeds / cases[0].seeds,
+                "retraces": len(case.traces) - before,
+                **case.facts,
+            }
+        )
+        if case.traces:
+            rows[-1]["flops_per_update"] = cases[0].facts["flops_per_update"]
+    return rows
+
+
+def _learner(agent: ModuleType) -> Learner:
+    return agent.make(agent.Config(), SPEC, heads.scalar())
+
+
+def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:
+    """Leading axes of a batch; one seed has none of its own."""
+    return (batch_size,) if seeds == 1 else (seeds, batch_size)
+
+
+def _start(learner: Learner, seeds: int) -> tuple[State, Key]:
+    example, key = replay.take(synthetic(2), np.arange(2)), jax.random.key(0)
+    if seeds == 1:
+        return jax.jit(learner.init)(key, example), key
+    keys = jax.random.split(key, seeds)
+    return jax.jit(jax.vmap(learner.init, (0, None), train.STACKED))(keys, example), keys
+
+
+def _update(learner: Learner, seeds: int) -> Callable[[State, Transition, Key], tuple[State, Metrics]]:
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        return learner.update(state, batch, jax.random.fold_in(key, state.step))
+
+    return update if seeds == 1 else jax.vmap(update, (train.STACKED, 0, 0), (train.STACKED, 0))
+
+
+def _traced(function: Callable[..., Any], **options: Any) -> tuple[Any, list[None]]:
+    """The jitted function, and a list that grows by one whenever JAX traces it."""
+    traces: list[None] = []
+
+    def traced(*arguments: Any) -> Any:
+        traces.append(None)  # Python comes by here while tracing only
+        return function(*arguments)
+
+    return jax.jit(traced, **options), traces
+
+
+def _compile(program: Any, *arguments: Any) -> dict[str, Any]:
+    """Compiles for these arguments; the time it took, tracing included, and the program's memory."""
+    start = time.perf_counter()
+    compiled = program.lower(*arguments).compile()
+    seconds = time.perf_counter() - start
+    memory = compiled.memory_analysis()
+    return {
+        "compile_seconds": seconds,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        # A donated argument and the result that takes its place are the same bytes.
+        "peak_bytes": memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes,
+    }
+
+
+def _fitting(once: Callable[[], Any]) -> int:
+    """How often ``once`` can be called in `SECONDS`, but at least once."""
+    once()
+    start = time.perf_counter()
+    once()
+    return max(1, int(SECONDS / (time.perf_counter() - start)))
+
+
+def _nbytes(tree: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))

@@ -1,0 +1,100 @@
+"""The results of a benchmark as Markdown: where they are from, the table, and what follows from it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Row = Mapping[str, Any]
+
+_HEADER = (
+    *("agent", "seeds", "loop", "updates/s", "+-", "of limit", "GFLOP/s", "x d3rlpy"),
+    *("compile s", "peak MB", "data MB", "retraces"),
+)
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """All of it but the single times, which are in the JSON file; benchmarks/README.md explains the columns."""
+    hardware, rows, others = results["hardware"], results["rows"], results["d3rlpy"]
+    versions = {name: results["versions"][name] for name in ("python", "jax", "jaxlib")}
+    if isinstance(others, Mapping):
+        versions |= others
+    device = hardware["cpu"] if hardware["backend"] == "cpu" else f"{hardware['device']} ({hardware['cpu']})"
+    lines = [
+        f"{device}, {hardware['cores']} cores, {hardware['memory_gib']} GiB. "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f". Commit {results['commit']}.",
+        "",
+        f"    {results['command']}",
+        "",
+        *_aligned([_HEADER, *(_cells(row, rows) for row in rows)]),
+        "",
+        *(f"- {name}: {_sizes(name, results)}" for name in results["agents"]),
+    ]
+    if isinstance(others, str):
+        lines.append(f"- {others}")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
+    seconds = row["seconds_per_update"]
+    median = statistics.median(seconds)
+    peer = [other for other in rows if (other["agent"], other["loop"]) == (row["agent"], "d3rlpy")]
+
+    def optional(name: str, unit: float) -> str:
+        return _digits(row[name] / unit) if name in row else ""
+
+    return [
+        row["agent"],
+        str(row["seeds"]),
+        row["loop"],
+        _digits(row["updates_per_second"]),
+        f"{(max(seconds) - min(seconds)) / 2 / median:.0%}",
+        f"{row['of_limit']:.2f}",
+        optional("flops_per_update", median * 1e9),
+        _digits(row["updates_per_second"] / peer[0]["updates_per_second"]) if peer else "",
+        optional("compile_seconds", 1),
+        optional("peak_bytes", 1e6),
+        optional("data_bytes", 1e6),
+        str(row["retraces"]),
+    ]
+
+
+def _sizes(name: str, results: Mapping[str, Any]) -> str:
+    """An agent's sizes and work, and whether the seeds that train at once share the dataset."""
+    rows = [row for row in results["rows"] if row["agent"] == name]
+    if not rows:
+        return "not measured yet"
+    layers = "x".join(str(width) for width in results["agents"][name]["hidden"])
+    work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
+    text = f"layers {layers}, {_digits(work)} GFLOP per update in {rows[0]['products']} products"
+    data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan"}
+    if len(data) > 1:
+        verdict = "one copy of the data" if len(set(data.values())) == 1 else "NOT one copy of the data"
+        text += f"; {' and '.join(str(seeds) for seeds in data)} seeds read {verdict}"
+    return text
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table whose columns are aligned in plain text too; the first row is the header."""
+    widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
+    texts = {0, 2}  # the columns of words; the others hold numbers
+    lines = [
+        "| "
+        + " | ".join(
+            cell.ljust(width) if i in texts else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        + " |"
+        for row in table
+    ]
+    rule = "|".join(
+        "-" * (width + 2) if i in texts else "-" * (width + 1) + ":" for i, width in enumerate(widths)
+    )
+    return [lines[0], f"|{rule}|", *lines[1:]]

@@ -1,0 +1,275 @@
+"""rl.networks against NumPy and SciPy: what is computed, what it starts from, and what it does at extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import integrate, special, stats
+
+from rl.networks import mlp
+from rl.networks.base import Network, ensemble
+from rl.types import Spec
+
+OBSERVATION, DIMENSIONS, ACTIONS, OUTPUTS, HIDDEN = 3, 2, 4, 5, (6, 7)
+CONTINUOUS = Spec((OBSERVATION,), DIMENSIONS)
+DISCRETE = Spec((OBSERVATION,), ACTIONS, discrete=True)
+KEY = jax.random.key(0)
+LEADING = pytest.mark.parametrize("leading", [(), (8,), (2, 3)], ids=str)
+
+
+def normal(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def dense(params: Any, x: np.ndarray, layer_norm: bool = False) -> np.ndarray:
+    """The layers written down one by one."""
+    for i in range(len(HIDDEN)):
+        x = x @ params[f"Dense_{i}"]["kernel"] + params[f"Dense_{i}"]["bias"]
+        if layer_norm:
+            x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-6)
+            x = x * params[f"LayerNorm_{i}"]["scale"] + params[f"LayerNorm_{i}"]["bias"]
+        x = np.maximum(x, 0)
+    return x @ params[f"Dense_{len(HIDDEN)}"]["kernel"] + params[f"Dense_{len(HIDDEN)}"]["bias"]
+
+
+def shaken(params: Any) -> Any:
+    """Parameters with biases and scales that differ from 0 and 1."""
+    rng = np.random.default_rng(1)
+    return jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), params)
+
+
+def constant_policy(make: Callable[..., Network], **last: Any) -> tuple[Network, Any]:
+    """A policy over one-dimensional actions whose last layer says the same everywhere: ``last`` are its biases."""
+    network = make(Spec((1,), 1), ())
+    params = jax.tree.map(jnp.zeros_like, network.init(KEY, jnp.zeros((1, 1))))
+    body = params.get("body", params)
+    body["Dense_0"]["bias"] = jnp.asarray(last.pop("bias"), jnp.float32)
+    return network, {**params, **{name: jnp.asarray(x, jnp.float32) for name, x in last.items()}}
+
+
+# ---- layers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layer_norm", [False, True])
+@LEADING
+def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer_norm: bool) -> None:
+    observation, action = normal(*leading, OBSERVATION), normal(*leading, DIMENSIONS, seed=1)
+    integer = np.random.default_rng(2).integers(ACTIONS, size=leading).astype(np.int32)
+    one_hot = np.eye(ACTIONS, dtype=np.float32)[integer]
+    joined = np.concatenate([observation, action], -1)
+    cases: list[tuple[Network, tuple, np.ndarray, Callable]] = [
+        (mlp.state_value(OUTPUTS, HIDDEN, layer_norm), (observation,), observation, lambda x: x),
+        (mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN, layer_norm), (observation, action), joined, lambda x: x),
+        (
+            mlp.critic(DISCRETE, OUTPUTS, HIDDEN, layer_norm),
+            (observation, integer),
+            np.concatenate([observation, one_hot], -1),
+            lambda x: x,
+        ),
+        (
+            mlp.action_values(DISCRETE, OUTPUTS, HIDDEN, layer_norm),
+            (observation,),
+            observation,
+            lambda x: np.stack(np.split(x, ACTIONS, -1), -2),
+        ),
+        (mlp.deterministic_policy(CONTINUOUS, HIDDEN, layer_norm), (observation,), observation, np.tanh),
+    ]
+    for network, inputs, joined_inputs, finish in cases:
+        params = shaken(network.init(KEY, *inputs))
+        assert {name.split("_")[0] for name in params} == (
+            {"Dense", "LayerNorm"} if layer_norm else {"Dense"}
+        )
+        expected = finish(dense(params, joined_inputs, layer_norm))
+        found = network.apply(params, *inputs)
+        assert found.shape == expected.shape and found.dtype == jnp.float32
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_without_hidden_layers_a_network_is_linear() -> None:
+    network = mlp.state_value(OUTPUTS, ())
+    params = network.init(KEY, normal(1, OBSERVATION))
+    assert set(params) == {"Dense_0"}
+    np.testing.assert_allclose(
+        network.apply(params, normal(4, OBSERVATION)),
+        normal(4, OBSERVATION) @ params["Dense_0"]["kernel"],
+        rtol=1e-5,
+    )
+
+
+def test_layers_start_uniform_and_the_last_one_scaled() -> None:
+    """U(-b, b) with b = 1 / sqrt(fan_in): the bound, the deviation b / sqrt(3) and zero biases."""
+    x, action = jnp.zeros((1, 300)), jnp.zeros((1, 100))
+    make = lambda scale: mlp.critic(Spec((300,), 100), 200, (256,), final_scale=scale).init(KEY, x, action)
+    whole, small = make(1.0), make(0.05)
+    for name, fan_in in (("Dense_0", 400), ("Dense_1", 256)):
+        kernel, bound = whole[name]["kernel"], fan_in**-0.5
+        assert kernel.shape[0] == fan_in
+        assert 0.99 * bound < jnp.abs(kernel).max() <= bound
+        np.testing.assert_allclose(kernel.std(), bound / np.sqrt(3), rtol=0.02)
+        assert not whole[name]["bias"].any()
+    np.testing.assert_array_equal(small["Dense_0"]["kernel"], whole["Dense_0"]["kernel"])
+    np.testing.assert_allclose(small["Dense_1"]["kernel"], 0.05 * whole["Dense_1"]["kernel"], rtol=1e-5)
+
+
+def test_a_squashed_policy_starts_near_the_middle_and_broad() -> None:
+    policy = mlp.squashed_policy(CONTINUOUS, (256, 256))
+    observation = normal(64, OBSERVATION)
+    start = policy.apply(policy.init(KEY, observation), observation).distribution
+    assert jnp.abs(start.mean()).max() < 0.01
+    np.testing.assert_allclose(start.stddev(), 1, atol=0.01)
+
+
+# ---- ensembles ----------------------------------------------------------------------------------------------
+
+
+@LEADING
+def test_a_member_of_an_ensemble_is_the_network_alone(leading: tuple[int, ...]) -> None:
+    network = mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN, layer_norm=True)
+    observation, action = normal(*leading, OBSERVATION), normal(*leading, DIMENSIONS, seed=1)
+    together = ensemble(network, 3)
+    params = together.init(KEY, observation, action)
+    outputs = together.apply(shaken(params), observation, action)
+    assert outputs.shape == (3, *leading, OUTPUTS)
+    for i in range(3):
+        alone = jax.tree.map(lambda x, i=i: x[i], shaken(params))
+        np.testing.assert_allclose(
+            outputs[i], network.apply(alone, observation, action), rtol=1e-5, atol=1e-6
+        )
+
+
+def test_members_of_an_ensemble_start_apart() -> None:
+    params = ensemble(mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN), 5).init(
+        KEY, normal(1, OBSERVATION), normal(1, DIMENSIONS)
+    )
+    for layer in params.values():
+        rows = np.reshape(layer["kernel"], (5, -1))
+        correlation = np.corrcoef(rows) - np.eye(5)
+        assert np.abs(correlation).max() < 0.8
+        assert len(np.unique(rows)) == rows.size
+
+
+# ---- policies over logged actions ---------------------------------------------------------------------------
+
+
+def test_a_behaviour_policy_is_a_diagonal_normal() -> None:
+    policy = mlp.behaviour_policy(CONTINUOUS, HIDDEN)
+    observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
+    params = shaken(policy.init(KEY, observation))
+    found = policy.apply(params, observation)
+    mean = np.tanh(dense(params["body"], observation))
+    expected = stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
+    np.testing.assert_allclose(found.log_prob(action), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found.mode(), mean, rtol=1e-5, atol=1e-6)
+
+
+def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
+    policy = mlp.behaviour_policy(DISCRETE, HIDDEN)
+    observation = normal(8, OBSERVATION)
+    params = shaken(policy.init(KEY, observation))
+    logits = dense(params, observation)
+    found = policy.apply(params, observation)
+    for action in range(ACTIONS):
+        expected = special.log_softmax(logits, -1)[:, action]
+        np.testing.assert_allclose(found.log_prob(np.full(8, action)), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(found.mode(), logits.argmax(-1))
+
+
+@pytest.mark.parametrize("action", [-1.0, 1.0])
+@pytest.mark.parametrize("mean", [0.0, 50.0, -50.0])
+@pytest.mark.parametrize("log_std", [0.0, 30.0, -30.0])
+def test_a_behaviour_policy_is_finite_on_saturated_actions(
+    action: float, mean: float, log_std: float
+) -> None:
+    policy, params = constant_policy(mlp.behaviour_policy, bias=[mean], log_std=[log_std])
+    log_prob = lambda params: policy.apply(params, jnp.zeros((1, 1))).log_prob(jnp.full((1, 1), action)).sum()
+    value, gradient = jax.value_and_grad(log_prob)(params)
+    expected = stats.norm.logpdf(action, np.tanh(mean), np.exp(np.clip(log_std, -5, 2)))
+    np.testing.assert_allclose(value, expected, rtol=1e-4)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+# ---- squashed policies --------------------------------------------------------------------------------------
+
+
+def test_a_squashed_policys_density_is_the_change_of_variables() -> None:
+    policy = mlp.squashed_policy(CONTINUOUS, HIDDEN)
+    observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
+    params = shaken(policy.init(KEY, observation))
+    mean, log_std = np.split(dense(params, observation), 2, -1)
+    expected = stats.norm.logpdf(np.arctanh(action), mean, np.exp(log_std)) - np.log(1 - action**2)
+    found = policy.apply(params, observation)
+    np.testing.assert_allclose(found.log_prob(action), expected.sum(-1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(mlp.squashed_mode(found), np.tanh(mean), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.8, -1.0), (-0.3, 0.4)])
+def test_a_squashed_policys_density_integrates_to_one_and_its_samples_follow_it(
+    mean: float, log_std: float
+) -> None:
+    policy, params = constant_policy(mlp.squashed_policy, bias=[mean, log_std])
+    found = policy.apply(params, jnp.zeros(1))
+    grid = np.tanh(np.linspace(-6, 6, 4001))
+    density = np.exp(jax.vmap(found.log_prob)(jnp.asarray(grid, jnp.float32)[:, None]))
+    cumulative = integrate.cumulative_trapezoid(density, grid, initial=0)
+    np.testing.assert_allclose(cumulative[-1], 1, atol=2e-3)
+
+    samples, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(4000,))
+    assert samples.shape == (4000, 1) and log_prob.shape == (4000,)
+    assert stats.kstest(samples[:, 0], lambda x: np.interp(x, grid, cumulative)).pvalue > 1e-3
+    inner = np.abs(samples[:, 0]) < 0.99  # closer to the bounds float32 cannot undo the tanh
+    np.testing.assert_allclose(log_prob[inner], found.log_prob(samples)[inner], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("said, meant", [(30.0, 2.0), (-30.0, -5.0)])
+def test_a_squashed_policys_deviation_is_bounded(said: float, meant: float) -> None:
+    policy, params = constant_policy(mlp.squashed_policy, bias=[0.0, said])
+    np.testing.assert_allclose(
+        policy.apply(params, jnp.zeros(1)).distribution.stddev(), np.exp(meant), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("mean", [0.0, 9.0, -30.0, 1e6])
+@pytest.mark.parametrize("log_std", [-9.0, 0.0, 9.0])
+def test_a_squashed_policy_is_finite_where_its_samples_saturate(mean: float, log_std: float) -> None:
+    """At means of 9 and beyond float32's tanh is 1 exactly, and a density taken from the action is lost."""
+    policy, params = constant_policy(mlp.squashed_policy, bias=[mean, log_std])
+
+    def draw(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        action, log_prob = policy.apply(params, jnp.zeros(1)).sample_and_log_prob(
+            seed=KEY, sample_shape=(64,)
+        )
+        return log_prob.sum() + action.sum(), (action, log_prob)
+
+    gradient, (action, log_prob) = jax.grad(draw, has_aux=True)(params)
+    assert (jnp.abs(action) <= 1).all()
+    if abs(mean) >= 30:
+        assert (jnp.abs(action) == 1).any()
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((gradient, log_prob)))
+
+
+@pytest.mark.parametrize("mean", [20.0, -1e6])
+def test_a_deterministic_policy_is_finite_where_it_saturates(mean: float) -> None:
+    policy, params = constant_policy(mlp.deterministic_policy, bias=[mean])
+    action, gradient = jax.value_and_grad(lambda p: policy.apply(p, jnp.ones(1)).sum())(params)
+    assert action == np.sign(mean)
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
+
+
+@LEADING
+def test_policies_take_any_leading_axes(leading: tuple[int, ...]) -> None:
+    observation = normal(*leading, OBSERVATION)
+    for make, spec, event in (
+        (mlp.behaviour_policy, CONTINUOUS, (DIMENSIONS,)),
+        (mlp.behaviour_policy, DISCRETE, ()),
+        (mlp.squashed_policy, CONTINUOUS, (DIMENSIONS,)),
+    ):
+        policy = make(spec, HIDDEN)
+        found = policy.apply(policy.init(KEY, observation), observation)
+        assert found.batch_shape == leading and found.event_shape == event
+        sample, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(5,))
+        assert sample.shape == (5, *leading, *event) and log_prob.shape == (5, *leading)
