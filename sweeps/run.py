@@ -27,8 +27,6 @@ from experiments import flags as config_flags
 from experiments import offline
 from rl import agents, log, shard, statistics, train
 
-FLAGS = flags.FLAGS
-
 _PROGRAM = "experiments/offline.py"
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
 
@@ -185,6 +183,8 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
     if kind == "uniform":
         return float(rng.uniform(low, high))
     if kind == "log_uniform_values":
+        if low <= 0:
+            raise ValueError(f"{name}: distribution {kind!r} needs min above 0")
         return float(math.exp(rng.uniform(math.log(low), math.log(high))))
     if kind == "q_uniform":
         step = parameter.get("q", 1.0)
@@ -194,7 +194,7 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
 
 def _can_be_swept(run: Mapping[str, Any], name: str, value: Any) -> bool:
     field = name.removeprefix("agent.")
-    if field == name or field == "discount" or not isinstance(value, int | float) or value == 0:
+    if field == name or field == "discount" or type(value) not in (int, float) or value == 0:
         return False
     default = getattr(agents.get(run.get("agent", offline.Settings.agent)).Config(), field, None)
     return isinstance(default, float)
@@ -208,20 +208,20 @@ def _overrides(items: list[str]) -> dict[str, Any]:
     return {name: yaml.safe_load(value) for name, _, value in pairs}
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
     shard.initialize()
     sweep = read(argv[1])
-    root = Path(FLAGS.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
-    runs = [run | _overrides(FLAGS.set) for run in combinations(sweep, FLAGS.count, FLAGS.seed)]
-    plan = programs(runs, FLAGS.together)
+    root = Path(values.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
+    runs = [run | _overrides(values.set) for run in combinations(sweep, values.count, values.seed)]
+    plan = programs(runs, values.together)
     folders = [root / f"{i:03d}" for i in range(len(plan))]
     for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once
         arguments(program, folder)
     say = print if shard.is_main() else lambda _: None
     say(f"{len(runs)} runs in {len(plan)} programs, to {root}")
-    if FLAGS.dry_run:
+    if values.dry_run:
         for program in plan:
             say(json.dumps(dataclasses.asdict(program)))
         return
@@ -237,11 +237,16 @@ def main(argv: list[str]) -> None:
         say(f"{row.get('score', math.nan):10.4g}  {row.get('ci95', '')}  {own}")
 
 
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+    """The runner's flags."""
+    flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
+    flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
+    flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
+    flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
+    flags.DEFINE_multi_string("set", [], "flag=value that overrides the file; may be repeated", values)
+    flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
+
+
 if __name__ == "__main__":
-    flags.DEFINE_integer("count", 10, "runs of a random sweep", lower_bound=1)
-    flags.DEFINE_integer("seed", 0, "of the random draws", lower_bound=0)
-    flags.DEFINE_integer("together", 16, "runs trained as one program, at most", lower_bound=1)
-    flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE")
-    flags.DEFINE_multi_string("set", [], "flag=value that overrides the file for all runs; may be repeated")
-    flags.DEFINE_bool("dry_run", False, "only print what would run together")
+    define()
     app.run(config_flags.reporting(main))

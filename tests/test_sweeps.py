@@ -1,0 +1,335 @@
+"""Sweep files and the runner that needs no server: which runs there are, which train together, what they score."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import point_mass  # noqa: F401  (registers its environment)
+import pytest
+import yaml
+from absl import flags as absl_flags
+
+from experiments import flags, offline
+from rl import agents, log, train
+from sweeps import run as sweeps
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(ROOT.glob("sweeps/*.yaml"))
+SMALL = {
+    "dataset": "synthetic-continuous",
+    "seeds": 2,
+    "updates": 4,
+    "eval_every": 2,
+    "batch_size": 8,
+    "tensorboard": False,
+    "agent.hidden": "8,8",
+}
+
+
+def grid(**parameters: Any) -> dict[str, Any]:
+    named = {name.replace("__", "."): {"values": values} for name, values in parameters.items()}
+    return {"method": "grid", "parameters": named, "metric": {"name": "eval/return"}}
+
+
+def runs_of(sweep: dict[str, Any], count: int = 50, seed: int = 0) -> list[dict[str, Any]]:
+    return list(sweeps.combinations(sweep, count, seed))
+
+
+def write(path: Path, sweep: Any) -> str:
+    path.write_text(yaml.safe_dump(sweep))
+    return str(path)
+
+
+def start(*argv: str) -> None:
+    """``python -m sweeps.run`` in this process."""
+    values = absl_flags.FlagValues()
+    sweeps.define(values)
+    sweeps.main(values(["sweeps.run", *argv]), values)
+
+
+# ---- the files that are in the repository ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
+    sweep = sweeps.read(str(path))
+    assert sweep["metric"]["name"].removeprefix("eval/") in offline._SCORES
+    assert sweep["metric"]["goal"] in ("maximize", "minimize")
+    runs = runs_of(sweep, count=20)
+    assert runs
+    for run in runs:
+        argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
+        values = absl_flags.FlagValues()
+        flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
+        typed = flags.read(offline.Settings(), values=values)
+        offline.check(typed)
+        ours, own, _ = sweeps.arguments(sweeps.Program(run, {}), Path(typed.workdir))
+        assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
+        assert own == flags.read(agents.get(typed.agent).Config(), "agent.", values)
+        assert offline.data.ogbench.known(typed.dataset)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_wandb_would_start_the_same_program(path: Path) -> None:
+    raw = yaml.safe_load(path.read_text())
+    assert (ROOT / raw["program"]).exists()
+    module = raw["command"][raw["command"].index("-m") + 1]
+    assert module.replace(".", "/") + ".py" == raw["program"]
+    assert raw["command"][-2:] == ["--wandb", "${args}"]  # the server learns scores from wandb alone
+
+
+# ---- which runs ---------------------------------------------------------------------------------------
+
+
+def test_a_grid_is_every_combination_in_file_order() -> None:
+    sweep = grid(head=["scalar", "c51"], seed=[0, 1, 2], agent__expectile=[0.5, 0.9])
+    sweep["parameters"]["updates"] = {"value": 7}
+    expected = [
+        {"head": h, "seed": s, "agent.expectile": e, "updates": 7}
+        for h, s, e in itertools.product(["scalar", "c51"], [0, 1, 2], [0.5, 0.9])
+    ]
+    assert runs_of(sweep) == expected
+
+
+def random(**parameters: Any) -> list[dict[str, Any]]:
+    return runs_of({"method": "random", "parameters": parameters}, count=2000)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "kind", "low", "high", "median"),
+    [
+        ({"min": -2.0, "max": 6.0}, float, -2, 6, 2),
+        ({"min": 0, "max": 0.5}, float, 0, 0.5, 0.25),
+        ({"min": 3, "max": 9}, int, 3, 9, 6),
+        ({"distribution": "uniform", "min": 1, "max": 3}, float, 1, 3, 2),
+        ({"distribution": "log_uniform_values", "min": 1e-4, "max": 1e-2}, float, 1e-4, 1e-2, 1e-3),
+        ({"distribution": "q_uniform", "min": 0.0, "max": 2.0, "q": 0.5}, float, 0, 2, 1),
+        ({"distribution": "normal", "mu": 3.0, "sigma": 0.1}, float, 2, 4, 3),
+    ],
+)
+def test_random_draws_follow_their_distribution(
+    parameter: dict[str, Any], kind: type, low: float, high: float, median: float
+) -> None:
+    drawn = [run["x"] for run in random(x=parameter)]
+    assert all(type(x) is kind and low <= x <= high for x in drawn)
+    below = np.mean(np.asarray(drawn) < median) + np.mean(np.asarray(drawn) == median) / 2
+    assert abs(below - 0.5) < 0.05  # 4.5 standard deviations of the mean of 2000
+    if "q" in parameter:
+        assert set(drawn) == {0.0, 0.5, 1.0, 1.5, 2.0}
+    if kind is int:
+        assert set(drawn) == set(range(3, 10))
+
+
+def test_random_choices_have_their_probabilities() -> None:
+    counts = Counter(run["x"] for run in random(x={"values": ["a", "b"], "probabilities": [0.2, 0.8]}))
+    assert abs(counts["a"] - 400) < 100 and counts["a"] + counts["b"] == 2000
+    counts = Counter(run["x"] for run in random(x={"values": [1, 2, 3, 4]}))
+    assert all(abs(counts[x] - 500) < 100 for x in (1, 2, 3, 4))
+    assert {run["x"] for run in random(x={"value": 5})} == {5}
+
+
+def test_random_draws_depend_on_the_seed_alone() -> None:
+    sweep = {"method": "random", "parameters": {"x": {"min": 0.0, "max": 1.0}}}
+    assert runs_of(sweep, 5, 1) == runs_of(sweep, 5, 1) == runs_of(sweep, 9, 1)[:5]
+    assert runs_of(sweep, 5, 1) != runs_of(sweep, 5, 2)
+
+
+# ---- which runs train together ---------------------------------------------------------------------------
+
+
+STRUCTURE = ("agent", "head", "seed", "agent.critics", "agent.layer_norm", "agent.discount")
+
+
+def test_grouping_keeps_every_run_and_mixes_no_structures() -> None:
+    sweep = grid(
+        agent=["iql"],
+        head=["scalar", "c51"],
+        seed=[0, 1],
+        agent__critics=[2, 3],
+        agent__layer_norm=[False, True],
+        agent__discount=[0.9, 0.99],
+        agent__expectile=[0.5, 0.9],
+        agent__temperature=[0.0, 1.0, 3.0],
+    )
+    runs = runs_of(sweep)
+    plan = sweeps.programs(runs, 16)
+    apart = [single.fixed | {n: v for n, (v,) in single.swept.items()} for p in plan for single in p.apart()]
+
+    def canonical(run: dict[str, Any]) -> str:
+        return json.dumps(run, sort_keys=True)
+
+    assert sorted(map(canonical, apart)) == sorted(map(canonical, runs))
+    for program in plan:
+        assert all(name in program.fixed for name in STRUCTURE)
+        assert all(0.0 not in values for values in program.swept.values())
+    # 2 * 2 * 2 * 2 * 2 structures, each with temperature 0 apart from the rest
+    assert sorted(program.runs for program in plan) == [2] * 32 + [4] * 32
+
+
+def test_no_program_trains_more_runs_than_asked() -> None:
+    runs = runs_of(grid(agent__expectile=[0.1 * i for i in range(1, 10)]))
+    plan = sweeps.programs(runs, 4)
+    assert [program.runs for program in plan] == [4, 4, 1]
+    assert [{"agent.expectile": x} for p in plan for x in p.swept["agent.expectile"]] == runs
+
+
+def test_runs_that_are_equal_stay_runs_of_their_own() -> None:
+    assert [program.runs for program in sweeps.programs([{"seed": 1}, {"seed": 1}], 16)] == [1, 1]
+
+
+def test_only_float_fields_of_the_agent_are_swept() -> None:
+    def fixed(name: str, *values: Any) -> bool:
+        (program, *_) = sweeps.programs([{"agent": "cql", name: value} for value in values], 16)
+        return name in program.fixed
+
+    assert not fixed("agent.weight", 1, 5.0)
+    assert fixed("agent.samples", 2, 4)
+    assert fixed("agent.weight", True, False)  # refused later, by its type
+    assert fixed("agent.weight", "5", "6")
+    assert fixed("reward_shift", 1.0, 2.0)  # the data's, not the agent's
+
+
+# ---- mistakes ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ("a: [", "is not YAML"),
+        ({"method": "grid"}, "has no 'parameters'"),
+        ({"method": "bayes", "parameters": {}}, "method 'bayes' needs wandb's server"),
+        ({"method": "grid", "parameters": {}, "paramters": {}}, r"unknown keys \['paramters'\]"),
+        ({"method": "grid", "parameters": {"seed": 3}}, "seed must be written {value: x}"),
+        ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
+        ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
+        ({"method": "grid", "parameters": {}, "program": "train.py"}, "only experiments/offline.py"),
+    ],
+)
+def test_a_file_that_cannot_be_run_is_refused(sweep: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(sweep if isinstance(sweep, str) else yaml.safe_dump(sweep))
+    with pytest.raises(ValueError, match=message):
+        sweeps.read(str(path))
+
+
+@pytest.mark.parametrize(
+    ("method", "parameter", "message"),
+    [
+        ("grid", {"min": 0.0, "max": 1.0}, "x: a grid needs 'value' or 'values'"),
+        ("random", {"min": 2.0, "max": 1.0}, "x: distribution 'uniform' needs min < max"),
+        ("random", {"min": 2.0}, "needs min < max"),
+        ("random", {"distribution": "beta", "min": 0.0, "max": 1.0}, "'beta' is not supported here"),
+        ("random", {"distribution": "log_uniform_values", "min": 0.0, "max": 1.0}, "above 0"),
+    ],
+)
+def test_a_parameter_that_cannot_be_drawn_is_named(method: str, parameter: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        runs_of({"method": method, "parameters": {"x": parameter}})
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give one sweep file"),
+        (["--set=seeds"], "--set takes flag=value"),
+        (["--set=agent.expectil=0.5"], "no setting 'expectil': did you mean 'expectile'"),
+        (["--set=agent=iqll"], "unknown agent 'iqll': did you mean 'iql'"),
+        (["--set=seeds=2.5"], "seeds must be of type int"),
+    ],
+)
+def test_a_mistake_is_found_before_anything_is_trained(
+    argv: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline, "run", lambda *_: pytest.fail("trained"))
+    file = [write(tmp_path / "s.yaml", grid(head=["scalar"]))] if argv else []
+    with pytest.raises(ValueError, match=message):
+        start(*file, *argv, f"--workdir={tmp_path}")
+
+
+# ---- what is trained and what it scores ---------------------------------------------------------------------
+
+
+def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
+    values = {"agent.expectile": [0.6, 0.9], "agent.learning_rate": [1e-3, 1e-2]}
+    together = sweeps.Program(SMALL, values)
+    rows = sweeps.execute(together, tmp_path / "together", "train/critic_loss")
+    for i, (single, row) in enumerate(zip(together.apart(), rows, strict=True)):
+        fixed = SMALL | {name: own[i] for name, own in values.items()}
+        (alone,) = sweeps.execute(sweeps.Program(fixed, {}), tmp_path / str(i), "train/critic_loss")
+        assert row["parameters"] == alone["parameters"] == fixed
+        assert {name: own for name, (own,) in single.swept.items()}.items() <= fixed.items()
+        assert row["score"] == pytest.approx(alone["score"], rel=1e-5)
+        assert row["ci95"] == pytest.approx(alone["ci95"], rel=1e-4)
+    both = log.series(tmp_path / "together", "train/critic_loss")[1]
+    assert both.shape == (2, 4)
+    np.testing.assert_allclose(both[:, 2:], log.series(tmp_path / "1", "train/critic_loss")[1], rtol=1e-5)
+    assert rows[0]["score"] != rows[1]["score"]
+
+
+def test_a_sweep_ranks_its_runs_and_can_be_repeated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = grid(agent=["iql"], seed=[0, 1], agent__temperature=[1.0, 3.0])
+    sweep["parameters"] |= {name: {"value": value} for name, value in SMALL.items()}
+    sweep["parameters"]["environment"] = {"value": "point_mass:PointMass-v0"}
+    sweep["parameters"] |= {"eval_episodes": {"value": 2}, "eval_processes": {"value": 0}}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    start(file, f"--workdir={tmp_path}", "--set=updates=2")
+    result = json.loads((tmp_path / "sweep.json").read_text())
+    scores = [row["score"] for row in result["runs"]]
+    assert len(scores) == 4 and scores == sorted(scores, reverse=True)
+    for row in result["runs"]:
+        logged = log.series(Path(row["workdir"]), "eval/return")[1][-1]  # [2 variants * 2 seeds, episodes]
+        variant = 1 if row["parameters"]["agent.temperature"] == 3.0 else 0
+        assert row["score"] == pytest.approx(logged.reshape(2, 4)[variant].mean())
+        assert row["ci95"][0] < row["score"] < row["ci95"][1]
+        assert row["parameters"]["updates"] == 2
+    said = capsys.readouterr().out
+    assert "4 runs in 2 programs" in said and said.rstrip().splitlines()[-4].split()[0] == f"{scores[0]:.4g}"
+    assert "'dataset'" not in said.splitlines()[-1]  # only what differs
+    modified = (tmp_path / "000" / log.METRICS).stat().st_mtime_ns
+    start(file, f"--workdir={tmp_path}", "--set=updates=2")
+    assert json.loads((tmp_path / "sweep.json").read_text()) == result
+    assert (tmp_path / "000" / log.METRICS).stat().st_mtime_ns == modified
+
+
+def test_the_goal_decides_which_is_best() -> None:
+    rows = [{"score": 1.0}, {"error": "diverged"}, {"score": 3.0}, {"score": 2.0}]
+    assert [row.get("score") for row in sweeps.ranked(rows, "maximize")] == [3.0, 2.0, 1.0, None]
+    assert [row.get("score") for row in sweeps.ranked(rows, "minimize")] == [1.0, 2.0, 3.0, None]
+
+
+def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
+        if any(rate > 1 for rate in sweep["learning_rate"]):
+            raise train.Diverged("q not finite at update 3")
+        Path(settings.workdir).mkdir(parents=True)
+        row = {"step": 4, "eval/return": [[rate, rate] for rate in sweep["learning_rate"] for _ in range(2)]}
+        Path(settings.workdir, log.METRICS).write_text(json.dumps(row) + "\n")
+
+    monkeypatch.setattr(offline, "run", fake)
+    program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
+    rows = sweeps.execute(program, tmp_path, "eval/return")
+    assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
+    assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
+    assert "not finite" in rows[1]["error"]
+
+
+def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"metric is not logged: .*'eval/return'; it has: train/policy_loss"):
+        sweeps.execute(sweeps.Program(SMALL | {"agent": "bc"}, {}), tmp_path, "eval/return")
+
+
+def test_a_dry_run_only_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "s.yaml", grid(agent__expectile=[0.5, 0.9], head=["scalar", "c51"]))
+    start(file, "--dry_run", f"--workdir={tmp_path / 'out'}")
+    first, *plan = capsys.readouterr().out.splitlines()
+    assert first.startswith("4 runs in 2 programs")
+    assert [json.loads(line)["swept"] for line in plan] == [{"agent.expectile": [0.5, 0.9]}] * 2
+    assert not (tmp_path / "out").exists()
