@@ -30,7 +30,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     optimisers = dict.fromkeys(("value", "policy"), optimiser(config.learning_rate))
 
     def init(key, batch):
-        params = {"value": value.init(key, batch.observation), "policy": policy.init(key, batch.observation)}
+        networks = {"value": value, "policy": policy}
+        keys = dict(zip(networks, jax.random.split(key), strict=True))
+        params = {name: network.init(keys[name], batch.observation) for name, network in networks.items()}
         return start(params, optimisers, targets=["value"])
 
     def update(state, batch, key):

@@ -19,7 +19,7 @@ def test_is_committed_without_outputs_and_opens_anywhere(path: Path) -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert not cell.outputs and cell.execution_count is None
-    assert "import rl" in notebook.cells[1].source and "git clone" in notebook.cells[1].source
+    assert "git clone" in notebook.cells[1].source and "pip install" in notebook.cells[1].source
 
 
 @pytest.mark.slow

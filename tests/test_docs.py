@@ -1,0 +1,139 @@
+"""What the documents show works: code compiles, commands have the flags they use, the example agent trains."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from absl import flags as absl_flags
+
+from docs import example_agent
+from experiments import flags, offline, quickstart
+from rl import agents, data, log, train
+from rl.networks import mlp
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.values import heads
+from sweeps import run as sweeps
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/*.yaml")), *sorted(ROOT.glob("experiments/*.py"))]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"python -m ((?:experiments|sweeps|benchmarks)\.\w+)((?:[^\n`\\]|\\\n)*)")
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    return [
+        (f"{path.name}-{number}", text)
+        for path in DOCUMENTS
+        for number, (kind, text) in enumerate(BLOCK.findall(path.read_text()))
+        if kind == language
+    ]
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """(where, module, arguments) of every ``python -m`` line; what a shell would add is left out."""
+    found = []
+    for path in SOURCES:
+        for module, rest in COMMAND.findall(path.read_text()):
+            plain = re.split(r"\s{2,}[#(]|[|>;&]|\"$|\)", rest.replace("\\\n", " "))[0]
+            found.append((f"{path.name}:{module}", module, shlex.split(plain.rstrip(" :.,\"'"))))
+    return found
+
+
+@pytest.mark.parametrize(("where", "text"), [pytest.param(*block, id=block[0]) for block in blocks("python")])
+def test_python_compiles(where: str, text: str) -> None:
+    ast.parse(text, where)
+
+
+@pytest.mark.parametrize(
+    ("where", "module", "argv"), [pytest.param(*command, id=command[0]) for command in commands()]
+)
+def test_commands_have_the_flags_they_use(where: str, module: str, argv: list[str]) -> None:
+    argv = [word for word in argv if word != "--help"]
+    values = absl_flags.FlagValues()
+    if module == "experiments.offline":
+        argv = ["--agent=iql" if word == "--agent=NAME" else word for word in argv]
+        flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
+        offline.check(flags.read(offline.Settings(), values=values))
+    elif module == "experiments.quickstart":
+        flags.parser(quickstart.Settings(), values=values)(["quickstart", *argv])
+    elif module == "sweeps.run":
+        sweeps.define(values)
+        _, *files = values(["run", *argv])
+        assert all(file == "FILE" or (ROOT / file).exists() for file in files)
+    elif module == "experiments.collect":
+        collect = importlib.import_module(module)
+        assert {word.partition("=")[0].lstrip("-") for word in argv} <= flags_of(collect)
+    else:
+        assert importlib.util.find_spec(module), module
+
+
+def flags_of(module: object) -> set[str]:
+    return {flag.name for flag in absl_flags.FLAGS.flags_by_module_dict()[module.__name__]}
+
+
+def test_the_readme_has_commands_to_check() -> None:
+    where = {name for name, _, _ in commands()}
+    assert {"README.md:experiments.offline", "README.md:experiments.collect", "README.md:sweeps.run"} <= where
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)\)", path.read_text()):
+        assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+# ---- the example of a new agent -----------------------------------------------------------------------------
+
+
+def chain_values(dataset: Dataset, discount: float) -> np.ndarray:
+    """What the logged policy is worth in each state of the chain that it leaves from, from counts."""
+    steps = dataset.transitions
+    state, successor = steps.observation.argmax(1), steps.next_observation.argmax(1)
+    count = np.zeros((8, 8))
+    np.add.at(count, (state, successor), discount * steps.discount)
+    visits = np.bincount(state, minlength=8)[:7]
+    reward = np.bincount(state, steps.reward, minlength=8)[:7]
+    return np.linalg.solve(np.diag(visits) - count[:7, :7], reward)
+
+
+@pytest.mark.parametrize("name", ["scalar", "hl_gauss"])
+def test_the_example_agent_learns_the_value_of_the_logged_policy(name: str) -> None:
+    loaded, discount = data.load("synthetic-discrete"), 0.8
+    head = heads.make(name, *replay.value_bounds(loaded.dataset, discount))
+    config = example_agent.Config(discount=discount, hidden=(32,), learning_rate=3e-3, target_rate=0.1)
+    population = train.population(
+        lambda config: example_agent.make(config, loaded.spec, head), config, replay.sampler(256), 1500
+    )
+    keys = jax.random.split(jax.random.key(0), 2)
+    state = population.init(keys, replay.take(loaded.dataset, np.arange(2)))
+    state, _ = next(train.epochs(population.epoch, state, jax.device_put(loaded.dataset), keys, 1))
+    network = mlp.state_value(head.size, config.hidden)
+    value = head.value(jax.vmap(network.apply, (0, None))(state.params["value"], np.eye(8)[:7]))
+    expected = chain_values(loaded.dataset, discount)
+    assert expected.max() > 0.5 and expected.min() < 0.2
+    np.testing.assert_allclose(value, np.stack([expected] * 2), atol=0.06)
+
+
+def test_the_example_agent_runs_as_its_document_says(tmp_path: Path) -> None:
+    settings = offline.Settings(
+        agent="docs.example_agent",
+        head="c51",
+        seeds=2,
+        updates=4,
+        eval_every=2,
+        batch_size=8,
+        workdir=str(tmp_path),
+        tensorboard=False,
+    )
+    assert offline.run(settings, example_agent.Config(hidden=(8, 8)))["updates"] == 4
+    losses = log.series(tmp_path, "train/value_loss")[1]
+    assert losses.shape == (2, 2) and np.isfinite(losses).all()
