@@ -37,16 +37,18 @@ def dense(params: Any, x: np.ndarray, layer_norm: bool = False) -> np.ndarray:
     return x @ params[f"Dense_{len(HIDDEN)}"]["kernel"] + params[f"Dense_{len(HIDDEN)}"]["bias"]
 
 
-def shaken(params: Any) -> Any:
-    """Parameters with biases and scales that differ from 0 and 1."""
+def random_params(network: Network, *inputs: np.ndarray) -> Any:
+    """Parameters of the network's shapes, biases and scales among them that differ from 0 and 1."""
     rng = np.random.default_rng(1)
-    return jax.tree.map(lambda x: x + rng.normal(0, 0.3, x.shape).astype(np.float32), params)
+    shapes = jax.eval_shape(network.init, KEY, *inputs)
+    return jax.tree.map(lambda x: rng.normal(0.1, 0.5, x.shape).astype(np.float32), shapes)
 
 
 def constant_policy(make: Callable[..., Network], **last: Any) -> tuple[Network, Any]:
     """A policy over one-dimensional actions whose last layer says the same everywhere: ``last`` are its biases."""
     network = make(Spec((1,), 1), ())
-    params = jax.tree.map(jnp.zeros_like, network.init(KEY, jnp.zeros((1, 1))))
+    shapes = jax.eval_shape(network.init, KEY, jnp.zeros((1, 1)))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     body = params.get("body", params)
     body["Dense_0"]["bias"] = jnp.asarray(last.pop("bias"), jnp.float32)
     return network, {**params, **{name: jnp.asarray(x, jnp.float32) for name, x in last.items()}}
@@ -80,19 +82,20 @@ def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer
         (mlp.deterministic_policy(CONTINUOUS, HIDDEN, layer_norm), (observation,), observation, np.tanh),
     ]
     for network, inputs, joined_inputs, finish in cases:
-        params = shaken(network.init(KEY, *inputs))
+        params = random_params(network, *inputs)
         assert {name.split("_")[0] for name in params} == (
             {"Dense", "LayerNorm"} if layer_norm else {"Dense"}
         )
         expected = finish(dense(params, joined_inputs, layer_norm))
-        found = network.apply(params, *inputs)
+        found = jax.jit(network.apply)(params, *inputs)
         assert found.shape == expected.shape and found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_without_hidden_layers_a_network_is_linear() -> None:
     network = mlp.state_value(OUTPUTS, ())
-    params = network.init(KEY, normal(1, OBSERVATION))
+    params = random_params(network, normal(1, OBSERVATION))
+    params["Dense_0"]["bias"][:] = 0
     assert set(params) == {"Dense_0"}
     np.testing.assert_allclose(
         network.apply(params, normal(4, OBSERVATION)),
@@ -132,14 +135,13 @@ def test_a_member_of_an_ensemble_is_the_network_alone(leading: tuple[int, ...]) 
     network = mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN, layer_norm=True)
     observation, action = normal(*leading, OBSERVATION), normal(*leading, DIMENSIONS, seed=1)
     together = ensemble(network, 3)
-    params = together.init(KEY, observation, action)
-    outputs = together.apply(shaken(params), observation, action)
+    params = random_params(together, observation, action)
+    outputs = jax.jit(together.apply)(params, observation, action)
     assert outputs.shape == (3, *leading, OUTPUTS)
+    apply = jax.jit(network.apply)
     for i in range(3):
-        alone = jax.tree.map(lambda x, i=i: x[i], shaken(params))
-        np.testing.assert_allclose(
-            outputs[i], network.apply(alone, observation, action), rtol=1e-5, atol=1e-6
-        )
+        alone = jax.tree.map(lambda x, i=i: x[i], params)
+        np.testing.assert_allclose(outputs[i], apply(alone, observation, action), rtol=1e-5, atol=1e-6)
 
 
 def test_members_of_an_ensemble_start_apart() -> None:
@@ -159,7 +161,7 @@ def test_members_of_an_ensemble_start_apart() -> None:
 def test_a_behaviour_policy_is_a_diagonal_normal() -> None:
     policy = mlp.behaviour_policy(CONTINUOUS, HIDDEN)
     observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
-    params = shaken(policy.init(KEY, observation))
+    params = random_params(policy, observation)
     found = policy.apply(params, observation)
     mean = np.tanh(dense(params["body"], observation))
     expected = stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
@@ -170,7 +172,7 @@ def test_a_behaviour_policy_is_a_diagonal_normal() -> None:
 def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
     policy = mlp.behaviour_policy(DISCRETE, HIDDEN)
     observation = normal(8, OBSERVATION)
-    params = shaken(policy.init(KEY, observation))
+    params = random_params(policy, observation)
     logits = dense(params, observation)
     found = policy.apply(params, observation)
     for action in range(ACTIONS):
@@ -199,7 +201,7 @@ def test_a_behaviour_policy_is_finite_on_saturated_actions(
 def test_a_squashed_policys_density_is_the_change_of_variables() -> None:
     policy = mlp.squashed_policy(CONTINUOUS, HIDDEN)
     observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
-    params = shaken(policy.init(KEY, observation))
+    params = random_params(policy, observation)
     mean, log_std = np.split(dense(params, observation), 2, -1)
     expected = stats.norm.logpdf(np.arctanh(action), mean, np.exp(log_std)) - np.log(1 - action**2)
     found = policy.apply(params, observation)
@@ -269,7 +271,7 @@ def test_policies_take_any_leading_axes(leading: tuple[int, ...]) -> None:
         (mlp.squashed_policy, CONTINUOUS, (DIMENSIONS,)),
     ):
         policy = make(spec, HIDDEN)
-        found = policy.apply(policy.init(KEY, observation), observation)
+        found = policy.apply(random_params(policy, observation), observation)
         assert found.batch_shape == leading and found.event_shape == event
         sample, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(5,))
         assert sample.shape == (5, *leading, *event) and log_prob.shape == (5, *leading)
