@@ -29,7 +29,7 @@ _COMMON: dict[str, Any] = {"learning_rate": 1e-3, "target_rate": 0.05, "hidden":
 # and cloning were chosen for this task with the scalar head (see results/README.md) and hold for every head.
 CONFIGS: dict[str, dict[str, Any]] = {
     "bc": {"learning_rate": 1e-3, "hidden": (128, 128)},
-    "iql": _COMMON | {"expectile": 0.9, "temperature": 10.0},
+    "iql": _COMMON | {"expectile": 0.9, "temperature": 4.0},
     "td3_bc": _COMMON | {"alpha": 40.0},
     "rebrac": _COMMON | {"policy_cloning": 0.02},
     "cql": _COMMON | {"policy_learning_rate": 1e-3, "weight": 1.0, "samples": 4},
@@ -78,7 +78,9 @@ def table(cells: list[dict[str, Any]], score: str) -> str:
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
         found = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
         lines.append(
-            f"| `{agent}` | " + " | ".join(_cell(found[c], score) if c in found else "" for c in columns) + " |"
+            f"| `{agent}` | "
+            + " | ".join(_cell(found[c], score) if c in found else "" for c in columns)
+            + " |"
         )
     return "\n".join(lines)
 

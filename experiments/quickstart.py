@@ -30,7 +30,7 @@ NAMES = {"bc": "behaviour cloning", "iql": "implicit Q-learning, HL-Gauss"}
 CONFIGS = {
     "bc": bc.Config(learning_rate=1e-3, hidden=(128, 128)),
     "iql": iql.Config(
-        expectile=0.9, temperature=10.0, target_rate=0.05, learning_rate=1e-3, hidden=(128, 128)
+        expectile=0.9, temperature=4.0, target_rate=0.05, learning_rate=1e-3, hidden=(128, 128)
     ),
 }
 

@@ -319,7 +319,12 @@ def fitted_q(
         init_keys, fit_keys = _split(keys)
         q = start(dataset, init_keys)
         with tqdm(
-            total=config.updates, desc="fitted-Q evaluation", unit="update", delay=3, leave=False, disable=None
+            total=config.updates,
+            desc="fitted-Q evaluation",
+            unit="update",
+            delay=3,
+            leave=False,
+            disable=None,
         ) as bar:
             for done in range(0, config.updates, _UPDATES_PER_CALL):
                 updates = min(_UPDATES_PER_CALL, config.updates - done)
