@@ -11,8 +11,8 @@ import math
 import os
 import platform
 import re
-import shutil
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
