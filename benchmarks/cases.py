@@ -67,10 +67,11 @@ def limit(agent: ModuleType, seeds: int, batch_size: int, updates: int, multiple
 
     With ``updates`` 0 they are as many as take about `SECONDS`, rounded up to a multiple of ``multiple_of``.
     """
-    learner = _learner(agent)
-    state, keys = _start(learner, seeds)
-    batch = replay.take(synthetic(2), np.zeros(_rows(seeds, batch_size), int))
-    found = products.find(_update(learner, seeds), state, batch, keys)
+    population = _population(agent, batch_size, 1)
+    keys = jax.random.split(jax.random.key(0), seeds)
+    dataset = synthetic(2)
+    state = jax.eval_shape(population.init, keys, dataset.transitions)
+    found = products.find(population.epoch, state, dataset, keys)
     operands = jax.jit(functools.partial(products.operands, found))(jax.random.key(0))
     if not updates:
         once = jax.jit(products.program(found, 1))
@@ -88,13 +89,7 @@ def scan(
     loop: str, agent: ModuleType, seeds: int, batch_size: int, updates: int, unroll: int, dataset: Dataset
 ) -> Case:
     """Epochs of ``updates`` updates as `rl.train.population` compiles them, on a dataset on the device."""
-    population = train.population(
-        lambda config: agent.make(config, SPEC, heads.scalar()),
-        agent.Config(),
-        replay.sampler(batch_size),
-        updates,
-        unroll=unroll,
-    )
+    population = _population(agent, batch_size, updates, unroll)
     keys = jax.random.split(jax.random.key(0), seeds)
     state = jax.jit(population.init)(keys, replay.take(dataset, np.arange(2)))
     program, traces = _traced(population.epoch, donate_argnums=0)
@@ -110,7 +105,7 @@ def scan(
 
 def host(agent: ModuleType, seeds: int, batch_size: int, most: int, dataset: Dataset) -> Case:
     """One compiled update per Python call, on batches that NumPy samples; at most ``most`` updates per call."""
-    learner = _learner(agent)
+    learner = _learner(agent, agent.Config())
     state, keys = _start(learner, seeds)
     program, traces = _traced(_update(learner, seeds), donate_argnums=0)
     rng = np.random.default_rng(0)
@@ -188,8 +183,13 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
     return rows
 
 
-def _learner(agent: ModuleType) -> Learner:
-    return agent.make(agent.Config(), SPEC, heads.scalar())
+def _learner(agent: ModuleType, config: Any) -> Learner:
+    return agent.make(config, SPEC, heads.scalar())
+
+
+def _population(agent: ModuleType, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
+    make = functools.partial(_learner, agent)
+    return train.population(make, agent.Config(), replay.sampler(batch_size), steps, unroll=unroll)
 
 
 def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class Settings:
     """What to measure."""
 
     agents: str = (
-        "iql,cql,edac"  # agents for continuous actions, each with its own default sizes, comma-separated
+        "iql,cql,edac"  # agents for continuous actions, with their own default sizes, comma-separated
     )
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once; each number is a block of the table
     modes: str = "scan,unroll,host"  # loops, comma-separated, of those above
@@ -98,6 +98,9 @@ def run(settings: Settings) -> dict[str, Any]:
                 block += cases.peer(name, agent.Config().hidden, batch_size, limit.updates, buffer)
             rows = cases.measure(block, settings.repeats, bar.update)
             results["rows"] += [{"agent": name, **row} for row in rows]
+            # Of this process so far, with XLA's own scratch; None where the backend does not count (CPU).
+            memory = jax.local_devices()[0].memory_stats() or {}
+            results["device_peak_bytes"] = memory.get("peak_bytes_in_use")
             log.write_json(path, results)
             with log.replacing(path.with_suffix(".md")) as partial:
                 partial.write_text(table.render(results))

@@ -6,6 +6,7 @@ every compiler drops or merges is left out: products that nothing uses, and repe
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,9 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-from rl.types import Array
+from rl.types import Array, Key
 
-# Primitives that only call the function in their parameters.
+# Primitives that only call the function in their parameters, and those that return their argument.
 _CALLS = (
     "jit",
     "pjit",
@@ -27,15 +28,15 @@ _CALLS = (
     "checkpoint",
     "remat2",
 )
-
-# Primitives that return their argument.
-_SAME = ("stop_gradient", "copy")
+_SAME = ("stop_gradient", "copy", "optimization_barrier")
 
 
 class Product(NamedTuple):
     """One ``dot_general``."""
 
-    operands: tuple[Hashable, Hashable]  # names of the two arrays; the same name is the same array
+    operands: tuple[
+        Hashable, Hashable
+    ]  # names; the same name is the same array, an `_Computed` one is no input
     shapes: tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]  # theirs
     settings: Mapping[str, Any]  # dimension numbers, precision, ...
     result: jax.ShapeDtypeStruct
@@ -56,7 +57,7 @@ def find(function: Callable[..., Any], *arguments: Any) -> list[Product]:
       ValueError: if a product is where it cannot be counted, in `jax.lax.while_loop` say.
     """
     closed = jax.make_jaxpr(function)(*arguments)
-    return _inside(closed, [object() for _ in closed.jaxpr.invars])
+    return _inside(closed, [("input", i) for i in range(len(closed.jaxpr.invars))])
 
 
 def flops(products: Sequence[Product]) -> int:
@@ -65,38 +66,78 @@ def flops(products: Sequence[Product]) -> int:
 
 
 def program(products: Sequence[Product], steps: int) -> Callable[[Sequence[Array]], Any]:
-    """``steps`` times all ``products``, one after another, as a function of `operands`.
+    """``steps`` times all ``products`` as a function of `operands`: their function without its elementwise work.
 
-    Nothing else is computed. Barriers make every product wait for the one before it, and the first for its
-    iteration, so that none can be merged with another or moved out of the loop. Every result is written out, as
-    the update writes its own.
+    An operand that the function computes is taken, unchanged, from the last earlier result of its shape that nothing
+    else has taken, so that products depend on each other and find their operands in cache about as they do there.
+    Results that nothing takes are written out. One number in the inputs changes with every step, so that no compiler
+    can move a product out of the loop.
     """
-    index = {name: i for i, name in enumerate(_shapes(products))}
+    flow = _flow(products)
 
-    def multiply(arrays: Sequence[Array]) -> Any:
-        def once(carry, _):
-            done = [carry[0]]
+    def multiply(given: Sequence[Array]) -> Any:
+        inputs = dict(zip(flow.inputs, given, strict=True))
+
+        def once(carry, step):
+            changing = [x.at[(0,) * x.ndim].set(step.astype(x.dtype)) for x in carry[0]]
+            arrays = inputs | dict(zip(flow.changing, changing, strict=True))
+            results: list[Array] = []
             for product in products:
-                left, right = (arrays[index[name]] for name in product.operands)
-                left, right, done[-1] = jax.lax.optimization_barrier((left, right, done[-1]))
-                done.append(jax.lax.dot_general_p.bind(left, right, **product.settings))
-            return (done[0] + 1, *done[1:]), None
+                left, right = (
+                    results[flow.taken[name]] if name in flow.taken else arrays[name]
+                    for name in product.operands
+                )
+                results.append(jax.lax.dot_general_p.bind(left, right, **product.settings))
+            return (changing, [results[i] for i in flow.left]), None
 
-        start = [jnp.zeros(product.result.shape, product.result.dtype) for product in products]
-        return jax.lax.scan(once, (jnp.zeros((), jnp.int32), *start), None, length=steps)[0]
+        left = [jnp.zeros(products[i].result.shape, products[i].result.dtype) for i in flow.left]
+        start = [inputs[name] for name in flow.changing]
+        return jax.lax.scan(once, (start, left), jnp.arange(steps) / steps)[0]
 
     return multiply
 
 
-def operands(products: Sequence[Product], key: Array) -> list[Array]:
-    """One random array for every distinct operand, as `program` takes them; small, so that nothing overflows."""
-    shapes = _shapes(products).values()
+def operands(products: Sequence[Product], key: Key) -> list[Array]:
+    """Random inputs of `program`, scaled so that products of products neither overflow nor vanish."""
+    shapes = _flow(products).inputs.values()
     keys = jax.random.split(key, len(shapes))
-    return [0.1 * jax.random.normal(k, s.shape, s.dtype) for k, s in zip(keys, shapes, strict=True)]
+    return [jax.random.normal(k, s.shape, s.dtype) / 16 for k, s in zip(keys, shapes, strict=True)]
 
 
-def _shapes(products: Sequence[Product]) -> dict[Hashable, jax.ShapeDtypeStruct]:
-    return {name: shape for p in products for name, shape in zip(p.operands, p.shapes, strict=True)}
+class _Flow(NamedTuple):
+    """Where operands come from and results go to."""
+
+    inputs: dict[Hashable, jax.ShapeDtypeStruct]  # operands that are no result
+    taken: dict[Hashable, int]  # operands that are: of which product
+    left: list[int]  # products whose results are no operand
+    changing: list[Hashable]  # inputs such that every product depends on one of them
+
+
+def _flow(products: Sequence[Product]) -> _Flow:
+    inputs: dict[Hashable, jax.ShapeDtypeStruct] = {}
+    taken: dict[Hashable, int] = {}
+    changing: list[Hashable] = []
+    free = collections.defaultdict(list)
+    for i, product in enumerate(products):
+        for name, shape in zip(product.operands, product.shapes, strict=True):
+            if name in inputs or name in taken:
+                continue
+            candidates = free[shape.shape, shape.dtype]
+            if isinstance(name, _Computed) and candidates:
+                taken[name] = candidates.pop()
+            else:
+                inputs[name] = shape
+        if all(name in inputs for name in product.operands) and not set(product.operands) & set(changing):
+            changing.append(min(product.operands, key=lambda name: math.prod(inputs[name].shape)))
+        free[product.result.shape, product.result.dtype].append(i)
+    return _Flow(inputs, taken, sorted(i for rest in free.values() for i in rest), changing)
+
+
+# ---- reading a jaxpr --------------------------------------------------------------------------------------
+
+
+class _Computed:
+    """The name of an array that an operation made; every instance is another one."""
 
 
 class _Operation(NamedTuple):
@@ -123,28 +164,25 @@ def _read(
     """Adds the operations of a jaxpr, calls inlined and repeats merged; returns the names of its outputs."""
     jaxpr = closed.jaxpr
     names: dict[Any, Hashable] = dict(zip(jaxpr.invars, inputs, strict=True))
-    names.update(
-        (var, ("constant", id(value))) for var, value in zip(jaxpr.constvars, closed.consts, strict=True)
-    )
+    names.update((var, ("constant", id(x))) for var, x in zip(jaxpr.constvars, closed.consts, strict=True))
 
     def name(atom: Any) -> Hashable:
         return ("literal", str(atom.aval), repr(atom.val)) if isinstance(atom, core.Literal) else names[atom]
 
     for equation in jaxpr.eqns:
+        kind, settings = equation.primitive.name, equation.params
         read = [name(atom) for atom in equation.invars]
-        kind = equation.primitive.name
         if kind in _CALLS:
-            callee = equation.params.get("jaxpr") or equation.params["call_jaxpr"]
+            callee = settings["jaxpr"] if "jaxpr" in settings else settings["call_jaxpr"]
             written = _read(_close(callee), read, operations)
         elif kind in _SAME:
             written = read
         else:
-            key = (kind, repr(equation.params), tuple(read))
+            key = (kind, repr(settings), tuple(read))
             if key not in operations:
-                operations[key] = _Operation(
-                    read, [object() for _ in equation.outvars], _products(equation, read)
-                )
-            written = operations[key].outputs
+                written = [_Computed() for _ in equation.outvars]
+                operations[key] = _Operation(read, written, _products(equation, read))
+            written = list(operations[key].outputs)
         names.update(zip(equation.outvars, written, strict=True))
     return [name(atom) for atom in jaxpr.outvars]
 
@@ -161,18 +199,30 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product
         work = 2 * contracted * math.prod(result.shape)
         return [Product((read[0], read[1]), (left, right), settings, result, work)]
     if kind == "scan":
-        constants = read[: settings["num_consts"]]
-        others = [object() for _ in read[len(constants) :]]
-        return settings["length"] * _inside(settings["jaxpr"], [*constants, *others])
+        return _repeated(equation, read)
     if kind == "cond":
         return max((_inside(branch, read[1:]) for branch in settings["branches"]), key=flops)
     for value in settings.values():
         for inner in value if isinstance(value, list | tuple) else [value]:
             if isinstance(inner, core.Jaxpr | core.ClosedJaxpr):
                 jaxpr = _close(inner)
-                if _inside(jaxpr, [object() for _ in jaxpr.jaxpr.invars]):
+                if _inside(jaxpr, [_Computed() for _ in jaxpr.jaxpr.invars]):
                     raise ValueError(f"cannot count the matrix products inside {kind!r}")
     return []
+
+
+def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
+    """The products of all iterations. Inputs of the body are, in this order, constants, carry and slices."""
+    body = _close(scan.params["jaxpr"])
+    # What is sliced or stacked has one axis more outside. The names of these numbers depend on JAX's version.
+    outside = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.invars, body.jaxpr.invars, strict=True))
+    carry = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.outvars, body.jaxpr.outvars, strict=True))
+    names, found = list(read[:outside]), []
+    for _ in range(scan.params["length"]):
+        slices = [("slice", _Computed()) for _ in read[outside:]]
+        found += _inside(body, [*names, *slices])
+        names[outside - carry :] = [_Computed() for _ in range(carry)]
+    return found
 
 
 def _close(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.ClosedJaxpr:

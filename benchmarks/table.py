@@ -32,6 +32,10 @@ def render(results: Mapping[str, Any]) -> str:
         "",
         *(f"- {name}: {_sizes(name, results)}" for name in results["agents"]),
     ]
+    if results["device_peak_bytes"]:
+        lines.append(
+            f"- peak device memory of the whole run: {_digits(results['device_peak_bytes'] / 1e6)} MB"
+        )
     if isinstance(others, str):
         lines.append(f"- {others}")
     return "\n".join(lines) + "\n"

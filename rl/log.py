@@ -217,11 +217,8 @@ class _Lines:
 
 def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
     now = {
-        "command": shlex.join(sys.orig_argv),
+        **provenance(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-        "versions": versions(),
-        "hardware": hardware(),
         "config": config,
     }
     path = folder / CONFIG

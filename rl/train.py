@@ -173,6 +173,10 @@ def epochs(
             # The epoch that is about to start consumes its input: the caller gets a copy.
             finished = jax.tree.map(jnp.copy, state)
             state, report = compiled(state, dataset, keys)
+            if jax.process_count() > 1 and jax.default_backend() == "cpu":
+                # CPUs start programs in any order: on one host what the caller gathers could wait for the other
+                # host, which is in the next epoch and waits for the first.
+                jax.block_until_ready(state)
         check_finite(finished_report)
         yield finished, finished_report
 

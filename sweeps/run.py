@@ -215,6 +215,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     sweep = read(argv[1])
     root = Path(values.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
     runs = [run | _overrides(values.set) for run in combinations(sweep, values.count, values.seed)]
+    if not runs:
+        raise ValueError(f"{argv[1]} asks for no runs: one of its parameters has no values")
     plan = programs(runs, values.together)
     folders = [root / f"{i:03d}" for i in range(len(plan))]
     for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once

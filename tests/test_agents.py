@@ -637,7 +637,7 @@ def test_where_a_learner_starts() -> None:
     learner = agents.get("cql").make(
         agents.get("cql").Config(**SETTINGS["cql"]), Spec((3,), 2), heads.scalar()
     )
-    state = learner.init(jax.random.key(0), random_batch(False))
+    state = jax.jit(learner.init, compiler_options=QUICK)(jax.random.key(0), random_batch(False))
     assert state.step == 0
     assert state.params["log_alpha"] == 0
     np.testing.assert_allclose(np.exp(state.params["log_weight"]), SETTINGS["cql"]["weight"], rtol=1e-6)
@@ -671,8 +671,7 @@ def program(
 ) -> tuple[Learner, Callable[..., State]]:
     """A learner and its training on the whole dataset at once, for several values of some fields."""
     config = agents.get(agent).Config(hidden=hidden, **dict(fields))
-    # A quantile head is biased on random targets, by up to range / 2K + kappa.
-    value_head = heads.quantile(31, kappa=0.01) if head == "quantile" else heads.make(head, LOW, HIGH, SIZE)
+    value_head = heads.quantile(21, kappa=0.01) if head == "quantile" else heads.make(head, LOW, HIGH, SIZE)
     decayed = lambda rate: optax.adam(optax.cosine_decay_schedule(rate, STEPS))
     make = lambda config: agents.get(agent).make(config, spec, value_head, decayed)
 
@@ -762,8 +761,8 @@ def iterate(backup: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
 
 
 def tolerance(head: str) -> float:
-    """Rounding, but for the quantile head, whose bias in every backup adds up over the horizon."""
-    return (1.0 / (2 * 31) + 0.01) / (1 - GAMMA) if head == "quantile" else 5e-3
+    """Of a quantile head, half the bias it admits to: (range / 2K + kappa) per backup, over the horizon."""
+    return 0.5 * (1 / (2 * 21) + 0.01) / (1 - GAMMA) if head == "quantile" else 5e-3
 
 
 def table_of_q(head: str, params: Tree) -> np.ndarray:
@@ -892,9 +891,9 @@ def reward(action: Any) -> Any:
     return -0.25 - (action - 0.5) ** 2
 
 
-def bandit(low: float = -1.0, high: float = 0.8) -> Transition:
-    """Every pair of 19 actions between the bounds and 3 next actions, one of which is not there."""
-    action, following = (x.ravel() for x in np.meshgrid(np.linspace(low, high, 19), [-0.8, -0.3, 0.4]))
+def bandit(next_actions: tuple[float, ...] = (0.0,)) -> Transition:
+    """19 actions on a line, each with every one of ``next_actions``, of which those above 0.3 are not there."""
+    action, following = (x.ravel() for x in np.meshgrid(np.linspace(-1, 0.8, 19), next_actions))
     column = lambda x: np.float32(x)[:, None]
     ones = np.ones_like(action)
     return Transition(
@@ -904,7 +903,7 @@ def bandit(low: float = -1.0, high: float = 0.8) -> Transition:
         np.float32(ones),
         column(ones),
         column(following),
-        np.float32(following < 0.4),
+        np.float32(following <= 0.3),
     )
 
 
@@ -935,11 +934,12 @@ def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
         action = optimize.brentq(slope, -1, 1)
         assert abs(greedy(learner, state) - action) < CRITIC_KINKS
         q = critic_values(head, state, batch.action[:19])
-        np.testing.assert_allclose(q - (batch.reward[:19] + 0.5 * value(action)), 0, atol=0.04)
+        assert np.abs(q - (batch.reward[:19] + 0.5 * value(action))).max() < CRITIC_KINKS
 
 
 def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None:
-    batch, sweep = bandit(), {"policy_cloning": [0.02, 0.3, 2.0], "critic_cloning": [1.0, 0.5, 0.2]}
+    batch = bandit((-0.8, -0.3, 0.4))
+    sweep = {"policy_cloning": [0.02, 0.3, 2.0], "critic_cloning": [1.0, 0.5, 0.2]}
     learner, states = learn("rebrac", BANDIT, batch, "scalar", DEEP, sweep, policy_noise=0.0, **HALF)
     for beta1, beta2, state in zip(*sweep.values(), states, strict=True):
 
@@ -954,7 +954,7 @@ def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None
         action = optimize.brentq(slope, -1, 1)
         assert abs(greedy(learner, state) - action) < CRITIC_KINKS
         q = critic_values("scalar", state, batch.action[:19])
-        np.testing.assert_allclose(q - (batch.reward[:19] + future(action)), 0, atol=0.05)
+        assert np.abs(q - (batch.reward[:19] + future(action))).max() < CRITIC_KINKS
 
 
 def soft_optimum() -> tuple[float, float, float]:
@@ -985,7 +985,7 @@ def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
     assert abs(greedy(learner, state) - action) < CRITIC_KINKS
     np.testing.assert_allclose(np.exp(state.params["log_alpha"]), alpha, rtol=0.2)
     q = critic_values(head, state, batch.action[:19])
-    np.testing.assert_allclose(q - (batch.reward[:19] + 0.5 * value), 0, atol=0.05)
+    assert np.abs(q - (batch.reward[:19] + 0.5 * value)).max() < CRITIC_KINKS
 
 
 def test_edacs_diversity_makes_critics_disagree_off_the_data_alone() -> None:
@@ -1021,13 +1021,13 @@ def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
     """With a policy that stays as broad as it starts: only then do its proposals integrate over all actions."""
     fine = np.linspace(-1, 1, 2001)
     cumulative = np.cumsum(skewed_density(fine)) / skewed_density(fine).sum()
-    action = np.interp((np.arange(41) + 0.5) / 41, cumulative, fine).astype(np.float32)[:, None]
-    ones = np.ones(41, np.float32)
+    action = np.interp((np.arange(31) + 0.5) / 31, cumulative, fine).astype(np.float32)[:, None]
+    ones = np.ones(31, np.float32)
     batch = Transition(ones[:, None], action, reward(action[:, 0]), ones, ones[:, None], action, ones)
     sweep = {"weight": [0.3, 2.0, 0.03], "policy_learning_rate": [0.0, 0.0, 5e-3]}
-    fields = {**HALF, "discount": 0.0, "samples": 10}
+    fields = {**HALF, "discount": 0.0, "samples": 5}
     learner, [*fixed, learnt] = learn("cql", BANDIT, batch, "scalar", DEEP, sweep, **fields)
     for weight, state in zip(sweep["weight"], fixed, strict=False):
         error = critic_values("scalar", state, fine[:, None]) - conservative_curve(weight, fine)
-        assert np.sqrt((error**2).mean()) < 0.04
+        assert np.sqrt((error**2).mean()) < 0.05
     assert abs(greedy(learner, learnt) - 0.5) < CRITIC_KINKS

@@ -19,7 +19,7 @@ OBSERVATION, DIMENSIONS, ACTIONS, OUTPUTS, HIDDEN = 3, 2, 4, 5, (6, 7)
 CONTINUOUS = Spec((OBSERVATION,), DIMENSIONS)
 DISCRETE = Spec((OBSERVATION,), ACTIONS, discrete=True)
 KEY = jax.random.key(0)
-LEADING = pytest.mark.parametrize("leading", [(), (8,), (2, 3)], ids=str)
+LEADING = pytest.mark.parametrize("leading", [(), (2, 3)], ids=str)
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:
@@ -107,7 +107,9 @@ def test_without_hidden_layers_a_network_is_linear() -> None:
 def test_layers_start_uniform_and_the_last_one_scaled() -> None:
     """U(-b, b) with b = 1 / sqrt(fan_in): the bound, the deviation b / sqrt(3) and zero biases."""
     x, action = jnp.zeros((1, 300)), jnp.zeros((1, 100))
-    make = lambda scale: mlp.critic(Spec((300,), 100), 200, (256,), final_scale=scale).init(KEY, x, action)
+    make = lambda scale: jax.jit(mlp.critic(Spec((300,), 100), 200, (256,), final_scale=scale).init)(
+        KEY, x, action
+    )
     whole, small = make(1.0), make(0.05)
     for name, fan_in in (("Dense_0", 400), ("Dense_1", 256)):
         kernel, bound = whole[name]["kernel"], fan_in**-0.5
@@ -145,9 +147,8 @@ def test_a_member_of_an_ensemble_is_the_network_alone(leading: tuple[int, ...]) 
 
 
 def test_members_of_an_ensemble_start_apart() -> None:
-    params = ensemble(mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN), 5).init(
-        KEY, normal(1, OBSERVATION), normal(1, DIMENSIONS)
-    )
+    init = jax.jit(ensemble(mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN), 5).init)
+    params = init(KEY, normal(1, OBSERVATION), normal(1, DIMENSIONS))
     for layer in params.values():
         rows = np.reshape(layer["kernel"], (5, -1))
         correlation = np.corrcoef(rows) - np.eye(5)
@@ -264,14 +265,15 @@ def test_a_deterministic_policy_is_finite_where_it_saturates(mean: float) -> Non
 
 @LEADING
 def test_policies_take_any_leading_axes(leading: tuple[int, ...]) -> None:
-    observation = normal(*leading, OBSERVATION)
     for make, spec, event in (
         (mlp.behaviour_policy, CONTINUOUS, (DIMENSIONS,)),
         (mlp.behaviour_policy, DISCRETE, ()),
         (mlp.squashed_policy, CONTINUOUS, (DIMENSIONS,)),
     ):
         policy = make(spec, HIDDEN)
-        found = policy.apply(random_params(policy, observation), observation)
-        assert found.batch_shape == leading and found.event_shape == event
-        sample, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(5,))
+        observation = normal(*leading, OBSERVATION)
+        draw = lambda params, x, policy=policy: policy.apply(params, x).sample_and_log_prob(
+            seed=KEY, sample_shape=(5,)
+        )
+        sample, log_prob = jax.eval_shape(draw, random_params(policy, observation), observation)
         assert sample.shape == (5, *leading, *event) and log_prob.shape == (5, *leading)

@@ -104,7 +104,8 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
-    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
+    # Ten times as long: on a fast machine the usual size can be over before the signal arrives.
+    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", "--transitions=200000", LONG[1])
     wait_for(lambda: chunks(tmp_path))
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)
@@ -116,7 +117,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_a_worker_that_is_killed(tmp_path: Path) -> None:
-    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", *LONG)
+    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", "--transitions=200000", LONG[1])
     wait_for(lambda: chunks(tmp_path))
     os.kill(int(workers(tmp_path)[0]), signal.SIGKILL)
     _, stderr = process.communicate(timeout=120)

@@ -326,6 +326,11 @@ def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path
         sweeps.execute(sweeps.Program(SMALL | {"agent": "bc"}, {}), tmp_path, "eval/return")
 
 
+def test_no_values_are_no_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="asks for no runs"):
+        start(write(tmp_path / "s.yaml", grid(head=[])))
+
+
 def test_a_dry_run_only_says_what_would_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "s.yaml", grid(agent__expectile=[0.5, 0.9], head=["scalar", "c51"]))
     start(file, "--dry_run", f"--workdir={tmp_path / 'out'}")

@@ -1,0 +1,279 @@
+"""The benchmark measures what it says: the right products, all of them, one copy of the data, every retrace.
+
+No time is asserted.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import cases, offline, peers, products, table
+from rl import agents
+from rl.agents import cql, iql
+
+
+def shape(*axes: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(axes, jnp.float32)
+
+
+def mlp_flops(rows: int, widths: tuple[int, ...], gradients: str = "") -> int:
+    """By hand: forward; with respect to the parameters ("w"); to the input too ("wx"), or to it alone ("x")."""
+    layers = [2 * rows * a * b for a, b in zip(widths, widths[1:], strict=False)]
+    total = sum(layers)
+    if "w" in gradients:
+        total += sum(layers)
+    if gradients:
+        total += sum(layers[1:]) + (layers[0] if "x" in gradients else 0)
+    return total
+
+
+# ---- finding products -------------------------------------------------------------------------------------
+
+
+def test_a_gradient_has_two_products_per_layer_but_none_for_the_input() -> None:
+    def loss(params, x):
+        return jnp.square(jax.nn.relu(x @ params[0]) @ params[1]).sum()
+
+    found = products.find(jax.grad(loss), [shape(5, 16), shape(16, 3)], shape(8, 5))
+    assert products.flops(found) == mlp_flops(8, (5, 16, 3), "w")
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
+    population = cases._population(iql, 32, 1)
+    keys, dataset = jax.random.split(jax.random.key(0), seeds), cases.synthetic(2)
+    state = jax.eval_shape(population.init, keys, dataset.transitions)
+    found = products.find(population.epoch, state, dataset, keys)
+    critic, value, policy = (23, 256, 256, 1), (17, 256, 256, 1), (17, 256, 256, 6)
+    by_hand = (
+        2 * mlp_flops(32, critic)  # the slow critics
+        + mlp_flops(32, value)  # V(s')
+        + 2 * mlp_flops(32, critic, "w")
+        + mlp_flops(32, value, "w")
+        + mlp_flops(32, policy, "w")
+    )
+    assert products.flops(found) == seeds * by_hand
+
+
+def test_repeats_count_once_and_unused_products_not_at_all() -> None:
+    def function(x, w):
+        dead = w @ w
+        del dead
+        inner = jax.jit(lambda a: a @ w)
+        return inner(x) + jax.lax.stop_gradient(inner(x)) + (x @ w) * 2
+
+    assert len(products.find(function, shape(4, 4), shape(4, 4))) == 1
+
+
+def test_calls_are_followed_into() -> None:
+    @jax.custom_vjp
+    def product(x, w):
+        return x @ w
+
+    product.defvjp(lambda x, w: (x @ w, (x, w)), lambda saved, g: (g @ saved[1].T, saved[0].T @ g))
+    plain = products.find(product, shape(4, 5), shape(5, 6))
+    gradient = products.find(jax.grad(lambda w, x: product(x, w).sum()), shape(5, 6), shape(4, 5))
+    again = products.find(jax.checkpoint(lambda x, w: x @ w), shape(4, 5), shape(5, 6))
+    assert [p.flops for p in plain] == [240] == [p.flops for p in again]
+    assert [p.flops for p in gradient] == [240]  # the loss itself is not asked for
+
+
+def test_scan_counts_every_iteration_and_cond_its_largest_branch() -> None:
+    def function(x, w, xs):
+        y, _ = jax.lax.scan(lambda c, s: (c @ w + s, None), x, xs)
+        return jax.lax.cond(y.sum() > 0, lambda a: a @ w @ w, lambda a: a @ w, y)
+
+    found = products.find(function, shape(4, 4), shape(4, 4), shape(3, 4, 4))
+    assert len(found) == 3 + 2
+
+
+def test_a_product_that_cannot_be_counted_is_an_error() -> None:
+    def function(x, w):
+        return jax.lax.while_loop(lambda c: c.sum() < 1, lambda c: c @ w, x)
+
+    with pytest.raises(ValueError, match="inside 'while'"):
+        products.find(function, shape(4, 4), shape(4, 4))
+
+
+# ---- the program of products ------------------------------------------------------------------------------
+
+
+def test_program_chains_the_products_of_the_function() -> None:
+    def function(x, w1, w2):
+        return jax.nn.relu(x @ w1 + 1) @ w2
+
+    found = products.find(function, shape(8, 5), shape(5, 16), shape(16, 3))
+    given = products.operands(found, jax.random.key(0))
+    assert [x.shape for x in given] == [(8, 5), (5, 16), (16, 3)]
+    (changed,), (result,) = jax.jit(products.program(found, 4))(given)
+    x, w1, w2 = map(np.asarray, given)
+    smallest = min(given[:2], key=lambda a: a.size)
+    assert changed.shape == smallest.shape
+    x = x.copy()
+    x[0, 0] = 3 / 4  # at the last of 4 steps
+    np.testing.assert_allclose(changed, x, rtol=1e-6)
+    np.testing.assert_allclose(result, x @ w1 @ w2, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="reads the CPU compiler's output")
+def test_compiler_keeps_every_product_in_the_loop() -> None:
+    def loss(params, x):
+        return jnp.square(jax.nn.relu(x @ params[0]) @ params[1]).sum()
+
+    found = products.find(jax.grad(loss), [shape(48, 64), shape(64, 32)], shape(40, 48))
+    given = products.operands(found, jax.random.key(0))
+    text = jax.jit(products.program(found, 7)).lower(given).compile().as_text()
+    assert len(re.findall(r"\bdot\(", text)) == len(found) == 5
+    assert "dot_general" not in text[text.index("ENTRY") :]
+
+
+def test_products_of_products_stay_in_range() -> None:
+    population = cases._population(cql, 16, 1)
+    keys, dataset = jax.random.split(jax.random.key(0), 1), cases.synthetic(2)
+    state = jax.eval_shape(population.init, keys, dataset.transitions)
+    found = products.find(population.epoch, state, dataset, keys)
+    _, results = jax.jit(products.program(found, 2))(products.operands(found, jax.random.key(0)))
+    assert all(1e-9 < np.abs(r).max() < 1e3 for r in results)
+
+
+# ---- timing -----------------------------------------------------------------------------------------------
+
+
+def fake_case(monkeypatch: pytest.MonkeyPatch, clock: list[float]):
+    monkeypatch.setattr(cases.time, "perf_counter", lambda: clock[0])
+
+    def make(loop: str, seeds: int, updates: int, durations: list[float]) -> cases.Case:
+        left = iter([0.0, *durations])  # the first call warms up
+
+        def call() -> None:
+            clock[0] += next(left)
+
+        return cases.Case(loop, seeds, updates, call, {"flops_per_update": 10}, [None])
+
+    return make
+
+
+def test_rows_are_medians_over_rounds_and_shares_are_taken_within_a_round(monkeypatch) -> None:
+    make = fake_case(monkeypatch, [0.0])
+    limit = make(cases.LIMIT, 2, 10, [1.0, 2.0, 4.0])
+    agent = make("scan", 2, 10, [2.0, 5.0, 5.0])  # shares 0.5, 0.4, 0.8
+    peer = make("d3rlpy", 1, 5, [1.0, 2.0, 4.0])  # one seed in the limit's time for two: 0.25 each
+    rounds = []
+    rows = cases.measure([limit, agent, peer], 3, rounds.append)
+    assert [row["updates_per_second"] for row in rows] == pytest.approx([10.0, 4.0, 2.5])
+    assert [row["of_limit"] for row in rows] == pytest.approx([1.0, 0.5, 0.25])
+    assert sum(rounds) == 4 and [row["retraces"] for row in rows] == [0, 0, 0]
+
+
+def test_a_program_that_is_traced_again_is_noticed() -> None:
+    program, traces = cases._traced(lambda x: x + 1)
+    length = iter((3, 3, 4))  # the third call has a new shape
+    limit = cases.Case(cases.LIMIT, 1, 1, lambda: None, {"flops_per_update": 1}, [])
+    case = cases.Case("scan", 1, 1, lambda: program(jnp.zeros(next(length))), {}, traces)
+    assert [row["retraces"] for row in cases.measure([limit, case], 2, lambda _: None)] == [0, 1]
+
+
+# ---- the whole ------------------------------------------------------------------------------------------
+
+
+SMALL = offline.Settings(
+    agents="bc", seeds=(1, 2), batch_size=8, updates=4, unroll=2, repeats=1, transitions=3000, no_d3rlpy=True
+)
+
+
+def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
+    settings = offline.dataclasses.replace(SMALL, out=str(tmp_path / "new" / "small.json"))
+    results = offline.run(settings)
+    rows = results["rows"]
+    loops = ["products", "scan", "unroll", "host"]
+    assert [(row["seeds"], row["loop"]) for row in rows] == [(s, loop) for s in (1, 2) for loop in loops]
+    assert all(row["retraces"] == 0 and math.isfinite(row["of_limit"]) for row in rows)
+    assert all(row["flops_per_update"] == row["seeds"] * mlp_flops(8, (17, 256, 256, 6), "w") for row in rows)
+    assert json.loads((tmp_path / "new" / "small.json").read_text())["rows"] == rows
+    text = (tmp_path / "new" / "small.md").read_text()
+    assert "1 and 2 seeds read one copy of the data" in text and text == table.render(results)
+
+    used = 3000 * (17 + 6) * 4  # of all the fields behaviour cloning reads these two
+    data = {row["data_bytes"] for row in rows if row["loop"] in ("scan", "unroll")}
+    assert data == {used}
+    one, two = (row["peak_bytes"] for row in rows if row["loop"] == "scan")
+    assert used < one < two < 2 * one
+
+
+def test_a_second_copy_of_the_data_is_reported() -> None:
+    row = {"agent": "bc", "loop": "scan", "flops_per_update": 1, "products": 1}
+    results = {"rows": [], "agents": {"bc": {"hidden": (4,)}}}
+    results["rows"] = [row | {"seeds": 1, "data_bytes": 10}, row | {"seeds": 8, "data_bytes": 80}]
+    assert "NOT one copy" in table._sizes("bc", results)
+
+
+def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(cases, "SECONDS", 1e-9)
+    settings = offline.dataclasses.replace(
+        SMALL, updates=0, unroll=3, seeds=(1,), modes="host", out=str(tmp_path / "x.json")
+    )
+    limit, host = offline.run(settings)["rows"]
+    assert limit["updates_per_call"] == 3 and host["updates_per_call"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"agents": "bcc"}, "unknown agent 'bcc'.*'bc'"),
+        ({"agents": "dqn"}, "cannot act in continuous"),
+        ({"modes": "scan,hots"}, "--modes has no 'hots'"),
+        ({"batch_size": 0}, "--batch_size=0"),
+        ({"repeats": 0}, "--repeats=0"),
+        ({"seeds": (0,)}, "--seeds"),
+        ({"updates": -1}, "--updates=-1"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(tmp_path: Path, change: dict, message: str) -> None:
+    settings = offline.dataclasses.replace(SMALL, out=str(tmp_path / "x.json"), **change)
+    with pytest.raises(ValueError, match=message):
+        offline.run(settings)
+
+
+def test_command_line_says_what_is_wrong() -> None:
+    command = [sys.executable, "-m", "benchmarks.offline", "--modes=fast"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=Path(__file__).parent.parent, check=False
+    )
+    assert done.returncode == 2 and "choose from scan, unroll, host" in done.stderr
+
+
+def test_absent_d3rlpy_is_said_with_the_remedy(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "d3rlpy", None)
+    assert "make bench" in peers.missing()
+
+
+@pytest.mark.parametrize("name", peers.AGENTS)
+def test_d3rlpy_trains_networks_of_the_same_sizes(name: str) -> None:
+    d3rlpy = pytest.importorskip("d3rlpy")
+    assert peers.missing() is None
+    hidden = agents.get(name).Config().hidden
+    data = peers.buffer(cases.synthetic(2500))
+    for update in peers.updates(name, hidden, 8, data).values():
+        assert all(math.isfinite(value) for value in update().values())
+    learner = peers._learner(name, hidden, 8, data, "cpu", compile_graph=False)
+    assert isinstance(learner, d3rlpy.algos.IQL if name == "iql" else d3rlpy.algos.CQL)
+    state, _ = cases._start(cases._learner(agents.get(name), agents.get(name).Config()), 1)
+    count = functools.partial(sum)
+    theirs = learner.impl.modules
+    ours = count(x.size for x in jax.tree.leaves(state.params["critic"]))
+    assert count(p.numel() for p in theirs.q_funcs.parameters()) == ours
+    # d3rlpy's policy of CQL has the deviation as a head of its own, with as many parameters.
+    ours = count(x.size for x in jax.tree.leaves(state.params["policy"]))
+    assert count(p.numel() for p in theirs.policy.parameters()) == ours
