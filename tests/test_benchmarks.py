@@ -5,7 +5,7 @@ No time is asserted.
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import math
 import re
@@ -29,7 +29,7 @@ def shape(*axes: int) -> jax.ShapeDtypeStruct:
 
 def mlp_flops(rows: int, widths: tuple[int, ...], gradients: str = "") -> int:
     """By hand: forward; with respect to the parameters ("w"); to the input too ("wx"), or to it alone ("x")."""
-    layers = [2 * rows * a * b for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [2 * rows * a * b for a, b in itertools.pairwise(widths)]
     total = sum(layers)
     if "w" in gradients:
         total += sum(layers)
@@ -270,10 +270,6 @@ def test_d3rlpy_trains_networks_of_the_same_sizes(name: str) -> None:
     learner = peers._learner(name, hidden, 8, data, "cpu", compile_graph=False)
     assert isinstance(learner, d3rlpy.algos.IQL if name == "iql" else d3rlpy.algos.CQL)
     state, _ = cases._start(cases._learner(agents.get(name), agents.get(name).Config()), 1)
-    count = functools.partial(sum)
-    theirs = learner.impl.modules
-    ours = count(x.size for x in jax.tree.leaves(state.params["critic"]))
-    assert count(p.numel() for p in theirs.q_funcs.parameters()) == ours
-    # d3rlpy's policy of CQL has the deviation as a head of its own, with as many parameters.
-    ours = count(x.size for x in jax.tree.leaves(state.params["policy"]))
-    assert count(p.numel() for p in theirs.policy.parameters()) == ours
+    for theirs, ours in ((learner.impl.modules.q_funcs, "critic"), (learner.impl.modules.policy, "policy")):
+        parameters = sum(x.size for x in jax.tree.leaves(state.params[ours]))
+        assert sum(p.numel() for p in theirs.parameters()) == parameters
