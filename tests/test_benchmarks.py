@@ -20,7 +20,7 @@ import pytest
 
 from benchmarks import cases, offline, peers, products, table
 from rl import agents
-from rl.agents import cql, iql
+from rl.agents import iql
 
 
 def shape(*axes: int) -> jax.ShapeDtypeStruct:
@@ -140,7 +140,7 @@ def test_compiler_keeps_every_product_in_the_loop() -> None:
 
 
 def test_products_of_products_stay_in_range() -> None:
-    population = cases._population(cql, 16, 1)
+    population = cases._population(iql, 16, 1)
     keys, dataset = jax.random.split(jax.random.key(0), 1), cases.synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
     found = products.find(population.epoch, state, dataset, keys)
