@@ -86,7 +86,7 @@ def limit(agent: ModuleType, seeds: int, batch_size: int, updates: int, multiple
 
 
 def scan(
-    loop: str, agent: ModuleType, seeds: int, batch_size: int, updates: int, unroll: int, dataset: Dataset
+    agent: ModuleType, seeds: int, batch_size: int, updates: int, dataset: Dataset, loop: str, unroll: int
 ) -> Case:
     """Epochs of ``updates`` updates as `rl.train.population` compiles them, on a dataset on the device."""
     population = _population(agent, batch_size, updates, unroll)

@@ -26,10 +26,11 @@ Examples:
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,14 @@ from absl import app
 from benchmarks import cases, peers, table
 from experiments import flags
 from rl import agents, log
+from rl.replay.dataset import Dataset
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """What to measure."""
 
-    agents: str = (
-        "iql,cql,edac"  # agents for continuous actions, with their own default sizes, comma-separated
-    )
+    agents: str = "iql,cql,edac"  # agents with their own default sizes, comma-separated
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once; each number is a block of the table
     modes: str = "scan,unroll,host"  # loops, comma-separated, of those above
     batch_size: int = 256  # transitions per update
@@ -76,35 +76,43 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     path = Path(settings.out or f"results/benchmarks/offline-{_slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    dataset = cases.synthetic(settings.transitions)
-    on_device = jax.device_put(dataset)
+    data = cases.synthetic(settings.transitions)
     with_peer = set(names) & set(peers.AGENTS) if isinstance(results["d3rlpy"], dict) else set()
-    buffer = peers.buffer(dataset) if with_peer else None
+    buffer = peers.buffer(data) if with_peer else None
+    on_device = jax.device_put(data)
 
     blocks = [(name, seeds) for name in names for seeds in settings.seeds]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
         for name, seeds in blocks:
-            bar.set_postfix_str(f"{name}, {seeds} at once")
-            agent, batch_size = agents.get(name), settings.batch_size
-            limit = cases.limit(agent, seeds, batch_size, settings.updates, settings.unroll)
-            block = [limit]
-            for mode in modes:
-                if mode == "host":
-                    block.append(cases.host(agent, seeds, batch_size, limit.updates, dataset))
-                else:
-                    unroll = settings.unroll if mode == "unroll" else 1
-                    block.append(cases.scan(mode, agent, seeds, batch_size, limit.updates, unroll, on_device))
+            bar.set_postfix_str(f"{name}, seeds at once: {seeds}")
+            block = _block(name, seeds, modes, settings, data, on_device)
             if name in with_peer and seeds == settings.seeds[0]:
-                block += cases.peer(name, agent.Config().hidden, batch_size, limit.updates, buffer)
+                hidden = agents.get(name).Config().hidden
+                block += cases.peer(name, hidden, settings.batch_size, block[0].updates, buffer)
             rows = cases.measure(block, settings.repeats, bar.update)
             results["rows"] += [{"agent": name, **row} for row in rows]
-            # Of this process so far, with XLA's own scratch; None where the backend does not count (CPU).
+            # Of all blocks so far; backends that do not count, the CPU's for one, have none.
             memory = jax.local_devices()[0].memory_stats() or {}
             results["device_peak_bytes"] = memory.get("peak_bytes_in_use")
             log.write_json(path, results)
             with log.replacing(path.with_suffix(".md")) as partial:
                 partial.write_text(table.render(results))
     return results
+
+
+def _block(
+    name: str, seeds: int, modes: Sequence[str], settings: Settings, data: Dataset, on_device: Dataset
+) -> list[cases.Case]:
+    """An agent in every mode, after the products of its update."""
+    agent, batch_size = agents.get(name), settings.batch_size
+    limit = cases.limit(agent, seeds, batch_size, settings.updates, settings.unroll)
+    compiled = functools.partial(cases.scan, agent, seeds, batch_size, limit.updates, on_device)
+    make = {
+        "scan": functools.partial(compiled, "scan", 1),
+        "unroll": functools.partial(compiled, "unroll", settings.unroll),
+        "host": functools.partial(cases.host, agent, seeds, batch_size, limit.updates, data),
+    }
+    return [limit, *(make[mode]() for mode in modes)]
 
 
 def _check(settings: Settings) -> tuple[list[str], list[str]]:
@@ -151,11 +159,9 @@ def _slug(hardware: Mapping[str, Any]) -> str:
 def main(_: list[str]) -> None:
     # A program that comes from the cache on disk would have compiled in no time.
     jax.config.update("jax_enable_compilation_cache", False)
-    cores = len(os.sched_getaffinity(0))
-    if os.getloadavg()[0] > cores / 2:
-        print(
-            f"Other programs are busy here (load {os.getloadavg()[0]:.1f} on {cores} cores).", file=sys.stderr
-        )
+    load, cores = os.getloadavg()[0], log.hardware()["cores"]
+    if load > cores / 2:
+        print(f"Times will not mean much: other programs are busy here (load {load:.1f}).", file=sys.stderr)
     try:
         results = run(flags.read(Settings()))
     except ValueError as error:

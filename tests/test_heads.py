@@ -213,7 +213,7 @@ def test_loss_is_least_at_the_target(name: str, y: np.ndarray) -> None:
     if name in CATEGORICAL:
         target = 0.999 * target + 0.001 / SIZE  # no empty bins: finite logits
     _, gradient = loss_and_gradient(name, minimiser(name, target), target)
-    np.testing.assert_allclose(gradient, 0, atol=1e-6)
+    np.testing.assert_allclose(gradient, 0, atol=5e-6)
 
 
 @every_categorical
