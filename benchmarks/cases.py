@@ -188,8 +188,9 @@ def _learner(agent: ModuleType, config: Any) -> Learner:
 
 
 def _population(agent: ModuleType, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
-    make = functools.partial(_learner, agent)
-    return train.population(make, agent.Config(), replay.sampler(batch_size), steps, unroll=unroll)
+    make, sample = functools.partial(_learner, agent), replay.sampler(batch_size)
+    batched = jax.default_backend() != "cpu"  # as experiments.offline
+    return train.population(make, agent.Config(), sample, steps, unroll=unroll, batched=batched)
 
 
 def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:

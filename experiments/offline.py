@@ -275,6 +275,7 @@ def learners(
             name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
         },
         unroll=settings.unroll,
+        batched=mesh.size > 1 or jax.default_backend() != "cpu",
     )
     variants = max((len(values) for values in sweep.values()), default=1)
     # Seed i has the same key in every variant and however many seeds run beside it.

@@ -209,7 +209,8 @@ def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> N
     data = {row["data_bytes"] for row in rows if row["loop"] in ("scan", "unroll")}
     assert data == {used}
     one, two = (row["peak_bytes"] for row in rows if row["loop"] == "scan")
-    assert used < one < two < 2 * one
+    state = 3 * 4 * (17 * 256 + 256 * 256 + 256 * 6 + 256 + 256 + 6 + 6)  # parameters and both moments
+    assert used < one < two < one + 3 * state  # a second seed: its state, and room to work on one of the two
 
 
 def test_a_second_copy_of_the_data_is_reported() -> None:

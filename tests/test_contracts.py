@@ -336,13 +336,16 @@ def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where
     assert f"(seeds {hit})" in str(raised.value)
 
 
-def test_a_sweep_in_one_program_trains_what_separate_programs_train() -> None:
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_sweep_in_one_program_trains_what_separate_programs_train(batched: bool) -> None:
     loaded, make = iql()
     sample, dataset = replay.sampler(BATCH), jax.device_put(loaded.dataset)
     sweep = {"expectile": [0.5, 0.9], "learning_rate": [1e-3, 1e-2]}
-    runs = train.population(make, small("iql"), sample, STEPS, sweep=sweep)
+    runs = train.population(make, small("iql"), sample, STEPS, sweep=sweep, batched=batched)
     state, keys = begin(runs, 2)
-    together, _ = jax.jit(runs.epoch)(state, dataset, keys)
+    together, report = jax.jit(runs.epoch)(state, dataset, keys)
+    assert together.step == STEPS
+    assert {x.shape for x in report.metrics.values()} == {(2,)}
     for index in range(2):
         config = small("iql", **{name: values[index] for name, values in sweep.items()})
         separate = jax.jit(train.scan_updates(make(config).update, sample, STEPS))

@@ -37,6 +37,14 @@ def dense(params: Any, x: np.ndarray, layer_norm: bool = False) -> np.ndarray:
     return x @ params[f"Dense_{len(HIDDEN)}"]["kernel"] + params[f"Dense_{len(HIDDEN)}"]["bias"]
 
 
+def dense_jax(params: Any, x: jax.Array) -> jax.Array:
+    """The layers written down one by one, for JAX to differentiate."""
+    *layers, last = (params[f"Dense_{i}"] for i in range(len(HIDDEN) + 1))
+    for layer in layers:
+        x = jax.nn.relu(x @ layer["kernel"] + layer["bias"])
+    return x @ last["kernel"] + last["bias"]
+
+
 def random_params(network: Network, *inputs: np.ndarray) -> Any:
     """Parameters of the network's shapes, biases and scales among them that differ from 0 and 1."""
     rng = np.random.default_rng(1)
@@ -90,6 +98,31 @@ def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer
         found = jax.jit(network.apply)(params, *inputs)
         assert found.shape == expected.shape and found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@LEADING
+def test_gradients_are_those_of_matrix_products(leading: tuple[int, ...]) -> None:
+    """First and second derivatives, of an ensemble: the networks replace JAX's rule by their own."""
+    member = mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN)
+    network, observation, action = (
+        ensemble(member, 2),
+        normal(*leading, OBSERVATION),
+        normal(*leading, DIMENSIONS),
+    )
+    params = random_params(network, observation, action)
+
+    def plain(params, observation, action):
+        return dense_jax(params, jnp.concatenate([observation, action], -1))
+
+    def both(apply):
+        def penalised(params, observation, action):
+            slope = jax.grad(lambda a: jnp.sin(apply(params, observation, a)).sum())(action)
+            return jnp.square(slope).sum() + jnp.cos(apply(params, observation, action)).sum()
+
+        return jax.grad(penalised, (0, 1, 2))(params, observation, action)
+
+    ours, theirs = both(network.apply), both(jax.vmap(plain, (0, None, None)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), ours, theirs)
 
 
 def test_without_hidden_layers_a_network_is_linear() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import distrax
 import flax.linen as nn
@@ -16,6 +17,35 @@ from rl.types import Array, Spec
 _uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+
+
+@jax.custom_vjp
+def _matmul(x: Array, kernel: Array) -> Array:
+    return x @ kernel
+
+
+def _matmul_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = operands
+    rows, cotangents = x.reshape(-1, x.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1])
+    # Not `@` on transposed arrays: under vmap the transposes would become copies.
+    to_x = jax.lax.dot_general(cotangent, kernel, (((cotangent.ndim - 1,), (1,)), ((), ())))
+    return to_x, jax.lax.dot_general(rows, cotangents, (((0,), (0,)), ((), ())))
+
+
+_matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_gradients)
+
+
+def _dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: Any = None) -> Array:
+    """What `nn.Dense` multiplies with, its arguments included.
+
+    JAX's own rule computes the kernel's gradient transposed; for an ensemble, whose members are vmapped, XLA's
+    CPU compiler copies it back. The price is that there is no forward mode (`jax.jvp`), which nothing here uses.
+    """
+    del (
+        dimension_numbers,
+        precision,
+    )  # always the last axis of x and the first of the kernel, in JAX's default
+    return _matmul(x, kernel)
 
 
 class MLP(nn.Module):
@@ -32,10 +62,10 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.hidden:
-            x = nn.Dense(width, kernel_init=_uniform)(x)
+            x = nn.Dense(width, kernel_init=_uniform, dot_general=_dense_product)(x)
             x = nn.relu(nn.LayerNorm()(x) if self.layer_norm else x)
         last = nn.initializers.variance_scaling(self.final_scale**2 / 3, "fan_in", "uniform")
-        return nn.Dense(self.outputs, kernel_init=last)(x)
+        return nn.Dense(self.outputs, kernel_init=last, dot_general=_dense_product)(x)
 
 
 def state_value(outputs: int, hidden: Sequence[int], layer_norm: bool = False) -> Network:
