@@ -4,12 +4,14 @@
     python -m experiments.matrix --dataset=pointmaze-medium-stitch-v0 --agents=bc,iql,rebrac --heads=scalar,hl_gauss
 
 The data are one of OGBench's pointmazes, regenerated on the spot; the task is to reach one place in the maze. The
-table goes to --out, as JSON and as Markdown; the runs go to --workdir, and what is finished there is not run again.
+runs go to --workdir, and what is finished there is not run again. The table of all that is finished there goes to
+--out, as JSON and as Markdown.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +56,7 @@ class Settings:
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
-    """Trains every cell and returns their results, row by row; the table on disk grows with every cell.
+    """Trains the cells asked for and returns all that are finished; the table on disk grows with every cell.
 
     Raises:
       ValueError: an agent, head or dataset that the table cannot have.
@@ -66,7 +68,6 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     data = workdir / "data"
     recipes.collect(settings.dataset, out=data, transitions=settings.transitions, seed=settings.seed)
     task = settings.dataset.replace("-v0", "-singletask-v0")
-    cells: list[dict[str, Any]] = []
     for agent in settings.agents.split(","):
         # Behaviour cloning has no value: one column stands for all.
         for head in settings.heads.split(",") if agent != "bc" else ["scalar"]:
@@ -83,11 +84,18 @@ def run(settings: Settings) -> list[dict[str, Any]]:
                 eval_episodes=settings.eval_episodes,
                 workdir=str(workdir / f"{agent}-{head}"),
             )
-            cells.append(offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent])))
+            offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
+            cells = finished(workdir)
             log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
             with log.replacing(out.with_suffix(".md")) as partial:
                 partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
     return cells
+
+
+def finished(workdir: Path) -> list[dict[str, Any]]:
+    """What the finished runs in ``workdir`` found, by agent and then by head."""
+    paths = [workdir / f"{agent}-{head}" / log.RESULT for agent in CONFIGS for head in heads.NAMES]
+    return [json.loads(path.read_text()) for path in paths if path.exists()]
 
 
 def check(settings: Settings) -> None:
