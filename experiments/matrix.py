@@ -37,6 +37,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "edac": _COMMON | {"critics": 4},
 }
 
+# Outputs of each head. C51 is named after its atoms; the quantile loss compares all pairs, so fewer are usual.
+SIZES = {"scalar": 1, "two_hot": 101, "hl_gauss": 101, "c51": 51, "quantile": 25}
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -77,6 +80,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
                 data_folder=str(data),
                 normalize_observations=True,
                 head=head,
+                head_size=SIZES[head],
                 seeds=settings.seeds,
                 seed=settings.seed,
                 updates=settings.updates,
