@@ -129,8 +129,8 @@ def table(cells: list[dict[str, Any]], score: str) -> str:
 
 def _cell(result: dict[str, Any], score: str) -> str:
     last = result["scores"][score]["last"]
-    low, high = last["ci95"]
-    return f"{last['mean']:.3g} [{low:.3g}, {high:.3g}]"
+    mean, low, high = (f"{x:.0f}" if abs(x) >= 10 else f"{x:.2f}" for x in (last["mean"], *last["ci95"]))
+    return f"{mean} [{low}, {high}]"
 
 
 def main(_: list[str]) -> None:

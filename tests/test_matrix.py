@@ -16,7 +16,7 @@ pytest.importorskip("ogbench")
 
 
 def cell(agent: str, head: str, mean: float) -> dict:
-    last = {"mean": mean, "ci95": [mean - 0.125, mean + 0.125]}
+    last = {"mean": mean, "ci95": [mean - 0.25, mean + 123.4]}
     return {"agent": agent, "settings": {"head": head}, "scores": {"success": {"last": last}}}
 
 
@@ -25,8 +25,8 @@ def test_a_table_has_agents_down_heads_across_and_gaps_where_nothing_was_run() -
     assert matrix.table(cells, "success").splitlines() == [
         "| success | scalar | c51 |",
         "|---|---|---|",
-        "| `bc` | 0.25 [0.125, 0.375] |  |",
-        "| `iql` | 0.5 [0.375, 0.625] | 0.75 [0.625, 0.875] |",
+        "| `bc` | 0.25 [0.00, 124] |  |",
+        "| `iql` | 0.50 [0.25, 124] | 0.75 [0.50, 124] |",
     ]
 
 
