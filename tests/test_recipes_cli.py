@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,16 @@ def start(out: Path, *flags: str, **options) -> subprocess.Popen[str]:
         text=True,
         **options,
     )
+
+
+@contextlib.contextmanager
+def as_from_a_terminal() -> Iterator[None]:
+    """A suite in the background ignores SIGINT, and so would what it starts; a terminal's programs do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run(out: Path, *flags: str, **options) -> tuple[int, str, str]:
@@ -105,7 +116,8 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     # Ten times as long: on a fast machine the usual size can be over before the signal arrives.
-    process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", "--transitions=200000", LONG[1])
+    with as_from_a_terminal():
+        process = start(tmp_path, f"--dataset={DATASET}", "--processes=2", "--transitions=200000", LONG[1])
     wait_for(lambda: chunks(tmp_path))
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=120)

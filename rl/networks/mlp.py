@@ -26,10 +26,10 @@ def _matmul(x: Array, kernel: Array) -> Array:
 
 def _matmul_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
     x, kernel = operands
-    rows, cotangents = x.reshape(-1, x.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1])
+    batch = tuple(range(x.ndim - 1))  # contracted as it is: merging its axes would move rows between devices
     # Not `@` on transposed arrays: under vmap the transposes would become copies.
-    to_x = jax.lax.dot_general(cotangent, kernel, (((cotangent.ndim - 1,), (1,)), ((), ())))
-    return to_x, jax.lax.dot_general(rows, cotangents, (((0,), (0,)), ((), ())))
+    to_x = jax.lax.dot_general(cotangent, kernel, (((x.ndim - 1,), (1,)), ((), ())))
+    return to_x, jax.lax.dot_general(x, cotangent, ((batch, batch), ((), ())))
 
 
 _matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_gradients)
