@@ -28,9 +28,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +73,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "d3rlpy": "d3rlpy was left out" if settings.no_d3rlpy else peers.missing() or peers.versions(),
         "rows": [],
     }
-    path = Path(settings.out or f"results/benchmarks/offline-{_slug(results['hardware'])}.json")
+    path = Path(settings.out or f"results/benchmarks/offline-{table.slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     data = cases.synthetic(settings.transitions)
     with_peer = set(names) & set(peers.AGENTS) if isinstance(results["d3rlpy"], dict) else set()
@@ -146,14 +145,6 @@ def _environment() -> dict[str, Any]:
         "matmul_precision": jax.config.jax_default_matmul_precision,
         "load_average": os.getloadavg()[0],
     }
-
-
-def _slug(hardware: Mapping[str, Any]) -> str:
-    """The machine as part of a file name."""
-    text = (
-        f"{hardware['cpu']} {hardware['cores']} cores" if hardware["backend"] == "cpu" else hardware["device"]
-    )
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def main(_: list[str]) -> None:

@@ -1,9 +1,10 @@
-"""The results of a benchmark as Markdown: where they are from, the table, and what follows from it."""
+"""Results of benchmarks as Markdown: where they are from, the table, and what follows from it."""
 
 from __future__ import annotations
 
+import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 Row = Mapping[str, Any]
@@ -16,29 +17,43 @@ _HEADER = (
 
 def render(results: Mapping[str, Any]) -> str:
     """All of it but the single times, which are in the JSON file; benchmarks/README.md explains the columns."""
-    hardware, rows, others = results["hardware"], results["rows"], results["d3rlpy"]
-    versions = {name: results["versions"][name] for name in ("python", "jax", "jaxlib")}
-    if isinstance(others, Mapping):
-        versions |= others
-    device = hardware["cpu"] if hardware["backend"] == "cpu" else f"{hardware['device']} ({hardware['cpu']})"
+    rows, others = results["rows"], results["d3rlpy"]
     lines = [
-        f"{device}, {hardware['cores']} cores, {hardware['memory_gib']} GiB. "
-        + ", ".join(f"{name} {version}" for name, version in versions.items())
-        + f". Commit {results['commit']}.",
+        *source(results, others if isinstance(others, Mapping) else {}),
         "",
-        f"    {results['command']}",
-        "",
-        *_aligned([_HEADER, *(_cells(row, rows) for row in rows)]),
+        *aligned([_HEADER, *(_cells(row, rows) for row in rows)], texts={0, 2}),
         "",
         *(f"- {name}: {_sizes(name, results)}" for name in results["agents"]),
     ]
     if results["device_peak_bytes"]:
         lines.append(
-            f"- peak device memory of the whole run: {_digits(results['device_peak_bytes'] / 1e6)} MB"
+            f"- peak device memory of the whole run: {digits(results['device_peak_bytes'] / 1e6)} MB"
         )
     if isinstance(others, str):
         lines.append(f"- {others}")
     return "\n".join(lines) + "\n"
+
+
+def source(results: Mapping[str, Any], others: Mapping[str, str] | None = None) -> list[str]:
+    """Lines that say on what, with what (``others`` are versions of peers) and by which command."""
+    hardware = results["hardware"]
+    versions = {name: results["versions"][name] for name in ("python", "jax", "jaxlib")} | dict(others or {})
+    device = hardware["cpu"] if hardware["backend"] == "cpu" else f"{hardware['device']} ({hardware['cpu']})"
+    return [
+        f"{device}, {hardware['cores']} cores, {hardware['memory_gib']} GiB. "
+        + ", ".join(f"{name} {version}" for name, version in versions.items())
+        + f". Commit {results['commit']}.",
+        "",
+        f"    {results['command']}",
+    ]
+
+
+def slug(hardware: Mapping[str, Any]) -> str:
+    """The machine as part of a file name."""
+    text = (
+        f"{hardware['cpu']} {hardware['cores']} cores" if hardware["backend"] == "cpu" else hardware["device"]
+    )
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
@@ -47,17 +62,17 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     peer = [other for other in rows if (other["agent"], other["loop"]) == (row["agent"], "d3rlpy")]
 
     def optional(name: str, unit: float) -> str:
-        return _digits(row[name] / unit) if name in row else ""
+        return digits(row[name] / unit) if name in row else ""
 
     return [
         row["agent"],
         str(row["seeds"]),
         row["loop"],
-        _digits(row["updates_per_second"]),
+        digits(row["updates_per_second"]),
         f"{(max(seconds) - min(seconds)) / 2 / median:.0%}",
         f"{row['of_limit']:.2f}",
         optional("flops_per_update", median * 1e9),
-        _digits(row["updates_per_second"] / peer[0]["updates_per_second"]) if peer else "",
+        digits(row["updates_per_second"] / peer[0]["updates_per_second"]) if peer else "",
         optional("compile_seconds", 1),
         optional("peak_bytes", 1e6),
         optional("data_bytes", 1e6),
@@ -72,7 +87,7 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
         return "not measured yet"
     layers = "x".join(str(width) for width in results["agents"][name]["hidden"])
     work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
-    text = f"layers {layers}, {_digits(work)} GFLOP per update in {rows[0]['products']} products"
+    text = f"layers {layers}, {digits(work)} GFLOP per update in {rows[0]['products']} products"
     data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan"}
     if len(data) > 1:
         verdict = "one copy of the data" if len(set(data.values())) == 1 else "NOT one copy of the data"
@@ -80,15 +95,14 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
     return text
 
 
-def _digits(value: float) -> str:
+def digits(value: float) -> str:
     """Three significant digits, without an exponent."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table whose columns are aligned in plain text too; the first row is the header."""
+def aligned(table: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:
+    """A Markdown table aligned in plain text too; the first row is the header, ``texts`` the columns of words."""
     widths = [max(len(cell) for cell in column) for column in zip(*table, strict=True)]
-    texts = {0, 2}  # the columns of words; the others hold numbers
     lines = [
         "| "
         + " | ".join(

@@ -30,10 +30,13 @@ from jax.experimental import multihost_utils
 
 from experiments import flags
 from rl import agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
+from rl.agents import robust
+from rl.dynamics import ensemble
 from rl.replay import dataset as replay
-from rl.types import Array, Key, Spec, State
+from rl.types import Array, Key, Learner, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
+from rl.values.robust import REGULARISED
 
 # Scores that are summarised, and those worth a curve, the most telling first.
 _SCORES = ("return", "normalized_return", "success", "final_success")
@@ -43,7 +46,7 @@ _HEADLINE = ("normalized_return", "success", "return")
 _IDENTITY = (
     *("dataset", "environment", "clip_actions", "normalize_observations", "reward_scale", "reward_shift"),
     *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes", "batch_size", "unroll"),
-    "policy_estimates",
+    *("policy_estimates", "robust", "robust_scale", "robust_updates"),
 )
 
 # What a run leaves in its folder, and what --overwrite may therefore remove.
@@ -74,6 +77,9 @@ class Settings:
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     batch_size: int = 256  # transitions per update
     unroll: int = 1  # updates per iteration of the compiled loop; more can help on accelerators
+    robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
+    robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
+    robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
     policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
@@ -105,7 +111,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     workdir = folder(settings)
     task = problem(settings, _discount(config))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
-    population, keys = learners(settings, config, sweep, task, mesh)
+    world = blank_dynamics(settings, task)
+    population, keys = learners(settings, config, sweep, task, mesh, world)
     card = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in _IDENTITY},
@@ -115,7 +122,11 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         "support": task.support,
     }
     state = jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2)))
-    start: dict[str, Any] = {"state": shard.place_state(state, mesh), "seconds": np.zeros(())}
+    start: dict[str, Any] = {
+        "state": shard.place_state(state, mesh),
+        "seconds": np.zeros(()),
+        "dynamics": world,
+    }
     earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
     saved, step = earlier or (start, 0)
     if step >= settings.updates and (result := finished(workdir, step, settings.updates)):
@@ -123,6 +134,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     started = time.time() - saved["seconds"].item()
     if task.loaded.note and shard.is_main():
         print(f"note: {task.loaded.note}", file=sys.stderr)
+    if settings.robust:
+        world = saved["dynamics"] if earlier else fit_dynamics(settings, task)
+        population, _ = learners(settings, config, sweep, task, mesh, world)
 
     with ExitStack() as stack:
         score = stack.enter_context(scorer(settings, task, population, _discount(config), len(keys), mesh))
@@ -148,7 +162,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             step += settings.eval_every
             scores = score(state, step // settings.eval_every)
             record.write(step, {f"train/{name}": value for name, value in report.metrics.items()} | scores)
-            tree = {"state": state, "seconds": np.asarray(time.time() - started)}
+            seconds = np.asarray(time.time() - started)
+            tree = {"state": state, "seconds": seconds, "dynamics": world}
             checkpoint.save(workdir / "checkpoints", step, tree, card)
             shown = {n: f"{np.mean(scores[f'eval/{n}']):.4g}" for n in _HEADLINE if f"eval/{n}" in scores}
             bar.set_postfix(shown, refresh=False)
@@ -191,6 +206,12 @@ def check(settings: Settings) -> None:
         raise ValueError(
             f"--eval_episodes={settings.eval_episodes}: give 0 for none or at least 2, since a policy is "
             "selected by one half of them and scored on the other"
+        )
+    if settings.robust and settings.robust not in REGULARISED:
+        raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
+    if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
+        raise ValueError(
+            f"--robust_scale={settings.robust_scale} and --robust_updates={settings.robust_updates} must be positive"
         )
     if settings.updates % settings.eval_every:
         raise ValueError(
@@ -261,13 +282,54 @@ def problem(settings: Settings, discount: float) -> Problem:
     return Problem(loaded, dataset, mean, deviation, (low, high), head)
 
 
+def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:
+    """The dynamics model before it is fitted, as NumPy arrays; None where nothing needs one."""
+    if not settings.robust:
+        return None
+    return jax.device_get(_ensemble(settings, task).init(jax.random.key(0)))
+
+
+def fit_dynamics(settings: Settings, task: Problem) -> ensemble.Model:
+    """The model that all seeds share, as they share the data; every host holds the main one's, as NumPy arrays.
+
+    It is saved with every checkpoint, so that a resumed run continues with it bit for bit on any machine.
+    """
+    # No seed has this number, so that no seed's randomness is the model's.
+    key = jax.random.fold_in(jax.random.key(settings.seed), np.uint32(2**32 - 1))
+    model = _ensemble(settings, task).fit(task.dataset, key)
+    return jax.device_get(multihost_utils.broadcast_one_to_all(jax.device_get(model)))
+
+
+def _ensemble(settings: Settings, task: Problem) -> ensemble.Ensemble:
+    return ensemble.make(ensemble.Config(updates=settings.robust_updates), task.loaded.spec)
+
+
 def learners(
-    settings: Settings, config: Any, sweep: Mapping[str, list[float]], task: Problem, mesh: jax.sharding.Mesh
+    settings: Settings,
+    config: Any,
+    sweep: Mapping[str, list[float]],
+    task: Problem,
+    mesh: jax.sharding.Mesh,
+    world: ensemble.Model | None = None,
 ) -> tuple[train.Population, Key]:
     """All variants times all seeds as one population, and their keys."""
     module = agents.get(settings.agent)
+
+    def make(config: Any) -> Learner:
+        learner = module.make(config, task.loaded.spec, task.head)
+        if world is None:
+            return learner
+        propose = _ensemble(settings, task).propose
+        return robust.make(
+            learner,
+            lambda observation, action, key: propose(world, observation, action, key)[0],
+            settings.robust,
+            settings.robust_scale,
+            _discount(config),
+        )
+
     population = train.population(
-        lambda config: module.make(config, task.loaded.spec, task.head),
+        make,
         config,
         shard.data_parallel(replay.sampler(settings.batch_size), mesh),
         settings.eval_every,
@@ -370,7 +432,7 @@ def draw(workdir: Path, settings: Settings) -> None:
             continue
         curve = {f"{settings.agent}, {settings.head}": (steps, scores.mean(-1))}
         plot.learning_curve(
-            workdir / "curve.png", curve, ylabel=name.replace("_", " "), title=settings.dataset
+            workdir / "curve.png", curve, ylabel=name.replace("_", " "), title=Path(settings.dataset).name
         )
         return
 

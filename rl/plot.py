@@ -1,4 +1,4 @@
-"""Pictures of results: learning curves and final comparisons, as PNG files. They read arrays, never run folders.
+"""Pictures of results: curves and final comparisons, as PNG files. They read arrays, never run folders.
 
 Figures are drawn without pyplot: no global state, no display, safe in threads and notebooks.
 """
@@ -71,16 +71,64 @@ def learning_curve(
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
-    axes.legend(
-        title="mean, 95 % interval, each seed",
-        title_fontsize=9,
-        alignment="left",
-        fontsize=11,
-        frameon=False,
-        loc="upper left",
-        bbox_to_anchor=(1.01, 1),
-        borderaxespad=0,
-    )
+    _legend(axes, "mean, 95 % interval, each seed")
+    _save(figure, path)
+
+
+def lines(
+    path: str | os.PathLike[str],
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike, ArrayLike, ArrayLike]],
+    xlabel: str,
+    ylabel: str,
+    *,
+    published: Mapping[str, tuple[ArrayLike, ArrayLike]] | None = None,
+    title: str = "",
+    note: str = "mean, 95 % interval",
+    logarithmic: bool = False,
+) -> None:
+    """Draws results against a parameter, with intervals, and beside them what others reported.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        curves: {label: (x [T], value [T], low [T], high [T])}; NaN bounds draw no interval.
+        xlabel: what the parameter is.
+        ylabel: what the values are, with their unit or scale.
+        published: {label: (x [T], value [T])}, drawn as crosses in the colour of the curve with that label.
+        title: above the axes.
+        note: what the lines and bands are, at the head of the legend.
+        logarithmic: both axes.
+
+    Raises:
+        ValueError: no curves, one whose arrays differ in length, or published values without a curve.
+    """
+    if not curves:
+        raise ValueError(f"nothing to draw in {path}: no curves")
+    published = published or {}
+    if unknown := sorted(published.keys() - curves.keys()):
+        raise ValueError(f"published values of {', '.join(unknown)} have no curve in {path}")
+    figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * len(curves))))
+    for index, (label, curve) in enumerate(curves.items()):
+        arrays = [np.asarray(array, float) for array in curve]
+        if any(array.shape != arrays[0].shape or array.ndim != 1 for array in arrays):
+            raise ValueError(
+                f"{label!r}: x, value, low and high must be [T], got {[array.shape for array in arrays]}"
+            )
+        x, value, low, high = arrays
+        colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
+        axes.plot(x, value, color=colour, linestyle=style, linewidth=2.0, label=label)
+        axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+        if label in published:
+            axes.plot(*published[label], color=colour, linestyle="", marker="x", markersize=7)
+    if published:
+        axes.plot([], [], color=_INK, linestyle="", marker="x", markersize=7, label="published")
+    if logarithmic:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.set_xlabel(xlabel, fontsize=12)
+    axes.set_ylabel(ylabel, fontsize=12)
+    axes.set_title(title, fontsize=13, loc="left")
+    _legend(axes, note)
     _save(figure, path)
 
 
@@ -150,6 +198,19 @@ def _curve(axes: Axes, steps: np.ndarray, scores: np.ndarray, label: str, colour
         linewidth=2.2,
         marker="o" if len(steps) == 1 else "",
         label=f"{label}, {count} seed{'s' * (count > 1)}",
+    )
+
+
+def _legend(axes: Axes, title: str) -> None:
+    axes.legend(
+        title=title,
+        title_fontsize=9,
+        alignment="left",
+        fontsize=11,
+        frameon=False,
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1),
+        borderaxespad=0,
     )
 
 

@@ -56,8 +56,10 @@ class State(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """An algorithm, as three pure functions."""
+    """An algorithm, as three pure functions, and a fourth for those that have a value."""
 
     init: Callable[[Key, Transition], State]  # the batch gives shapes only
     update: Callable[[State, Transition, Key], tuple[State, Metrics]]
     act: Callable[[State, Array, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
+    # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it
+    value: Callable[[State, Array, Key], Array] | None = None

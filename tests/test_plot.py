@@ -157,3 +157,36 @@ def test_pyplot_is_not_touched(tmp_path: Path):
     else:
         plot.bars(tmp_path / "bars.png", {"iql": (1.0, 0.0, 2.0)}, "score")
         assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_lines_draw_curves_intervals_and_published_values(tmp_path: Path, figures: list) -> None:
+    x = np.array([0.0, 0.5, 1.0])
+    curves = {"ours": (x, x + 1, x, x + 2), "other": (x, 2 * x, x * np.nan, x * np.nan)}
+    plot.lines(
+        tmp_path / "a.png", curves, "q", "reward", published={"ours": (x[:2], x[:2] + 3)}, title="T", note="n"
+    )
+    assert min(image_size(tmp_path / "a.png")) > 300
+    (axes,) = figures[0].axes
+    drawn = [(line.get_color(), list(line.get_ydata())) for line in axes.get_lines()]
+    assert [y for _, y in drawn[:3]] == [[1, 1.5, 2], [3, 3.5], [0, 1, 2]]
+    assert drawn[0][0] == drawn[1][0] != drawn[2][0]
+    band = axes.collections[0].get_paths()[0].vertices
+    assert band[:, 1].min() == 0 and band[:, 1].max() == 3
+    assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("q", "reward", "T")
+    legend = axes.get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["ours", "other", "published"]
+    assert legend.get_title().get_text() == "n"
+    plot.lines(tmp_path / "b.png", {"ours": (x + 1, x + 1, x + 1, x + 1)}, "N", "s", logarithmic=True)
+    assert figures[1].axes[0].get_xscale() == figures[1].axes[0].get_yscale() == "log"
+
+
+def test_lines_refuse_what_cannot_be_drawn(tmp_path: Path) -> None:
+    x = np.arange(3.0)
+    for curves, published, message in (
+        ({}, {}, "no curves"),
+        ({"a": (x, x, x, x[1:])}, {}, "'a': x, value, low and high must be"),
+        ({"a": (x, x, x, x)}, {"b": (x, x)}, "published values of b have no curve"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plot.lines(tmp_path / "a.png", curves, "x", "y", published=published)
+    assert not list(tmp_path.iterdir())

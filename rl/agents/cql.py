@@ -98,16 +98,21 @@ def _continuous(config: Config, spec: Spec, head: ValueHead, optimiser: Optimise
             [log_prob, next_log_prob, density]
         )
 
-    def backup(state: State, batch: Transition, key: Key) -> Array:
+    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and the entropy's bonus [...]."""
         samples = config.samples if config.max_backup else 1
-        actions, log_prob = draw(state.params["policy"], batch.next_observation, key, samples)
-        q = value_all(state.target["critic"], batch.next_observation, actions)
+        actions, log_prob = draw(state.params["policy"], observation, key, samples)
+        q = value_all(state.target["critic"], observation, actions)
         best = bellman.max_action(head, jnp.moveaxis(q, 1, -2))  # of each critic
-        discount = config.discount * batch.discount
-        reward = batch.reward
+        bonus = jnp.zeros_like(log_prob[0])
         if config.backup_entropy and not config.max_backup:
-            reward = reward - discount * jnp.exp(state.params["log_alpha"]) * log_prob[0]
-        return head.target(reward, discount, bellman.min_member(head, best))
+            bonus = -jnp.exp(state.params["log_alpha"]) * log_prob[0]
+        return bellman.min_member(head, best), bonus
+
+    def backup(state: State, batch: Transition, key: Key) -> Array:
+        outputs, bonus = bootstrap(state, batch.next_observation, key)
+        discount = config.discount * batch.discount
+        return head.target(batch.reward + discount * bonus, discount, outputs)
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key, proposal_key = jax.random.split(key, 3)
@@ -150,7 +155,11 @@ def _continuous(config: Config, spec: Spec, head: ValueHead, optimiser: Optimise
         del key
         return mlp.squashed_mode(policy.apply(state.params["policy"], observation))
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        outputs, bonus = bootstrap(state, observation, key)
+        return head.value(outputs) + bonus
+
+    return Learner(init, update, act, value)
 
 
 def _discrete(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> Learner:
@@ -167,13 +176,16 @@ def _discrete(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser)
         }
         return start(params, optimisers, targets=["q"])
 
+    def bootstrap(state: State, observation: Array) -> Array:
+        """The outputs [..., K] with which a target continues."""
+        q = network.apply(state.target["q"], observation)
+        selector = network.apply(state.params["q"], observation) if config.double else q
+        return bellman.double_q(head, q, selector)
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         del key
-        q_next = network.apply(state.target["q"], batch.next_observation)
-        selector = network.apply(state.params["q"], batch.next_observation) if config.double else q_next
-        target = head.target(
-            batch.reward, config.discount * batch.discount, bellman.double_q(head, q_next, selector)
-        )
+        next_outputs = bootstrap(state, batch.next_observation)
+        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
 
         def loss(params):
             outputs = network.apply(params["q"], batch.observation)
@@ -199,7 +211,11 @@ def _discrete(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser)
         del key
         return head.value(network.apply(state.params["q"], observation)).argmax(-1)
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return head.value(bootstrap(state, observation))
+
+    return Learner(init, update, act, value)
 
 
 def _gap(variant: str, values: Array, log_density: Array, q_data: Array) -> Array:

@@ -44,13 +44,16 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def init(key: Key, batch: Transition) -> State:
         return start({"q": network.init(key, batch.observation)}, optimisers, targets=["q"])
 
+    def bootstrap(state: State, observation: Array) -> Array:
+        """The outputs [..., K] with which a target continues."""
+        q = network.apply(state.target["q"], observation)
+        selector = network.apply(state.params["q"], observation) if config.double else q
+        return bellman.double_q(head, q, selector)
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         del key
-        q_next = network.apply(state.target["q"], batch.next_observation)
-        selector = network.apply(state.params["q"], batch.next_observation) if config.double else q_next
-        target = head.target(
-            batch.reward, config.discount * batch.discount, bellman.double_q(head, q_next, selector)
-        )
+        next_outputs = bootstrap(state, batch.next_observation)
+        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
 
         def loss(params):
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
@@ -64,4 +67,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return head.value(network.apply(state.params["q"], observation)).argmax(-1)
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return head.value(bootstrap(state, observation))
+
+    return Learner(init, update, act, value)

@@ -99,4 +99,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], observation).mode()
 
-    return Learner(init, update, act)
+    def continuation(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return head.value(value.apply(state.params["value"], observation))
+
+    return Learner(init, update, act, continuation)

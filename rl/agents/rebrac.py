@@ -57,14 +57,18 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         }
         return start(params, optimisers, targets=["critic", "policy"])
 
+    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and their action [..., D]."""
+        mode = policy.apply(state.target["policy"], observation)
+        action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
+        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action)), action
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        mode = policy.apply(state.target["policy"], batch.next_observation)
-        next_action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
-        q_next = critic.apply(state.target["critic"], batch.next_observation, next_action)
+        next_outputs, next_action = bootstrap(state, batch.next_observation, key)
         distance = jnp.square(next_action - batch.next_action).sum(-1) * batch.has_next_action
         discount = config.discount * batch.discount
         reward = batch.reward - discount * config.critic_cloning * distance
-        target = head.target(reward, discount, bellman.min_member(head, q_next))
+        target = head.target(reward, discount, next_outputs)
 
         def critic_loss(params):
             q = critic.apply(params, batch.observation, batch.action)
@@ -100,4 +104,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], observation)
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        """Without the critic's penalty, which needs a logged action."""
+        return head.value(bootstrap(state, observation, key)[0])
+
+    return Learner(init, update, act, value)

@@ -58,6 +58,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         }
         return start(params, optimisers, targets=["critic"])
 
+    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and their action's log density [...]."""
+        action, log_prob = policy.apply(state.params["policy"], observation).sample_and_log_prob(seed=key)
+        q = critic.apply(state.target["critic"], observation, action)
+        return bellman.min_member(head, q), log_prob
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key = jax.random.split(key)
 
@@ -91,12 +97,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         actor_loss, gradient = jax.value_and_grad(policy_loss)(state.params["policy"], alpha)
         state = descend(state, {"policy": gradient}, optimisers)
 
-        next_policy = policy.apply(state.params["policy"], batch.next_observation)
-        next_action, next_log_prob = next_policy.sample_and_log_prob(seed=next_key)
-        q_next = critic.apply(state.target["critic"], batch.next_observation, next_action)
+        next_outputs, next_log_prob = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
         reward = batch.reward - discount * alpha * next_log_prob
-        target = head.target(reward, discount, bellman.min_member(head, q_next))
+        target = head.target(reward, discount, next_outputs)
         (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"], target)
         state = follow(descend(state, {"critic": gradient}, optimisers), config.target_rate)
 
@@ -114,4 +118,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return mlp.squashed_mode(policy.apply(state.params["policy"], observation))
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        outputs, log_prob = bootstrap(state, observation, key)
+        return head.value(outputs) - jnp.exp(state.params["log_alpha"]) * log_prob
+
+    return Learner(init, update, act, value)

@@ -54,11 +54,15 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         }
         return start(params, optimisers, targets=["critic", "policy"])
 
+    def bootstrap(state: State, observation: Array, key: Key) -> Array:
+        """The outputs [..., K] with which a target continues."""
+        mode = policy.apply(state.target["policy"], observation)
+        action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
+        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action))
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        mode = policy.apply(state.target["policy"], batch.next_observation)
-        next_action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
-        q_next = critic.apply(state.target["critic"], batch.next_observation, next_action)
-        target = head.target(batch.reward, config.discount * batch.discount, bellman.min_member(head, q_next))
+        next_outputs = bootstrap(state, batch.next_observation, key)
+        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
 
         def critic_loss(params):
             q = critic.apply(params, batch.observation, batch.action)
@@ -94,4 +98,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], observation)
 
-    return Learner(init, update, act)
+    def value(state: State, observation: Array, key: Key) -> Array:
+        return head.value(bootstrap(state, observation, key))
+
+    return Learner(init, update, act, value)

@@ -1,0 +1,315 @@
+"""Does the robust backup help a deep agent when the pendulum is not the one that was logged?
+
+    python -m experiments.papers.robust_deep
+
+The task is MuJoCo's InvertedPendulum-v5 with the cart's force in five steps and a random force added to each, so
+that one action has many outcomes: an f-divergence can only move mass between outcomes that the data show. For every
+seed a clumsy scripted controller is logged, a dynamics ensemble fitted, and conservative Q-learning with an HL-Gauss
+head trained from the same log several times: as it is; with next states drawn from the ensemble but no adversary (the
+control: what changes with the model alone); and with adversaries of two divergences at two prices. Every policy is
+then dropped into pendulums with another gravity, pole mass and joint friction. A seed is a log, a model, an agent
+and its episodes, so that Student's intervals over seeds, and of differences within seeds, are honest.
+
+The wrapper is the one behind ``experiments.offline --robust``; here it is called directly, to share each seed's log
+and model between the variants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags
+from rl import data, envs, log, plot, statistics, train
+from rl.agents import cql, robust
+from rl.dynamics import ensemble
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.types import Array, Key, Learner, Spec, State
+from rl.values import heads
+
+ENVIRONMENT = "InvertedPendulum-v5"
+# Observed: cart position, pole angle, and their velocities. Chosen: one of five forces, full left to full right.
+SPEC = Spec((4,), 5, discrete=True)
+BALANCING = np.array(
+    [0.17, 2.7, 0.2, 0.5]
+)  # gains, in units of the largest force, that just keep the pole up
+CONFIG = cql.Config(discount=0.97, weight=0.5, target_rate=0.02, learning_rate=1e-3, hidden=(32, 32))
+DYNAMICS = ensemble.Config(members=5, elites=5, hidden=(32, 32), decay=(0.0, 0.0, 0.0), updates=2000)
+
+# The divergence and the price of a shift; at a price that no adversary pays, only the model is left.
+VARIANTS: dict[str, tuple[str, float] | None] = {
+    "plain": None,
+    "model, no adversary": ("tv", 1e6),
+    "TV, price 0.3": ("tv", 0.3),
+    "TV, price 0.03": ("tv", 0.03),
+    "KL, price 0.03": ("kl", 0.03),
+}
+WORLDS: dict[str, tuple[float, ...]] = {
+    "gravity": (1.0, 2.0, 3.0, 4.0, 5.0),
+    "pole mass": (1.0, 3.0, 6.0, 10.0, 15.0),
+    "joint friction": (0.0, 1.0, 4.0, 16.0),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    seeds: int = 6  # logs, each with its own model and agents
+    steps: int = 5000  # logged steps of each
+    updates: int = 4000  # gradient steps of each agent
+    batch_size: int = 64  # transitions per update
+    kick: float = 0.3  # deviation of the random force, in units of the largest force
+    episodes: int = 4  # per policy and world
+    limit: int = 300  # steps of an episode, here and in the log
+    seed: int = 0  # of everything
+    out: str = "results/papers/robust_deep"  # where result.json, the figures and the table land
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Logs, fits, trains and evaluates; returns what result.json holds."""
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    started = time.time()
+    logs = [collect(settings, seed) for seed in range(settings.seeds)]
+    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    dynamics = ensemble.make(DYNAMICS, SPEC)
+    models = [dynamics.fit(own, key) for own, key in zip(logs, keys, strict=True)]
+    stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x), *trees)
+    all_logs, all_models = stack(logs), stack(models)
+    returns: dict[str, dict[str, np.ndarray]] = {}
+    metrics: dict[str, dict[str, float]] = {}
+    evaluations = sum(len(factors) for factors in WORLDS.values())
+    with log.progress(len(VARIANTS) * (1 + evaluations), "variants") as bar:
+        for name, adversary in VARIANTS.items():
+            state, report = trainer(settings, dynamics, adversary)(all_logs, all_models, keys)
+            metrics[name] = {metric: float(value.mean()) for metric, value in report.metrics.items()}
+            bar.update()
+            returns[name] = {}
+            for world, factors in WORLDS.items():
+                scores = []
+                for factor in factors:
+                    scores.append(evaluate(settings, state, world, factor))
+                    bar.update()
+                returns[name][world] = np.stack(scores)  # [factors, seeds]
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "agent": dataclasses.asdict(CONFIG),
+        "dynamics": dataclasses.asdict(DYNAMICS),
+        "worlds": WORLDS,
+        "logged": [float((replay.episode_returns(own)).mean()) for own in logs],
+        "model_error": [float(model.error.mean()) for model in models],
+        "metrics": metrics,
+        "returns": returns,
+        "summary": summary(returns),
+        "wall_seconds": time.time() - started,
+    }
+    report_to(Path(settings.out), result)
+    return result
+
+
+# ---- the pendulums ----------------------------------------------------------------------------------------
+
+
+def build(world: str = "gravity", factor: float = 1.0) -> gymnasium.Env:
+    """An inverted pendulum whose gravity, pole mass (and inertia) or joint friction is ``factor`` times its own."""
+    env = envs.make(ENVIRONMENT)
+    model: Any = env.unwrapped.model  # type: ignore[attr-defined]
+    if world == "gravity":
+        model.opt.gravity[:] *= factor
+    elif world == "pole mass":
+        model.body_mass[-1] *= factor
+        model.body_inertia[-1] *= factor
+    elif world == "joint friction":
+        model.dof_damping[:] *= factor
+    else:
+        raise ValueError(f"unknown world {world!r}: known are {', '.join(WORLDS)}")
+    return env
+
+
+def force(settings: Settings, action: Any, rng: np.random.Generator) -> np.ndarray:
+    """The forces of actions [...] and a kick each, in [-1, 1], [..., 1] float32."""
+    wanted = 2.0 * np.asarray(action) / (SPEC.action_size - 1) - 1.0
+    kicked = wanted + settings.kick * rng.normal(size=wanted.shape)
+    return np.clip(kicked, -1.0, 1.0).astype(np.float32)[..., None]
+
+
+def collect(settings: Settings, seed: int) -> Dataset:
+    """One log of ``settings.steps`` steps by a balancing controller of random strength that errs at random."""
+    rng = np.random.default_rng((settings.seed, seed))
+    env, rows, age = build(), [], 0
+    observation, _ = env.reset(seed=int(rng.integers(2**31)))
+    for _ in range(settings.steps):
+        if age == 0:
+            strength = rng.uniform(0.3, 2.0)
+        wanted = np.clip(strength * BALANCING @ observation + 0.4 * rng.normal(), -1.0, 1.0)
+        action = round((wanted + 1) / 2 * (SPEC.action_size - 1))
+        following, reward, failed, _, _ = env.step(force(settings, action, rng))
+        age += 1
+        rows.append((observation, action, reward, failed, age == settings.limit, following))
+        observation = following
+        if failed or age == settings.limit:
+            observation, age = env.reset()[0], 0
+    observations, actions, rewards, failures, cut, successors = map(np.asarray, zip(*rows, strict=True))
+    cut[-1] = True  # the log ends inside an episode
+    source = f"{ENVIRONMENT}, log {seed}"
+    return data.from_steps(
+        observations, actions, rewards, failures, cut, successors, source=source, discrete=True
+    )
+
+
+def evaluate(settings: Settings, state: State, world: str, factor: float) -> np.ndarray:
+    """Mean return of each seed's policy, [S]; equal starts and kicks for every variant."""
+    rng = np.random.default_rng((settings.seed, 10_000))
+    count = settings.seeds * settings.episodes
+    pendulums = [build(world, factor) for _ in range(count)]
+    observation = np.stack([env.reset(seed=seed)[0] for seed, env in enumerate(pendulums)])
+    alive, returns = np.ones(count, bool), np.zeros(count)
+    for _ in range(settings.limit):
+        action = np.asarray(_act(state, observation.reshape(settings.seeds, settings.episodes, -1)))
+        forces = force(settings, action.reshape(-1), rng)
+        for i in np.flatnonzero(alive):
+            observation[i], reward, failed, _, _ = pendulums[i].step(forces[i])
+            returns[i] += float(reward)
+            alive[i] = not failed
+        if not alive.any():
+            break
+    return returns.reshape(settings.seeds, settings.episodes).mean(1)
+
+
+# ---- the agents -------------------------------------------------------------------------------------------
+
+
+def agent() -> Learner:
+    """Conservative Q-learning; a pole that never falls is worth ``1 / (1 - gamma)``."""
+    return cql.make(CONFIG, SPEC, heads.hl_gauss(0.0, 1 / (1 - CONFIG.discount), 41))
+
+
+@jax.jit
+def _act(state: State, observation: Array) -> Array:
+    """Actions [S, n] of stacked states at observations [S, n, 4]; greedy, so that the key is not used."""
+    return jax.vmap(agent().act, (0, 0, None))(state, observation, jax.random.key(0))
+
+
+def trainer(
+    settings: Settings, dynamics: ensemble.Ensemble, adversary: tuple[str, float] | None
+) -> Callable[[Dataset, ensemble.Model, Key], tuple[State, train.Report]]:
+    """Trains one variant on every seed's log and model, all stacked [S, ...]."""
+
+    def one(own: tuple[Dataset, ensemble.Model, Key]) -> tuple[State, train.Report]:
+        logged, model, key = own
+        learner = agent()
+        if adversary:
+            propose = lambda observation, action, key: dynamics.propose(model, observation, action, key)[0]
+            learner = robust.make(learner, propose, *adversary, CONFIG.discount)
+        state = learner.init(key, replay.take(logged, jnp.arange(2)))
+        epoch = train.scan_updates(learner.update, replay.sampler(settings.batch_size), settings.updates)
+        return epoch(state, logged, key)
+
+    # One seed after another: on a CPU faster than all at once.
+    return jax.jit(lambda *own: jax.lax.map(one, own))
+
+
+# ---- what came out ----------------------------------------------------------------------------------------
+
+
+def summary(returns: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
+    """One row per variant, world and factor: mean, its interval, and the difference to plain within seeds."""
+    return [
+        {
+            "variant": variant,
+            "world": world,
+            "factor": factor,
+            "mean": float(scores.mean()),
+            "ci95": list(statistics.interval(scores)),
+            "gain": float((scores - plain).mean()),
+            "gain_ci95": list(statistics.interval(scores - plain)),
+        }
+        for variant, worlds in returns.items()
+        for world, rows in worlds.items()
+        for factor, scores, plain in zip(WORLDS[world], rows, returns["plain"][world], strict=True)
+    ]
+
+
+def report_to(folder: Path, result: dict[str, Any]) -> None:
+    """Writes result.json, README.md and one figure per kind of world."""
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_json(folder / log.RESULT, result)
+    for world, factors in WORLDS.items():
+        curves = {
+            name: (
+                factors,
+                worlds[world].mean(1),
+                *np.transpose([statistics.interval(x) for x in worlds[world]]),
+            )
+            for name, worlds in result["returns"].items()
+        }
+        plot.lines(
+            folder / f"{world.replace(' ', '_')}.png",
+            curves,
+            f"{world}, times the nominal",
+            "steps upright",
+            title=f"{ENVIRONMENT} with kicks, trained at nominal {world}",
+        )
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result)) + "\n")
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings = result["settings"]
+    yield "# The robust backup on an inverted pendulum that changes"
+    yield ""
+    yield f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
+    yield ""
+    yield (
+        f"Mean steps upright (at most {settings['limit']}) over {settings['seeds']} seeds, Student's 95 % interval; "
+        "in brackets the gain over the plain agent within seeds, bold where its interval leaves out 0. "
+        f"The logged controllers stay upright for {np.mean(result['logged']):.0f} steps."
+    )
+    gains = [row["gain_ci95"] for row in result["summary"] if row["variant"] != "plain"]
+    yield ""
+    yield (
+        f"Of {len(gains)} comparisons with the plain agent, {sum(low > 0 for low, _ in gains)} gain and "
+        f"{sum(high < 0 for _, high in gains)} lose by an interval that leaves out 0; chance alone would give about "
+        f"{len(gains) / 20:.0f}. The adversary does bite: the values that agents learn (mean over training) are "
+        + ", ".join(f"{own['q']:.1f} ({name})" for name, own in result["metrics"].items())
+        + "."
+    )
+    for world, factors in WORLDS.items():
+        yield ""
+        yield f"| {world} | " + " | ".join(f"x {factor:g}" for factor in factors) + " |"
+        yield "|---" * (1 + len(factors)) + "|"
+        for variant in VARIANTS:
+            rows = [row for row in result["summary"] if row["variant"] == variant and row["world"] == world]
+            yield f"| {variant} | " + " | ".join(_cell(row) for row in rows) + " |"
+
+
+def _cell(row: dict[str, Any]) -> str:
+    half = (row["ci95"][1] - row["ci95"][0]) / 2
+    text = f"{row['mean']:.0f} ± {half:.0f}"
+    if row["variant"] == "plain":
+        return text
+    low, high = row["gain_ci95"]
+    gain = f"{row['gain']:+.0f} [{low:+.0f}, {high:+.0f}]"
+    return f"{text} ({gain})" if low <= 0 <= high else f"{text} (**{gain}**)"
+
+
+def main(_: list[str]) -> None:
+    result = run(flags.read(Settings()))
+    print("\n".join(table(result)))
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

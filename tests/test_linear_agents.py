@@ -1,0 +1,341 @@
+"""rl.agents.pevi, r2pvi, drpvi and what they share, against a NumPy transcription and searches over fine grids."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import linear_reference as reference
+import numpy as np
+import pytest
+
+from rl.agents import drpvi, linear, pevi, r2pvi
+from rl.envs import american_put, linear_mdp
+from rl.replay import linear as replay
+from rl.replay.linear import Trajectories
+
+HORIZON = 4
+CUTS = np.linspace(0, HORIZON, 8001)
+FACTORS = np.geomspace(1e-6, HORIZON, 8001)
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+@functools.cache
+def random_data(seed: int = 0, count: int = 150, size: int = 5, actions: int = 3) -> Trajectories:
+    """Simplex features that no MDP made: weights of either sign, values below 0, stopping in half of the states."""
+    rng = np.random.default_rng(seed)
+    features = rng.dirichlet(np.full(size, 0.4), size=(HORIZON, count))
+    following = rng.dirichlet(np.full(size, 0.4), size=(HORIZON - 1, count, actions))
+    stopping = np.where(
+        rng.random((HORIZON - 1, count)) < 0.5, -np.inf, rng.normal(size=(HORIZON - 1, count))
+    )
+    theta = rng.random((HORIZON, size))
+    reward = (features * theta[:, None]).sum(-1)
+    return Trajectories(*map(jnp.asarray, (features, reward, following, stopping, theta)))
+
+
+@functools.cache
+def fit(module: Any, config: Any) -> linear.Fit:
+    return jax.jit(lambda data: module.fit(config, data))(random_data())
+
+
+def q_of(module: Any, config: Any, features: jax.Array) -> np.ndarray:
+    return np.asarray(linear.q_values(config, fit(module, config), features))
+
+
+PLAIN = {"beta": 0.3, "ridge": 0.5}
+CASES = [
+    (pevi, pevi.Config(**PLAIN), None, 1e-10),
+    (r2pvi, r2pvi.Config("tv", 0.4, **PLAIN), reference.tv(0.4), 1e-10),
+    (r2pvi, r2pvi.Config("kl", 0.4, **PLAIN), reference.kl(0.4), 1e-10),
+    (r2pvi, r2pvi.Config("kl", 0.4, shifted=False, **PLAIN), reference.kl(0.4, shifted=False), 1e-10),
+    (r2pvi, r2pvi.Config("chi2", 0.4, **PLAIN), reference.on_grid(reference.chi2_objective(0.4), CUTS), 1e-5),
+    (
+        drpvi,
+        drpvi.Config("tv", 0.2, **PLAIN),
+        reference.on_grid(reference.tv_ball_objective(0.2), CUTS),
+        1e-3,
+    ),
+    (
+        drpvi,
+        drpvi.Config("kl", 0.2, **PLAIN),
+        reference.on_grid(reference.kl_ball_objective(0.2), FACTORS),
+        1e-4,
+    ),
+]
+
+
+@pytest.mark.parametrize(("module", "config", "estimate", "atol"), CASES)
+def test_fits_are_those_of_the_transcription(module: Any, config: Any, estimate: Any, atol: float) -> None:
+    features = random_data().next_features[0]
+    expected = reference.fit(random_data(), estimate, **PLAIN, penalty=config.penalty)
+    ours = q_of(module, config, features)
+    for step in range(HORIZON):
+        np.testing.assert_allclose(ours[step], expected(step, np.asarray(features)), atol=atol)
+
+
+@pytest.mark.parametrize("penalty", linear.PENALTIES)
+def test_penalties(penalty: str) -> None:
+    config = r2pvi.Config("tv", 0.4, penalty=penalty, **PLAIN)
+    features = random_data().next_features[0]
+    expected = reference.fit(random_data(), reference.tv(0.4), penalty=penalty, **PLAIN)
+    np.testing.assert_allclose(
+        q_of(r2pvi, config, features)[1], expected(1, np.asarray(features)), atol=1e-10
+    )
+
+
+def test_the_theory_penalises_most_and_without_beta_all_agree() -> None:
+    features = random_data().next_features[0]
+    for beta in (0.0, 0.3):
+        q = {
+            p: q_of(r2pvi, r2pvi.Config("tv", 0.4, beta=beta, ridge=0.5, penalty=p), features)[-1]
+            for p in linear.PENALTIES
+        }
+        assert (q["theory"] <= q["diagonal"] + 1e-12).all()
+        assert (beta == 0) == np.allclose(q["theory"], q["diagonal"])
+
+
+# ---- the searches: one regression, hard values ------------------------------------------------------------
+
+SITUATIONS = {
+    "generic": np.random.default_rng(1).uniform(0, 3, 150),
+    "negative values": np.random.default_rng(2).normal(size=150),
+    "ties": np.random.default_rng(3).integers(0, 3, 150).astype(float),
+    "beyond the bound": np.random.default_rng(4).uniform(2, 9, 150),
+    "one value": np.full(150, 0.7),
+    "all negative": -np.random.default_rng(5).uniform(1, 2, 150),
+}
+
+
+def regression(seed: int = 6, count: int = 150) -> linear.Regression:
+    """Rows of both signs: a third of them is taken negative, which no data does so strongly."""
+    rng = np.random.default_rng(seed)
+    weighted = rng.dirichlet(np.full(5, 0.4), size=count) * rng.choice([1, 1, -1], size=(count, 1))
+    inverse = np.linalg.inv(weighted.T @ weighted + 0.1 * np.eye(5))
+    return linear.Regression(jnp.asarray(weighted), jnp.asarray(inverse))
+
+
+SEARCHES = {
+    "chi2": (reference.chi2_objective(0.3), CUTS, 1e-6),
+    "tv": (reference.tv_ball_objective(0.3), CUTS, 1e-5),
+    "kl": (reference.kl_ball_objective(0.3), FACTORS, 1e-5),
+}
+
+
+def twice_on_grid(objective: Any, row: np.ndarray, values: np.ndarray, grid: np.ndarray) -> float:
+    """The maximum over a grid, and over a finer one around it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        every = np.nan_to_num(objective(row, values, grid[:, None]), nan=-np.inf, posinf=-np.inf)
+        best = int(every.argmax())
+        around = np.linspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 8001)
+        return float(max(every.max(), np.nanmax(objective(row, values, around[:, None]))))
+
+
+@pytest.mark.parametrize("situation", list(SITUATIONS))
+@pytest.mark.parametrize("name", list(SEARCHES))
+def test_searches_find_the_largest_of_a_fine_grid(name: str, situation: str) -> None:
+    values, problem = jnp.asarray(SITUATIONS[situation]), regression()
+    bound = jnp.asarray(float(HORIZON))
+    objective, grid, tolerance = SEARCHES[name]
+    if name == "chi2":
+        ours = r2pvi._chi2(r2pvi.Config("chi2", 0.3), problem, values, bound)
+    else:
+        ours = drpvi._FACTORS[name](problem, values, bound, jnp.full(5, 0.3))
+    rows = np.asarray(problem.inverse @ problem.weighted.T)
+    expected = np.array([twice_on_grid(objective, row, SITUATIONS[situation], grid) for row in rows])
+    size = np.maximum(1, np.abs(expected))
+    assert (np.asarray(ours) >= expected - 1e-6 * size).all()
+    assert (np.asarray(ours) <= expected + tolerance * size).all()
+
+
+@pytest.mark.parametrize("situation", list(SITUATIONS))
+@pytest.mark.parametrize("shifted", [True, False])
+def test_kl_of_hard_values(shifted: bool, situation: str) -> None:
+    """Against the textbook formula, which is safe at this price; values below 0 are scaled in ours."""
+    values, problem = SITUATIONS[situation], regression()
+    config = r2pvi.Config("kl", 0.3, shifted=shifted)
+    ours = r2pvi._kl(config, problem, jnp.asarray(values), jnp.asarray(float(HORIZON)))
+    rows = np.asarray(problem.inverse @ problem.weighted.T)
+    np.testing.assert_allclose(ours, reference.kl(0.3, shifted=shifted)(rows, values, HORIZON), atol=1e-8)
+
+
+def test_best_cut_is_one_sweep_whatever_the_block() -> None:
+    """Counts around the block's length: what fills the last block up must not count."""
+    for count in (1, 2, 127, 128, 129, 300):
+        rng = np.random.default_rng(count)
+        values, problem = rng.uniform(0, 3, count), regression(count, count)
+        ours = drpvi._tv(problem, jnp.asarray(values), jnp.asarray(4.0), jnp.full(5, 0.1))
+        rows = np.asarray(problem.inverse @ problem.weighted.T)
+        cuts = np.concatenate([[0.0, 4.0], values])[:, None]
+        expected = [reference.tv_ball_objective(0.1)(row, values, cuts).max() for row in rows]
+        np.testing.assert_allclose(ours, expected, atol=1e-10)
+
+
+# ---- laws ------------------------------------------------------------------------------------------------
+
+
+def test_large_prices_and_no_radius_leave_the_nominal_fit() -> None:
+    """The acceptance list's limit: without an adversary all divergences are one pessimistic value iteration."""
+    features = random_data().next_features[0]
+    nominal = reference.fit(random_data(), lambda rows, v, _: rows @ v, **PLAIN)(0, np.asarray(features))
+    for divergence in ("tv", "kl"):
+        config = r2pvi.Config(divergence, 1e7, **PLAIN)
+        np.testing.assert_allclose(q_of(r2pvi, config, features)[0], nominal, atol=1e-5)
+    env = linear_mdp.make(0.3, 0.2)
+    data = linear_mdp.collect(env, jax.random.key(0), 100)
+    configs = [r2pvi.Config(divergence, 1e7) for divergence in ("tv", "kl", "chi2")]
+    q_of_each = lambda data: [linear.q_values(c, r2pvi.fit(c, data), env.features) for c in configs]
+    same = jax.jit(q_of_each)(data)
+    np.testing.assert_allclose(same[1], same[0], atol=1e-6)
+    np.testing.assert_allclose(
+        same[2], same[0], atol=0.02
+    )  # a maximum over signed rows may exceed the nominal
+
+
+def test_vmap_over_prices_radii_and_replications_is_one_at_a_time() -> None:
+    prices = jnp.array([0.1, 0.7])
+    data = jax.tree.map(lambda *x: jnp.stack(x), random_data(0), random_data(1))
+    for module, config, field in (
+        (r2pvi, r2pvi.Config("tv"), "scale"),
+        (r2pvi, r2pvi.Config("chi2"), "scale"),
+        (drpvi, drpvi.Config("kl"), "radius"),
+    ):
+        one = lambda x, d, c=config, m=module, f=field: m.fit(dataclasses.replace(c, **{f: x}), d).weights
+        together = jax.jit(jax.vmap(jax.vmap(one, (0, None)), (None, 0)))(prices, data)
+        alone = jax.jit(one)(0.7, random_data(1))
+        np.testing.assert_allclose(together[1, 1], alone, rtol=1e-8, atol=1e-9)
+
+
+def test_a_radius_for_each_step_and_factor() -> None:
+    radius = np.zeros((HORIZON, 5))
+    radius[1, 3] = 0.4
+    some, none, all_ = (
+        np.asarray(drpvi.fit(drpvi.Config("tv", r, **PLAIN), random_data()).weights)
+        for r in (radius, 0.0, 0.4)
+    )
+    np.testing.assert_array_equal(some[2:], none[2:])
+    np.testing.assert_array_equal(np.delete(some[1], 3), np.delete(none[1], 3))
+    assert all_[1, 3] < some[1, 3] < none[1, 3] or some[1, 3] < none[1, 3]
+
+
+def test_variance_aware_weights_are_the_inverse_variances() -> None:
+    """Against the definition, written out: a first pass, its values' moments, and a weighted second pass."""
+    config = pevi.Config(variance_aware=True, reward_bound=3.0, **PLAIN)
+    data = random_data()._replace(stopping=random_data().stopping * 5)
+    first = pevi.fit(dataclasses.replace(config, variance_aware=False), data)
+    weight = np.asarray(linear._inverse_variance(config, data, first))
+    assert weight.min() < 0.5 and weight.max() == 1
+    step, bound = 1, 3.0 * HORIZON
+    phi = np.asarray(data.features[step])
+    q = np.asarray(linear.q_values(config, first, data.next_features[step]))[step + 1]
+    value = np.maximum(q.max(-1), np.asarray(data.stopping[step]))
+    rows = np.linalg.inv(phi.T @ phi + config.ridge * np.eye(5)) @ phi.T
+    second = np.clip(phi @ (rows @ value**2), 0, bound**2)
+    variance = np.maximum(second - np.clip(phi @ (rows @ value), 0, bound) ** 2, 1)
+    np.testing.assert_allclose(weight[step], 1 / variance, rtol=1e-9)
+    weighted = phi * weight[step][:, None]
+    inverse = np.linalg.inv(weighted.T @ phi + config.ridge * np.eye(5))
+    np.testing.assert_allclose(pevi.fit(config, data).uncertainty[step], inverse, rtol=1e-8)
+
+
+def test_float32_works_and_small_prices_stay_finite() -> None:
+    data = jax.tree.map(lambda x: x.astype(jnp.float32), random_data())
+    for module, config in (
+        (r2pvi, r2pvi.Config("tv", 1e-6)),
+        (r2pvi, r2pvi.Config("kl", 1e-6)),
+        (r2pvi, r2pvi.Config("kl", 1e-6, shifted=False)),
+        (r2pvi, r2pvi.Config("chi2", 1e-3)),
+        (drpvi, drpvi.Config("kl", 5.0)),
+        (drpvi, drpvi.Config("tv", 5.0)),
+    ):
+        result = jax.jit(lambda data, m=module, c=config: m.fit(c, data))(data)
+        assert result.weights.dtype == jnp.float32
+        assert jnp.isfinite(result.weights).all()
+
+
+# ---- bad input -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "config", "message"),
+    [
+        (r2pvi, r2pvi.Config("hellinger"), "unknown divergence 'hellinger': known are tv, kl, chi2"),
+        (r2pvi, r2pvi.Config(scale=0.0), "scale .* must be above 0 and finite, not 0"),
+        (r2pvi, r2pvi.Config(scale=-1.0), "scale .* must be above 0"),
+        (r2pvi, r2pvi.Config(scale=float("nan")), "scale .* must be above 0"),
+        (drpvi, drpvi.Config("chi2"), "unknown divergence 'chi2': known are tv, kl"),
+        (drpvi, drpvi.Config(radius=-0.1), "radius must be at least 0"),
+        (
+            drpvi,
+            drpvi.Config(radius=np.zeros((3, 5))),
+            r"radius must be one number or .* \(4, 5\), not \(3, 5\)",
+        ),
+        (pevi, pevi.Config(penalty="none"), "unknown penalty 'none': known are diagonal, theory, ellipsoid"),
+        (pevi, pevi.Config(ridge=-1.0), "ridge must be at least 0"),
+        (pevi, pevi.Config(beta=-1.0), "beta must be at least 0"),
+        (pevi, pevi.Config(reward_bound=0.0), "reward_bound must be above 0"),
+    ],
+)
+def test_bad_settings(module: Any, config: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        module.fit(config, random_data())
+
+
+def test_features_of_another_horizon_or_map() -> None:
+    config = pevi.Config(**PLAIN)
+    for features, message in ((jnp.zeros((3, 5)), "not 3 of 5"), (jnp.zeros((4, 6)), "not 4 of 6")):
+        with pytest.raises(ValueError, match=f"the fit has 4 steps of 5 features, {message}"):
+            linear.q_by_step(config, fit(pevi, config), features)
+
+
+def test_singular_covariance_without_ridge() -> None:
+    features = random_data().features.at[2, :, 0].set(0.0)
+    with pytest.raises(ValueError, match=r"covariance of step 2 is singular.*span 4 of 5.*ridge above 0"):
+        pevi.fit(pevi.Config(ridge=0.0), random_data()._replace(features=features))
+    assert jnp.isfinite(pevi.fit(pevi.Config(ridge=0.0), random_data()).weights).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda d: d._replace(features=2 * d.features),
+            "features are not on the simplex: one vector sums to 2",
+        ),
+        (lambda d: d._replace(features=d.features.at[0, 0, 0].set(-0.5)), "not on the simplex: one is -0.5"),
+        (
+            lambda d: d._replace(features=d.features.at[0, 0, 0].set(jnp.nan)),
+            "not on the simplex: one is nan",
+        ),
+        (lambda d: d._replace(next_features=3 * d.next_features), "next_features are not on the simplex"),
+        (
+            lambda d: d._replace(theta=d.theta[1:]),
+            r"theta has shape \(3, 5\); with 4 steps .* must be \(4, 5\)",
+        ),
+        (
+            lambda d: d._replace(next_features=d.next_features[1:]),
+            r"next_features has shape \(2, 150, 3, 5\)",
+        ),
+        (lambda d: d._replace(stopping=d.reward), r"stopping has shape \(4, 150\)"),
+        (lambda d: d._replace(reward=d.reward[:, 1:]), r"reward has shape \(4, 149\)"),
+        (lambda d: d._replace(features=d.features[0]), "features must be .steps, trajectories, features."),
+    ],
+)
+def test_bad_data(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pevi.fit(pevi.Config(), change(random_data()))
+
+
+def test_good_data_passes_also_the_puts_vanishing_features() -> None:
+    replay.check(random_data())
+    env = american_put.make()
+    replay.check(american_put.collect(env, jax.random.key(0), 10, jnp.asarray(81.0)))

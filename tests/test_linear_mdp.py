@@ -1,0 +1,257 @@
+"""rl.envs.linear_mdp and rl.envs.american_put against closed forms, enumeration and sampling."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.envs import american_put, linear_mdp
+
+
+@pytest.fixture(autouse=True)
+def double() -> Iterator[None]:
+    with jax.enable_x64(True):
+        yield
+
+
+# ---- the linear MDP --------------------------------------------------------------------------------------
+
+CLOSED_FORM = {  # (delta, |xi|): values of the aggressive and the conservative first action at q = 0, 0.5, 1
+    (0.3, 0.1): ((1.4239, 1.0239, 0.6239), (1.2318, 1.0318, 0.8318)),
+    (0.3, 0.2): ((1.6249, 1.1249, 0.6249), (1.3248, 1.2248, 1.1248)),
+    (0.3, 0.3): ((1.7759, 1.1759, 0.5759), (1.4398, 1.4398, 1.4398)),
+}
+
+
+def policy_of(env: linear_mdp.LinearMDP, first: int) -> jax.Array:
+    """``first`` in the first state, and then the action of the highest p (the last)."""
+    steps, states, actions = env.theta.shape[0], env.features.shape[0], env.features.shape[1]
+    action = jnp.full((steps, states), actions - 1).at[0].set(first)
+    return jax.nn.one_hot(action, actions, dtype=env.features.dtype)
+
+
+@pytest.mark.parametrize("parameters", list(CLOSED_FORM))
+def test_exact_evaluation_is_the_closed_form(parameters: tuple[float, float]) -> None:
+    delta, xi = parameters
+    env = linear_mdp.make(delta, xi)
+    high, epsilon = delta + xi, 0.001
+    onward = high + (1 - high) * (1 - epsilon) * high + high
+    for first, p, table in ((15, delta + xi, 0), (0, delta - xi, 1)):
+        for q, rounded in zip((0.0, 0.5, 1.0), CLOSED_FORM[parameters][table], strict=True):
+            ours = linear_mdp.evaluate(linear_mdp.perturbed(env, q), policy_of(env, first))
+            np.testing.assert_allclose(ours, (1 - p) * onward + 2 * (1 - q) * p, atol=1e-12)
+            np.testing.assert_allclose(ours, rounded, atol=5.1e-5)
+
+
+@pytest.mark.parametrize(("horizon", "factors"), [(1, 3), (3, 4), (5, 4), (4, 7), (6, 3)])
+def test_evaluation_is_the_sum_over_all_paths(horizon: int, factors: int) -> None:
+    actions = np.array([[-1.0, 0.5], [0.0, 0.0], [1.0, 1.0]])
+    env = linear_mdp.make(0.4, 0.3, horizon=horizon, factors=factors, actions=actions, epsilon=0.2)
+    rng = np.random.default_rng(0)
+    policy = rng.dirichlet(np.ones(3), size=(horizon, factors + 1))
+    np.testing.assert_allclose(env.kernel.sum(-1), 1)
+    np.testing.assert_allclose(env.features.sum(-1), 1)
+    features, kernel, theta = map(np.asarray, (env.features, env.kernel, env.theta))
+    mass, expected = np.eye(factors + 1)[0], 0.0
+    for h in range(horizon):  # forwards, by the distribution over states
+        joint = mass[:, None] * policy[h]
+        expected += (joint * (features @ theta[h])).sum()
+        mass = np.einsum("sa,sad,dt->t", joint, features, kernel[h])
+    np.testing.assert_allclose(linear_mdp.evaluate(env, jnp.asarray(policy)), expected, atol=1e-12)
+    sampled = linear_mdp.returns(env, jax.random.key(1), 40_000, jnp.asarray(policy))
+    np.testing.assert_allclose(sampled.mean(), expected, atol=5 * sampled.std() / 200)
+
+
+def test_the_papers_states_and_features() -> None:
+    env = linear_mdp.make(0.3, 0.2)
+    assert env.features.shape == (5, 16, 4)
+    np.testing.assert_allclose(env.features[0, 15], [0.5, 0, 0, 0.5])
+    np.testing.assert_allclose(env.features[1, 0], [0, 0.9, 0, 0.1])
+    np.testing.assert_allclose(env.features[3, 4], [0, 0, 1, 0])
+    np.testing.assert_allclose(env.features[4, 4], [0, 0, 0, 1])
+    np.testing.assert_allclose(env.kernel[0, 0], [0, 0.999, 0, 0.001, 0])
+    np.testing.assert_allclose(env.kernel[1, 1], [0, 0, 0.999, 0.001, 0])
+    np.testing.assert_allclose(linear_mdp.perturbed(env, 0.3).kernel[0, 3], [0, 0, 0, 0.3, 0.7])
+    np.testing.assert_allclose(linear_mdp.perturbed(env, 0.3).kernel[0, 0], [0, 1, 0, 0, 0])
+    np.testing.assert_array_equal(linear_mdp.perturbed(env, 0.3).kernel[1:], env.kernel[1:])
+    every = linear_mdp.perturbed(env, 0.3, every_step=True).kernel
+    np.testing.assert_allclose(every[:, 3], np.tile([0, 0, 0, 0.3, 0.7], (3, 1)))
+    np.testing.assert_array_equal(every[:, :3], env.kernel[:, :3])
+    slippery = linear_mdp.slippery(env, 0.3).kernel
+    np.testing.assert_allclose(slippery[1, :2], [[0, 0.7, 0, 0.3, 0], [0, 0, 0.7, 0.3, 0]])
+    np.testing.assert_array_equal(slippery[:, 2:], env.kernel[:, 2:])
+
+
+def test_collection() -> None:
+    env = linear_mdp.make(0.3, 0.2, epsilon=0.3)
+    data = linear_mdp.collect(env, jax.random.key(0), 4000)
+    linear_mdp.check(env, data)
+    assert data.features.shape == (3, 4000, 4) and data.next_features.shape == (2, 4000, 16, 4)
+    np.testing.assert_allclose(data.features[0].mean(0), [0.7, 0, 0, 0.3], atol=0.02)
+    failed = (data.next_features[0] == 0).all((-1, -2))  # the fail state, whose value is 0
+    np.testing.assert_allclose(failed.mean(), 0.7 * 0.3, atol=0.03)
+    np.testing.assert_allclose(data.reward[1], data.features[1, :, 3])
+    np.testing.assert_allclose(data.reward[0], 0)
+    other = linear_mdp.collect(env, jax.random.key(1), 4000)
+    assert not np.array_equal(other.features, data.features)
+    always = policy_of(env, 15)
+    np.testing.assert_allclose(linear_mdp.collect(env, jax.random.key(0), 9, always).features[0, :, 3], 0.5)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: linear_mdp.make(0.2, 0.3), r"delta - \|xi\|_1 >= 0 is violated .*would be -0.1"),
+        (lambda: linear_mdp.make(0.8, 0.3), r"delta \+ \|xi\|_1 <= 1 is violated .*would be 1.1"),
+        (lambda: linear_mdp.make(0.3, 0.1, epsilon=1.5), "0 <= epsilon <= 1 is violated"),
+        (lambda: linear_mdp.make(actions=[[2.0]]), r"actions must be \[A, n\] vectors within \[-1, 1\]"),
+        (lambda: linear_mdp.make(horizon=0), "horizon >= 1"),
+        (lambda: linear_mdp.make(factors=2), "factors >= 3"),
+        (lambda: linear_mdp.perturbed(linear_mdp.make(), 1.2), "0 <= q <= 1 is violated"),
+        (lambda: linear_mdp.slippery(linear_mdp.make(), -0.1), "0 <= q <= 1 is violated"),
+        (
+            lambda: linear_mdp.evaluate(linear_mdp.make(), jnp.zeros((4, 5, 16))),
+            r"policy must be .* = \(3, 5, 16\), not \(4, 5, 16\)",
+        ),
+        (
+            lambda: linear_mdp.returns(linear_mdp.make(), jax.random.key(0), 1, jnp.zeros((3, 4, 16))),
+            "policy must be",
+        ),
+    ],
+)
+def test_bad_parameters(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_data_of_another_environment() -> None:
+    data = linear_mdp.collect(linear_mdp.make(0.3, 0.2), jax.random.key(0), 20)
+    with pytest.raises(ValueError, match="which no state has here: it was made with another feature map"):
+        linear_mdp.check(linear_mdp.make(0.3, 0.1), data)
+    with pytest.raises(ValueError, match="data has 3 steps, the environment's horizon is 4"):
+        linear_mdp.check(linear_mdp.make(horizon=4), data)
+    with pytest.raises(ValueError, match="data has 4 features and 16 actions, the environment 6 and 16"):
+        linear_mdp.check(linear_mdp.make(factors=6), data)
+
+
+# ---- the put option --------------------------------------------------------------------------------------
+
+PAPER_START = 99.17022004702574
+
+
+def test_hats() -> None:
+    env = american_put.make()
+    features = np.asarray(american_put.features(env, jnp.array([80.0, 85.0, 99.17, 76.0, 79.0])))
+    np.testing.assert_allclose(features[0], np.eye(30)[0], atol=1e-12)
+    np.testing.assert_allclose(features[:3].sum(-1), 1)
+    np.testing.assert_allclose(features[1, 1:3], [0.5, 0.5])
+    np.testing.assert_allclose(features[3], 0)
+    np.testing.assert_allclose(features[4].sum(), 0.7)
+
+
+def test_optimal_values_from_the_papers_start() -> None:
+    """By dynamic programming, with the probability known, or believed to be 0.6 (at 0.5 holding and exercising tie)."""
+    nominal, start = american_put.make(0.6), jnp.asarray(PAPER_START)
+    values = {0.2: (21.16, 4.76), 0.4: (8.83, 4.16), 0.6: (1.93, 1.93), 0.8: (0.83, 0.30), 1.0: (0.83, 0.0)}
+    for p, (best, believed) in values.items():
+        env = american_put.perturbed(nominal, p)
+        known, fixed = american_put.optimal(env, start), american_put.optimal(nominal, start)
+        np.testing.assert_allclose(american_put.evaluate(env, start, known), best, atol=6e-3)
+        np.testing.assert_allclose(american_put.evaluate(env, start, fixed), believed, atol=6e-3)
+
+
+def test_evaluation_is_the_mean_over_all_paths() -> None:
+    env = american_put.make(0.3, horizon=6, factors=5)
+    hold = jnp.asarray(np.random.default_rng(0).uniform(0, 3, size=(6, 6)))
+    total = 0.0
+    for rise in itertools.product((0, 1), repeat=5):
+        rises = np.concatenate([[0], np.cumsum(rise)])
+        price = american_put.path(env, jnp.asarray(100.0), jnp.asarray(rise, bool))
+        paid = american_put.returns(env, price[:, None], hold[jnp.arange(6), rises][:, None])[0]
+        total += float(paid) * 0.3 ** sum(rise) * 0.7 ** (5 - sum(rise))
+    np.testing.assert_allclose(american_put.evaluate(env, jnp.asarray(100.0), hold), total, rtol=1e-9)
+
+
+def test_the_first_time_that_exercising_pays_more_counts() -> None:
+    env = american_put.make(horizon=4, factors=5)
+    price = jnp.array([[99.0, 101.0], [97.0, 102.0], [90.0, 103.0], [80.0, 101.0]])
+    hold = jnp.array([2.0, 2.0, 9.0, 9.0])[:, None] * jnp.ones(2)
+    np.testing.assert_allclose(american_put.returns(env, price, hold), [3.0, 0.0])
+
+
+def test_paths_and_collection() -> None:
+    env = american_put.make(0.5)
+    data = american_put.collect(env, jax.random.key(0), 3000, jnp.asarray(100.0))
+    american_put.check(env, data)
+    assert data.features.shape == (20, 3000, 30) and data.next_features.shape == (19, 3000, 1, 30)
+    np.testing.assert_array_equal(data.features[1:], data.next_features[:, :, 0])
+    np.testing.assert_allclose((data.stopping[0] > 0).mean(), 0.5, atol=0.04)
+    np.testing.assert_allclose(data.stopping[0].max(), 2)
+    lattice = american_put.lattice(env, jnp.asarray(100.0))
+    np.testing.assert_allclose(lattice[3, 2], 100 * 1.02**2 * 0.98)
+
+
+def test_market_closes() -> None:
+    env = american_put.make(horizon=4, factors=5)
+    windows = american_put.from_closes(env, [10.0, 11, 12, 9, 20, 20, 10, 5, 7])
+    np.testing.assert_allclose(windows.T, [[100, 110, 120, 90], [100, 100, 50, 25]])
+    assert american_put.trajectories(env, windows).features.shape == (4, 2, 5)
+
+
+def test_sp500() -> None:
+    if importlib.util.find_spec("arch") is None:
+        pytest.skip("arch is not installed")
+    closes = american_put.sp500_closes()
+    assert len(closes) > 5000 and closes.min() > 600
+    windows = american_put.from_closes(american_put.make(), closes)
+    assert windows.shape == (20, len(closes) // 20)
+
+
+def test_sp500_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install arch"):
+        american_put.sp500_closes()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: american_put.make(1.2), "0 <= p <= 1 is violated: the probability of a rise is 1.2"),
+        (lambda: american_put.perturbed(american_put.make(), -0.1), "0 <= p <= 1 is violated"),
+        (lambda: american_put.make(strike=0.0), "strike > 0"),
+        (lambda: american_put.make(up=0.9), "0 < down <= up"),
+        (lambda: american_put.make(horizon=0), "horizon >= 1"),
+        (
+            lambda: american_put.trajectories(american_put.make(), jnp.ones((19, 3))),
+            r"\[20, N\], not \(19, 3\)",
+        ),
+        (lambda: american_put.trajectories(american_put.make(), jnp.zeros((20, 3))), "positive"),
+        (lambda: american_put.from_closes(american_put.make(), [1.0] * 19), "at least 20 prices"),
+        (lambda: american_put.from_closes(american_put.make(), [0.0] * 20), "closes must be positive"),
+        (
+            lambda: american_put.evaluate(american_put.make(), jnp.asarray(100.0), jnp.zeros((19, 19))),
+            r"hold must be .* \[20, 20\], not \(19, 19\)",
+        ),
+    ],
+)
+def test_bad_options(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_data_of_another_option() -> None:
+    data = american_put.collect(american_put.make(), jax.random.key(0), 5, jnp.asarray(100.0))
+    with pytest.raises(ValueError, match="data has 20 steps, the option 10 decisions"):
+        american_put.check(american_put.make(horizon=10), data)
+    with pytest.raises(ValueError, match="data has 30 features, the option 60"):
+        american_put.check(american_put.make(factors=60), data)
+    with pytest.raises(ValueError, match="another feature map or strike"):
+        american_put.check(american_put.make(lowest=70.0), data)
+    with pytest.raises(ValueError, match="another feature map or strike"):
+        american_put.check(american_put.make(strike=110.0), data)
