@@ -159,6 +159,17 @@ def test_drawing_never_finds_the_impossible() -> None:
     np.testing.assert_allclose(drawn / 1e5, weights, atol=0.01)
 
 
+@pytest.mark.parametrize(("extreme", "drawn"), [(0.0, 1), (1 - 2**-24, 2)])
+def test_drawing_at_the_ends_of_the_unit_interval(
+    extreme: float, drawn: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least and the largest float32 that a uniform draw can be; the total rounds it up to itself."""
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, extreme, jnp.float32))
+    for total in np.linspace(0.9999990, 1.0000010, 18, dtype=np.float32):
+        cumulative = jnp.array([[0.0, 0.5, total, total]], jnp.float32)
+        assert tabular._draw(jax.random.key(0), cumulative).item() == drawn
+
+
 def test_empirical_model_of_a_small_log() -> None:
     steps = [(0, 2, 1), (0, 2, 1), (0, 2, 3), (0, 0, 2), (1, 1, 0), (2, 0, 3), (2, 0, 3)]
     log = Episodes(*(np.array([column]) for column in zip(*steps, strict=True)), np.ones((1, 7), bool))
