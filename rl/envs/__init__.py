@@ -1,8 +1,10 @@
 """Environments of every family by name, one or many at a time, with one convention for all of them.
 
 An agent sees flat float32 observations (uint8 images keep their shape and type) and acts in [-1, 1], or with
-an integer from 0. What an environment needs beyond that convention belongs here; policies, scores and JAX do
-not: worker processes import this package, and must start quickly and hold no accelerator.
+an integer from 0. What an environment needs beyond that convention belongs here; policies and scores do not. Nor
+does JAX belong in what this package imports: worker processes must start quickly and hold no accelerator. The
+environments that are pure JAX, with exact evaluation, are modules that only their users import: `rl.envs.linear_mdp`,
+`rl.envs.american_put`, `rl.envs.tabular`.
 """
 
 from rl.envs.registry import make, spec

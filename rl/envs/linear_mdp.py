@@ -7,8 +7,8 @@ to a fail state that pays nothing. With ``p(a) = delta + xi @ a``,
 
 and factor ``i`` leads to chain state ``i + 1``, but with probability ``epsilon`` to the fail state, factor
 ``d - 1`` to the fail state and factor ``d`` to the absorbing one. Rewards are the last feature, from the second
-step on. Three steps and four factors give the paper's five states, which for the seed of the idea is also the
-environment of DR-LSVI-UCB and DRPVI. Everything is a pure function of arrays; states are numbers from 0.
+step on. Three steps and four factors give the paper's five states, on which DRPVI was tried before. Everything is a
+pure function of arrays; states are numbers from 0.
 """
 
 from __future__ import annotations
