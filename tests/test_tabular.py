@@ -163,7 +163,7 @@ def test_drawing_never_finds_the_impossible() -> None:
 def test_drawing_at_the_ends_of_the_unit_interval(
     extreme: float, drawn: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The least and the largest float32 that a uniform draw can be; the total rounds it up to itself."""
+    """The least and the largest float32 below 1, for totals that rounding left on either side of 1."""
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, extreme, jnp.float32))
     for total in np.linspace(0.9999990, 1.0000010, 18, dtype=np.float32):
         cumulative = jnp.array([[0.0, 0.5, total, total]], jnp.float32)

@@ -270,11 +270,8 @@ def check(mdp: MDP, tolerance: float = 1e-5) -> None:
 
 def _draw(key: Key, cumulative: Array) -> Array:
     """One index [N] for each row of cumulative probabilities [N, K]; never one of probability 0."""
-    total = cumulative[:, -1]
-    # Rounding must not carry the threshold to the total, beyond which there is nothing.
-    threshold = jnp.minimum(
-        jax.random.uniform(key, total.shape) * total, jnp.nextafter(total, jnp.zeros_like(total))
-    )
+    # A draw is below 1 by an ulp at least, and so is its product with the total below the total.
+    threshold = jax.random.uniform(key, cumulative.shape[:1]) * cumulative[:, -1]
     return (cumulative > threshold[:, None]).argmax(-1)
 
 
