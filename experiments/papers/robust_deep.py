@@ -65,7 +65,7 @@ WORLDS: dict[str, tuple[float, ...]] = {
 class Settings:
     """What can be chosen about this study."""
 
-    seeds: int = 6  # logs, each with its own model and agents
+    seeds: int = 16  # logs, each with its own model and agents
     steps: int = 5000  # logged steps of each
     updates: int = 4000  # gradient steps of each agent
     batch_size: int = 64  # transitions per update
