@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 from collections.abc import Iterator
@@ -340,3 +341,24 @@ def test_the_adversary_of_the_icu_study_attains_the_robust_value() -> None:
     expected = mdp.start @ solve(mdp._replace(transition=np.asarray(kernel)), policy, 1.0)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, price), expected, rtol=1e-6)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, np.inf), mdp.start @ solve(mdp, policy, 1.0))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("icu_sepsis") is None, reason="the package icu-sepsis is not installed"
+)
+def test_the_icu_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {"nominal", icu_sepsis.PESSIMISTIC, "kl, price 0.3"}
+    monkeypatch.setattr(icu_sepsis, "METHODS", {name: icu_sepsis.METHODS[name] for name in few})
+    monkeypatch.setattr(icu_sepsis, "WORLDS", {kind: sizes[:2] for kind, sizes in icu_sepsis.WORLDS.items()})
+    monkeypatch.setattr(icu_sepsis, "DRAWN", ("clinicians", *few))
+    with jax.enable_x64(False):
+        survival = icu_sepsis.run(icu_sepsis.Settings(replications=2, episodes=200, out=str(tmp_path)))[
+            "survival"
+        ]
+    assert abs(survival["as logged"]["clinicians"]["mean"] - 0.78) < 0.005
+    assert abs(survival["as logged"]["optimum of the true model"]["mean"] - 0.88) < 0.006
+    for name in few:
+        assert survival["adversary 1"][name]["mean"] < survival["adversary 0.5"][name]["mean"] < 0.75
+        assert survival["sicker 0.02"][name]["mean"] < survival["as logged"][name]["mean"]
+    assert {f"{kind}.png" for kind in icu_sepsis.WORLDS} < {path.name for path in tmp_path.iterdir()}

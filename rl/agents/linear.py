@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import linalg
 from rl.replay import linear as replay
 from rl.replay.linear import Trajectories
 from rl.types import Array
@@ -177,7 +178,7 @@ def _inverse_variance(config: Config, data: Trajectories, fit: Fit) -> Array:
 def _regression(config: Config, features: Array, weight: Array) -> Regression:
     weighted = features * weight[:, None]
     identity = jnp.eye(features.shape[-1], dtype=features.dtype)
-    factor = jnp.linalg.cholesky(weighted.T @ features + config.ridge * identity)
+    factor = linalg.cholesky(weighted.T @ features + config.ridge * identity)
     return Regression(weighted, jax.scipy.linalg.cho_solve((factor, True), identity))
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import linalg
 from rl.types import Array, Key
 
 
@@ -238,7 +239,7 @@ def evaluate(mdp: MDP, policy: Array, gamma: float) -> Array:
         rows = jnp.arange(len(policy))[:, None, None]
         chain = jnp.zeros((len(policy),) * 2, flow.dtype).at[rows, mdp.successor].add(flow)
     system = jnp.eye(len(policy), dtype=chain.dtype) - gamma * chain * mdp.discount
-    return jnp.linalg.solve(system, (policy * mdp.reward).sum(-1))
+    return linalg.solve(system, (policy * mdp.reward).sum(-1))
 
 
 def check(mdp: MDP, tolerance: float = 1e-5) -> None:

@@ -1,0 +1,30 @@
+"""Factorisations that several parts of one program may do at once. Everything else comes from `jax.numpy.linalg`.
+
+Two batched LU or Cholesky factorisations in one CPU program can wait for each other for ever: each holds a thread of a
+pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here a batch is factorised one matrix
+after another on CPUs, which costs nothing there, and as a batch elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array
+
+
+def solve(matrix: Array, vector: Array) -> Array:
+    """``x`` [n] with ``matrix`` [n, n] ``@ x = vector`` [n]; for a batch, `jax.vmap` it."""
+    return _one_by_one_on_cpus(jnp.linalg.solve)(matrix, vector)
+
+
+def cholesky(matrix: Array) -> Array:
+    """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
+    return _one_by_one_on_cpus(jnp.linalg.cholesky)(matrix)
+
+
+def _one_by_one_on_cpus(function: Callable[..., Array]) -> Callable[..., Array]:
+    one_by_one = jax.custom_batching.sequential_vmap(function)
+    return lambda *arrays: jax.lax.platform_dependent(*arrays, cpu=one_by_one, default=function)
