@@ -129,7 +129,22 @@ def render(results: Mapping[str, Any]) -> str:
                 table.digits(theirs / seconds) if theirs else "",
             )
         )
-    return "\n".join([*table.source(results), "", *table.aligned(rows)]) + "\n"
+    return "\n".join([*table.source(results), "", *table.aligned(rows), "", *_totals(results)]) + "\n"
+
+
+def _totals(results: Mapping[str, Any]) -> list[str]:
+    """One line for each size at which NumPy was timed, of all methods together."""
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for row in results["rows"]:
+        if "peer_seconds" in row:
+            times = statistics.median(row["seconds"]), statistics.median(row["peer_seconds"])
+            pairs.setdefault(row["N"], []).append(times)
+    totals = {count: [sum(times) for times in zip(*both, strict=True)] for count, both in pairs.items()}
+    return [
+        f"All {len(pairs[count])} at N = {count:,}: {table.digits(ours)} s, NumPy {table.digits(theirs)} s, "
+        f"{table.digits(theirs / ours)} times faster."
+        for count, (ours, theirs) in totals.items()
+    ]
 
 
 def main(_: list[str]) -> None:

@@ -55,6 +55,7 @@ def test_the_table_is_written_with_its_command_and_grows_row_by_row(tmp_path: Pa
     assert stored["rows"] == results["rows"] and stored["commit"] == results["commit"]
     text = (tmp_path / "new" / "robust.md").read_text()
     assert text == robust.render(results) and "| tv_ball" in text
+    assert "All 2 at N = 20: " in text
 
 
 def test_an_unknown_method_is_refused() -> None:
