@@ -1,15 +1,24 @@
-"""Make an OGBench dataset on this machine, without a download, a display or a trained expert.
+"""Make an offline dataset on this machine, without a download or a display; describe one; convert one.
 
 Examples:
 
   A first dataset of 10,000 transitions, in seconds:
     python -m experiments.collect --dataset=pointmaze-medium-navigate-v0 --transitions=10000
 
-  A tenth of the published size, on all cores:
+  A tenth of OGBench's published size, on all cores:
     python -m experiments.collect --dataset=cube-single-play-v0 --transitions=100000
 
   The published size, with another seed, beside the first:
     python -m experiments.collect --dataset=scene-noisy-v0 --seed=1 --out=~/data/scene-noisy-seed1
+
+  A tier of locomotion by D4RL's protocol, 1,000,000 transitions on gymnasium's Hopper-v5:
+    python -m experiments.collect --dataset=hopper-medium-regen-v5
+
+  What is in it: returns, lengths, action coverage, as text and PNG:
+    python -m experiments.collect --describe=hopper-medium-regen-v5
+
+  The same as a Minari dataset, for minari.load_dataset("headway/hopper-medium-regen-v5"):
+    python -m experiments.collect --to_minari=hopper-medium-regen-v5
 
 Then, from Python, either of
 
@@ -19,7 +28,8 @@ Then, from Python, either of
     import ogbench
     env, train, val = ogbench.make_env_and_datasets("cube-single-play-v0", dataset_path=str(path))
 
-It writes <dataset>.npz, <dataset>-val.npz (a tenth as much) and <dataset>.json, which says how they were made. The
+An OGBench dataset is <dataset>.npz and <dataset>-val.npz (a tenth as much), a tier of locomotion <dataset>.hdf5 in
+D4RL's layout; <dataset>.json says how they were made. They are not the published files, and 'regen' says so. The
 same flags give the same bits, however many processes run and however often they were stopped: Ctrl-C or a crash
 costs a few seconds of work, and the same command continues. If the files are there already, nothing is done.
 """
@@ -28,24 +38,38 @@ from __future__ import annotations
 
 import pathlib
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 from absl import app, flags
 
-from rl.data import recipes
+from rl import data, log, plot
+from rl.data import card as cards
+from rl.data import d4rl, minari, recipes
 
 _NAMES = "\n".join(
-    " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)
-    for env in dict.fromkeys(recipe.env for recipe in recipes.RECIPES.values())
+    " ".join(name for name, recipe in kind.items() if recipe.env == env)
+    for kind in (recipes.RECIPES, recipes.LOCOMOTION)
+    for env in dict.fromkeys(recipe.env for recipe in kind.values())
 )
-_DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}", required=True)
+_DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}")
+_DESCRIBE = flags.DEFINE_string(
+    "describe", None, "A dataset, by file or name, to describe: writes NAME-card.png and NAME-card.txt."
+)
+_TO_MINARI = flags.DEFINE_string(
+    "to_minari", None, "A dataset, by file or name, to store as a local Minari dataset."
+)
 _TRANSITIONS = flags.DEFINE_integer(
     "transitions",
     None,
-    "Training transitions, rounded up to whole episodes. Default: as published.",
+    "Training transitions, for OGBench rounded up to whole episodes. Default: as published.",
     lower_bound=1,
 )
 _OUT = flags.DEFINE_string(
-    "out", None, "Folder to write to. Default: $HEADWAY_HOME/ogbench, or ~/.headway/ogbench."
+    "out",
+    None,
+    "Folder to write to. Default: $HEADWAY_HOME/ogbench or $HEADWAY_HOME/locomotion, where $HEADWAY_HOME is "
+    "~/.headway if it is not set; for a description, beside the file or in the current folder.",
 )
 _SEED = flags.DEFINE_integer("seed", 0, "Decides every bit of the data.", lower_bound=0)
 _PROCESSES = flags.DEFINE_integer(
@@ -54,50 +78,150 @@ _PROCESSES = flags.DEFINE_integer(
 _EPISODE_STEPS = flags.DEFINE_integer(
     "episode_steps",
     None,
-    "Transitions per episode. Default: as published; shorter is for trials.",
+    "OGBench: transitions per episode. Default: as published; shorter is for trials.",
     lower_bound=1,
 )
+_ACTORS = flags.DEFINE_string(
+    "actors", None, "Locomotion: the file of behaviour policies. Default: those shipped with the package."
+)
 _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace files, or unfinished work, of other settings.")
+_CLIP_ACTIONS = flags.DEFINE_boolean(
+    "clip_actions", False, "With --describe and --to_minari: clip actions that lie outside their box."
+)
+_MINARI_ID = flags.DEFINE_string(
+    "minari_id", None, "With --to_minari: the dataset's id. Default: headway/ and the file's name."
+)
+flags.mark_flags_as_mutual_exclusive(["dataset", "describe", "to_minari"], required=True)
 
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"Not a flag: {' '.join(argv[1:])}. Flags are written --name=value.")
-    folder = pathlib.Path(_OUT.value).expanduser() if _OUT.value else recipes.default_folder()
-    path = folder / f"{_DATASET.value}.npz"
-    before = recipes.read_card(path)
     try:
-        recipes.collect(
-            _DATASET.value,
-            out=folder,
-            transitions=_TRANSITIONS.value,
-            seed=_SEED.value,
-            processes=_PROCESSES.value,
-            episode_steps=_EPISODE_STEPS.value,
-            overwrite=_OVERWRITE.value,
-        )
+        if _DATASET.value:
+            make(_DATASET.value)
+        elif _DESCRIBE.value:
+            describe(_DESCRIBE.value)
+        else:
+            to_minari(_TO_MINARI.value)
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept; run the same command again to continue.", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         sys.exit(f"{error}")
+
+
+def make(dataset: str) -> None:
+    """Make ``dataset`` and say what came out."""
+    recipe = recipes.find(dataset)
+    folder = pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser()
+    path = folder / recipe.file
+    before = recipes.read_card(path)
+    recipes.collect(
+        dataset,
+        out=folder,
+        transitions=_TRANSITIONS.value,
+        seed=_SEED.value,
+        processes=_PROCESSES.value,
+        episode_steps=_EPISODE_STEPS.value,
+        actors=_ACTORS.value,
+        overwrite=_OVERWRITE.value,
+    )
     card = recipes.read_card(path)
     if card == before:
         print("Already there.")
-    print(summary(card, path))
+    print(scripted_summary(card, path) if dataset in recipes.RECIPES else locomotion_summary(card, path))
 
 
-def summary(card: dict, path: pathlib.Path) -> str:
-    """Say what the card of the training file at ``path`` says, in four lines."""
-    episodes, steps, speed = card["episodes"], card["episode_steps"], card["steps_per_second"]
+def scripted_summary(card: dict[str, Any], path: pathlib.Path) -> str:
+    """Say what the card of OGBench's training file at ``path`` says, in four lines."""
+    episodes, steps = card["episodes"], card["episode_steps"]
     return "\n".join(
         [
             f"{path}: {card['transitions']:,} transitions, {episodes['train']:,} episodes of {steps:,}",
             f"{path.with_suffix('')}-val.npz: {episodes['val'] * steps:,} transitions, {episodes['val']:,} episodes",
             f"{card['reached']:,} of {card['attempts']:,} goals or subtasks that came to an end were reached",
-            f"{speed:,.0f} steps/s for {card['wall_seconds']:.1f} s; sha256 {card['sha256']['train']}",
+            _speed(card, card["sha256"]["train"]),
         ]
     )
+
+
+def locomotion_summary(card: dict[str, Any], path: pathlib.Path) -> str:
+    """Say what the card of the tier at ``path`` says."""
+    lines = [
+        f"{path}: {card['transitions']:,} transitions, {card['episodes']:,} episodes, "
+        f"{card['episodes_cut']:,} of them cut"
+    ]
+    if "return_mean" in card:
+        lines.append(f"return {card['return_mean']:.1f}, standard deviation {card['return_std']:.1f}")
+        lines += [
+            f"normalised {card[f'normalized_return_{source}']:.1f} between the random and expert returns of {whose}, "
+            "{:.1f} and {:.1f}".format(*card[f"reference_{source}"])
+            for source, whose in (("d4rl", "D4RL"), ("recipe", "this recipe's policies"))
+            if f"reference_{source}" in card
+        ]
+    if "origin" in card["actors"]:
+        lines.append(card["actors"]["origin"])
+    return "\n".join([*lines, _speed(card, card["sha256"])])
+
+
+def _speed(card: dict[str, Any], digest: str) -> str:
+    return f"{card['steps_per_second']:,.0f} steps/s for {card['wall_seconds']:.1f} s; sha256 {digest}"
+
+
+def describe(name: str) -> None:
+    """Print the card of a dataset, with what its file records of its making, and write it as PNG and text."""
+    name = _file(name)
+    loaded = data.load(name, clip_actions=_CLIP_ACTIONS.value)
+    card = cards.describe(loaded)
+    made = d4rl.recorded(name) if name.endswith((".hdf5", ".h5")) else {}
+    text = "\n".join([cards.text(card, loaded), *_lines(made)])
+    file = pathlib.Path(name).expanduser()
+    beside = file.parent if file.is_file() else pathlib.Path()
+    target = pathlib.Path(_OUT.value or beside).expanduser() / f"{_stem(name)}-card"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    plot.dataset_card(
+        f"{target}.png",
+        card.returns,
+        card.lengths,
+        card.coverage,
+        references=dict(zip(("random", "expert"), loaded.reference or (), strict=False)),
+        title=loaded.source,
+    )
+    with log.replacing(f"{target}.txt") as partial:
+        partial.write_text(text + "\n")
+    print(f"{text}\n{target}.png, {target}.txt")
+
+
+def _lines(made: Any, prefix: str = "") -> Iterator[str]:
+    """One line for each number or text in nested dicts and lists: ``actors.seed  0``."""
+    if isinstance(made, dict | list):
+        for key, value in made.items() if isinstance(made, dict) else enumerate(made):
+            yield from _lines(value, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield f"  {prefix:<26} {made}"
+
+
+def to_minari(name: str) -> None:
+    """Store a dataset where Minari keeps its own, and say how to load it."""
+    loaded = data.load(_file(name), clip_actions=_CLIP_ACTIONS.value)
+    chosen = _MINARI_ID.value or f"headway/{_stem(name)}"
+    minari.write(loaded, chosen)
+    print(f"minari.load_dataset({chosen!r}): {len(loaded.dataset.transitions.reward):,} transitions")
+
+
+def _file(name: str) -> str:
+    """The file of a tier of locomotion, in --out or where it was made; other names as they are."""
+    if name not in recipes.LOCOMOTION:
+        return name
+    recipe = recipes.LOCOMOTION[name]
+    return str(pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser() / recipe.file)
+
+
+def _stem(name: str) -> str:
+    """The last part of a path or name, without the ending of a file."""
+    last = pathlib.PurePath(name).name
+    return last.removesuffix(".hdf5").removesuffix(".h5").removesuffix(".npz")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,14 +50,16 @@ _IDENTITY = (
 )
 
 # What a run leaves in its folder, and what --overwrite may therefore remove.
-_LEFT = (log.CONFIG, log.METRICS, log.RESULT, "curve.png", "checkpoints", "events.out.tfevents.*", "wandb*")
+LEFT = (log.CONFIG, log.METRICS, log.RESULT, "curve.png", "checkpoints", "events.out.tfevents.*", "wandb*")
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac_n, td3_bc, or a module of your own: my.agent
+    agent: str = (
+        "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or a module of your own: my.agent
+    )
     dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate, if not in the dataset's own environment
@@ -184,7 +186,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         }
         record.result(result)
     if shard.is_main():
-        draw(workdir, settings)
+        draw(workdir, f"{settings.agent}, {settings.head}", Path(settings.dataset).name)
     return result
 
 
@@ -220,28 +222,34 @@ def check(settings: Settings) -> None:
         )
 
 
-def clear(workdir: Path) -> None:
+def clear(workdir: Path, left: Sequence[str] = LEFT) -> None:
     """Removes what an earlier run left in its folder, and nothing else."""
     if shard.is_main():
-        for path in [path for pattern in _LEFT for path in workdir.glob(pattern)]:
+        for path in [path for pattern in left for path in workdir.glob(pattern)]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     multihost_utils.sync_global_devices(f"{workdir} is clear")
 
 
-def finished(workdir: Path, step: int, updates: int) -> dict[str, Any] | None:
+def finished(workdir: Path, step: int, total: int, unit: str = "updates") -> dict[str, Any] | None:
     """What result.json says of the run in ``workdir``; None if it was stopped just before it was written.
 
+    Args:
+      workdir: the run's folder.
+      step: how far it has come.
+      total: how far it is to come.
+      unit: what these count, the name of the flag and of the entry in result.json.
+
     Raises:
-      ValueError: the run has made ``step`` updates, more than the ``updates`` asked for.
+      ValueError: the run has gone beyond ``total``.
     """
-    if step > updates:
+    if step > total:
         raise ValueError(
-            f"{workdir} holds a run of {step} updates, more than --updates={updates}: choose another "
+            f"{workdir} holds a run of {step} {unit}, more than --{unit}={total}: choose another "
             "--workdir, or --overwrite to start again"
         )
     path = workdir / log.RESULT
     result = json.loads(path.read_text()) if path.exists() else {}
-    if result.get("updates") != step:
+    if result.get(unit) != step:
         return None
     if shard.is_main():
         print(f"{workdir} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr)
@@ -423,16 +431,19 @@ def summary(workdir: Path) -> dict[str, Any]:
     return scores
 
 
-def draw(workdir: Path, settings: Settings) -> None:
+def draw(workdir: Path, label: str, title: str, xlabel: str = "updates") -> None:
     """The learning curve of the run's most telling score, if it was evaluated."""
     for name in _HEADLINE:
         try:
             steps, scores = log.series(workdir, f"eval/{name}")
         except KeyError:
             continue
-        curve = {f"{settings.agent}, {settings.head}": (steps, scores.mean(-1))}
         plot.learning_curve(
-            workdir / "curve.png", curve, ylabel=name.replace("_", " "), title=Path(settings.dataset).name
+            workdir / "curve.png",
+            {label: (steps, scores.mean(-1))},
+            ylabel=name.replace("_", " "),
+            title=title,
+            xlabel=xlabel,
         )
         return
 

@@ -42,7 +42,13 @@ class CheckpointError(RuntimeError):
 
 
 def save(
-    folder: str | os.PathLike[str], step: int, tree: Any, card: Mapping[str, Any], *, keep: int = 2
+    folder: str | os.PathLike[str],
+    step: int,
+    tree: Any,
+    card: Mapping[str, Any],
+    *,
+    notes: Any = None,
+    keep: int = 2,
 ) -> None:
     """Writes ``<folder>/<step>/`` whole or not at all, then removes all but the newest ``keep`` up to it.
 
@@ -51,6 +57,7 @@ def save(
         step: updates done; a checkpoint of the same step is replaced.
         tree: any pytree of JAX arrays (typed keys included) and NumPy arrays.
         card: what identifies the run, as JSON: agent, config, head, dataset digest, seeds, versions.
+        notes: JSON that goes with the arrays and has no fixed shape; `inspect` returns it.
         keep: how many checkpoints to leave, this one included.
 
     Raises:
@@ -66,6 +73,7 @@ def save(
         "step": int(step),
         "card": json.loads(json.dumps(card)),
         "leaves": {name: _describe(leaf) for name, leaf in leaves.items()},
+        "notes": notes,
     }
     partial = folder / f"{step}.saving"
     try:
@@ -119,6 +127,30 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
     _compare(path, record, wanted, json.loads(json.dumps(card)))
     arrays = _read_arrays(path / _ARRAYS, wanted)
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted]), record["step"]
+
+
+def inspect(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """What the newest whole checkpoint says of itself: ``step``, ``card``, ``leaves``, ``notes``; None for none.
+
+    Raises:
+        CheckpointError: every checkpoint there is damaged.
+    """
+    found = _newest(Path(folder).absolute())
+    return found and found[1]
+
+
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+    """What `inspect` returns, and every array by its name ('state/params/critic/...'), whatever run wrote them.
+
+    Raises:
+        CheckpointError: every checkpoint there is damaged.
+    """
+    found = _newest(Path(folder).absolute())
+    if found is None:
+        return None
+    path, record = found
+    like = {name: _parse(described) for name, described in record["leaves"].items()}
+    return record, _read_arrays(path / _ARRAYS, like)
 
 
 def export(path: str | os.PathLike[str], params: Any) -> None:
@@ -184,6 +216,12 @@ def _name(keys: tuple[Any, ...]) -> str:
 
 def _describe(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
+
+
+def _parse(described: str) -> np.ndarray:
+    """An array of the dtype and shape that `_describe` wrote."""
+    dtype, _, shape = described.rstrip("]").partition("[")
+    return np.zeros([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
 
 
 def _write_arrays(path: Path, leaves: Mapping[str, Any]) -> None:

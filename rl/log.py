@@ -134,10 +134,17 @@ def provenance() -> dict[str, Any]:
     """What a number must have beside it: the command, the commit, versions and hardware."""
     return {
         "command": _command(),
-        "commit": _commit(),
+        "commit": commit(),
         "versions": versions(),
         "hardware": hardware(),
     }
+
+
+def commit() -> str | None:
+    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout."""
+    here = Path(__file__).parent
+    tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
+    return tracked and _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def versions() -> dict[str, str]:
@@ -362,13 +369,6 @@ def _cpu_model() -> str:
 def _command() -> str:
     """The command line as typed, with ``python`` for the interpreter, wherever it lies."""
     return shlex.join(["python", *sys.orig_argv[1:]])
-
-
-def _commit() -> str | None:
-    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout."""
-    here = Path(__file__).parent
-    tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
-    return tracked and _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

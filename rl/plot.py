@@ -48,30 +48,105 @@ def learning_curve(
     Raises:
         ValueError: no runs, or a run whose scores are not [T, S].
     """
-    from matplotlib.ticker import EngFormatter
-
     if not runs:
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
-    for index, (label, run) in enumerate(runs.items()):
-        steps, scores = np.asarray(run[0]), np.asarray(run[1], float)
-        if steps.ndim != 1 or scores.ndim != 2 or len(steps) != len(scores):
-            raise ValueError(
-                f"{label!r}: steps must be [T] and scores [T, S], got shapes {steps.shape} and {scores.shape}"
-            )
-        _curve(
-            axes, steps, scores, label, _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
-        )
+    _curves(axes, runs)
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axes.margins(x=0.01)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
     _legend(axes, "mean, 95 % interval, each seed")
+    _save(figure, path)
+
+
+def learning_curves(
+    path: str | os.PathLike[str],
+    panels: Mapping[str, Mapping[str, tuple[ArrayLike, ArrayLike]]],
+    *,
+    title: str = "",
+    xlabel: str = "updates",
+) -> None:
+    """Draws several scores of the same runs side by side, each panel as `learning_curve`.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        panels: {what the scores are: {label: (steps [T], scores [T, S])}}, with the same labels in all.
+        title: above the panels.
+        xlabel: what the steps count.
+
+    Raises:
+        ValueError: no panels, panels of different runs, or a run whose scores are not [T, S].
+    """
+    labels = [list(runs) for runs in panels.values()]
+    if not labels or not labels[0] or any(own != labels[0] for own in labels):
+        raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
+    figure, row = _panels(1, len(panels), (5.2, 4.4))
+    for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
+        _curves(axes, runs)
+        axes.set_xlabel(xlabel, fontsize=12)
+        axes.set_ylabel(ylabel, fontsize=12)
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _legend(row[-1], "mean, 95 % interval, each seed")
+    _save(figure, path)
+
+
+def maps(
+    path: str | os.PathLike[str],
+    images: Mapping[str, ArrayLike],
+    extent: float,
+    *,
+    squares: Mapping[str, float] | None = None,
+    title: str = "",
+    columns: int = 3,
+) -> None:
+    """Draws functions on the square [-extent, extent]^2 as pictures, the range of colours being the first one's.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        images: {label: values [H, W]}; the first axis is y, upwards. What is beyond the colours is said in words.
+        extent: half the side of the square.
+        squares: {label: half the side} of squares around the origin, drawn as lines.
+        title: above all.
+        columns: pictures in a row.
+
+    Raises:
+        ValueError: no images, or one that is not [H, W].
+    """
+    pictures = {label: np.asarray(image, float) for label, image in images.items()}
+    if not pictures or any(picture.ndim != 2 for picture in pictures.values()):
+        raise ValueError(
+            f"{path} needs pictures [H, W], got shapes {[picture.shape for picture in pictures.values()]}"
+        )
+    columns = min(columns, len(pictures))
+    figure, row = _panels(-(-len(pictures) // columns), columns, (3.6, 3.5))
+    first = next(iter(pictures.values()))
+    for axes in row[len(pictures) :]:
+        axes.set_axis_off()
+    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
+        drawn = axes.imshow(
+            picture,
+            vmin=float(first.min()),
+            vmax=float(first.max()),
+            origin="lower",
+            extent=(-extent, extent, -extent, extent),
+            cmap="viridis",
+        )
+        for (name, half), style in zip((squares or {}).items(), _STYLES, strict=False):
+            edge = [-half, half, half, -half, -half]
+            axes.plot(
+                edge, [-half, -half, half, half, -half], "w", linestyle=style, linewidth=1.3, label=name
+            )
+        axes.set_title(f"{label}\nfrom {picture.min():.3g} to {picture.max():.3g}", fontsize=10)
+    figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    if squares:
+        handles, names = row[0].get_legend_handles_labels()
+        figure.legend(
+            handles, names, loc="outside lower left", ncols=2, facecolor="#555555", labelcolor="white"
+        )
     _save(figure, path)
 
 
@@ -169,6 +244,70 @@ def bars(
     _save(figure, path)
 
 
+def dataset_card(
+    path: str | os.PathLike[str],
+    returns: ArrayLike,
+    lengths: ArrayLike,
+    coverage: ArrayLike,
+    *,
+    references: Mapping[str, float] | None = None,
+    title: str = "",
+) -> None:
+    """Draws how the episodes of a dataset score and last, and which actions they take.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        returns: [E], one per episode.
+        lengths: [E].
+        coverage: [D, bins] shares of each action dimension on [-1, 1], or [A] of each discrete action.
+        references: {label: return} drawn as vertical lines.
+        title: above it all.
+
+    Raises:
+        ValueError: returns and lengths are not [E] with E > 0, or coverage has other axes.
+    """
+    returns, lengths, coverage = (np.asarray(array, float) for array in (returns, lengths, coverage))
+    if returns.ndim != 1 or returns.shape != lengths.shape or not returns.size or coverage.ndim not in (1, 2):
+        raise ValueError(
+            f"returns and lengths must be [E], coverage [D, bins] or [A]: got {returns.shape}, {lengths.shape}, "
+            f"{coverage.shape}"
+        )
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(13.0, 4.2), dpi=150, layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    for axes, values, xlabel in ((left, returns, "return"), (middle, lengths, "steps")):
+        axes.hist(values, bins=40, color=_COLOURS[0], alpha=0.85)
+        axes.set_xlabel(f"{xlabel} of an episode", fontsize=12)
+        axes.set_ylabel("episodes", fontsize=12)
+        axes.spines[["top", "right"]].set_visible(False)
+    for (label, value), style in zip((references or {}).items(), ("--", ":"), strict=False):
+        left.axvline(value, color=_INK, linestyle=style, linewidth=1.4, label=f"{label}, {value:.0f}")
+    if references:
+        left.legend(fontsize=10, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    _coverage(figure, right, coverage)
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _coverage(figure: Figure, axes: Axes, coverage: np.ndarray) -> None:
+    """A bar per discrete action, or a row per dimension, darker where more actions lie."""
+    if coverage.ndim == 1:
+        axes.bar(range(len(coverage)), coverage, color=_COLOURS[0], alpha=0.85)
+        axes.set_xlabel("action", fontsize=12)
+        axes.set_ylabel("share of steps", fontsize=12)
+        return
+    seen = np.where(coverage > 0, coverage, np.nan)
+    image = axes.imshow(
+        seen, aspect="auto", norm="log", cmap="viridis", extent=(-1, 1, len(seen) - 0.5, -0.5)
+    )
+    axes.set_yticks(range(len(seen)))
+    axes.set_xticks((-1, -0.5, 0, 0.5, 1))
+    axes.set_xlabel("action (white: never taken)", fontsize=12)
+    axes.set_ylabel("dimension", fontsize=12)
+    figure.colorbar(image, ax=axes, label="share of steps")
+
+
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
@@ -178,6 +317,37 @@ def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=11, color=_INK, labelcolor=_INK)
     return figure, axes
+
+
+def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """``rows`` times ``columns`` axes of ``size`` each, row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
+    found = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_axisbelow(True)
+        axes.tick_params(labelsize=10, color=_INK, labelcolor=_INK)
+    return figure, found
+
+
+def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
+    """The runs {label: (steps [T], scores [T, S])} of one panel."""
+    from matplotlib.ticker import EngFormatter
+
+    for index, (label, run) in enumerate(runs.items()):
+        steps, scores = np.asarray(run[0]), np.asarray(run[1], float)
+        if steps.ndim != 1 or scores.ndim != 2 or len(steps) != len(scores):
+            raise ValueError(
+                f"{label!r}: steps must be [T] and scores [T, S], got shapes {steps.shape} and {scores.shape}"
+            )
+        _curve(
+            axes, steps, scores, label, _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
+        )
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.margins(x=0.01)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
 
 
 def _curve(axes: Axes, steps: np.ndarray, scores: np.ndarray, label: str, colour: str, style: str) -> None:

@@ -56,10 +56,15 @@ class State(NamedTuple):
 
 
 class Learner(NamedTuple):
-    """An algorithm, as three pure functions, and a fourth for those that have a value."""
+    """An algorithm, as three pure functions, and more for those that can do more."""
 
     init: Callable[[Key, Transition], State]  # the batch gives shapes only
     update: Callable[[State, Transition, Key], tuple[State, Metrics]]
     act: Callable[[State, Array, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
     # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it
     value: Callable[[State, Array, Key], Array] | None = None
+    # (state, [..., *observation], key) -> like act: how it collects its own experience
+    explore: Callable[[State, Array, Key], Array] | None = None
+    # (state, batch [B], weights [B], key) -> state, metrics, priorities [B]: an update by weighted rows, and how much
+    # each is worth another look (its loss)
+    weighted: Callable[[State, Transition, Array, Key], tuple[State, Metrics, Array]] | None = None

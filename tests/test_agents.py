@@ -266,6 +266,15 @@ def td3_bc(s: Setting) -> Expected:
     return td3(s, lambda action: 0 * s.batch.reward, actor)
 
 
+def plain_td3(s: Setting) -> Expected:
+    def actor(q: np.ndarray, distance: np.ndarray) -> tuple[Callable[..., Any], float]:
+        return lambda q, distance: -q[0].mean(), 0.0
+
+    expected = td3(s, lambda action: 0 * s.batch.reward, actor)
+    del expected.metrics["cloning"]
+    return expected
+
+
 def rebrac(s: Setting) -> Expected:
     def actor(q: np.ndarray, distance: np.ndarray) -> tuple[Callable[..., Any], float]:
         scale = 1 / np.abs(q.min(0)).mean()
@@ -431,7 +440,9 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
     "edac": sac_n,
     "iql": iql,
     "rebrac": rebrac,
+    "sac": sac_n,
     "sac_n": sac_n,
+    "td3": plain_td3,
     "td3_bc": td3_bc,
 }
 
@@ -447,10 +458,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "edac": {**DISCOUNTED, "critics": 3, "diversity": 0.7},
     "iql": DISCOUNTED,
     "rebrac": {**DISCOUNTED, "policy_cloning": 0.3, "critic_cloning": 0.4},
+    "sac": DISCOUNTED,
     "sac_n": {**DISCOUNTED, "critics": 3},
+    "td3": DISCOUNTED,
     "td3_bc": DISCOUNTED,
 }
-CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
+CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -627,7 +640,7 @@ def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Ca
 
 def test_every_draw_has_its_own_key(case: Case) -> None:
     """The next action; SAC's action, which temperature and actor share; and CQL's three kinds of proposals."""
-    draws = {"td3_bc": 1, "rebrac": 1, "sac_n": 2, "edac": 2, "cql": 5}.get(case.agent, 0)
+    draws = {"td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}.get(case.agent, 0)
     if case.agent == "cql" and case.config.variant != "h":
         draws = 3  # the policy's own proposals alone
     assert case.draws == (0 if "q" in case.state.params else draws)

@@ -26,7 +26,7 @@ from rl.values.robust import REGULARISED
 
 KEY = jax.random.key(0)
 DIVERGENCES = sorted(REGULARISED)
-CONTINUOUS = ("cql", "edac", "iql", "rebrac", "sac_n", "td3_bc")
+CONTINUOUS = ("cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("cql", "dqn", "iql")
 
 
@@ -193,7 +193,7 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     learner, batch = built(agent, kind, head, **still)
     state = learner.init(KEY, batch)
     learner.update(state, batch, KEY)
-    number, of = {"sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
+    number, of = {"sac": (1, 2), "sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
     key = jax.random.split(KEY, of)[number]
     expected = batch.reward + 0.99 * batch.discount * learner.value(state, batch.next_observation, key)
     np.testing.assert_allclose(caught[-1], expected, rtol=1e-5, atol=1e-6)

@@ -239,7 +239,7 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
     file = tmp_path / "log.py"
     file.write_text("")
     monkeypatch.setattr(log, "__file__", str(file))
-    assert log._commit() is None
+    assert log.commit() is None
 
     def git(*arguments: str) -> str:
         identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
@@ -248,12 +248,12 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
 
     git("init")
     git("commit", "--allow-empty", "-m", "m")
-    assert log._commit() is None  # in somebody else's checkout, as an installed package is
+    assert log.commit() is None  # in somebody else's checkout, as an installed package is
     git("add", "log.py")
     git("commit", "-m", "m")
-    assert log._commit() == git("rev-parse", "HEAD")
+    assert log.commit() == git("rev-parse", "HEAD")
     file.write_text("changed")
-    assert log._commit() == git("rev-parse", "HEAD") + "-dirty"
+    assert log.commit() == git("rev-parse", "HEAD") + "-dirty"
 
 
 def test_result_is_replaced_whole(tmp_path: Path, monkeypatch):

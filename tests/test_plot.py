@@ -190,3 +190,48 @@ def test_lines_refuse_what_cannot_be_drawn(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             plot.lines(tmp_path / "a.png", curves, "x", "y", published=published)
     assert not list(tmp_path.iterdir())
+
+
+def test_panels_show_the_same_runs_side_by_side(tmp_path: Path, figures: list):
+    runs = {"iql": (STEPS, SCORES), "bc": (STEPS, SCORES - 3)}
+    plot.learning_curves(
+        tmp_path / "both.png",
+        {"return": runs, "mean Q": {name: (x, 10 * y) for name, (x, y) in runs.items()}},
+        title="maze",
+    )
+    image_size(tmp_path / "both.png")
+    first, second = figures[0].axes
+    np.testing.assert_allclose(lines(first)["mean"][1].get_ydata(), (SCORES - 3).mean(1))
+    np.testing.assert_allclose(lines(second)["mean"][1].get_ydata(), 10 * (SCORES - 3).mean(1))
+    assert (first.get_ylabel(), second.get_ylabel()) == ("return", "mean Q")
+    assert first.get_legend() is None
+    assert [text.get_text() for text in second.get_legend().get_texts()] == ["iql, 3 seeds", "bc, 3 seeds"]
+
+
+@pytest.mark.parametrize(
+    "panels", [{}, {"a": {}}, {"a": {"x": (STEPS, SCORES)}, "b": {"y": (STEPS, SCORES)}}]
+)
+def test_panels_of_different_runs_are_refused(tmp_path: Path, panels: dict):
+    with pytest.raises(ValueError, match="must show the same runs"):
+        plot.learning_curves(tmp_path / "x.png", panels)
+
+
+def test_maps_share_the_first_ones_colours_and_say_what_is_beyond_them(tmp_path: Path, figures: list):
+    truth = np.arange(12.0).reshape(3, 4)
+    plot.maps(
+        tmp_path / "maps.png", {"truth": truth, "learnt": 100 * truth}, 2.0, squares={"cliff": 1.0}, columns=2
+    )
+    image_size(tmp_path / "maps.png")
+    one, other = figures[0].axes[:2]
+    assert one.get_images()[0].get_clim() == other.get_images()[0].get_clim() == (0.0, 11.0)
+    np.testing.assert_array_equal(other.get_images()[0].get_array(), 100 * truth)
+    assert other.get_images()[0].origin == "lower"
+    assert other.get_images()[0].get_extent() == [-2, 2, -2, 2]
+    assert "from 0 to 1.1e+03" in other.get_title()
+    assert max(one.get_lines()[0].get_xdata()) == 1.0
+
+
+@pytest.mark.parametrize("images", [{}, {"flat": np.zeros(3)}])
+def test_what_is_no_picture_is_refused(tmp_path: Path, images: dict):
+    with pytest.raises(ValueError, match=r"needs pictures \[H, W\]"):
+        plot.maps(tmp_path / "x.png", images, 1.0)

@@ -23,6 +23,7 @@ from rl.data.recipes import (
     pointmaze,
     pool,
     read_card,
+    scripted,
 )
 from rl.data.recipes.episode import Episode, Simulate
 
@@ -219,7 +220,7 @@ def test_the_number_of_processes_does_not_matter(
 ) -> None:
     settings = {"transitions": 30, "episode_steps": 10, "progress": False}
     one = collect(dataset, out=tmp_path / "1", processes=1, **settings)
-    monkeypatch.setattr(collector, "CHUNK_ROWS", 24)  # chunks of two episodes
+    monkeypatch.setattr(scripted, "CHUNK_ROWS", 24)  # chunks of two episodes
     two = collect(dataset, out=tmp_path / "2", processes=2, **settings)
     assert set(tree(one.parent)) == {f"{dataset}.npz", f"{dataset}-val.npz"}
     assert tree(one.parent) == tree(two.parent)
@@ -327,7 +328,7 @@ def stop_after(chunks: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_finished_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collector, "CHUNK_ROWS", 1)
+    monkeypatch.setattr(scripted, "CHUNK_ROWS", 1)
     settings = {"transitions": 40, "episode_steps": 10, "progress": False, "processes": 1}
     whole = collect(STITCH, out=tmp_path / "whole", **settings)
     with monkeypatch.context() as patch, pytest.raises(Stop):

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("ogbench")
 
-from rl.data.recipes import RECIPES, collect, pool
+from rl.data.recipes import LOCOMOTION, RECIPES, collect, pool
 
 ROOT = Path(__file__).parent.parent
 DATASET = "pointmaze-medium-navigate-v0"
@@ -26,12 +26,14 @@ LONG = (
 )  # a second or two: long enough to be stopped in the middle
 
 
-def start(out: Path, *flags: str, **options) -> subprocess.Popen[str]:
+def start(
+    out: Path, *flags: str, environment: dict[str, str] | None = None, **options
+) -> subprocess.Popen[str]:
     headless = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.collect", f"--out={out}", *flags],
         cwd=ROOT,
-        env=headless | {"HEADWAY_HOME": str(out / "home")},
+        env=headless | {"HEADWAY_HOME": str(out / "home")} | (environment or {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -62,11 +64,11 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
-def chunks(out: Path) -> list[Path]:
-    return list((out / f".{DATASET}.partial").glob("train-*.npz"))
+def chunks(out: Path, dataset: str = DATASET, kind: str = "train") -> list[Path]:
+    return list((out / f".{dataset}.partial").glob(f"{kind}-*.npz"))
 
 
-def workers(out: Path) -> list[str]:
+def workers(out: Path, dataset: str = DATASET) -> list[str]:
     """Return the ids of worker processes that work in ``out``."""
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -74,7 +76,7 @@ def workers(out: Path) -> list[str]:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
-        if "-c" in words and str(out / f".{DATASET}.partial") in words:
+        if "-c" in words and str(out / f".{dataset}.partial") in words:
             found.append(folder.name)
     return found
 
@@ -112,6 +114,42 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     for name in (f"{DATASET}.npz", f"{DATASET}-val.npz"):
         assert (out / name).read_bytes() == (whole.parent / name).read_bytes()
     assert not chunks(out)
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
+def test_locomotion_killed_continued_described_and_converted(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    pytest.importorskip("minari")
+    dataset = "hopper-random-regen-v5"
+    whole = collect(dataset, out=tmp_path / "whole", transitions=60_000, progress=False)
+    out = tmp_path / "killed"
+    process = start(out, f"--dataset={dataset}", "--processes=2", "--transitions=60000")
+    wait_for(lambda: chunks(out, dataset, "rollout"))
+    process.kill()
+    process.communicate()
+    assert 1 <= len(chunks(out, dataset, "rollout")) < 6
+    wait_for(lambda: not workers(out, dataset))
+    status, stdout, stderr = run(out, f"--dataset={dataset}", "--processes=1", "--transitions=60000")
+    assert status == 0, stderr
+    assert "60,000 transitions" in stdout
+    assert "random and expert returns of D4RL, -20.3 and 3234.3" in stdout
+    with h5py.File(out / f"{dataset}.hdf5") as made, h5py.File(whole) as expected:
+        assert made.attrs["sha256"] == expected.attrs["sha256"]
+
+    status, stdout, stderr = run(out, f"--describe={dataset}")
+    assert status == 0, stderr
+    assert "60,000; observation [11], action [3]" in stdout
+    assert f"--dataset={dataset} --transitions=60000 --seed=0" in stdout
+    assert (out / f"{dataset}-card.txt").read_text() in stdout
+    assert (out / f"{dataset}-card.png").stat().st_size > 10_000
+
+    with_minari = {"MINARI_DATASETS_PATH": str(tmp_path / "minari")}
+    status, stdout, stderr = run(out, f"--to_minari={dataset}", environment=with_minari)
+    assert status == 0, stderr
+    assert f"minari.load_dataset('headway/{dataset}'): 60,000 transitions" in stdout
+    status, _, stderr = run(out, f"--to_minari={dataset}", environment=with_minari)
+    assert status == 1
+    assert "Minari cannot write" in stderr
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
@@ -158,7 +196,12 @@ def test_disk_full(processes: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "--dataset must have a value"),
+        ((), "Exactly one of (dataset, describe, to_minari)"),
+        ((f"--dataset={DATASET}", "--describe=x.hdf5"), "Exactly one of (dataset, describe, to_minari)"),
+        (("--dataset=hopper-medium-v5",), "Did you mean hopper-medium-regen-v5"),
+        (("--dataset=hopper-medium-regen-v5", "--episode_steps=5"), "episode_steps is not for hopper-medium"),
+        ((f"--dataset={DATASET}", "--actors=x.npz"), "behaviour is scripted"),
+        (("--describe=nothing.hdf5",), "there is no file nothing.hdf5"),
         (("--dataset=cube-singel-play-v0",), "Did you mean cube-single-play-v0"),
         (
             (f"--dataset={DATASET}", "--transition=5"),
@@ -186,12 +229,15 @@ def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
 
 def test_help_teaches(tmp_path: Path) -> None:
     _, stdout, _ = run(tmp_path, "--help")
-    assert set(RECIPES) <= set(stdout.split())
+    assert set(RECIPES) | set(LOCOMOTION) <= set(stdout.split())
     assert "Examples:" in stdout
     assert "--transitions" in stdout
 
 
 def test_a_worker_starts_without_jax(tmp_path: Path) -> None:
-    program = pool.WORKER.replace("worker.serve(", "print('jax' in sys.modules, 'numpy' in sys.modules, ")
+    program = pool.WORKER.replace(
+        "worker.serve(",
+        "import rl.data.recipes.locomotion; print('jax' in sys.modules, 'numpy' in sys.modules, ",
+    )
     command = [sys.executable, "-c", program, str(ROOT / "rl"), str(tmp_path), *sys.path]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.startswith("False True")

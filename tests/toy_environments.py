@@ -46,6 +46,46 @@ class Countdown(gymnasium.Env):
         return np.array([self.left, self.length, self.draw])
 
 
+class Mortal(gymnasium.Env):
+    """Kills its process at its third step, if the file that MORTAL names exists, and removes that file first."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int):
+        self.time += 1
+        if self.time == 3 and os.path.exists(os.environ["MORTAL"]):
+            os.remove(os.environ["MORTAL"])
+            os.kill(os.getpid(), signal.SIGKILL)
+        return np.full(1, self.time / 10, np.float32), float(action), False, False, {}
+
+
+class Poisoned(gymnasium.Env):
+    """At its second step ``part``, reward or observation, is NaN."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def __init__(self, part: str):
+        self.part = part
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray):
+        self.time += 1
+        ill = np.float32(np.nan if self.time == 2 else 0.0)
+        observation = np.full(1, ill if self.part == "observation" else 0.0, np.float32)
+        return observation, float(ill if self.part == "reward" else 0.0), False, False, {}
+
+
 class Spaces(gymnasium.Env):
     """An environment whose spaces are given, which remembers the action it received and observes zeros."""
 
@@ -104,6 +144,9 @@ gymnasium.register("CountdownFade-v0", Countdown, kwargs={"fade": True})
 gymnasium.register("Spaces-v0", Spaces)
 gymnasium.register("Killed-v0", Unhealthy, kwargs={"ill": "killed"})
 gymnasium.register("Raises-v0", Unhealthy, kwargs={"ill": "raises"})
+gymnasium.register("NanReward-v0", Poisoned, kwargs={"part": "reward"})
+gymnasium.register("NanObservation-v0", Poisoned, kwargs={"part": "observation"})
+gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
 gymnasium.register(
     "DictObservation-v0",

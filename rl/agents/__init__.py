@@ -11,7 +11,7 @@ import difflib
 import importlib
 from types import ModuleType
 
-from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac_n, td3_bc
+from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
 
 AGENTS: dict[str, ModuleType] = {
     "bc": bc,
@@ -20,7 +20,9 @@ AGENTS: dict[str, ModuleType] = {
     "edac": edac,
     "iql": iql,
     "rebrac": rebrac,
+    "sac": sac,
     "sac_n": sac_n,
+    "td3": td3,
     "td3_bc": td3_bc,
 }
 

@@ -155,11 +155,14 @@ def _continuous(config: Config, spec: Spec, head: ValueHead, optimiser: Optimise
         del key
         return mlp.squashed_mode(policy.apply(state.params["policy"], observation))
 
+    def explore(state: State, observation: Array, key: Key) -> Array:
+        return policy.apply(state.params["policy"], observation).sample(seed=key)
+
     def value(state: State, observation: Array, key: Key) -> Array:
         outputs, bonus = bootstrap(state, observation, key)
         return head.value(outputs) + bonus
 
-    return Learner(init, update, act, value)
+    return Learner(init, update, act, value, explore)
 
 
 def _discrete(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> Learner:

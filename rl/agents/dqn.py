@@ -5,14 +5,19 @@
 
 With the `c51` head this is C51, with `quantile` QR-DQN, with `hl_gauss` the agent of "Stop Regressing"
 (each with the double estimator unless ``double=False``). The `scalar` head's squared error stands where
-the 2015 paper clips the error's gradient.
+the 2015 paper clips the error's gradient. Images (observations [H, W, C]) go through the 2015 paper's
+convolutions. Targets over several steps are made by the replay (`rl.replay.ring.transitions`).
+
+It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rl.agents.state import Optimiser, descend, follow, require, start
@@ -30,14 +35,18 @@ class Config:
     double: bool = True  # choose the next action with the online network
     target_rate: float = 0.005  # the step of the slow copy; 1 copies
     target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
+    epsilon: float = 0.05  # how often it explores in the end
+    epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
     learning_rate: float = 3e-4  # Adam
+    adam_epsilon: float = 1e-8  # Adam's (Dopamine: 1.5e-4, with categorical heads 3.125e-4)
     hidden: tuple[int, ...] = (256, 256)  # widths of the layers
     layer_norm: bool = False  # in the network
 
 
-def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for continuous actions."""
     require(spec, "dqn", discrete=True)
+    optimiser = optimiser or functools.partial(optax.adam, eps=config.adam_epsilon)
     network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"q": optimiser(config.learning_rate)}
 
@@ -50,25 +59,36 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         selector = network.apply(state.params["q"], observation) if config.double else q
         return bellman.double_q(head, q, selector)
 
-    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+    def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         del key
         next_outputs = bootstrap(state, batch.next_observation)
         target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
 
         def loss(params):
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
-            return head.loss(q, target).mean(), head.value(q).mean()
+            each = head.loss(q, target)
+            return (weight * each).mean(), (each, head.value(q).mean())
 
-        (value, q), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+        (value, (each, q)), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate, config.target_period)
-        return state._replace(step=state.step + 1), {"critic_loss": value, "q": q}
+        return state._replace(step=state.step + 1), {"critic_loss": value, "q": q}, each
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        return weighted(state, batch, jnp.ones_like(batch.reward), key)[:2]
 
     def act(state: State, observation: Array, key: Key) -> Array:
         del key
         return head.value(network.apply(state.params["q"], observation)).argmax(-1)
 
+    def explore(state: State, observation: Array, key: Key) -> Array:
+        which, what = jax.random.split(key)
+        best = act(state, observation, key)
+        epsilon = jnp.maximum(config.epsilon, 1 - (1 - config.epsilon) * state.step / config.epsilon_updates)
+        random = jax.random.randint(what, best.shape, 0, spec.action_size)
+        return jnp.where(jax.random.uniform(which, best.shape) < epsilon, random, best)
+
     def value(state: State, observation: Array, key: Key) -> Array:
         del key
         return head.value(bootstrap(state, observation))
 
-    return Learner(init, update, act, value)
+    return Learner(init, update, act, value, explore, weighted)

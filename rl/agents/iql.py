@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from rl.agents.state import Optimiser, descend, follow, start
@@ -99,8 +100,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], observation).mode()
 
+    def explore(state: State, observation: Array, key: Key) -> Array:
+        action = policy.apply(state.params["policy"], observation).sample(seed=key)
+        return action if spec.discrete else jnp.clip(action, -1.0, 1.0)
+
     def continuation(state: State, observation: Array, key: Key) -> Array:
         del key
         return head.value(value.apply(state.params["value"], observation))
 
-    return Learner(init, update, act, continuation)
+    return Learner(init, update, act, continuation, explore)

@@ -15,6 +15,7 @@ the authors' code. Differences: hidden biases start from 0 (theirs: 0.1).
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -118,8 +119,21 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return mlp.squashed_mode(policy.apply(state.params["policy"], observation))
 
+    def explore(state: State, observation: Array, key: Key) -> Array:
+        return policy.apply(state.params["policy"], observation).sample(seed=key)
+
     def value(state: State, observation: Array, key: Key) -> Array:
         outputs, log_prob = bootstrap(state, observation, key)
         return head.value(outputs) - jnp.exp(state.params["log_alpha"]) * log_prob
 
-    return Learner(init, update, act, value)
+    return Learner(init, update, act, value, explore)
+
+
+def critics(config: Config, spec: Spec, head: ValueHead) -> Callable[[State, Array, Array], Array]:
+    """What each critic says: a function of (state, observations [..., O], actions [..., D]) -> values [N, ...]."""
+    network = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), config.critics)
+
+    def values(state: State, observation: Array, action: Array) -> Array:
+        return head.value(network.apply(state.params["critic"], observation, action))
+
+    return values

@@ -56,7 +56,11 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
     """Raises ValueError if ``agent`` cannot handle the kind of action in ``spec``."""
     if spec.discrete != discrete:
         have = "integer" if spec.discrete else "continuous"
-        use = "dqn, cql, iql or bc" if spec.discrete else "iql, td3_bc, rebrac, cql, sac_n, edac or bc"
+        use = (
+            "dqn, cql, iql or bc"
+            if spec.discrete
+            else "sac, td3, iql, td3_bc, rebrac, cql, sac_n, edac or bc"
+        )
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from rl.data import d4rl, minari, ogbench, synthetic
+from rl.data import d4rl, minari, ogbench, recipes, synthetic
 from rl.data.steps import DataError, Loaded, digest, from_steps
 
 __all__ = ["DataError", "Loaded", "digest", "from_steps", "load", "names"]
@@ -25,7 +25,8 @@ def load(
 ) -> Loaded:
     """The dataset called ``name``: one of `names`, or a file.
 
-    - ``hopper-medium-v2`` …: D4RL (`rl.data.d4rl`); so is a path that ends in ``.hdf5`` or ``.h5``.
+    - ``hopper-medium-v2`` …: D4RL (`rl.data.d4rl`); so is a path that ends in ``.hdf5`` or ``.h5``, and
+      ``hopper-medium-regen-v5`` …, which `rl.data.recipes` makes.
     - ``cube-single-play-singletask-v0`` …: OGBench (`rl.data.ogbench`); so is a path that ends in ``.npz``.
     - ``minari:D4RL/door/human-v2``, ``minari:/path/to/dataset``: Minari (`rl.data.minari`).
     - ``synthetic-continuous``, ``synthetic-discrete``: made on the spot (`rl.data.synthetic`).
@@ -44,7 +45,7 @@ def load(
         return minari.load(
             name.removeprefix("minari:"), folder=folder, clip_actions=clip_actions, environment=environment
         )
-    if name in d4rl.DATASETS or name.endswith((".hdf5", ".h5")):
+    if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
         return d4rl.load(name, folder=folder, clip_actions=clip_actions, environment=environment)
     if ogbench.known(name) or name.endswith(".npz"):
         return ogbench.load(name, folder=folder, clip_actions=clip_actions, environment=environment)
@@ -60,4 +61,4 @@ def load(
 
 def names() -> list[str]:
     """Every name that can be loaded without naming a file, sorted (Minari's ids are not among them)."""
-    return sorted([*d4rl.DATASETS, *ogbench.names(), *synthetic.NAMES])
+    return sorted([*d4rl.DATASETS, *recipes.LOCOMOTION, *ogbench.names(), *synthetic.NAMES])

@@ -9,8 +9,10 @@ download and compares it at every later load.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,6 +130,13 @@ DATASETS = dict(_entries())
 """Every dataset that can be asked for by name."""
 
 
+def locomotion_reference(environment: str) -> tuple[float, float]:
+    """D4RL's (random, expert) return of a gymnasium locomotion task of any version, ``Hopper-v5`` say."""
+    task = _LOCOMOTION[environment.rpartition("-")[0].lower()]
+    assert task.reference is not None
+    return task.reference
+
+
 def load(
     name_or_path: str,
     *,
@@ -138,6 +147,9 @@ def load(
 ) -> Loaded:
     """A D4RL dataset by its name, downloaded if it is not in ``folder``, or any file in its layout by path.
 
+    Locomotion tiers made again by ``experiments.collect`` (``hopper-medium-regen-v5``) are found in ``folder`` or
+    where it puts them. Their files name the environment; the reference is D4RL's, the note gives the recipe's own.
+
     The layout: ``observations``, ``actions``, ``rewards``, ``terminals`` of equal length and optionally
     ``timeouts`` and ``next_observations``. Where the file holds next observations they are used, so that the
     step at a time limit is kept, unlike in d4rl's ``qlearning_dataset``. Rewards are as logged.
@@ -146,9 +158,9 @@ def load(
     datasets of locomotion, gymnasium-robotics' -v1 for Adroit.
 
     Args:
-        name_or_path: one of `DATASETS`, or a path that ends in ``.hdf5`` or ``.h5``.
+        name_or_path: one of `DATASETS`, a regenerated tier, or a path that ends in ``.hdf5`` or ``.h5``.
         folder: where named files are; by default where the d4rl package keeps them: ``$D4RL_DATASET_DIR``,
-            else ``~/.d4rl/datasets``.
+            else ``~/.d4rl/datasets``; for regenerated tiers ``$HEADWAY_HOME/locomotion``.
         sha256: the checksum the file must have.
         clip_actions: clip actions to [-1, 1] rather than refuse values outside.
         environment: to evaluate in, instead of the dataset's own.
@@ -165,11 +177,9 @@ def load(
             download.fetch(entry.url, path, sha256, check=_check)
         task = entry.task
     else:
-        path = Path(name_or_path).expanduser()
-        source = f"D4RL layout: {path.name}"
+        path = _path(name_or_path, folder)
         task = _task(path, environment)
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
+        source = f"D4RL layout{', regenerated' * ('regenerated' in recorded(path))}: {path.name}"
     download.verify(path, sha256)
     steps = _read(path)
     dataset = from_steps(
@@ -197,8 +207,42 @@ def _file(entry: Entry) -> str:
     return entry.url.rsplit("/", 1)[-1]
 
 
+def recorded(path: str | Path) -> dict[str, Any]:
+    """What a file says of itself in its attributes; nothing in D4RL's own, all of its card in a regenerated one.
+
+    Raises:
+        DataError: the file cannot be read as HDF5.
+        ImportError: h5py is not installed.
+    """
+    with _open(Path(path).expanduser()) as file:
+        return {name: _parsed(value) for name, value in file.attrs.items()}
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(("{", "[")):
+        return json.loads(value)
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _path(name_or_path: str, folder: str | Path | None) -> Path:
+    """Where a file lies that nobody publishes."""
+    from rl.data import recipes
+
+    path, remedy = Path(name_or_path).expanduser(), ""
+    if name_or_path in recipes.LOCOMOTION:
+        recipe = recipes.LOCOMOTION[name_or_path]
+        path = Path(folder or recipes.default_folder(recipe.family)).expanduser() / recipe.file
+        remedy = f"; make it on this machine: python -m experiments.collect --dataset={name_or_path}"
+    if not path.is_file():
+        raise DataError(f"there is no file {path}{remedy}")
+    return path
+
+
 def _task(path: Path, environment: str | None) -> Task:
-    """What is known of a file by its name if that is a published one, else by its environment."""
+    """What is known of a file: what it records, or by its name if that is a published one, or by its environment."""
+    known = recorded(path)
+    if "regenerated" in known:
+        return Task(tuple(known["reference_d4rl"]), known["environment"], _regenerated_note(known))
     for entry in DATASETS.values():
         if _file(entry) == path.name:
             return entry.task
@@ -208,13 +252,30 @@ def _task(path: Path, environment: str | None) -> Task:
     return Task(None, None, "no environment: the file does not name one; choose it (environment=...)")
 
 
+def _regenerated_note(known: Mapping[str, Any]) -> str:
+    own = ""
+    if "reference_recipe" in known:
+        own = " (those of the policies that made it: {:.1f} and {:.1f})".format(*known["reference_recipe"])
+    return (
+        "regenerated, not D4RL's file: normalised by D4RL's random and expert returns, "
+        "{:.1f} and {:.1f}".format(*known["reference_d4rl"])
+        + own
+    )
+
+
 def _read(path: Path) -> dict[str, Any]:
     """The arrays `from_steps` takes, as they are in the file."""
+    with _open(path) as file:
+        require(file, _REQUIRED, str(path))
+        return {name: np.asarray(file[name][()]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+
+
+@contextlib.contextmanager
+def _open(path: Path) -> Iterator[Any]:
     h5py = _h5py()
     try:
         with h5py.File(path, "r") as file:
-            require(file, _REQUIRED, str(path))
-            return {name: np.asarray(file[name][()]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+            yield file
     except (OSError, TypeError) as error:  # TypeError: a group where an array should be
         raise DataError(
             f"{path} cannot be read as HDF5 ({error}): cut short, or another format; delete it and load "

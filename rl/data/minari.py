@@ -1,12 +1,13 @@
-"""Minari datasets, read with Minari's own package: local ones, or downloaded by it.
+"""Minari datasets, read and written with Minari's own package: local ones, or downloaded by it.
 
-Nothing here knows Minari's files; it walks the episodes the package gives.
+Nothing here knows Minari's files; it walks the episodes the package gives, or hands episodes to it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,84 @@ def load(
     )
 
 
-def _open(name_or_path: str, folder: str | Path | None) -> Any:
+def write(data: Loaded, name: str) -> None:
+    """Store ``data`` as the local Minari dataset ``name`` (``headway/hopper-medium-regen-v5``), with one entry per episode.
+
+    Observations are float32 and actions lie in [-1, 1]; environment and reference go along if they are known.
+    Rewards, ends and successors are those of ``data``: reading it back with `load` gives the same digest.
+
+    Raises:
+        DataError: there is such a dataset, the name is not one for Minari, a step ends the task but not its episode,
+            or the environment's own actions are not in [-1, 1].
+        ImportError: minari is not installed.
+    """
+    minari = _minari()
+    transitions, last = data.dataset
+    terminal = transitions.discount == 0
+    if data.spec.discrete or transitions.observation.ndim != 2:
+        raise DataError(f"{data.source}: only flat observations and continuous actions are converted")
+    if (terminal & ~last).any():
+        raise DataError(f"{data.source}: the log goes on after a terminal step, which Minari cannot say")
+    reference = dict(zip(("ref_min_score", "ref_max_score"), data.reference or (), strict=False))
     try:
-        import minari
-    except ImportError as error:
-        raise ImportError("Minari datasets need minari: pip install 'headway[minari]'") from error
+        with warnings.catch_warnings():  # that nobody is named as the author
+            warnings.simplefilter("ignore")
+            minari.create_dataset_from_buffers(
+                name,
+                tqdm(
+                    _buffers(data, minari.data_collector.EpisodeBuffer),
+                    total=int(last.sum()),
+                    desc=name,
+                    delay=2,
+                ),
+                env=_unit_environment(data),
+                observation_space=_space(np.inf, data.spec.observation_shape),
+                action_space=_space(1.0, (data.spec.action_size,)),
+                description=f"{data.source}. {data.note}",
+                **reference,
+            )
+    except ValueError as error:
+        raise DataError(f"Minari cannot write {name!r}: {error}") from error
+
+
+def _buffers(data: Loaded, buffer: Any) -> Iterator[Any]:
+    transitions, last = data.dataset
+    first = 0
+    for end in (np.flatnonzero(last) + 1).tolist():
+        episode = slice(first, end)
+        ends = np.arange(first + 1, end + 1) == end
+        terminal = transitions.discount[episode] == 0
+        yield buffer(
+            observations=np.concatenate(
+                [transitions.observation[episode], transitions.next_observation[end - 1 : end]]
+            ),
+            actions=transitions.action[episode],
+            rewards=transitions.reward[episode],
+            terminations=terminal,
+            truncations=ends & ~terminal,
+        )
+        first = end
+
+
+def _space(bound: float, shape: tuple[int, ...]) -> Any:
+    from gymnasium import spaces
+
+    return spaces.Box(-bound, bound, shape, np.float32)
+
+
+def _unit_environment(data: Loaded) -> str | None:
+    import gymnasium
+
+    if data.environment is None:
+        return None
+    box: Any = gymnasium.make(data.environment).action_space
+    if not (np.all(box.low == -1) and np.all(box.high == 1)):
+        raise DataError(f"{data.source}: {data.environment} takes {box}, but the actions here are in [-1, 1]")
+    return data.environment
+
+
+def _open(name_or_path: str, folder: str | Path | None) -> Any:
+    minari = _minari()
     try:
         if name_or_path.startswith(("/", ".", "~")):
             path = Path(name_or_path).expanduser()
@@ -93,6 +167,14 @@ def _open(name_or_path: str, folder: str | Path | None) -> Any:
             f"Minari cannot load {name_or_path} ({type(error).__name__}: {error}); 'minari list local' and "
             "'minari list remote' show what there is"
         ) from error
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise ImportError("Minari datasets need minari: pip install 'headway[minari]'") from error
+    return minari
 
 
 def _box(space: Any, source: str) -> tuple[Any, Any, int | None, int]:

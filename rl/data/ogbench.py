@@ -154,7 +154,7 @@ def _find(name: str, folder: str | Path | None) -> Path:
 
     cache = Path(_CACHE).expanduser()
     chosen = Path(folder).expanduser() if folder else cache
-    for place in (chosen, cache, recipes.default_folder()):
+    for place in (chosen, cache, recipes.default_folder("ogbench")):
         if (place / f"{name}.npz").is_file():
             return place / f"{name}.npz"
     path = chosen / f"{name}.npz"

@@ -8,6 +8,6 @@ environments that are pure JAX, with exact evaluation, are modules that only the
 """
 
 from rl.envs.registry import make, spec
-from rl.envs.workers import Step, Vector, vector
+from rl.envs.workers import Step, Vector, WorkerDied, vector
 
-__all__ = ["Step", "Vector", "make", "spec", "vector"]
+__all__ = ["Step", "Vector", "WorkerDied", "make", "spec", "vector"]

@@ -17,6 +17,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rl.envs import atari
+
 if TYPE_CHECKING:
     from rl.types import Spec
 
@@ -33,9 +35,10 @@ _OLD_MUJOCO = (
 def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     """One environment by its registered name, in the library's convention.
 
-    Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``) and OGBench
-    (``cube-single-singletask-task1-v0``). A name of the form ``module:Name-v0`` imports ``module`` first,
-    which registers it: ``ale_py:ALE/Pong-v5``, or an environment of your own.
+    Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``), OGBench
+    (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
+    shows it). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment
+    of your own.
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Continuous actions are
     flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box;
@@ -84,7 +87,7 @@ def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit."""
     _register(name)
     try:
-        env = gymnasium.make(name, disable_env_checker=True)
+        env = gymnasium.make(name, disable_env_checker=True, **(atari.OPTIONS if _is_atari(name) else {}))
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
     except gymnasium.error.Error as error:
@@ -93,7 +96,13 @@ def _build(name: str) -> gymnasium.Env:
         remedy = _OLD_MUJOCO if name.startswith(("Fetch", "FrankaKitchen", "Hand")) else ""
         raise RuntimeError(f"environment {name!r} could not be built: {error!r}{remedy}") from error
     assert env.spec is not None
+    if _is_atari(name):
+        return atari.Screen(env)
     return _OwnRandomness(env) if str(env.spec.entry_point).startswith("ogbench.") else env
+
+
+def _is_atari(name: str) -> bool:
+    return name.startswith("ALE/")
 
 
 def _register(name: str) -> None:
@@ -102,6 +111,8 @@ def _register(name: str) -> None:
         return
     if name.startswith(_ROBOTICS):
         module, extra = "gymnasium_robotics", "d4rl"
+    elif _is_atari(name):
+        module, extra = "ale_py", "atari"
     elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never
         module, extra = "ogbench", "ogbench"
     else:

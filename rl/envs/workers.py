@@ -20,12 +20,17 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import gymnasium
 import numpy as np
 
-from rl.envs import registry
+from rl.envs import registry, snapshot
 
 if TYPE_CHECKING:
     from rl.types import Spec
+
+
+class WorkerDied(RuntimeError):
+    """A process that holds environments ended by itself: it was killed, ran out of memory or crashed."""
 
 
 class Step(NamedTuple):
@@ -80,6 +85,14 @@ class Vector:
             active = np.ones(self.count, bool)
         return Step(*map(np.concatenate, zip(*self._everywhere("step", actions, active), strict=True)))
 
+    def snapshot(self) -> list[snapshot.Snapshot | str]:
+        """The whole state of every copy, or why it cannot be had (see `rl.envs.snapshot`)."""
+        return [copy for part in self._everywhere("snapshot") for copy in part]
+
+    def restore(self, snapshots: Sequence[snapshot.Snapshot | None]) -> None:
+        """Bring every copy to the state in its snapshot, None for copies to leave as they are."""
+        self._everywhere("restore", snapshots)
+
     def close(self) -> None:
         """Close the environments and end the workers; harmless if repeated."""
         self._finalizer()
@@ -117,7 +130,7 @@ def vector(name: str, count: int, processes: int | None = None) -> Vector:
 
     Raises:
         ValueError, TypeError, ImportError: as `rl.envs.make`, wherever the copies live.
-        RuntimeError: an environment failed, or a worker died.
+        RuntimeError: an environment failed, or (`WorkerDied`) a worker did.
     """
     if count < 1:
         raise ValueError(f"count must be at least 1, got {count}")
@@ -173,6 +186,14 @@ class _Copies:
             )
             success[i] = info.get("success", np.nan)
         return self._observation, reward, terminated, truncated, success
+
+    def snapshot(self) -> list[snapshot.Snapshot | str]:
+        return [_snapshot(env) for env in self._envs]
+
+    def restore(self, snapshots: Sequence[snapshot.Snapshot | None]) -> None:
+        for env, saved in zip(self._envs, snapshots, strict=True):
+            if saved is not None:
+                snapshot.put(env, saved)
 
     def close(self) -> None:
         for env in self._envs:
@@ -239,13 +260,20 @@ class _Worker:
             self._process.kill()
             self._process.wait()
 
-    def _death(self) -> RuntimeError:
+    def _death(self) -> WorkerDied:
         code = self._process.wait()
         how = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         hint = (
             "; SIGKILL often means that memory ran out: use fewer copies" if code == -signal.SIGKILL else ""
         )
-        return RuntimeError(f"an environment worker (process {self._process.pid}) died: {how}{hint}")
+        return WorkerDied(f"an environment worker (process {self._process.pid}) died: {how}{hint}")
+
+
+def _snapshot(env: gymnasium.Env) -> snapshot.Snapshot | str:
+    try:
+        return snapshot.take(env)
+    except snapshot.NoSnapshot as reason:
+        return str(reason)
 
 
 def _close(parts: list[_Here | _Worker]) -> None:

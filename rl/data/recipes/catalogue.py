@@ -19,6 +19,16 @@ class Recipe(NamedTuple):
     episodes: int  # training episodes; a tenth as many are added for validation
     steps: int  # transitions per episode
 
+    @property
+    def family(self) -> str:
+        """The folder, under the one of all datasets, where this kind is kept."""
+        return "ogbench"
+
+    @property
+    def file(self) -> str:
+        """The name of the training file."""
+        return f"{self.dataset}.npz"
+
 
 _PUBLISHED = (
     # environment, kinds, training episodes, transitions per episode
@@ -51,13 +61,42 @@ RECIPES = {
 }
 
 
-def find(dataset: str) -> Recipe:
+class Locomotion(NamedTuple):
+    """One tier of locomotion data, made by the protocol of D4RL (Fu et al., 2020) on a current environment."""
+
+    dataset: str
+    env: str  # gymnasium id of the environment
+    tier: str
+
+    @property
+    def family(self) -> str:
+        """The folder, under the one of all datasets, where this kind is kept."""
+        return "locomotion"
+
+    @property
+    def file(self) -> str:
+        """The name of the file."""
+        return f"{self.dataset}.hdf5"
+
+
+TIERS = ("random", "medium", "medium-replay", "medium-expert", "expert")
+
+LOCOMOTION = {
+    recipe.dataset: recipe
+    for env in ("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5")
+    for tier in TIERS
+    for recipe in [Locomotion(f"{env.removesuffix('-v5').lower()}-{tier}-regen-v5", env, tier)]
+}
+
+
+def find(dataset: str) -> Recipe | Locomotion:
     """Return the recipe called ``dataset``.
 
     Raises:
       ValueError: no such recipe; the message suggests the nearest names.
     """
-    if dataset in RECIPES:
-        return RECIPES[dataset]
-    near = difflib.get_close_matches(dataset, RECIPES, n=3, cutoff=0.5) or list(RECIPES)
+    known: dict[str, Recipe | Locomotion] = {**RECIPES, **LOCOMOTION}
+    if dataset in known:
+        return known[dataset]
+    near = difflib.get_close_matches(dataset, known, n=3, cutoff=0.5) or list(known)
     raise ValueError(f"No recipe makes {dataset!r}. Did you mean {' or '.join(near)}?")

@@ -1,4 +1,4 @@
-"""Runs a recipe: many processes, one result. Episodes in, OGBench's files and a card that describes them out."""
+"""Carries out a plan: many processes, one result. Chunks in, files and a card that describes them out."""
 
 from __future__ import annotations
 
@@ -6,112 +6,91 @@ import contextlib
 import fcntl
 import importlib.metadata
 import json
-import math
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
-import numpy as np
 from tqdm import tqdm
 
 from rl.data.recipes import pool, storage
-from rl.data.recipes.catalogue import Recipe, find
-from rl.data.recipes.worker import SPLITS, Chunk
-
-CHUNK_ROWS = 1000  # episodes are grouped into chunks of about this many rows; a chunk is what a stop can lose
-PACKAGES = ("ogbench", "mujoco", "dm_control", "gymnasium", "numpy", "scipy")
+from rl.data.recipes.pool import Chunk
 
 
-class Plan(NamedTuple):
-    """What is to be made; two equal plans make equal files."""
-
-    recipe: Recipe
-    seed: int
-    episode_steps: int  # transitions per episode; one row more is stored
-    episodes: dict[str, int]  # by split
+class Plan(Protocol):
+    """What is to be made; plans with equal ``settings`` and ``size`` make equal files."""
 
     @property
-    def rows(self) -> int:
-        return self.episode_steps + 1
+    def dataset(self) -> str:
+        """The dataset's name, after which the card and the folder of unfinished work are called."""
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"dataset": self.recipe.dataset, "seed": self.seed, "episode_steps": self.episode_steps}
+        """What every chunk depends on."""
 
     @property
-    def command(self) -> str:
-        transitions = self.episodes["train"] * self.episode_steps
-        return (
-            f"python -m experiments.collect --dataset={self.recipe.dataset} --transitions={transitions}"
-            f" --episode_steps={self.episode_steps} --seed={self.seed}"
-        )
+    def size(self) -> dict[str, Any]:
+        """How much is made: unfinished work of another size can be continued."""
 
-    def chunks(self) -> list[Chunk]:
-        size, name = max(1, CHUNK_ROWS // self.rows), self.recipe.dataset
-        return [
-            Chunk(name, self.rows, self.seed, split, first, min(first + size, episodes))
-            for split, episodes in self.episodes.items()
-            for first in range(0, episodes, size)
-        ]
+    @property
+    def files(self) -> Mapping[str, str]:
+        """{split: file name}; a user is told of the first."""
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """The packages whose versions decide the bits."""
+
+    @property
+    def extra(self) -> str:
+        """The extra of this library that installs them."""
+
+    def chunks(self) -> Sequence[Chunk]:
+        """All the work."""
+
+    def join(self, work: Path, joined: Mapping[str, Path], versions: dict[str, str]) -> dict[str, Any]:
+        """Write the finished chunks in ``work`` as one file per split; return what the card says of them."""
 
 
-def default_folder() -> Path:
-    """Return where datasets are kept: ``$HEADWAY_HOME/ogbench``, by default ``~/.headway/ogbench``."""
-    return Path(os.environ.get("HEADWAY_HOME") or "~/.headway").expanduser() / "ogbench"
+def default_folder(family: str) -> Path:
+    """Return where datasets of a family, ``ogbench`` or ``locomotion``, are kept.
+
+    It is ``$HEADWAY_HOME/<family>``, by default ``~/.headway/<family>``.
+    """
+    return Path(os.environ.get("HEADWAY_HOME") or "~/.headway").expanduser() / family
 
 
-def collect(
-    dataset: str,
-    *,
-    out: str | os.PathLike | None = None,
-    transitions: int | None = None,
-    seed: int = 0,
-    processes: int | None = None,
-    episode_steps: int | None = None,
-    overwrite: bool = False,
-    progress: bool = True,
-) -> Path:
-    """Make ``dataset`` and return the path of its training file, which ``ogbench`` itself can load.
-
-    Writes ``<dataset>.npz``, ``<dataset>-val.npz`` (a further tenth of the episodes, at least one) and the card
-    ``<dataset>.json`` into ``out``. Episode i of a split is a function of (seed, split, i) alone: the files do
-    not depend on ``processes``, nor on how often the run was stopped and continued. Bits are equal on the same
-    machine type with the same packages; the card names the latter. What is there already is not made again.
+def run(plan: Plan, folder: Path, *, processes: int | None, overwrite: bool, progress: bool) -> Path:
+    """Make what ``plan`` says in ``folder``, unless it is there, and return the path of its first file.
 
     Args:
-      dataset: a name in ``RECIPES``.
-      out: folder of the files; `default_folder` if None.
-      transitions: training transitions, rounded up to whole episodes; as published if None.
-      seed: non-negative.
+      plan: what to make.
+      folder: made if missing.
       processes: how many to run; the cores this process may use if None.
-      episode_steps: transitions per episode; as published if None. Shorter is for trials.
       overwrite: replace files of other settings, and discard unfinished work of other settings.
       progress: show a bar with the time left.
 
     Raises:
-      ValueError: unknown dataset, or a number out of range.
+      ValueError: ``processes`` is less than 1.
       FileExistsError: files or unfinished work of other settings are in the way.
-      ImportError: ``ogbench`` is not installed.
+      ImportError: a package that the plan needs is not installed.
       RuntimeError: a process died, the disk is full, or another run works on the same dataset. Finished chunks
         are kept, and the same call continues.
     """
-    plan = _plan(dataset, transitions, seed, episode_steps)
     if processes is not None and processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
-    folder = Path(out).expanduser() if out is not None else default_folder()
-    path = folder / f"{dataset}.npz"
-    if _is_finished(plan, folder, overwrite):
+    files = {split: folder / name for split, name in plan.files.items()}
+    path = next(iter(files.values()))
+    if _is_finished(plan, files, overwrite):
         return path
-    versions = _versions()
+    versions = _versions(plan)
     with _work_folder(plan, folder, versions, overwrite) as work:
         try:
             started = time.perf_counter()
             new_rows = _simulate_all(plan, work, processes or _cores(), progress)
             seconds = time.perf_counter() - started
-            _publish(plan, work, folder, versions, new_rows, seconds)
+            _publish(plan, work, files, versions, new_rows, seconds)
         except (OSError, pool.WorkerError) as error:
             raise RuntimeError(
                 f"{error}. Finished chunks are kept in {work}; the same command continues."
@@ -125,41 +104,26 @@ def read_card(path: Path) -> dict[str, Any]:
     return _read_json(path.with_suffix(".json"))
 
 
-def _plan(dataset: str, transitions: int | None, seed: int, episode_steps: int | None) -> Plan:
-    recipe = find(dataset)
-    steps = recipe.steps if episode_steps is None else episode_steps
-    wanted = recipe.episodes * recipe.steps if transitions is None else transitions
-    for name, value, least in (("transitions", wanted, 1), ("episode_steps", steps, 1), ("seed", seed, 0)):
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    episodes = math.ceil(wanted / steps)
-    return Plan(recipe, seed, steps, {"train": episodes, "val": max(1, episodes // 10)})
-
-
 def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _versions() -> dict[str, str]:
+def _versions(plan: Plan) -> dict[str, str]:
     try:
-        return {package: importlib.metadata.version(package) for package in PACKAGES}
+        return {package: importlib.metadata.version(package) for package in plan.packages}
     except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(f"{error.name} is needed to make data: pip install 'headway[ogbench]'") from error
+        raise ImportError(
+            f"{error.name} is needed to make data: pip install 'headway[{plan.extra}]'"
+        ) from error
 
 
 # What is there already.
 
 
-def _files(plan: Plan, folder: Path) -> dict[str, Path]:
-    name = plan.recipe.dataset
-    return {"train": folder / f"{name}.npz", "val": folder / f"{name}-val.npz"}
-
-
-def _is_finished(plan: Plan, folder: Path, overwrite: bool) -> bool:
+def _is_finished(plan: Plan, files: Mapping[str, Path], overwrite: bool) -> bool:
     """Whether the planned files are there; raises where others are and must not be overwritten."""
-    files = _files(plan, folder)
-    wanted = {**plan.settings, "episodes": plan.episodes}
-    card = _read_json(folder / f"{plan.recipe.dataset}.json")
+    wanted = {**plan.settings, **plan.size}
+    card = read_card(next(iter(files.values())))
     same = all(card.get(key) == value for key, value in wanted.items())
     others = [
         str(file)
@@ -188,16 +152,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _work_folder(plan: Plan, folder: Path, versions: dict[str, str], overwrite: bool) -> Iterator[Path]:
     """Open the folder of finished chunks, locked against a second run on the same dataset."""
-    work = folder / f".{plan.recipe.dataset}.partial"
+    work = folder / f".{plan.dataset}.partial"
     work.mkdir(parents=True, exist_ok=True)
     lock = os.open(work, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise RuntimeError(
-                f"Another run is making {plan.recipe.dataset} in {folder}. Wait for it."
-            ) from error
+            raise RuntimeError(f"Another run is making {plan.dataset} in {folder}. Wait for it.") from error
         wanted = {**plan.settings, "versions": versions}
         note = work / "settings.json"
         begun = _read_json(note) or wanted
@@ -227,7 +189,7 @@ def _simulate_all(plan: Plan, work: Path, processes: int, progress: bool) -> int
     with tqdm(
         total=rows_all,
         initial=rows_all - rows_todo,
-        desc=plan.recipe.dataset,
+        desc=plan.dataset,
         unit="step",
         unit_scale=True,
         disable=not progress,
@@ -241,47 +203,27 @@ def _simulate_all(plan: Plan, work: Path, processes: int, progress: bool) -> int
 
 
 def _publish(
-    plan: Plan, work: Path, folder: Path, versions: dict[str, str], new_rows: int, seconds: float
+    plan: Plan, work: Path, files: Mapping[str, Path], versions: dict[str, str], new_rows: int, seconds: float
 ) -> None:
-    """Join the chunks into the two files and put them, with the card, into ``folder``."""
-    joined, digests = {}, {}
-    for split in SPLITS:
-        pieces = [chunk.path(work) for chunk in plan.chunks() if chunk.split == split]
-        with np.load(pieces[0]) as arrays:
-            names = [name for name in arrays.files if name != "counts"]
-        joined[split] = work / f"{split}.npz"
-        digests[split] = storage.join(pieces, joined[split], names, plan.episodes[split] * plan.rows)
-    attempts, reached = _counts([chunk.path(work) for chunk in plan.chunks() if chunk.split == "train"])
+    """Join the chunks into files and put them, with the card, where they belong."""
+    joined = {split: work / f"joined-{path.name}" for split, path in files.items()}
     card = {
         "regenerated": True,
         **plan.settings,
-        "episodes": plan.episodes,
-        "transitions": plan.episodes["train"] * plan.episode_steps,
-        "attempts": attempts,
-        "reached": reached,
-        "command": plan.command,
+        **plan.size,
+        **plan.join(work, joined, versions),
         "versions": versions,
-        "sha256": digests,
         "bytes": {split: path.stat().st_size for split, path in joined.items()},
         "wall_seconds": round(seconds, 3),
         "steps_per_second": round(new_rows / seconds, 1),
-        "steps_resumed": sum(plan.episodes.values()) * plan.rows - new_rows,
+        "steps_resumed": sum(chunk.total_rows for chunk in plan.chunks()) - new_rows,
     }
     # Old files go first and the card comes before the new ones: stopped anywhere in between, the card matches
     # the plan while a file is missing, and the next run continues here.
-    files = _files(plan, folder)
     for file in files.values():
         file.unlink(missing_ok=True)
-    with storage.replacing(folder / f"{plan.recipe.dataset}.json") as stream:
+    first = next(iter(files.values()))
+    with storage.replacing(first.with_suffix(".json")) as stream:
         stream.write((json.dumps(card, indent=2) + "\n").encode())
-    for split in reversed(SPLITS):
+    for split in reversed(list(files)):
         os.replace(joined[split], files[split])
-
-
-def _counts(pieces: list[Path]) -> tuple[int, int]:
-    """Return the attempts and the successes of all episodes in ``pieces``."""
-    total = np.zeros(2, np.int64)
-    for piece in pieces:
-        with np.load(piece) as arrays:
-            total += arrays["counts"].sum(axis=0)
-    return int(total[0]), int(total[1])

@@ -9,12 +9,11 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from rl.data.recipes import worker
-from rl.data.recipes.worker import Chunk
 
 # A worker needs this package but not its parents, whose readers import JAX: a quarter of a second and 100 MB per
 # process. They are put in place empty. (multiprocessing would import them, and the caller's main script as well.)
@@ -29,11 +28,28 @@ worker.serve(pathlib.Path(folder))
 """
 
 
+class Chunk(Protocol):
+    """A piece of work for one process, kept as one file that does not depend on how many processes run.
+
+    Each kind is a NamedTuple called ``Chunk`` in a module of its own, with fields that JSON can hold.
+    """
+
+    @property
+    def total_rows(self) -> int:
+        """What the progress bar counts."""
+
+    def path(self, folder: Path) -> Path:
+        """Where its file lies."""
+
+    def make(self, folder: Path) -> None:
+        """Simulate, and write the file whole or not at all."""
+
+
 class WorkerError(Exception):
     """A worker could not make its chunk, or is gone."""
 
 
-def run(todo: list[Chunk], folder: Path, processes: int) -> Iterator[Chunk]:
+def run(todo: Sequence[Chunk], folder: Path, processes: int) -> Iterator[Chunk]:
     """Make each chunk of ``todo`` in ``folder`` and yield it when it is there, in any order.
 
     With one process, or one chunk, the calling process does the work.
@@ -45,11 +61,11 @@ def run(todo: list[Chunk], folder: Path, processes: int) -> Iterator[Chunk]:
         yield from _run_in_workers(todo, folder, min(processes, len(todo)))
         return
     for chunk in todo:
-        worker.make(chunk, folder)
+        chunk.make(folder)
         yield chunk
 
 
-def _run_in_workers(todo: list[Chunk], folder: Path, processes: int) -> Iterator[Chunk]:
+def _run_in_workers(todo: Sequence[Chunk], folder: Path, processes: int) -> Iterator[Chunk]:
     waiting = iter(todo)
     workers = [_Worker.start(folder) for _ in range(processes)]
     try:
@@ -101,7 +117,7 @@ class _Worker(NamedTuple):
 
     def give(self, chunk: Chunk) -> None:
         with contextlib.suppress(BrokenPipeError):  # it died; `check_answer` will say so
-            self.chunks.write(json.dumps(chunk) + "\n")
+            self.chunks.write(json.dumps([type(chunk).__module__, chunk]) + "\n")
             self.chunks.flush()
 
     def check_answer(self) -> None:

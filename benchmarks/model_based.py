@@ -1,0 +1,265 @@
+"""How fast is an epoch of offline model-based training, beside the same in PyTorch and beside its matrix products?
+
+    python -m benchmarks.model_based
+
+An epoch is 50,000 rollouts of 5 steps in an ensemble of seven networks and 1,000 updates of RAVL (batch 256, ten
+critics) on halfcheetah's sizes; ``fit`` is a thousand updates of the ensemble. Three programs do each, in rounds:
+
+  ours      as the library trains: one compiled call
+  products  the matrix products of it and nothing else: the limit
+  torch     `benchmarks.model_based_peer`: one update per Python step, indices drawn on the host, where torch is there
+
+Only --part of an epoch is timed (rollouts and updates alike), and the table gives whole epochs. Several seeds are one
+program for ours, and one after another for torch. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from benchmarks import cases, products, table
+from experiments import flags
+from rl import log, model_based
+from rl.agents import sac_n
+from rl.dynamics import base, ensemble, rollout, termination
+from rl.replay import dataset as replay
+from rl.values import heads
+
+EPOCH_UPDATES, EPOCH_ROLLOUTS, LENGTH = 1000, 50_000, 5
+FIT_UPDATES = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    critics: int = 10  # N
+    diversity: float = 1.0  # eta
+    seeds: tuple[int, ...] = (1,)  # trained at once; each number is a block of the table
+    part: float = 0.02  # of an epoch and of a fit, that is timed
+    transitions: int = 100_000  # logged rows
+    repeats: int = 3  # timed rounds
+    out: str = ""  # JSON file; by default results/benchmarks/model_based-HARDWARE.json
+    no_torch: bool = False  # leave PyTorch out even where it is installed
+
+
+Programs = dict[str, Callable[[], Any]]
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Measures, writes and returns the results.
+
+    Raises:
+      ValueError: a part that is no share, or nothing to time.
+    """
+    if not 0 < settings.part <= 1 or min(settings.seeds, default=0) < 1 or settings.repeats < 1:
+        raise ValueError("--part must be in (0, 1], --seeds and --repeats at least 1")
+    results: dict[str, Any] = {**log.provenance(), "settings": dataclasses.asdict(settings), "rows": []}
+    results["torch"] = _torch_version() if not settings.no_torch else None
+    path = Path(settings.out or f"results/benchmarks/model_based-{table.slug(results['hardware'])}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    blocks = [(work, seeds) for seeds in settings.seeds for work in (epoch, fit)]
+    with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
+        for work, seeds in blocks:
+            programs = work(settings, seeds)
+            if results["torch"] and seeds == settings.seeds[0]:
+                programs["torch"] = (_torch_epoch if work is epoch else _torch_fit)(settings)
+            row = {"work": work.__name__, "seeds": seeds, **_measure(programs, settings, bar.update)}
+            results["rows"].append(row)
+            log.write_json(path, results)
+    with log.replacing(path.with_suffix(".md")) as partial:
+        partial.write_text(render(results))
+    return results
+
+
+def _measure(
+    programs: Programs, settings: Settings, finished: Callable[[int], Any]
+) -> dict[str, list[float]]:
+    """{program: seconds of every round, of a whole epoch or fit}; a first round warms up."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for number in range(1 + settings.repeats):
+        for name, call in programs.items():
+            began = time.perf_counter()
+            call()
+            if number:
+                seconds[name].append((time.perf_counter() - began) / settings.part)
+        finished(1)
+    return seconds
+
+
+def _scaled(whole: int, settings: Settings) -> int:
+    return max(1, round(whole * settings.part))
+
+
+# ---- ours, and the products in it ---------------------------------------------------------------------------
+
+
+def epoch(settings: Settings, seeds: int) -> Programs:
+    """Rollouts, insertion and updates."""
+    config = sac_n.Config(critics=settings.critics, diversity=settings.diversity)
+    learner = sac_n.make(config, cases.SPEC, heads.scalar())
+    network = ensemble.make(ensemble.Config(), cases.SPEC)
+    dynamics = base.learned(network)
+    loop_config = model_based.Config(
+        rollouts=_scaled(EPOCH_ROLLOUTS, settings), length=LENGTH, updates=_scaled(EPOCH_UPDATES, settings)
+    )
+    loop = model_based.make(loop_config, learner, dynamics, termination.never)
+    dataset = jax.device_put(cases.synthetic(settings.transitions))
+    keys = jax.random.split(jax.random.key(0), seeds)
+    source = model_based.Source(dataset, jax.jit(jax.vmap(network.init))(keys))
+    step = jax.jit(
+        model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"), donate_argnums=0
+    )
+    carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
+
+    def ours() -> None:
+        nonlocal carry
+        carry, _ = jax.block_until_ready(step(carry, source, keys))
+
+    batch = replay.take(dataset, jnp.arange(loop_config.batch_size))
+    state = jax.eval_shape(learner.init, keys[0], batch)
+    model = jax.eval_shape(network.init, keys[0])
+    starts = jax.ShapeDtypeStruct((loop_config.rollouts, *cases.SPEC.observation_shape), np.float32)
+
+    def roll(state: Any, model: Any, observation: Any, key: Any) -> Any:
+        act = lambda observation, key: learner.explore(state, observation, key)  # type: ignore[misc]
+        return rollout.roll(dynamics, termination.never, act, 1, model, observation, key)
+
+    update = products.find(learner.update, state, batch, keys[0])
+    one_step = products.find(roll, state, model, starts, keys[0])
+    parts = [_limit(update, loop_config.updates * seeds), _limit(one_step, LENGTH * seeds)]
+    return {"ours": ours, "products": lambda: [part() for part in parts]}
+
+
+def fit(settings: Settings, seeds: int) -> Programs:
+    """Updates of the ensemble's networks on their own batches."""
+    count = _scaled(FIT_UPDATES, settings)
+    config = ensemble.Config(updates=count)
+    network = ensemble.make(config, cases.SPEC)
+    dataset = cases.synthetic(settings.transitions)
+    rows, _, _ = ensemble._prepare(dataset, cases.SPEC)
+    keys = jax.random.split(jax.random.key(0), seeds)
+    model = jax.eval_shape(network.init, keys[0])
+    params = {"members": model.members, "bounds": model.bounds}
+    example = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((config.members, config.batch_size, *x.shape[1:]), x.dtype), rows
+    )
+    weight = jax.ShapeDtypeStruct((config.members, config.batch_size, rows.outputs.shape[1]), np.float32)
+    gradient = lambda params, batch, weight: jax.grad(ensemble._loss, 1)(config, params, batch, weight)
+    limit = _limit(products.find(gradient, params, example, weight), count * seeds)
+    return {"ours": lambda: jax.block_until_ready(network.fit(dataset, keys)), "products": limit}
+
+
+def _limit(found: list[products.Product], steps: int) -> Callable[[], Any]:
+    operands = jax.jit(lambda key: products.operands(found, key))(jax.random.key(0))
+    program = jax.jit(products.program(found, steps))
+    return lambda: jax.block_until_ready(program(operands))
+
+
+# ---- PyTorch ------------------------------------------------------------------------------------------------
+
+
+def _torch_version() -> str | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    return str(torch.__version__)
+
+
+def _torch_epoch(settings: Settings) -> Callable[[], Any]:
+    import torch
+
+    from benchmarks import model_based_peer as peer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rollouts, updates = _scaled(EPOCH_ROLLOUTS, settings), _scaled(EPOCH_UPDATES, settings)
+    agent = peer.Agent(cases.SPEC, settings.critics, settings.diversity, 256, device)
+    model = peer.Model(cases.SPEC, device)
+    logged = peer.Buffer(cases.SPEC, settings.transitions, device)
+    steps = cases.synthetic(settings.transitions).transitions
+    tensor = lambda x: torch.as_tensor(np.asarray(x), device=device)
+    rewards = tensor(steps.reward)[:, None]
+    observation, action, following = map(tensor, (steps.observation, steps.action, steps.next_observation))
+    logged.add(observation, action, rewards, following, torch.zeros_like(rewards))
+    made = peer.Buffer(cases.SPEC, rollouts * LENGTH * 5, device)
+
+    def call() -> None:
+        peer.rollouts(agent, model, made, logged.sample(rollouts)[0], LENGTH)
+        peer.updates(agent, logged, made, updates, 256, 0.05)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return call
+
+
+def _torch_fit(settings: Settings) -> Callable[[], Any]:
+    import torch
+
+    from benchmarks import model_based_peer as peer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = peer.Model(cases.SPEC, device)
+    rng = np.random.default_rng(0)
+    rows = settings.transitions * 4 // 5
+    # Each network's bootstrap sample is a copy of the training rows, as in the published code.
+    draw = lambda width: torch.as_tensor(rng.standard_normal((7, rows, width), np.float32), device=device)
+    size = cases.SPEC.observation_shape[0]
+    inputs, outputs = draw(size + cases.SPEC.action_size), draw(size + 1)
+
+    def call() -> None:
+        for _ in range(_scaled(FIT_UPDATES, settings)):
+            chosen = rng.integers(0, rows, 256)
+            model.update(inputs[:, chosen], outputs[:, chosen])
+
+    return call
+
+
+# ---- the table ----------------------------------------------------------------------------------------------
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """The table as Markdown, with where it is from."""
+    rows = [("work", "seeds", "ours, s", "products, s", "of limit", "torch, s", "x torch", "epochs/s")]
+    torch = {row["work"]: statistics.median(row["torch"]) for row in results["rows"] if "torch" in row}
+    for row in results["rows"]:
+        ours, limit = statistics.median(row["ours"]), statistics.median(row["products"])
+        theirs = torch.get(row["work"])
+        rows.append(
+            (
+                row["work"],
+                str(row["seeds"]),
+                table.digits(ours),
+                table.digits(limit),
+                f"{limit / ours:.2f}",
+                table.digits(theirs) if theirs else "",
+                table.digits(theirs * row["seeds"] / ours) if theirs else "",
+                table.digits(row["seeds"] / ours) if row["work"] == "epoch" else "",
+            )
+        )
+    settings = results["settings"]
+    note = (
+        f"epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
+        f"{settings['critics']}, eta = {settings['diversity']:g}; fit: {FIT_UPDATES:,} updates of seven networks. "
+        f"A share of {settings['part']:g} was timed."
+    )
+    versions = {"torch": results["torch"]} if results["torch"] else None
+    return "\n".join([*table.source(results, versions), "", note, "", *table.aligned(rows)]) + "\n"
+
+
+def main(_: list[str]) -> None:
+    print(render(run(flags.read(Settings()))))
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,165 @@
+"""Turn a training run of SAC into the behaviour policies of a robot's locomotion tiers.
+
+    python -m experiments.online --agent=sac --env=Hopper-v5 --workdir=runs/hopper
+    python -m experiments.actors --run=runs/hopper --out=rl/data/recipes/actors/Hopper-v5.npz
+
+Every snapshot that the run left is played, with the actions sampled as in the data, in NumPy and with the weights
+rounded to float16 as they are stored. The expert is the best of them; the medium policy is the one nearest to a third
+of the expert's return among those up to the first that reaches it; a few before it stand for the replay buffer.
+Those chosen are played again, in new episodes: the returns in the file were not what they were chosen by.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from absl import app
+from tqdm import tqdm
+
+from experiments import flags
+from rl import checkpoint, envs, log
+from rl.data.recipes import behaviour, locomotion
+from rl.networks import mlp
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about the export."""
+
+    run: str = ""  # the run's folder
+    member: int = 0  # which of the run's seeds
+    out: str = ""  # the file to write
+    episodes: int = 10  # of each snapshot, to choose by; ten times as many of those chosen
+    snapshots: int = 10  # at most so many for the replay tier, the medium policy included
+    seed: int = 0  # of the episodes
+
+
+class Choice(NamedTuple):
+    """Indices of snapshots."""
+
+    replay: np.ndarray  # increasing; the last is the medium policy
+    expert: int
+
+
+def choose(returns: np.ndarray, snapshots: int) -> Choice:
+    """The snapshots to keep by their mean returns [S] in the order of training.
+
+    Raises:
+      ValueError: no snapshot but the expert comes near a third of its return.
+    """
+    expert = int(returns.argmax())
+    goal = returns[expert] / 3
+    reached = int(np.argmax(returns >= goal))
+    medium = int(np.abs(returns[: reached + 1] - goal).argmin())
+    if medium == expert:
+        raise ValueError(
+            "the best snapshot is also the nearest to a third of its return: save snapshots more often"
+        )
+    replay = np.unique(np.linspace(0, medium, snapshots).round().astype(int)) if medium else np.array([0])
+    return Choice(replay, expert)
+
+
+def run(settings: Settings) -> behaviour.Actors:
+    """Writes the file and returns what it holds.
+
+    Raises:
+      ValueError: a setting is missing, the folder holds no snapshots, or `choose` finds no medium policy.
+    """
+    if not (settings.run and settings.out):
+        raise ValueError("--run and --out must both be given")
+    found = read(Path(settings.run), settings.member)
+    name, size = found.card["environment"], found.kernels[-1].shape[-1] // 2
+    first = play(name, map(found.policy, range(len(found.steps))), settings.episodes, (settings.seed, 0))
+    choice = choose(first.mean(1), settings.snapshots)
+    kept = [*choice.replay, choice.expert]
+    again = 10 * settings.episodes
+    returns = play(name, map(found.policy, kept), again, (settings.seed, 1))
+    random = play(name, [locomotion.uniform(size)], again, (settings.seed, 2))[0]
+    chosen = behaviour.Actors(
+        kernels=[kernel[kept] for kernel in found.kernels],
+        biases=[bias[kept] for bias in found.biases],
+        steps=found.steps[kept],
+        returns=returns,
+        random_returns=random,
+        card=found.card | {"medium": len(choice.replay) - 1, "expert": len(choice.replay)},
+    )
+    behaviour.save(Path(settings.out), chosen)
+    return chosen
+
+
+def read(folder: Path, member: int) -> behaviour.Actors:
+    """All snapshots that the run in ``folder`` left after its warm-up, with no returns yet.
+
+    Raises:
+      ValueError: there are no snapshots, or they are of another kind of network.
+    """
+    config = json.loads((folder / log.CONFIG).read_text())
+    recorded = config["config"]["settings"]
+    files = [
+        file
+        for file in sorted((folder / "actors").glob("*.npz"))
+        if int(file.stem) > recorded["learning_starts"]
+    ]
+    if not files:
+        raise ValueError(f"{folder / 'actors'} holds no snapshots of a trained policy")
+    snapshots = [_layers(file, member) for file in files]
+    stacked = [np.stack(arrays).astype(np.float16) for arrays in zip(*snapshots, strict=True)]
+    card = {
+        "environment": recorded["env"],
+        "random_steps": recorded["learning_starts"],
+        "log_std": [mlp.LOG_STD_MIN, mlp.LOG_STD_MAX],
+        "command": config["command"],
+        "seed": recorded["seed"],
+        "member": member,
+        "commit": config["commit"],
+        "versions": config["versions"],
+    }
+    return behaviour.Actors(
+        kernels=stacked[0::2],
+        biases=stacked[1::2],
+        steps=np.array([int(file.stem) for file in files]),
+        returns=np.zeros((len(files), 0), np.float32),
+        random_returns=np.zeros(0, np.float32),
+        card=card,
+    )
+
+
+def _layers(file: Path, member: int) -> list[np.ndarray]:
+    """[kernel, bias, kernel, bias, ...] of one seed's policy."""
+    params = checkpoint.load_params(file)
+    names = [f"Dense_{i}" for i in range(len(params))]
+    if sorted(names) != sorted(params):
+        raise ValueError(f"{file} is no plain multi-layer perceptron: it has {', '.join(params)}")
+    return [params[name][kind][member] for name in names for kind in ("kernel", "bias")]
+
+
+def play(name: str, policies: Iterable[locomotion.Act], episodes: int, seed: tuple[int, ...]) -> np.ndarray:
+    """The undiscounted returns [P, episodes] of P policies' sampled actions, each in the same seeds."""
+    env = envs.make(name)
+    seeds = [np.random.SeedSequence((*seed, episode)) for episode in range(episodes)]
+    returns = [
+        [locomotion.rollout(env, policy, one)["rewards"].sum() for one in seeds]
+        for policy in tqdm(list(policies), desc=f"{name}, {episodes} episodes each", unit="policy")
+    ]
+    return np.array(returns, np.float32)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    settings = flags.read(Settings())
+    chosen = run(settings)
+    for index, (step, returns) in enumerate(zip(chosen.steps, chosen.returns, strict=True)):
+        name = {chosen.card["medium"]: "medium", chosen.card["expert"]: "expert"}.get(index, "")
+        print(
+            f"{step:>9,} steps: return {returns.mean():8.1f}, standard deviation {returns.std():7.1f}  {name}"
+        )
+    print(f"{settings.out}: {Path(settings.out).stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

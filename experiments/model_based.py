@@ -1,0 +1,297 @@
+r"""Train an offline agent in a model of the logged world, several seeds at once, and say how good it is.
+
+    python -m experiments.model_based --agent=ravl --dataset=walker2d-medium-expert-v2 --agent.critics=10
+
+``--agent`` is a method of `rl.model_based`: base, mopo, mopo_disagreement, mobile or ravl, and sac_n or edac, which
+use no model. They differ in settings only, which ``--agent=NAME --help`` lists. ``--truth`` moves the world from an
+untrained model over the learned one to the true dynamics, where the environment has them. The run folder is that of
+`experiments.offline`, and the same command continues an interrupted run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags, offline
+from rl import checkpoint, envs, evaluate, log, model_based, train
+from rl.agents import sac_n
+from rl.dynamics import base, ensemble, termination, truth
+from rl.types import Key, Learner
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(model_based.Config, sac_n.Config):
+    """The agent's hyper-parameters and the loop's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything about a run that is not the method's own."""
+
+    agent: str = "ravl"  # base, mopo, mopo_disagreement, mobile, ravl, sac_n or edac
+    dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
+    data_folder: str = ""  # where named datasets lie, if not in their usual cache
+    environment: str = ""  # where to evaluate and what is true, if not the dataset's own environment
+    clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
+    truth: float = (
+        0.0  # of the world: -1 an untrained model, 0 the learned one, 1 true dynamics; mixtures between
+    )
+    model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log
+    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
+    head_size: int = 101  # outputs of the head (the scalar head has one)
+    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
+    head_high: float = float("nan")  # upper end; nan: from the data
+    seeds: int = 1  # seeds trained at once, each with a model of its own
+    seed: int = 0  # the run's own seed: another value gives other seeds
+    epochs: int = 3000  # of rollouts and updates
+    eval_every: int = 10  # epochs between evaluations, each with a checkpoint
+    eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
+    eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
+    runaway: float = (
+        10.0  # stop where mean Q is this many times the largest value that rewards allow; 0: never
+    )
+    workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
+    overwrite: bool = False  # start again where the folder holds a run
+    tensorboard: bool = True  # write TensorBoard events
+    wandb: bool = False  # log to Weights & Biases too (extra: track)
+
+
+class World(NamedTuple):
+    """Where rollouts happen."""
+
+    dynamics: base.Dynamics
+    params: Any  # [S, ...]
+    truth: base.Dynamics | None  # what rewards are compared with, where it is known
+
+
+def config(method: str) -> Config:
+    """The hyper-parameters of a method.
+
+    Raises:
+      ValueError: there is no such method.
+    """
+    if method not in model_based.METHODS:
+        raise ValueError(
+            f"unknown method {method!r}: known are {', '.join(model_based.METHODS)}; agents without a model "
+            "are trained by experiments.offline"
+        )
+    of_agent, of_loop = model_based.METHODS[method]
+    return Config(**of_agent, **of_loop)
+
+
+def run(settings: Settings, config: Config) -> dict[str, Any]:
+    """Fits the model, trains, evaluates and reports one run; returns what result.json holds.
+
+    A run that is finished is left as it is, and what it found is returned.
+
+    Raises:
+      ValueError: settings that cannot be run; the message names the flag.
+      FloatingPointError: the model diverged.
+      model_based.RunawayQ: see ``--runaway``; the last checkpoint is of an earlier epoch.
+      checkpoint.CheckpointError: the run folder holds another run.
+      train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    check(settings)
+    plain = _as_offline(settings, config)
+    workdir = offline.folder(plain)
+    task = offline.problem(plain, config.discount)
+    name = task.loaded.environment or settings.dataset
+    terminates = termination.of(name)
+    _check_length(config, name)
+    learner = sac_n.make(config, task.loaded.spec, task.head)
+    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    card = {
+        "settings": {
+            key: getattr(settings, key) for key in ("agent", "truth", "model_updates", "head", "seeds")
+        },
+        "config": dataclasses.asdict(config),
+        "digest": task.loaded.digest,
+        "support": task.support,
+    }
+    dynamics, blank, true = worlds(settings, config, task, keys, name)
+    loop = model_based.make(
+        config,
+        learner,
+        dynamics,
+        terminates,
+        model_based.diagnosis(
+            learner, sac_n.critics(config, task.loaded.spec, task.head), dynamics, truth=true
+        ),
+    )
+    dataset = jax.device_put(task.dataset)
+    carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
+    start = {"carry": carry, "world": blank, "seconds": np.zeros(())}
+    earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
+    saved, step = earlier or (start, 0)
+    total = settings.epochs * config.updates
+    if step >= total and (result := offline.finished(workdir, step, total)):
+        return result
+    started = time.time() - saved["seconds"].item()
+    world = saved["world"] if earlier else fit(settings, config, task, keys)
+    bound = model_based.largest_value(task.dataset, config.discount)
+
+    with ExitStack() as stack:
+        episodes = (
+            stack.enter_context(_evaluator(settings, learner, name, task))
+            if task.loaded.environment
+            else None
+        )
+        if settings.overwrite:
+            offline.clear(workdir)
+        record = stack.enter_context(
+            log.open_run(
+                workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
+            )
+        )
+        bar = stack.enter_context(log.progress(total, settings.agent, initial=step))
+        stopping = stack.enter_context(train.stop_requests())
+        epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
+        source = model_based.Source(dataset, world)
+        for carry, report in train.epochs(
+            epoch, saved["carry"], source, keys, (total - step) // config.updates
+        ):
+            step += config.updates
+            number = step // config.updates
+            metrics = {f"train/{key}": value for key, value in report.metrics.items()}
+            due = number % settings.eval_every == 0 or step == total
+            if due and episodes:
+                metrics |= {f"eval/{key}": x for key, x in episodes(carry.learner, number).items()}
+            record.write(step, metrics)
+            bar.update(config.updates)
+            if settings.runaway:
+                model_based.check_values(report, bound, settings.runaway)
+            if due or stopping:
+                tree = {"carry": carry, "world": world, "seconds": np.asarray(time.time() - started)}
+                checkpoint.save(workdir / "checkpoints", step, tree, card)
+            if stopping and step < total:
+                raise train.Interrupted(
+                    f"stopped at update {step}; the same command continues from {workdir}"
+                )
+        result = {
+            **card,
+            "source": task.loaded.source,
+            "environment": task.loaded.environment,
+            "updates": step,
+            "scores": offline.summary(workdir),
+            "wall_seconds": time.time() - started,
+            **log.provenance(),
+        }
+        record.result(result)
+    offline.draw(workdir, plain)
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on numbers that no run can have."""
+    for name in ("seeds", "epochs", "eval_every"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
+    if settings.eval_episodes < 2:
+        raise ValueError(f"--eval_episodes={settings.eval_episodes}: give at least 2")
+    if not -1 <= settings.truth <= 1:
+        raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
+    if settings.model_updates < 0 or settings.runaway < 0:
+        raise ValueError("--model_updates and --runaway must not be negative")
+
+
+def worlds(
+    settings: Settings, config: Config, task: offline.Problem, keys: Key, name: str
+) -> tuple[base.Dynamics, Any, base.Dynamics | None]:
+    """The dynamics that ``--truth`` asks for, their parameters [S, ...] before fitting, and the truth if known.
+
+    Raises:
+      ValueError: true dynamics are asked for where there are none.
+    """
+    true = _truth(name, needed=settings.truth > 0)
+    fitted = _ensemble(settings, task)
+    model, untrained = base.learned(fitted), jax.vmap(fitted.init)(keys)
+    seeds = jnp.zeros(len(keys))
+    if config.real == 1:
+        return model, (), None
+    if settings.truth == 1 and true:
+        return true, (), true
+    if settings.truth > 0 and true:
+        return base.mix(model, true), base.Mixed(untrained, (), seeds + settings.truth), true
+    if settings.truth < 0:
+        return base.mix(model, model), base.Mixed(untrained, untrained, seeds + 1 + settings.truth), true
+    return model, untrained, true
+
+
+def fit(settings: Settings, config: Config, task: offline.Problem, keys: Key) -> Any:
+    """The parameters of `worlds` with the learned model in them; seeds are fitted in one program."""
+    blank = worlds(settings, config, task, keys, task.loaded.environment or settings.dataset)[1]
+    if blank == () or settings.truth == -1:
+        return blank
+    model = _ensemble(settings, task).fit(
+        task.dataset, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+    )
+    if settings.truth > 0:
+        return blank._replace(first=model)
+    if settings.truth < 0:
+        # An untrained network, in the units of the fitted one.
+        untrained = blank.first._replace(mean=model.mean, deviation=model.deviation)
+        return blank._replace(first=untrained, second=model)
+    return model
+
+
+def _ensemble(settings: Settings, task: offline.Problem) -> ensemble.Ensemble:
+    return ensemble.make(ensemble.Config(updates=settings.model_updates), task.loaded.spec)
+
+
+def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
+    try:
+        return truth.of(name)
+    except ValueError:
+        if needed:
+            raise
+        return None
+
+
+def _check_length(config: Config, name: str) -> None:
+    """Raises ValueError if rollouts would be longer than an episode of the environment can be."""
+    limit = envs.make(name).spec.max_episode_steps if name else None
+    if limit and config.length > limit:
+        raise ValueError(f"--agent.length={config.length}: episodes of {name} end after {limit} steps")
+
+
+def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Problem) -> evaluate.Evaluator:
+    return evaluate.evaluator(
+        jax.vmap(learner.act),
+        name,
+        seeds=settings.seeds,
+        episodes=settings.eval_episodes,
+        processes=None if settings.eval_processes < 0 else settings.eval_processes,
+        reference=task.loaded.reference,
+        base_seed=settings.seed,
+    )
+
+
+def _as_offline(settings: Settings, config: Config) -> offline.Settings:
+    """The settings that `experiments.offline` would have for this data, head and folder."""
+    shared = {field.name for field in dataclasses.fields(offline.Settings)}
+    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
+    return offline.Settings(
+        **given | {"eval_every": config.updates, "updates": settings.epochs * config.updates}
+    )
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    result = run(settings, flags.read(config(settings.agent), "agent."))
+    for name, score in result["scores"].items():
+        last = score["last"]
+        print(
+            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
+        )
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings(), config))

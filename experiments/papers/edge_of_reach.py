@@ -1,0 +1,378 @@
+"""Why offline model-based agents fail when their model is perfect, and what repairs them (RAVL, NeurIPS 2024).
+
+    python -m experiments.papers.edge_of_reach
+
+The world is `rl.envs.plane`, known exactly: there is no model error that any penalty could see. Agents start rollouts
+of k steps from logged states and learn from nothing else. Some points can be reached at the last step only; targets
+continue from their values, and nothing ever trains these. The study asks, with several seeds each:
+
+  story     base (two critics) at k = 10 and with whole episodes; an oracle that corrects the values of those points
+            alone; the same oracle at as many points chosen at random; RAVL's ensemble
+  k and N   base with other rollout lengths; k = 10 with other numbers of critics
+  ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
+
+and checks the outcome that the paper's argument predicts. Published are k = 10, the horizon of 30 and the oracle; the
+random control, the sweeps and the ablation are what reviewers asked for, or new.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags
+from rl import log, model_based, plot, train
+from rl.agents import sac_n
+from rl.dynamics import base, termination
+from rl.envs import plane
+from rl.replay.dataset import Dataset
+from rl.types import Array, Key, Learner, Metrics, Params, State, Transition
+from rl.values import heads
+
+WORLD = base.true(plane.step)
+DISCOUNT = 0.99
+SUPPORT = (-100.0, 130.0)  # of categorical heads: the worst and the best reward, for ever
+STARTS = 100_000  # logged states
+EVALUATED = 256  # episodes of an evaluation
+EXTENT = 20.0  # of the value landscape, in each direction
+
+
+class Variant(NamedTuple):
+    """One kind of agent."""
+
+    critics: int = 2  # N
+    length: int = 10  # k
+    diversity: float = 0.0  # eta
+    head: str = "scalar"
+    fan_in: bool = False  # this library's initial weights instead of the published ones
+    patch: str = ""  # whose target values the oracle gives: those at the "edge", as many at "random", or none
+
+
+BASE, WHOLE, RAVL = Variant(), Variant(length=plane.LIMIT), Variant(critics=20)
+STORY = {
+    "base, k = 10": BASE,
+    "base, k = 30, whole episodes": WHOLE,
+    "oracle at the edge of reach": Variant(patch="edge"),
+    "oracle at as many random states": Variant(patch="random"),
+    "RAVL, N = 20": RAVL,
+}
+LENGTHS = (5, 10, 15, 20, 30)
+CRITICS = (2, 5, 10, 20, 50)
+HEADS = ("scalar", "two_hot", "hl_gauss")
+ABLATION = [
+    Variant(critics, 10, diversity, head) for head in HEADS for critics in (2, 20) for diversity in (0.0, 0.1)
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    seeds: int = 5  # agents of each kind
+    epochs: int = 40  # of rollouts and updates
+    updates: int = 500  # per epoch
+    rollouts: int = 256  # started per epoch
+    batch_size: int = 256  # rows per update
+    hidden: tuple[int, ...] = (64, 64)  # widths of every network's layers
+    parts: str = "story,k,N,ablation"  # what to run, comma-separated
+    seed: int = 0  # of everything
+    out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
+
+
+PARTS: dict[str, list[Variant]] = {
+    "story": list(STORY.values()),
+    "k": [Variant(length=k) for k in LENGTHS],
+    "N": [Variant(critics=n) for n in CRITICS],
+    "ablation": ABLATION,
+}
+
+
+class Outcome(NamedTuple):
+    """What a variant's agents did; [T] are epochs and [S] seeds."""
+
+    metrics: dict[str, np.ndarray]  # {name: [T, S]}
+    landscape: np.ndarray  # [H, W] the first seed's values of the plane
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Trains all variants, writes what came out, and returns what result.json holds.
+
+    Raises:
+      ValueError: an unknown part, or too few seeds for an interval.
+    """
+    variants = chosen(settings)
+    began = time.time()
+    outcomes: dict[Variant, Outcome] = {}
+    with log.progress(len(variants) * settings.epochs, "edge of reach") as bar:
+        for variant in variants:
+            bar.set_postfix_str(describe(variant))
+            outcomes[variant] = train_variant(settings, variant, bar.update)
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "wall_seconds": time.time() - began,
+        "variants": [
+            {"name": describe(variant), **variant._asdict(), **summary(outcome.metrics)}
+            for variant, outcome in outcomes.items()
+        ],
+        "checks": checks(outcomes),
+    }
+    folder = Path(settings.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_json(folder / log.RESULT, result)
+    draw(folder, settings, outcomes)
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result, outcomes)) + "\n")
+    return result
+
+
+def chosen(settings: Settings) -> list[Variant]:
+    """The variants of all parts asked for, each once."""
+    parts = settings.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    return list(dict.fromkeys(variant for part in parts for variant in PARTS[part]))
+
+
+def describe(variant: Variant) -> str:
+    """A variant in a few words: what differs from base at k = 10."""
+    words = [f"N = {variant.critics}", f"k = {variant.length}"]
+    words += [f"eta = {variant.diversity:g}"] if variant.diversity else []
+    words += ["fan-in start"] if variant.fan_in else []
+    words += [variant.head] if variant.head != "scalar" else []
+    words += [f"oracle ({variant.patch})"] if variant.patch else []
+    return ", ".join(words)
+
+
+# ---- training ---------------------------------------------------------------------------------------------
+
+
+def train_variant(settings: Settings, variant: Variant, finished: Callable[[int], Any]) -> Outcome:
+    """All seeds of one variant; ``finished`` is told of every epoch by the number 1."""
+    config = sac_n.Config(DISCOUNT, variant.critics, variant.diversity, hidden=settings.hidden)
+    head = heads.make(variant.head, *SUPPORT, 51)
+    learner = sac_n.make(config, plane.SPEC, head)
+    if not variant.fan_in:
+        learner = learner._replace(init=published_start(learner))
+    critics = sac_n.critics(config, plane.SPEC, head)
+    loop = model_based.make(
+        model_based.Config(
+            rollouts=settings.rollouts,
+            length=variant.length,
+            updates=settings.updates,
+            batch_size=settings.batch_size,
+            real=0.0,
+        ),
+        patched(learner, variant),
+        WORLD,
+        termination.never,
+        model_based.diagnosis(
+            learner, critics, WORLD, lambda point, *_: plane.edge_of_reach(point, variant.length)
+        ),
+    )
+    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    source = model_based.Source(logged(jax.random.key(settings.seed)), ())
+    epoch = model_based.over_seeds(loop.epoch, batched=True)
+    start = jax.jit(jax.vmap(loop.init, (0, None)))(keys, source.dataset)
+    evaluate = jax.jit(jax.vmap(lambda state: episode_return(learner, state)))
+    rows = []
+    for carry, report in train.epochs(epoch, start, source, keys, settings.epochs):
+        rows.append({**report.metrics, "return": evaluate(carry.learner)})
+        finished(1)
+    metrics = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+    first = jax.tree.map(lambda x: x[0], carry.learner)
+    return Outcome(metrics, np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first)))
+
+
+def published_start(learner: Learner) -> Callable[[Key, Transition], State]:
+    """Where RAVL's code starts: hidden biases 0.1, last layers near 0, critics' hidden weights U(+-1/sqrt(outputs)).
+
+    Critics' weights are stored transposed there, so that PyTorch's initialiser takes their outputs for their inputs.
+    """
+
+    def layers(key: Key, network: Params, last: float, *, transposed: bool) -> Params:
+        names = sorted(network)
+
+        def layer(key: Key, name: str) -> Params:
+            kernel, bias = network[name]["kernel"], network[name]["bias"]
+            if name == names[-1]:
+                keys = jax.random.split(key)
+                draw = lambda key, x: jax.random.uniform(key, x.shape, minval=-last, maxval=last)
+                return {"kernel": draw(keys[0], kernel), "bias": draw(keys[1], bias)}
+            bound = kernel.shape[-1] ** -0.5
+            drawn = jax.random.uniform(key, kernel.shape, minval=-bound, maxval=bound)
+            return {"kernel": drawn if transposed else kernel, "bias": jnp.full_like(bias, 0.1)}
+
+        return {
+            name: layer(key, name) for key, name in zip(jax.random.split(key, len(names)), names, strict=True)
+        }
+
+    def init(key: Key, batch: Transition) -> State:
+        keys = jax.random.split(key, 3)
+        state = learner.init(keys[0], batch)
+        critic = layers(keys[1], state.params["critic"], 3e-3, transposed=True)
+        policy = layers(keys[2], state.params["policy"], 1e-3, transposed=False)
+        params = {**state.params, "critic": critic, "policy": policy}
+        return state._replace(params=params, target={"critic": jax.tree.map(jnp.copy, critic)})
+
+    return init
+
+
+def logged(key: Key) -> Dataset:
+    """Start states, and nothing else that rollouts read."""
+    point = np.asarray(plane.reset(key, STARTS))
+    nothing = np.zeros(STARTS, np.float32)
+    steps = Transition(point, point, nothing, nothing, point, point, nothing)
+    return jax.device_put(Dataset(steps, np.ones(STARTS, bool)))
+
+
+def patched(learner: Learner, variant: Variant) -> Learner:
+    """The learner whose targets at some next states continue with the best policy's true value."""
+    if not variant.patch:
+        return learner
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        choice_key, update_key = jax.random.split(key)
+        where = plane.edge_of_reach(batch.next_observation, variant.length)
+        if variant.patch == "random":
+            where = jax.random.permutation(choice_key, where)
+        known = DISCOUNT * plane.value(batch.next_observation, DISCOUNT)
+        corrected = batch._replace(
+            reward=batch.reward + jnp.where(where, known, 0.0), discount=batch.discount * ~where
+        )
+        return learner.update(state, corrected, update_key)
+
+    return learner._replace(update=update)
+
+
+def episode_return(learner: Learner, state: State) -> Array:
+    """Mean return of whole episodes; the same starts for every policy."""
+
+    def step(point: Array, _: None) -> tuple[Array, Array]:
+        return plane.step(point, learner.act(state, point, jax.random.key(0)))
+
+    starts = plane.reset(jax.random.key(0), EVALUATED)
+    return jax.lax.scan(step, starts, length=plane.LIMIT)[1].sum(0).mean()
+
+
+def landscape(agent: tuple[Learner, Callable[[State, Array, Array], Array]], state: State) -> Array:
+    """The smallest critic's value of the policy's own action over the plane, [81, 81]; the first axis is y."""
+    learner, critics = agent
+    axis = jnp.linspace(-EXTENT, EXTENT, 81)
+    points = jnp.stack(jnp.meshgrid(axis, axis), -1)
+    return critics(state, points, learner.act(state, points, jax.random.key(0))).min(0)
+
+
+# ---- what came out ----------------------------------------------------------------------------------------
+
+
+def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The last epoch of every metric, one number per seed, and how many seeds fail."""
+    last = {name: values[-1] for name, values in metrics.items()}
+    return {"failed": int((last["return"] < 0).sum()), **last}
+
+
+def checks(outcomes: Mapping[Variant, Outcome]) -> dict[str, bool]:
+    """What the argument predicts, of those variants that were run: for all seeds, not on average."""
+    predictions: dict[str, tuple[Variant, Callable[[dict[str, np.ndarray]], np.ndarray]]] = {
+        "base fails, its Q above 150": (BASE, lambda m: (m["return"] < 0) & (m["q"] > 150)),
+        "whole episodes work": (WHOLE, lambda m: m["return"] > 30),
+        "the oracle at the edge of reach repairs it": (Variant(patch="edge"), lambda m: m["return"] > 30),
+        "the oracle elsewhere does not": (Variant(patch="random"), lambda m: m["return"] < 0),
+        "RAVL works": (RAVL, lambda m: m["return"] > 35),
+    }
+    return {
+        name: bool(holds({key: values[-1] for key, values in outcomes[variant].metrics.items()}).all())
+        for name, (variant, holds) in predictions.items()
+        if variant in outcomes
+    }
+
+
+def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Outcome]) -> None:
+    """The story, the value landscape and the two sweeps, of what was run."""
+    if set(STORY.values()) <= set(outcomes):
+        updates = settings.updates * np.arange(1, settings.epochs + 1)
+
+        def curves(name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+            return {label: (updates, outcomes[variant].metrics[name]) for label, variant in STORY.items()}
+
+        plot.learning_curves(
+            folder / "story.png",
+            {"return of an episode": curves("return"), "mean Q on training batches": curves("q")},
+            title="A perfect model, truncated rollouts",
+        )
+        truth = plane.value(_grid(), DISCOUNT)
+        plot.maps(
+            folder / "landscape.png",
+            {"best policy": np.asarray(truth)}
+            | {label: outcomes[variant].landscape for label, variant in STORY.items()},
+            EXTENT,
+            squares={"reached before the last of 10 steps": 11.0, "cliff": plane.CLIFF},
+            title="Value of a point: min Q at the policy's action, first seed",
+        )
+    for part, name, values in (("k", "length", LENGTHS), ("N", "critics", CRITICS)):
+        if set(PARTS[part]) <= set(outcomes):
+            last = np.stack([outcomes[variant].metrics["return"][-1] for variant in PARTS[part]])
+            plot.lines(
+                folder / f"sweep_{part}.png",
+                {"each seed's mean": (values, last.mean(1), last.min(1), last.max(1))},
+                {"length": "steps of a rollout, k", "critics": "critics, N"}[name],
+                "return of an episode",
+                title={"k": "Two critics, rollouts of k steps", "N": "N critics, rollouts of 10 steps"}[part],
+                note="mean, worst and best seed",
+            )
+
+
+def _grid() -> Array:
+    axis = jnp.linspace(-EXTENT, EXTENT, 81)
+    return jnp.stack(jnp.meshgrid(axis, axis), -1)
+
+
+def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings = result["settings"]
+    yield "# The edge-of-reach problem on a plane"
+    yield ""
+    yield f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
+    yield ""
+    yield (
+        f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
+        "episode with its range (the best is about 36.5), mean Q on batches, share of next states that are "
+        "edge-of-reach, and the mean value that targets continue with there and elsewhere."
+    )
+    yield ""
+    yield "| agent | return [worst, best seed] | failed | Q | edge share | V there | V elsewhere |"
+    yield "|---|---|---|---|---|---|---|"
+    for variant in outcomes:
+        last = {name: values[-1] for name, values in outcomes[variant].metrics.items()}
+        scores = last["return"]
+        yield (
+            f"| {describe(variant)} | {scores.mean():.1f} [{scores.min():.1f}, {scores.max():.1f}] "
+            f"| {(scores < 0).sum()}/{len(scores)} | {last['q'].mean():.0f} | {last['edge_share'].mean():.2%} "
+            f"| {last['edge_q'].mean():.0f} | {last['elsewhere_q'].mean():.0f} |"
+        )
+    yield ""
+    yield "| what the argument predicts | in every seed |"
+    yield "|---|---|"
+    for name, holds in result["checks"].items():
+        yield f"| {name} | {'yes' if holds else 'NO'} |"
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

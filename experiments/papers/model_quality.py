@@ -1,0 +1,138 @@
+"""A better model can make an offline agent worse: from a useless model over a learned one to the truth (RAVL).
+
+    python -m experiments.papers.model_quality --dataset=walker2d-medium-expert.hdf5
+
+Every method is trained in worlds between an untrained model (-1), the learned one (0) and MuJoCo itself (1), by
+`experiments.model_based` with a short schedule, and its returns are drawn against the world. With the truth there is
+no model error for a penalty to see: what then happens to Q is drawn against updates. Runs that exist are not repeated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from absl import app
+
+from experiments import flags, model_based
+from rl import log, plot
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    dataset: str = "walker2d-medium-expert-v2"  # name or file of a hopper, walker2d or halfcheetah log
+    methods: str = "base,mopo,ravl"  # of rl.model_based, comma-separated
+    truths: str = "-1,-0.5,0,0.5,1"  # worlds, comma-separated
+    seeds: int = 2  # of every run
+    epochs: int = 100  # of every run
+    updates: int = 1000  # per epoch
+    rollouts: int = 5000  # started per epoch
+    length: int = 5  # k
+    critics: int = 10  # RAVL's N
+    diversity: float = 1.0  # RAVL's eta
+    model_updates: int = 20_000  # of the learned model
+    eval_every: int = 20  # epochs
+    eval_episodes: int = 10  # of an evaluation
+    seed: int = 0  # of everything
+    out: str = "results/papers/model_quality"  # where runs, result.json, the figures and the table land
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Trains what is missing, and writes and returns what came out."""
+    worlds = [float(word) for word in settings.truths.split(",")]
+    methods = settings.methods.split(",")
+    rows = [_row(settings, method, world) for method in methods for world in worlds]
+    result = {**log.provenance(), "settings": dataclasses.asdict(settings), "rows": rows}
+    folder = Path(settings.out)
+    log.write_json(folder / log.RESULT, result)
+    draw(folder, settings, rows)
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result)) + "\n")
+    return result
+
+
+def _row(settings: Settings, method: str, world: float) -> dict[str, Any]:
+    """One method in one world: its last return and Q, one number per seed."""
+    workdir = Path(settings.out) / "runs" / f"{method}-{world:g}"
+    config = dataclasses.replace(
+        model_based.config(method),
+        updates=settings.updates,
+        rollouts=settings.rollouts,
+        length=settings.length,
+        **({"critics": settings.critics, "diversity": settings.diversity} if method == "ravl" else {}),
+    )
+    shared = {field.name for field in dataclasses.fields(model_based.Settings)}
+    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
+    model_based.run(
+        model_based.Settings(**given, agent=method, truth=world, runaway=0.0, workdir=str(workdir)), config
+    )
+    _, returns = log.series(workdir, "eval/return")
+    _, q = log.series(workdir, "train/q")
+    _, reward_error = log.series(workdir, "train/reward_error")
+    return {
+        "method": method,
+        "world": world,
+        "run": str(workdir),
+        "return": returns[-1].reshape(settings.seeds, -1).mean(1),
+        "q": q[-1],
+        "reward_error": reward_error[-1],
+    }
+
+
+def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
+    """Returns against worlds; and Q over training in the truth, if it was among them."""
+    curves = {}
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = [row for row in rows if row["method"] == method]
+        returns = np.stack([row["return"] for row in own])
+        curves[method] = ([row["world"] for row in own], returns.mean(1), returns.min(1), returns.max(1))
+    plot.lines(
+        folder / "interpolation.png",
+        curves,
+        "world: -1 untrained model, 0 learned model, 1 true dynamics",
+        "return of an episode",
+        title=Path(settings.dataset).stem,
+        note="mean, worst and best seed",
+    )
+    true = {row["method"]: log.series(row["run"], "train/q") for row in rows if row["world"] == 1}
+    if true:
+        plot.learning_curve(
+            folder / "q_in_the_truth.png", true, "mean Q on batches", title="True dynamics: what Q does"
+        )
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings = result["settings"]
+    yield f"# {Path(settings['dataset']).stem}: from an untrained model to the truth"
+    yield ""
+    yield f"`{result['command']}`, {result['hardware']['cores']} cores."
+    yield ""
+    yield (
+        f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
+        "episode [worst, best seed], mean Q on batches, and how far the world's rewards are from the true ones."
+    )
+    yield ""
+    yield "| method | world | return | Q | reward error |"
+    yield "|---|---|---|---|---|"
+    for row in result["rows"]:
+        own = row["return"]
+        yield (
+            f"| {row['method']} | {row['world']:g} | {own.mean():.0f} [{own.min():.0f}, {own.max():.0f}] "
+            f"| {np.mean(row['q']):.3g} | {np.mean(row['reward_error']):.3g} |"
+        )
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,117 @@
+"""TD3 (Fujimoto, van Hoof & Meger, ICML 2018): twin critics, smoothed targets, delayed policy updates.
+
+    y    = r + gamma d min_i Q'_i(s', a~),   a~ = clip(pi'(s') + clip(N(0, sigma), -c, c), -1, 1)      (14)
+    L_Q  = E_D[ sum_i loss_Qi(y) ]
+    L_pi = - E_D[ Q_1(s, pi(s)) ]
+
+The actor and all targets move on every ``policy_delay``-th update.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl.agents.state import Optimiser, descend, follow, require, start
+from rl.networks import mlp
+from rl.networks.base import ensemble
+from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.values import bellman
+from rl.values.heads import ValueHead
+
+# (Q_1 [B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
+Objective = Callable[[Array, Array, Array], tuple[Array, Metrics]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are those of the authors' code."""
+
+    discount: float = 0.99  # gamma
+    policy_noise: float = 0.2  # sigma, of the target policy
+    noise_clip: float = 0.5  # c
+    exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience
+    policy_delay: int = 2  # critic updates per policy update
+    target_rate: float = 0.005  # Polyak step
+    learning_rate: float = 3e-4  # Adam, all networks
+    hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
+    layer_norm: bool = False  # in the critics
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
+    require(spec, "td3", discrete=False)
+    return learner(config, spec, head, optimiser, lambda q, action, logged: (-q.mean(), {}))
+
+
+def learner(
+    config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser, objective: Objective
+) -> Learner:
+    """TD3 with another objective for its policy, for agents that are TD3 but for that."""
+    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), 2)
+    policy = mlp.deterministic_policy(spec, config.hidden)
+    optimisers = dict.fromkeys(("critic", "policy"), optimiser(config.learning_rate))
+
+    def init(key: Key, batch: Transition) -> State:
+        keys = jax.random.split(key)
+        params = {
+            "critic": critic.init(keys[0], batch.observation, batch.action),
+            "policy": policy.init(keys[1], batch.observation),
+        }
+        return start(params, optimisers, targets=["critic", "policy"])
+
+    def bootstrap(state: State, observation: Array, key: Key) -> Array:
+        """The outputs [..., K] with which a target continues."""
+        mode = policy.apply(state.target["policy"], observation)
+        action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
+        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action))
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        next_outputs = bootstrap(state, batch.next_observation, key)
+        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
+
+        def critic_loss(params):
+            q = critic.apply(params, batch.observation, batch.action)
+            return jax.vmap(head.loss, (0, None))(q, target).mean(1).sum(), head.value(q).mean()
+
+        def policy_loss(params, critic_params):
+            action = policy.apply(params, batch.observation)
+            q = head.value(critic.apply(critic_params, batch.observation, action))[0]
+            return objective(q, action, batch.action)
+
+        def improve(state: State) -> tuple[State, Metrics]:
+            (loss, metrics), gradient = jax.value_and_grad(policy_loss, has_aux=True)(
+                state.params["policy"], state.params["critic"]
+            )
+            state = follow(descend(state, {"policy": gradient}, optimisers), config.target_rate)
+            # Scaled so that the mean over an epoch is the mean over the updates that were made.
+            return state, jax.tree.map(lambda x: config.policy_delay * x, {"policy_loss": loss, **metrics})
+
+        def keep(state: State) -> tuple[State, Metrics]:
+            return state, jax.tree.map(
+                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1]
+            )
+
+        (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"])
+        state = descend(state, {"critic": gradient}, optimisers)
+        due = (state.step + 1) % config.policy_delay == 0
+        state, metrics = jax.lax.cond(due, improve, keep, state)
+        return state._replace(step=state.step + 1), {"critic_loss": loss, "q": q, **metrics}
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return policy.apply(state.params["policy"], observation)
+
+    def explore(state: State, observation: Array, key: Key) -> Array:
+        mode = policy.apply(state.params["policy"], observation)
+        noise = config.exploration_noise * jax.random.normal(key, mode.shape)
+        return jnp.clip(mode + noise, -1.0, 1.0)
+
+    def value(state: State, observation: Array, key: Key) -> Array:
+        return head.value(bootstrap(state, observation, key))
+
+    return Learner(init, update, act, value, explore)

@@ -1,0 +1,75 @@
+"""Short episodes inside a world: from logged observations, with a policy, for a fixed number of steps.
+
+Shapes are fixed, so that rollouts compile: an episode that terminates early keeps its place, and its later rows are
+marked as not valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl.dynamics.base import Dynamics
+from rl.dynamics.termination import Rule
+from rl.types import Array, Key, Transition
+
+
+class Rollouts(NamedTuple):
+    """``B`` episodes of at most ``k`` steps."""
+
+    transitions: Transition  # [k, B, ...]
+    valid: Array  # [k, B] bool: False after the step that terminated the episode
+
+
+def roll(
+    dynamics: Dynamics,
+    terminates: Rule,
+    act: Callable[[Array, Key], Array],
+    length: int,
+    params: Any,
+    observation: Array,
+    key: Key,
+    penalty: Callable[[Array, Array], Array] | None = None,
+) -> Rollouts:
+    """Rolls ``act`` out in a world.
+
+    The last step of a rollout is stored like any other, with discount 1 unless it terminated: that its next
+    observation may be one which no rollout ever starts from is the edge-of-reach problem, and not hidden here.
+
+    Args:
+      dynamics: the world.
+      terminates: which next observations end an episode.
+      act: (observations [B, O], key) -> actions [B, D] or [B] int32.
+      length: ``k``.
+      params: of the world.
+      observation: [B, O] starts.
+      key: of everything random.
+      penalty: the world's prediction (mean and deviation [M, B, O + 1]) -> what is taken off the rewards [B].
+    """
+
+    def one(carry: tuple[Array, Array], key: Key) -> tuple[tuple[Array, Array], Rollouts]:
+        observation, alive = carry
+        act_key, step_key = jax.random.split(key)
+        action = act(observation, act_key)
+        following, reward = dynamics.step(params, observation, action, step_key)
+        if penalty:
+            reward = reward - penalty(*dynamics.predict(params, observation, action))
+        ended = terminates(following)
+        rows = Transition(
+            observation=observation,
+            action=action,
+            reward=reward,
+            discount=1.0 - ended,
+            next_observation=following,
+            next_action=action,
+            has_next_action=jnp.zeros_like(reward),
+        )
+        # An episode that is over stands still: a world need not know what follows its end.
+        goes_on = alive & ~ended
+        return (jnp.where(goes_on[:, None], following, observation), goes_on), Rollouts(rows, alive)
+
+    start = (observation, jnp.ones(len(observation), bool))
+    return jax.lax.scan(one, start, jax.random.split(key, length))[1]

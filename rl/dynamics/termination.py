@@ -1,0 +1,83 @@
+"""When an episode ends, as a function of the next observation alone: what models are not asked to learn.
+
+The rules are those of gymnasium's MuJoCo tasks (-v4, -v5) written in terms of observations. Time limits are no part
+of them: a rollout is cut by its own length.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+import jax.numpy as jnp
+
+from rl.types import Array
+
+Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
+
+
+def never(observation: Array) -> Array:
+    """For tasks that only a time limit ends."""
+    return jnp.zeros(observation.shape[:-1], bool)
+
+
+def hopper(observation: Array) -> Array:
+    """Unless the height is above 0.7, the angle within 0.2 and everything else finite and within 100."""
+    height, angle = observation[..., 0], observation[..., 1]
+    calm = (jnp.abs(observation[..., 1:]) < 100).all(-1)  # False for NaN
+    return ~(jnp.isfinite(height) & (height > 0.7) & (jnp.abs(angle) < 0.2) & calm)
+
+
+def walker2d(observation: Array) -> Array:
+    """Unless the height is between 0.8 and 2 and the angle within 1."""
+    height, angle = observation[..., 0], observation[..., 1]
+    return ~((height > 0.8) & (height < 2.0) & (jnp.abs(angle) < 1.0))
+
+
+def ant(observation: Array) -> Array:
+    """Unless everything is finite and the height between 0.2 and 1."""
+    height = observation[..., 0]
+    return ~(jnp.isfinite(observation).all(-1) & (height >= 0.2) & (height <= 1.0))
+
+
+def humanoid(observation: Array) -> Array:
+    """Unless the height is between 1 and 2."""
+    height = observation[..., 0]
+    return ~((height > 1.0) & (height < 2.0))
+
+
+def inverted_pendulum(observation: Array) -> Array:
+    """Unless everything is finite and the pole's angle within 0.2."""
+    return ~(jnp.isfinite(observation).all(-1) & (jnp.abs(observation[..., 1]) <= 0.2))
+
+
+RULES: dict[str, Rule] = {
+    "ant": ant,
+    "halfcheetah": never,
+    "hopper": hopper,
+    "humanoid": humanoid,
+    "invertedpendulum": inverted_pendulum,
+    "pendulum": never,
+    "reacher": never,
+    "swimmer": never,
+    "walker2d": walker2d,
+}
+
+
+def of(name: str) -> Rule:
+    """The rule of an environment or dataset, by the task in its name: ``Hopper-v5``, ``walker2d-medium-v2``.
+
+    Raises:
+      ValueError: no word of the name is one of `RULES`.
+    """
+    words = re.split(r"[^a-z0-9]+", name.lower())
+    for word in words:
+        if word in RULES:
+            return RULES[word]
+    near = difflib.get_close_matches(words[0], RULES, n=1)
+    hint = f" (did you mean {near[0]!r}?)" if near else ""
+    raise ValueError(
+        f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "
+        f"for {', '.join(RULES)}, and any function of the next observations [..., O] can be given instead"
+    )

@@ -1,0 +1,324 @@
+"""Offline model-based training: roll the policy out in a world, remember, update; one epoch is one compiled call.
+
+MBPO's loop (Janner et al. 2019) on logged data alone, as RAVL (Sims et al., NeurIPS 2024) uses it. An epoch starts
+rollouts of ``k`` steps from logged observations, adds their rows to a ring buffer on the device, and updates the agent
+on batches of logged and model rows. Methods of the field are settings of this loop and of its soft actor-critic:
+
+| method | critics N | diversity eta | rewards of model rows |
+|---|---|---|---|
+| base (MBPO, offline) | 2 | 0 | as the model says |
+| MOPO | 2 | 0 | less ``lambda u(s, a)``, u the model's deviation, or its members' disagreement |
+| MOBILE | 2 | 0 | less ``lambda`` times the deviation of the next value over members (`rl.agents.mobile`) |
+| RAVL | 10 or more | above 0 | as the model says |
+| SAC-N, EDAC | 10 or more | 0, above 0 | there are none: ``real`` is 1 |
+
+What goes wrong in truncated rollouts is measured in `diagnosis` and ends a run in `check_values`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl import train
+from rl.agents import mobile
+from rl.dynamics import rollout
+from rl.dynamics.base import UNCERTAINTY, Dynamics, aleatoric
+from rl.dynamics.rollout import Rollouts
+from rl.dynamics.termination import Rule
+from rl.replay import dataset as replay
+from rl.replay import ring
+from rl.replay.dataset import Dataset
+from rl.types import Array, Key, Learner, Metrics, State, Transition
+
+PENALTIES = (*UNCERTAINTY, "bellman")
+_ROLLOUTS = np.uint32(2**32 - 1)  # no update has this number: the key of an epoch's rollouts is no update's
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """The loop's hyper-parameters; defaults are those of RAVL's code."""
+
+    rollouts: int = 50_000  # started per epoch
+    length: int = 5  # k, steps of a rollout
+    retain: int = 5  # epochs of full rollouts that the buffer holds
+    updates: int = 1000  # per epoch
+    batch_size: int = 256  # rows per update
+    real: float = 0.05  # r, share of logged rows in a batch, rounded down to whole rows; 1: no model
+    uncertainty: str = ""  # what model rows are doubted by: aleatoric, disagreement, bellman, or nothing
+    penalty: float = 0.0  # lambda, its weight
+
+
+# Settings of `rl.agents.sac_n` and of the loop.
+METHODS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "base": ({"critics": 2}, {}),
+    "mopo": ({"critics": 2}, {"uncertainty": "aleatoric", "penalty": 0.5}),
+    "mopo_disagreement": ({"critics": 2}, {"uncertainty": "disagreement", "penalty": 0.5}),
+    "mobile": ({"critics": 2}, {"uncertainty": "bellman", "penalty": 0.5}),
+    "ravl": ({"critics": 10, "diversity": 1.0}, {}),
+    "sac_n": ({"critics": 10}, {"real": 1.0}),
+    "edac": ({"critics": 10, "diversity": 1.0}, {"real": 1.0}),
+}
+
+
+class Carry(NamedTuple):
+    """What one epoch hands to the next."""
+
+    learner: State
+    buffer: Any  # a `ring.Ring` of model rows; () where there is no model
+
+
+class Source(NamedTuple):
+    """What an epoch reads and does not change."""
+
+    dataset: Dataset
+    world: Any  # parameters of the dynamics
+
+
+class Loop(NamedTuple):
+    """Training as two pure functions of one seed."""
+
+    init: Callable[[Key, Dataset], Carry]
+    epoch: Callable[[Carry, Source, Key], tuple[Carry, train.Report]]  # for `rl.train.epochs`
+
+
+# (learner's state, parameters of the world, fresh rollouts, key) -> metrics
+Diagnose = Callable[[State, Any, Rollouts, Key], Metrics]
+
+
+class RunawayQ(train.Diverged):
+    """Values grew beyond anything that rewards allow."""
+
+
+def make(
+    config: Config,
+    learner: Learner,
+    dynamics: Dynamics,
+    terminates: Rule,
+    diagnose: Diagnose | None = None,
+) -> Loop:
+    """The loop for one learner in one world.
+
+    Args:
+      config: the loop's settings.
+      learner: any with ``explore``; the first ``int(real * batch_size)`` rows of its batches are logged ones.
+      dynamics: where rollouts happen.
+      terminates: which next observations end an episode; see `rl.dynamics.termination`.
+      diagnose: metrics of an epoch's rollouts, after its updates.
+
+    Raises:
+      ValueError: a setting without sense; the message names it.
+    """
+    _check(config)
+    if learner.explore is None:
+        raise ValueError("this agent cannot draw actions for rollouts (it has no explore): choose another")
+    explore = learner.explore
+    logged = int(config.real * config.batch_size)
+    made = config.batch_size - logged
+    penalise = UNCERTAINTY.get(config.uncertainty)
+    capacity = config.rollouts * config.length * config.retain
+
+    def init(key: Key, dataset: Dataset) -> Carry:
+        example = replay.take(dataset, jnp.arange(2))
+        row = jax.tree.map(lambda x: x[0], example)
+        return Carry(learner.init(key, example), ring.empty(row, capacity) if made else ())
+
+    def sample(source: tuple[Dataset, Any], key: Key) -> Transition:
+        dataset, buffer = source
+        if not made:
+            return replay.sampler(logged)(dataset, key)
+        logged_key, made_key = jax.random.split(key)
+        rows = ring.take(buffer, ring.draw(buffer, made_key, made))
+        both = replay.sampler(logged)(dataset, logged_key), rows
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *both)
+
+    def roll(state: State, source: Source, key: Key) -> Rollouts:
+        start_key, key = jax.random.split(key)
+        starts = jax.random.randint(start_key, (config.rollouts,), 0, replay.size(source.dataset))
+        return rollout.roll(
+            dynamics,
+            terminates,
+            lambda observation, key: explore(state, observation, key),
+            config.length,
+            source.world,
+            source.dataset.transitions.observation[starts],
+            key,
+            (lambda *prediction: config.penalty * penalise(*prediction)) if penalise else None,
+        )
+
+    def update(world: Any) -> Callable[[State, Transition, Key], tuple[State, Metrics]]:
+        if config.uncertainty != "bellman":
+            return learner.update
+        propose = lambda observation, action, key: dynamics.propose(world, observation, action, key)[0]
+        return mobile.make(learner, propose, config.penalty, logged).update
+
+    def epoch(carry: Carry, source: Source, key: Key) -> tuple[Carry, train.Report]:
+        state, buffer = carry
+        roll_key, diagnose_key = jax.random.split(
+            jax.random.fold_in(jax.random.fold_in(key, _ROLLOUTS), state.step)
+        )
+        metrics: dict[str, Array] = {}
+        if made:
+            rolled = roll(state, source, roll_key)
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rolled)
+            buffer = ring.insert(buffer, flat.transitions, flat.valid)
+            metrics = {"rollout_length": rolled.valid.sum(0).mean(), "rollout_reward": _mean(rolled)}
+        updates = train.scan_updates(update(source.world), sample, config.updates)
+        state, report = updates(state, (source.dataset, buffer), key)
+        if made and diagnose:
+            metrics |= diagnose(state, source.world, rolled, diagnose_key)
+        return Carry(state, buffer), report._replace(metrics={**report.metrics, **metrics})
+
+    return Loop(init, epoch)
+
+
+def over_seeds(
+    epoch: Callable[[Carry, Source, Key], tuple[Carry, train.Report]], *, batched: bool
+) -> Callable[[Carry, Source, Key], tuple[Carry, train.Report]]:
+    """``epoch`` of [S] carries, worlds and keys, on one dataset.
+
+    ``batched`` advances seeds together, as accelerators want it; otherwise one after another in the same program.
+    """
+    if batched:
+        return jax.vmap(epoch, (0, Source(None, 0), 0))
+
+    def one_by_one(carry: Carry, source: Source, keys: Key) -> tuple[Carry, train.Report]:
+        def one(own: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
+            return epoch(own[0], source._replace(world=own[1]), own[2])
+
+        return jax.lax.map(one, (carry, source.world, keys))
+
+    return one_by_one
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------
+
+# (next observations [B, O], whether at a rollout's last step [B], observations that were trained [N, O]) -> [B] bool
+Edge = Callable[[Array, Array, Array], Array]
+
+
+def unfamiliar(following: Array, final: Array, trained: Array) -> Array:
+    """An estimate of which states are edge-of-reach where nobody knows: final ones unlike any that was trained.
+
+    A state is unlike them if its nearest neighbour in one half of ``trained``, each dimension in units of its
+    deviation, is farther away than that of 99 % of the other half.
+    """
+    scale = trained.std(0) + 1e-6
+    half = len(trained) // 2
+    known = trained[:half] / scale
+
+    def distance(points: Array) -> Array:
+        nearest = lambda point: jnp.square(point / scale - known).sum(-1).min()
+        return jax.lax.map(nearest, points, batch_size=64)
+
+    return final & (distance(following) > jnp.quantile(distance(trained[half:]), 0.99))
+
+
+def diagnosis(
+    learner: Learner,
+    critics: Callable[[State, Array, Array], Array],
+    dynamics: Dynamics,
+    edge: Edge = unfamiliar,
+    truth: Dynamics | None = None,
+    rows: int = 2048,
+) -> Diagnose:
+    """Metrics of the edge-of-reach problem, on about ``rows`` rows of an epoch's rollouts.
+
+    ``edge_share``: share of next states that are edge-of-reach. ``edge_q`` and ``elsewhere_q``: the value with which
+    targets continue there, and at all others. ``spread``: deviation of Q(s, a) over critics, RAVL's effective
+    penalty. ``aleatoric``: MOPO's penalty. ``spread_aleatoric``: their correlation. ``reward_error``: mean distance of
+    the world's rewards from those of ``truth``, if that is given (a world without parameters).
+
+    Args:
+      learner: the one that is trained; it must have a ``value``.
+      critics: (state, observations [B, O], actions) -> values [E, B].
+      dynamics: where rollouts happen.
+      edge: decides which next states are edge-of-reach.
+      truth: the world as it is.
+      rows: at least one rollout's.
+    """
+    assert learner.value is not None
+    value = learner.value
+
+    def diagnose(state: State, world: Any, rolled: Rollouts, key: Key) -> Metrics:
+        length, count = rolled.valid.shape
+        chosen = min(max(1, rows // length), count)
+        final = jnp.zeros(rolled.valid.shape, bool).at[-1].set(rolled.transitions.discount[-1] > 0)
+        part = jax.tree.map(lambda x: x[:, :chosen].reshape(-1, *x.shape[2:]), (rolled, final))
+        (steps, valid), final = part
+        others = rolled.transitions.observation[:, -2 * chosen :]
+        at_edge = edge(steps.next_observation, final, others.reshape(-1, *others.shape[2:])) & valid
+        q = value(state, steps.next_observation, key)
+        spread = critics(state, steps.observation, steps.action).std(0)
+        prediction = dynamics.predict(world, steps.observation, steps.action)
+        penalty = aleatoric(*prediction)
+        metrics = {
+            "edge_share": _average(at_edge, valid),
+            "edge_q": _average(q, at_edge),
+            "elsewhere_q": _average(q, valid & ~at_edge),
+            "spread": _average(spread, valid),
+            "aleatoric": _average(penalty, valid),
+            "spread_aleatoric": _correlation(spread, penalty, valid),
+        }
+        if truth:
+            reward = truth.step((), steps.observation, steps.action, key)[1]
+            metrics["reward_error"] = _average(jnp.abs(prediction[0][..., -1].mean(0) - reward), valid)
+        return metrics
+
+    return diagnose
+
+
+def largest_value(dataset: Dataset, discount: float) -> float:
+    """``max |r| / (1 - gamma)``: no policy's value is farther from 0 if the logged rewards are all there are."""
+    return float(np.abs(np.asarray(dataset.transitions.reward)).max()) / (1 - discount)
+
+
+def check_values(report: train.Report, largest: float, factor: float = 10.0) -> None:
+    """Raises `RunawayQ` if the mean Q of an epoch is beyond ``factor`` times the ``largest`` value there can be.
+
+    Call it on the reports of `rl.train.epochs`; a study of the phenomenon leaves it out.
+    """
+    q = np.atleast_1d(np.asarray(report.metrics["q"]))
+    seeds = np.flatnonzero(~(np.abs(q) <= factor * largest))
+    if seeds.size:
+        raise RunawayQ(
+            f"Q averages {q[seeds[0]]:.3g}, and rewards allow at most {largest:.3g} (seeds {seeds.tolist()}): targets "
+            "continue from states that rollouts reach at their last step alone, whose values nothing corrects. More "
+            "critics or diversity (RAVL) hold them down; longer rollouts reach them"
+        )
+
+
+def _mean(rolled: Rollouts) -> Array:
+    return _average(rolled.transitions.reward, rolled.valid)
+
+
+def _average(x: Array, where: Array) -> Array:
+    """Mean over ``where``; 0 where there is nothing."""
+    return jnp.where(where, x, 0.0).sum() / jnp.maximum(1, where.sum())
+
+
+def _correlation(x: Array, y: Array, where: Array) -> Array:
+    """Pearson's, over ``where``; 0 where one of the two is constant."""
+    x, y = x - _average(x, where), y - _average(y, where)
+    product = jnp.sqrt(_average(x * x, where) * _average(y * y, where))
+    return jnp.where(product > 0, _average(x * y, where) / jnp.maximum(product, 1e-30), 0.0)
+
+
+def _check(config: Config) -> None:
+    """Raises ValueError, naming the field, on settings without sense."""
+    for name in ("rollouts", "length", "retain", "updates", "batch_size"):
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}={getattr(config, name)} must be at least 1")
+    if not 0 <= config.real <= 1:
+        raise ValueError(f"real={config.real} must be a share between 0 and 1")
+    if config.uncertainty and config.uncertainty not in PENALTIES:
+        raise ValueError(f"unknown uncertainty {config.uncertainty!r}: known are {', '.join(PENALTIES)}")
+    if bool(config.uncertainty) != (config.penalty > 0):
+        raise ValueError(
+            f"uncertainty={config.uncertainty!r} and penalty={config.penalty}: give both, or neither of them"
+        )

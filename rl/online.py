@@ -1,0 +1,360 @@
+"""Learning while acting, as two compiled calls per step: remember, then update and act.
+
+The host steps the environments (`rl.envs.stream`) and says what came of it; everything else is on the device and
+is donated from call to call. They are two because the replay is written in place by the first and only read by the
+second; in one call XLA copies it, and a million rows are 100 MB in every step. ``S`` learners, which differ in seed,
+advance together, each with its own replay and ``N`` environments.
+
+The key of update ``t`` and of action ``t`` are those of a run, folded with ``t``: a run that was stopped continues
+bit for bit where the environments can be put back.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl import train
+from rl.replay import dataset as data
+from rl.replay import frames, prioritised, ring
+from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+
+_NEVER = np.int32(np.iinfo(np.int32).max)
+
+
+# (state, rows, marks, logged data or None, key) -> state, marks, report
+Learn = Callable[[State, ring.Ring, Any, Any, Key], tuple[State, Any, train.Report]]
+
+
+class Replay(NamedTuple):
+    """What one learner remembers, as pure functions of its memory."""
+
+    empty: Callable[[ring.Row], Any]  # one row, for shapes -> memory
+    insert: Callable[[Any, ring.Row], Any]  # memory, rows [N] -> memory
+    look: Callable[[Array, Array, Array], Array]  # (seen [N, ...], observation [N, ...], first [N]) -> seen
+    split: Callable[
+        [Any], tuple[ring.Ring, Any]
+    ]  # memory -> rows, which updates only read; marks, which they change
+    join: Callable[[ring.Ring, Any], Any]  # rows, marks -> memory
+    learn: Callable[[int], Learn]  # how many updates -> these updates
+    axes: Any  # of the memory over seeds
+
+
+class Tally(NamedTuple):
+    """What is said of the updates since it was last read; see `train.Report`."""
+
+    total: Mapping[str, Array]  # {name: [S]}, sums over calls of the mean over the call's updates
+    bad_step: Mapping[str, Array]  # {name: [S] int32}
+    calls: Array  # [] int32
+
+
+class Carry(NamedTuple):
+    """Everything on the device that one call hands to the next."""
+
+    state: State  # stacked, [S, ...] but for the step
+    memory: Any  # [S, ...]
+    seen: Array  # [S, N, *observation]
+    action: Array  # [S, N, ...], chosen for what is seen
+    first: Array  # [S, N] bool, an episode starts with what is seen
+    time: Array  # [] int32, actions chosen so far
+    tally: Tally
+
+
+class Step(NamedTuple):
+    """What the environments made of the last action, as the host says it."""
+
+    observation: Any  # [2, S, N, *observation]: where it led, and what is seen now
+    scalar: Any  # [3, S, N] float32: reward, discount, whether a new episode started
+
+
+class Loop(NamedTuple):
+    """The compiled calls."""
+
+    init: Callable[[], Carry]
+    # (carry, observation [S, N, *observation], random) -> carry, action: new episodes start everywhere
+    begin: Callable[[Carry, Any, bool], tuple[Carry, Array]]
+    # (carry, step, logged data or None, updates, random) -> carry, action [S, N, ...]; `updates` and `random`, which
+    # draws the next action uniformly, are static
+    step: Callable[[Carry, Step, Any, int, bool], tuple[Carry, Array]]
+
+
+class View(NamedTuple):
+    """How rows are kept, and read as transitions."""
+
+    keep: Callable[[ring.Row], Any]  # rows as the learner sees them -> as they are kept
+    look: Callable[[Array, Array, Array], Array]  # (seen [N, ...], observation [N, ...], first [N]) -> seen
+    draw: Callable[[ring.Ring, Key, int], Array]  # -> slots [B]
+    transitions: Callable[[ring.Ring, Array], Transition]  # slots [B] -> [B]
+    wait: int  # rows that must come after one before it can be read
+    spare: int  # how many of the oldest rows cannot be read
+
+
+def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+    """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`)."""
+    return View(
+        keep=lambda row: row,
+        look=lambda seen, observation, first: observation,
+        draw=ring.draw,
+        transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
+        wait=0,
+        spare=0,
+    )
+
+
+def video(depth: int = 4, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+    """Rows that hold one frame of images, stacked to ``depth`` when they are read (`rl.replay.frames`)."""
+    return View(
+        keep=frames.compress,
+        look=frames.look,
+        draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
+        transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
+        wait=environments * n,
+        spare=environments * depth,
+    )
+
+
+def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, logged: int = 0) -> Replay:
+    """The newest ``capacity`` steps, drawn uniformly.
+
+    Args:
+      learner: whose updates are made.
+      view: of the steps.
+      capacity: steps that are kept.
+      batch_size: transitions in each update.
+      logged: how many of them are drawn from logged data instead, uniformly too.
+    """
+
+    def sample(sources: tuple[ring.Ring, Any], key: Key) -> Transition:
+        own, other = jax.random.split(key)
+        memory, log = sources
+        batch = view.transitions(memory, view.draw(memory, own, batch_size - logged))
+        if not logged:
+            return batch
+        return jax.tree.map(lambda *both: jnp.concatenate(both), batch, data.sampler(logged)(log, other))
+
+    def learn(updates: int) -> Learn:
+        epoch = train.scan_updates(learner.update, sample, updates)
+
+        def run(
+            state: State, rows: ring.Ring, marks: None, log: Any, key: Key
+        ) -> tuple[State, None, train.Report]:
+            state, report = epoch(state, (rows, log), key)
+            return state, marks, report
+
+        return run
+
+    return Replay(
+        empty=lambda row: ring.empty(view.keep(row), capacity),
+        insert=lambda memory, rows: ring.insert(memory, view.keep(rows)),
+        look=view.look,
+        split=lambda memory: (memory, None),
+        join=lambda rows, marks: rows,
+        learn=learn,
+        axes=ring.Ring(rows=0, head=None, count=None),
+    )
+
+
+class _Ranked(NamedTuple):
+    """A learner's state and the priorities that its updates change."""
+
+    state: State
+    tree: prioritised.Tree
+    highest: Array
+
+    @property
+    def step(self) -> Array:
+        return self.state.step
+
+
+def ranked(
+    learner: Learner, view: View, capacity: int, batch_size: int, exponent: float, correction: float
+) -> Replay:
+    """The newest ``capacity`` steps, drawn in proportion to ``loss^exponent`` (Schaul et al. 2016).
+
+    Args:
+      learner: whose updates are made; must know how to make ``weighted`` ones.
+      view: of the steps.
+      capacity: steps that are kept.
+      batch_size: transitions in each update.
+      exponent: alpha, 0 is uniform; 0.5 in Dopamine's Rainbow.
+      correction: beta, how far the bias of these draws is taken out of the updates; 0.5 there.
+
+    Raises:
+      ValueError: the learner makes no weighted updates.
+    """
+    weighted = learner.weighted
+    if weighted is None:
+        raise ValueError("this agent's updates cannot be weighted, as prioritised replay asks: choose dqn")
+
+    def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
+        memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
+        slots = prioritised.draw(memory.tree, drawn[1], batch_size)
+        batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
+        state, metrics, loss = weighted(ranked.state, batch, weight, key)
+        memory = prioritised.update(memory, slots, (loss + 1e-10) ** exponent)
+        return _Ranked(state, memory.tree, memory.highest), metrics
+
+    def learn(updates: int) -> Learn:
+        epoch: Any = train.scan_updates(update, lambda memory, key: (memory, key), updates)  # type: ignore[arg-type]
+
+        def run(
+            state: State, rows: ring.Ring, marks: Any, log: Any, key: Key
+        ) -> tuple[State, Any, train.Report]:
+            del log
+            after, report = epoch(_Ranked(state, *marks), rows, key)
+            return after.state, (after.tree, after.highest), report
+
+        return run
+
+    return Replay(
+        empty=lambda row: prioritised.empty(view.keep(row), capacity),
+        insert=lambda memory, rows: prioritised.insert(memory, view.keep(rows), view.wait, view.spare),
+        look=view.look,
+        split=lambda memory: (memory.ring, (memory.tree, memory.highest)),
+        join=lambda rows, marks: prioritised.Memory(rows, *marks),
+        learn=learn,
+        axes=prioritised.Memory(ring.Ring(rows=0, head=None, count=None), 0, 0),
+    )
+
+
+def loop(
+    learner: Learner,
+    spec: Spec,
+    replay: Replay,
+    keys: Key,
+    environments: int = 1,
+    observation_type: Any = jnp.float32,
+) -> Loop:
+    """The calls of one run.
+
+    Args:
+      learner: must know how to ``explore``.
+      spec: as the learner sees the environment.
+      replay: its memory.
+      keys: [S], one for each seed.
+      environments: ``N``.
+      observation_type: float32 or uint8.
+
+    Raises:
+      ValueError: the learner cannot explore.
+    """
+    explore = learner.explore
+    if explore is None:
+        raise ValueError(
+            "this agent has no way to explore: choose sac, td3, dqn, or one that learns offline first"
+        )
+    init_keys, learn_keys, act_keys = jnp.moveaxis(
+        jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
+    )
+
+    def init() -> Carry:
+        seeds, row, batch = keys.shape[0], _blank(spec, observation_type), example(spec, observation_type)
+        state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
+        memory = replay.empty(row)
+        one = jax.eval_shape(learner.init, keys[0], batch)
+        metrics = jax.eval_shape(learner.update, one, batch, keys[0])[1]
+        seen, action = (
+            jnp.zeros((seeds, environments, *x.shape), x.dtype) for x in (row.observation, row.action)
+        )
+        return Carry(
+            state=state,
+            memory=jax.vmap(lambda _: memory, out_axes=replay.axes)(keys),
+            seen=seen,
+            action=action,
+            first=jnp.ones((seeds, environments), bool),
+            time=jnp.zeros((), jnp.int32),
+            tally=fresh_tally(sorted(metrics), seeds),
+        )
+
+    def choose(carry: Carry, random: bool) -> tuple[Carry, Array]:
+        def one(state: State, seen: Array, key: Key) -> Array:
+            key = jax.random.fold_in(key, carry.time)
+            if not random:
+                return explore(state, seen, key)
+            shape = seen.shape[: seen.ndim - len(spec.observation_shape)]
+            if spec.discrete:
+                return jax.random.randint(key, shape, 0, spec.action_size)
+            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0)
+
+        action = jax.vmap(one, (train.STACKED, 0, 0))(carry.state, carry.seen, act_keys)
+        return carry._replace(action=action.astype(carry.action.dtype), time=carry.time + 1), action
+
+    def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
+        first = jnp.ones_like(carry.first)
+        return choose(carry._replace(seen=replay.look(carry.seen, observation, first), first=first), random)
+
+    def remember(carry: Carry, said: Step) -> Carry:
+        reward, discount, first = said.scalar[0], said.scalar[1], said.scalar[2] > 0
+        rows = ring.Row(carry.seen, carry.action, reward, discount, said.observation[0], carry.first)
+        memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(carry.memory, rows)
+        return carry._replace(
+            memory=memory, seen=replay.look(carry.seen, said.observation[1], first), first=first
+        )
+
+    def learn(
+        carry: Carry, marks: Any, rows: ring.Ring, logged: Any, updates: int, random: bool
+    ) -> tuple[Carry, Any, Array]:
+        if updates:
+            axes = replay.split(replay.axes)
+            state, marks, report = jax.vmap(
+                replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
+            )(carry.state, rows, marks, logged, learn_keys)
+            carry = carry._replace(state=state, tally=_count(carry.tally, report))
+        carry, action = choose(carry, random)
+        return carry, marks, action
+
+    remember_in_place = jax.jit(remember, donate_argnums=0)
+    learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
+
+    def step(carry: Carry, said: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
+        carry = remember_in_place(carry, said)
+        rows, marks = replay.split(carry.memory)
+        carry, marks, action = learn_from(carry._replace(memory=None), marks, rows, logged, updates, random)
+        return carry._replace(memory=replay.join(rows, marks)), action
+
+    return Loop(
+        init=jax.jit(init),
+        begin=jax.jit(begin, static_argnums=2, donate_argnums=0),
+        step=step,
+    )
+
+
+def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
+    """A batch of one transition of zeros, for the shapes that an agent asks for."""
+    row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
+    return Transition(*row[:5], row.action, row.discount)
+
+
+def fresh_tally(names: list[str], seeds: int) -> Tally:
+    """Nothing said yet of metrics called ``names``."""
+    return Tally(
+        total={name: jnp.zeros(seeds) for name in names},
+        bad_step={name: jnp.full(seeds, _NEVER) for name in names},
+        calls=jnp.zeros((), jnp.int32),
+    )
+
+
+def reading(tally: Tally) -> train.Report:
+    """The mean of each metric over all updates since the tally was fresh; NaN if there were none."""
+    calls = tally.calls.astype(jnp.float32)
+    return train.Report({name: total / calls for name, total in tally.total.items()}, tally.bad_step)
+
+
+def _count(tally: Tally, report: train.Report) -> Tally:
+    return Tally(
+        total={name: tally.total[name] + report.metrics[name] for name in tally.total},
+        bad_step={name: jnp.minimum(tally.bad_step[name], report.bad_step[name]) for name in tally.total},
+        calls=tally.calls + 1,
+    )
+
+
+def _blank(spec: Spec, observation_type: Any) -> ring.Row:
+    """A row of zeros."""
+    observation = jnp.zeros(spec.observation_shape, observation_type)
+    action = jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
+    return ring.Row(observation, action, jnp.zeros(()), jnp.zeros(()), observation, jnp.zeros((), bool))

@@ -1,0 +1,246 @@
+"""A pool of sandboxes that judge programs against the tests of problems.
+
+What a program can reach: its own process (one thread, limited memory and processor time), an empty folder of limited
+size, the standard library, and the judge's questions. What keeps it there, strongest first:
+
+- ``bubblewrap``: the program of that name (Debian and others package it) makes the namespaces and the read-only root.
+- ``namespaces``: the same from here, without a program to install (`rl.programs.kernel.enter_namespaces`).
+- ``none``: neither; only the limits and the filter of system calls remain, with which a program still reads and writes
+  whatever its user may. It is never chosen unless asked for.
+
+A worker is a small Python that forks for every program, so that hundreds run in a second. What that gives up against
+an interpreter and a sandbox for each: programs of one worker share a kernel namespace one after another, the same
+address-space layout and the same hash seed. A program that leaves a file behind costs its worker, so none finds
+anything.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import MappingProxyType
+
+from tqdm import tqdm
+
+from rl.programs import kernel
+from rl.programs.problems import Problem, check
+from rl.programs.worker import READY, RETIRES, Limits, Verdict
+
+REWARDS: Mapping[Verdict, float] = MappingProxyType(
+    {
+        Verdict.COMPILE_ERROR: -1.0,
+        Verdict.RUNTIME_ERROR: -0.6,
+        Verdict.TIMEOUT: -0.6,
+        Verdict.FAILED: -0.3,
+        Verdict.PASSED: 1.0,
+    }
+)
+"""What a program earns (CodeRL; B-Coder, section 3); not to end in time counts as an error at run time."""
+
+_ISOLATIONS = ("bubblewrap", "namespaces")  # in the order of preference
+_LIMITS = Limits()
+_START_SECONDS = 30.0
+_GRACE_SECONDS = 5.0  # in which a worker must have told of the judge's alarm
+_BOOT = """
+import sys
+folder, *arguments = sys.argv[1:]
+sys.path.insert(0, folder)
+from rl.programs import worker
+del sys.path[0]
+worker.main(*arguments)
+"""
+
+
+class IsolationError(RuntimeError):
+    """Nothing here can isolate a program."""
+
+
+class Pool:
+    """Workers that judge programs, and the verdicts they gave; a context manager.
+
+    A verdict is found once for each problem and text. Programs run with a fixed hash seed and a fixed seed of
+    ``random``, and are timed by the processor they use, so it depends neither on chance nor on the machine's load.
+
+    Args:
+        workers: sandboxes that work at the same time; by default one for each available core.
+        limits: what one program and its tests may use.
+        isolation: one of those above; by default the strongest that works here.
+
+    Raises:
+        IsolationError: none works here, or not the one asked for.
+        ValueError: fewer than one worker, or an unknown isolation.
+    """
+
+    def __init__(
+        self, workers: int | None = None, *, limits: Limits = _LIMITS, isolation: str | None = None
+    ) -> None:
+        if sys.platform != "linux":
+            raise IsolationError(f"programs are judged on Linux only, not on {sys.platform}")
+        if isolation not in (None, "none", *_ISOLATIONS):
+            raise ValueError(f"isolation must be one of {', '.join(_ISOLATIONS)} or none, got {isolation!r}")
+        count = len(os.sched_getaffinity(0)) if workers is None else workers
+        if count < 1:
+            raise ValueError(f"workers must be at least 1, got {count}")
+        first = _strongest(isolation, limits)
+        self.isolation = first.isolation
+        self._workers = [first, *(_Worker(self.isolation, limits) for _ in range(count - 1))]
+        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(count)
+        self._verdicts: dict[tuple[Problem, str], Verdict] = {}
+
+    def run(self, programs: Iterable[tuple[Problem, str]]) -> list[Verdict]:
+        """The verdict on each program, in the order given.
+
+        Args:
+            programs: pairs of a problem and a program's text.
+
+        Raises:
+            ValueError: the tests of a problem do not compile or assert nothing.
+            IsolationError: a worker died, and no other could be started.
+        """
+        programs = list(programs)
+        for problem in {problem for problem, _ in programs}:
+            check(problem)
+        new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
+        found = self._threads.map(self._judge, new)
+        for pair, verdict in zip(new, tqdm(found, "programs", len(new), leave=False, delay=3), strict=True):
+            self._verdicts[pair] = verdict
+        return [self._verdicts[pair] for pair in programs]
+
+    def close(self) -> None:
+        """End the workers. Those of a pool that is not closed end with this process."""
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._workers:
+            worker.stop()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _judge(self, pair: tuple[Problem, str]) -> Verdict:
+        worker = self._idle.get()
+        try:
+            return worker.judge(*pair)
+        finally:
+            self._idle.put(worker)
+
+
+def _strongest(isolation: str | None, limits: Limits) -> _Worker:
+    """A worker with the isolation asked for, or else with the first that works."""
+    refused = []
+    for name in [isolation] if isolation else _ISOLATIONS:
+        try:
+            return _Worker(name, limits)
+        except IsolationError as error:
+            refused.append(f"{name}: {error}")
+    raise IsolationError(
+        f"programs are not run, because nothing isolates them here ({'; '.join(refused)}). Install bubblewrap, or "
+        "allow user namespaces; or pass isolation='none' to let every program do whatever you may do yourself"
+    )
+
+
+class _Worker:
+    """A sandbox with `rl.programs.worker` in it, and another when that one has ended."""
+
+    def __init__(self, isolation: str, limits: Limits) -> None:
+        self.isolation, self._limits = isolation, limits
+        self._start()
+
+    def judge(self, problem: Problem, text: str) -> Verdict:
+        """A worker that dies of a program, or is killed meanwhile, is replaced, and the program gets one more try."""
+        line = json.dumps({"text": text, "tests": problem.tests, "entry": problem.entry}).encode() + b"\n"
+        for _ in range(2):
+            if self._process.poll() is not None:
+                self._start()
+            reply = self._ask(line)
+            if reply:
+                verdict, state = reply
+                if state == RETIRES:
+                    self.stop()
+                return Verdict(verdict)
+            self.stop()
+            if reply is None:
+                return Verdict.TIMEOUT
+        return Verdict.RUNTIME_ERROR
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+        self._folder.cleanup()
+
+    def _start(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="headway-", ignore_cleanup_errors=True)
+        self._process = subprocess.Popen(
+            _command(self.isolation, self._limits),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=self._folder.name,
+            env={"PYTHONHASHSEED": "0"},  # nothing of the caller's
+            start_new_session=True,
+        )
+        if self._read(len(READY), _START_SECONDS) != READY:
+            self._process.kill()
+            _, said = self._process.communicate()
+            last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it did not start"]
+            raise IsolationError(last[0])
+
+    def _ask(self, line: bytes) -> bytes | None:
+        """The worker's two bytes; none if it ended, None if it is stuck although the judge's alarm has long rung."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return b""
+        return self._read(2, self._limits.deadline + _GRACE_SECONDS)
+
+    def _read(self, size: int, seconds: float) -> bytes | None:
+        assert self._process.stdout is not None
+        poll = select.poll()
+        poll.register(self._process.stdout, select.POLLIN)
+        return self._process.stdout.read(size) if poll.poll(1000 * seconds) else None
+
+
+def _command(isolation: str, limits: Limits) -> list[str]:
+    """How to start a worker.
+
+    Raises:
+        IsolationError: that takes a program which is not installed.
+    """
+    interpreter = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
+    python = [interpreter, "-S", "-s", "-P", "-B", "-c", _BOOT]
+    arguments = [isolation, json.dumps(limits)]
+    package = Path(__file__).parents[1]
+    if isolation != "bubblewrap":
+        return [*python, str(package.parent), *arguments]
+    bubblewrap = shutil.which("bwrap")
+    if bubblewrap is None:
+        raise IsolationError("there is no program bwrap")
+    shown = {
+        path: path for path in (*kernel.folders(), interpreter, "/etc/ld.so.cache") if os.path.exists(path)
+    }
+    shown |= {
+        str(package / "__init__.py"): "/code/rl/__init__.py",
+        str(package / "programs"): "/code/rl/programs",
+    }
+    return [
+        *(bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+        *(word for source, target in shown.items() for word in ("--ro-bind", source, target)),
+        *("--dev-bind", "/dev/null", "/dev/null", "--size", str(limits.output), "--tmpfs", kernel.FOLDER),
+        *("--remount-ro", "/", "--chdir", kernel.FOLDER),
+        *(*python, "/code", *arguments),
+    ]

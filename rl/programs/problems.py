@@ -1,0 +1,167 @@
+"""Programming problems with tests, and programs that a model wrote for them: HumanEval, MBPP and files of samples.
+
+A file in its standard layout in, tuples out. Nothing is executed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import gzip
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Problem(NamedTuple):
+    """What a program shall do, in words and as tests."""
+
+    name: str
+    prompt: str  # what a language model is given
+    tests: str  # Python that asserts; it runs beside the program, not inside it (`rl.programs.worker`)
+    entry: tuple[str, ...]  # the names in `tests` that the program defines
+    reference: str  # a program, said to be right
+
+
+class Samples(NamedTuple):
+    """Programs that were written for one problem; a program's text is ``prompt + completion``."""
+
+    name: str  # of the problem
+    prompt: str
+    completions: tuple[str, ...]
+
+
+MBPP_SPLITS: Mapping[str, range] = MappingProxyType(
+    {
+        "prompt": range(1, 11),
+        "test": range(11, 511),
+        "validation": range(511, 601),
+        "train": range(601, 975),
+    }
+)
+"""The task ids of each split (Austin et al. 2021)."""
+
+
+def read_humaneval(path: str | Path) -> list[Problem]:
+    """The problems of ``HumanEval.jsonl`` or ``HumanEval.jsonl.gz`` (Chen et al. 2021), in the file's order.
+
+    A program is the prompt followed by a completion. Where the prompt defines other functions beside the one to be
+    completed, the tests have their own copy of them.
+
+    Raises:
+        ValueError: the file is not in that layout, or a problem has no tests.
+    """
+    return [_humaneval_problem(row) for row in _rows(path, "task_id", "prompt", "entry_point", "test")]
+
+
+def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
+    """The problems of ``mbpp.jsonl`` or ``sanitized-mbpp.json`` (Austin et al. 2021), in the file's order.
+
+    The prompt is a docstring of the task's text and its assertions, as there.
+
+    Args:
+        path: either file.
+        split: one of `MBPP_SPLITS`; by default all.
+
+    Raises:
+        ValueError: the file is not in that layout, a problem has no tests, or the split is unknown.
+    """
+    if split is not None and split not in MBPP_SPLITS:
+        raise ValueError(f"MBPP has no split {split!r}, but {', '.join(MBPP_SPLITS)}")
+    rows = _rows(path, "task_id", "code", "test_list")
+    return [_mbpp_problem(row) for row in rows if split is None or row["task_id"] in MBPP_SPLITS[split]]
+
+
+def read_samples(path: str | Path) -> list[Samples]:
+    """Sampled programs in the layout of CodeT (Chen et al. 2022): JSON lines of task_id, prompt and samples.
+
+    Raises:
+        ValueError: the file is not in that layout.
+    """
+    rows = _rows(path, "task_id", "prompt", "samples")
+    return [Samples(row["task_id"], row["prompt"], tuple(row["samples"])) for row in rows]
+
+
+def check(problem: Problem) -> None:
+    """Do nothing if the problem's tests can tell programs apart.
+
+    Raises:
+        ValueError: they do not compile, or assert nothing, so that any program would pass.
+    """
+    try:
+        tree = _parse(problem.tests)
+    except SyntaxError as error:
+        raise ValueError(f"the tests of problem {problem.name!r} do not compile: {error}") from None
+    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
+        raise ValueError(f"problem {problem.name!r} has no tests: there is no assert statement in them")
+
+
+def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
+    entry = row["entry_point"]
+    helpers = [node for node in _parse(row["prompt"]).body if getattr(node, "name", None) != entry]
+    tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
+    reference = row["prompt"] + row.get("canonical_solution", "")
+    return _checked(Problem(row["task_id"], row["prompt"], tests, (entry,), reference))
+
+
+def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
+    name = f"MBPP/{row['task_id']}"
+    assertions = "\n".join(row["test_list"])
+    setup = row.get("test_setup_code", "")
+    tests = "\n".join([*row.get("test_imports", ()), setup, assertions]).replace("\r\n", "\n")
+    reference = row["code"].replace("\r\n", "\n")
+    imports, entry = _taken_from(reference, tests)
+    text = row.get("prompt", row.get("text", ""))
+    return _checked(
+        Problem(name, f'"""\n{text}\n{assertions}\n"""\n', "\n".join([*imports, tests]), entry, reference)
+    )
+
+
+def _taken_from(reference: str, tests: str) -> tuple[list[str], tuple[str, ...]]:
+    """Of the names that the tests use: the imports that bring some, and those that the reference program defines."""
+    test_tree = _parse(tests)
+    used = {node.id for node in ast.walk(test_tree) if isinstance(node, ast.Name)}
+    used -= {name for node in test_tree.body for name in _defined(node)}
+    imports, entry = [], []
+    for node in _parse(reference).body:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            entry += sorted(_defined(node) & used)
+        elif used & {alias.asname or alias.name for alias in node.names}:
+            imports.append(ast.unparse(node))
+    return imports, tuple(dict.fromkeys(entry))
+
+
+def _defined(statement: ast.stmt) -> set[str]:
+    """The names that a top-level statement binds; imports aside."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return {statement.name}
+    nodes = ast.walk(statement)
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _parse(source: str) -> ast.Module:
+    with warnings.catch_warnings():  # about escapes in strings that others wrote
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _checked(problem: Problem) -> Problem:
+    check(problem)
+    return problem
+
+
+def _rows(path: str | Path, *keys: str) -> Iterator[Mapping[str, Any]]:
+    """The objects of a JSON array, or of JSON lines; compressed if the name ends in ``.gz``."""
+    raw = Path(path).read_bytes()
+    try:
+        text = (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode()
+        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{path} is not JSON, JSON lines, or either compressed by gzip: {error}") from None
+    for i, row in enumerate(rows):
+        missing = [key for key in keys if key not in row]
+        if missing:
+            raise ValueError(f"{path}: row {i} has no {', '.join(missing)}")
+        yield row

@@ -1,0 +1,179 @@
+"""A ring of rows on the device: the newest ``C`` are kept and drawn uniformly; and views of several steps.
+
+All functions are pure and have fixed shapes, so that they run inside the compiled call that learns: a ring that is
+donated to it is written in place. Rows are any pytree. The views (`transitions`, `action_chunks`) read rows of
+the type `Row`, inserted in blocks of one row for each of ``stride`` environments: the step after the one in slot
+``i`` is then in slot ``i + stride``, unless ``first`` says that another episode starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array, Key, Transition
+
+
+class Ring(NamedTuple):
+    """The newest rows of a stream. Slots 0 to ``count - 1`` are filled."""
+
+    rows: Any  # pytree of [C, ...]
+    head: Array  # [] int32, the slot that the next row goes to
+    count: Array  # [] int32, rows held, at most C
+
+
+class Row(NamedTuple):
+    """One step of one environment, or a batch of them."""
+
+    observation: Any  # [..., *observation]
+    action: Any  # [..., D] float32 or [...] int32
+    reward: Any  # [...] float32
+    discount: Any  # [...] float32: 0 where the episode terminated, 1 elsewhere, time limits included
+    next_observation: Any  # [..., *observation], also where the episode ended
+    first: Any  # [...] bool: the first step of its episode
+
+
+def empty(example: Any, capacity: int) -> Ring:
+    """A ring for ``capacity`` rows like ``example``, a pytree of one row's arrays (or their shapes and types).
+
+    Raises:
+      ValueError: ``capacity`` is not positive.
+    """
+    if capacity < 1:
+        raise ValueError(f"a ring needs a capacity of at least 1 row, not {capacity}")
+    rows = jax.tree.map(lambda x: jnp.zeros((capacity, *jnp.shape(x)), x.dtype), example)
+    return Ring(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+
+
+def capacity(ring: Ring) -> int:
+    """The most rows that it can hold, ``C``."""
+    return jax.tree.leaves(ring.rows)[0].shape[0]
+
+
+def insert(ring: Ring, rows: Any, valid: Array | None = None) -> Ring:
+    """The ring with a block of rows [B, ...] added, the oldest ones overwritten where it is full.
+
+    Args:
+      ring: donate it, or all of it is copied.
+      rows: in the order in which they count as written.
+      valid: [B] bool, which of them to add; all by default. The others leave no gap.
+
+    Raises:
+      ValueError: a block larger than the ring.
+    """
+    size, block = capacity(ring), jax.tree.leaves(rows)[0].shape[0]
+    if block > size:
+        raise ValueError(f"a block of {block} rows does not fit into a ring of {size}")
+    if valid is None:
+        slots, added = (ring.head + jnp.arange(block)) % size, jnp.int32(block)
+    else:
+        place = jnp.cumsum(valid, dtype=jnp.int32)
+        slots, added = jnp.where(valid, (ring.head + place - 1) % size, size), place[-1]  # `size` is dropped
+    return Ring(
+        rows=jax.tree.map(lambda old, new: old.at[slots].set(new, mode="drop"), ring.rows, rows),
+        head=(ring.head + added) % size,
+        count=jnp.minimum(ring.count + added, size),
+    )
+
+
+def draw(ring: Ring, key: Key, batch_size: int) -> Array:
+    """Slots [batch_size] of rows, uniform with replacement. The ring must hold at least one."""
+    return jax.random.randint(key, (batch_size,), 0, ring.count)
+
+
+def take(ring: Ring, slots: Array) -> Any:
+    """The rows in ``slots`` [...], with those leading axes."""
+    return jax.tree.map(lambda x: x[slots], ring.rows)
+
+
+# ---- several steps -----------------------------------------------------------------------------------------------
+
+
+def follow(ring: Ring, slots: Array, length: int, stride: int = 1) -> tuple[Array, Array]:
+    """The steps that follow, in the same environment and episode.
+
+    Args:
+      ring: of `Row`, or of other rows with ``first``, written in blocks of ``stride``.
+      slots: [B], where to start.
+      length: steps, the one in ``slots`` included.
+      stride: environments.
+
+    Returns:
+      their slots [B, length], and bool [B, length] that is False from the step on where the episode is over, or
+      which is not yet in the ring.
+    """
+    ahead = stride * jnp.arange(length)
+    newer = (ring.head - 1 - slots) % capacity(ring)  # rows written after it
+    found = (slots[:, None] + ahead) % capacity(ring)
+    unbroken = (ahead <= newer[:, None]) & ((ahead == 0) | ~ring.rows.first[found])
+    return found, jnp.cumprod(unbroken, 1).astype(bool)
+
+
+def transitions(
+    ring: Ring, slots: Array, n: int = 1, discount: float | Array = 1.0, stride: int = 1
+) -> Transition:
+    """Transitions [B] over ``n`` steps, fewer where the episode or the ring ends.
+
+    The reward is ``r_0 + g r_1 + ... + g^(m-1) r_(m-1)`` over the ``m`` steps taken, and the discount
+    ``g^(m-1) d``, so that an agent which multiplies it by its own gamma, ``g``, makes the m-step target of any
+    one-step backup.
+
+    Args:
+      ring: of `Row`, written in blocks of ``stride``.
+      slots: [B], where the transitions start.
+      n: steps, at least 1.
+      discount: the agent's gamma, ``g``.
+      stride: environments.
+    """
+    found, unbroken = follow(ring, slots, n + 1, stride)
+    taken, steps = unbroken[:, :n], unbroken[:, :n].sum(1)
+    row = jnp.arange(slots.shape[0])
+    last, after = found[row, steps - 1], found[row, steps]
+    known = unbroken[row, steps]
+    rows = ring.rows
+    action = rows.action[slots]
+    weight = jnp.where(taken, discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
+    return Transition(
+        observation=rows.observation[slots],
+        action=action,
+        reward=(weight * rows.reward[found[:, :n]]).sum(1),
+        discount=discount ** (steps - 1).astype(jnp.float32) * rows.discount[last],
+        next_observation=rows.next_observation[last],
+        next_action=jnp.where(_like(known, action), rows.action[after], action),
+        has_next_action=known.astype(jnp.float32),
+    )
+
+
+def action_chunks(
+    ring: Ring, slots: Array, length: int, discount: float | Array = 1.0, stride: int = 1
+) -> tuple[Transition, Array]:
+    """Transitions [B] over chunks of ``length`` actions, and which of these were taken, bool [B, length].
+
+    As `transitions` with ``n = length``, except that actions are [B, length, ...]. Those after the end of the
+    episode are whatever the ring holds there: mask them. The chunk that follows is not looked up:
+    ``next_action`` repeats the chunk and ``has_next_action`` is 0.
+    """
+    found, taken = follow(ring, slots, length, stride)
+    chunk = ring.rows.action[found]
+    steps = transitions(ring, slots, length, discount, stride)
+    nothing = jnp.zeros_like(steps.has_next_action)
+    return steps._replace(action=chunk, next_action=chunk, has_next_action=nothing), taken
+
+
+def sampler(
+    batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1
+) -> Callable[[Ring, Key], Transition]:
+    """Uniform sampling with replacement: a function of (ring, key) that returns `transitions`."""
+
+    def sample(ring: Ring, key: Key) -> Transition:
+        return transitions(ring, draw(ring, key, batch_size), n, discount, stride)
+
+    return sample
+
+
+def _like(mask: Array, array: Array) -> Array:
+    """``mask`` [B] with as many axes as ``array`` [B, ...]."""
+    return mask.reshape(mask.shape + (1,) * (array.ndim - mask.ndim))

@@ -1,0 +1,358 @@
+"""The model-based loop: what reaches the learner, what is kept, what is measured, and the edge of reach itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl import model_based, train
+from rl.agents import mobile, sac_n
+from rl.dynamics import base, ensemble, termination
+from rl.dynamics.rollout import Rollouts
+from rl.envs import plane
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.types import Learner, Spec, State, Transition
+from rl.values import heads
+
+KEY = jax.random.key(0)
+SMALL = model_based.Config(rollouts=16, length=3, retain=2, updates=5, batch_size=20, real=0.3)
+LOGGED = 1000.0  # every logged reward; those of the world are smaller
+
+
+def logged(rows: int = 50) -> Dataset:
+    point = np.asarray(plane.reset(jax.random.key(1), rows))
+    one = np.ones(rows, np.float32)
+    steps = Transition(point, 0.1 * point, LOGGED * one, one, point, 0.1 * point, 0 * one)
+    return Dataset(steps, np.ones(rows, bool))
+
+
+def change(**fields: Any) -> model_based.Config:
+    return dataclasses.replace(SMALL, **fields)
+
+
+def stub(**functions: Any) -> Learner:
+    """A learner that learns nothing: it explores at random, and its only metric is the batch."""
+
+    def update(state: State, batch: Transition, key: Any) -> tuple[State, dict[str, Any]]:
+        metrics = {f"reward_{i:02}": reward for i, reward in enumerate(batch.reward)}
+        return state._replace(step=state.step + 1), metrics
+
+    explore = lambda state, observation, key: jax.random.uniform(key, observation.shape, minval=-1)
+    learner = Learner(
+        init=lambda key, batch: State({}, {}, {}, jnp.zeros((), jnp.int32)),
+        update=update,
+        act=explore,
+        value=lambda state, observation, key: observation[..., 0],
+        explore=explore,
+    )
+    return learner._replace(**functions)
+
+
+def loop(config: model_based.Config = SMALL, learner: Learner | None = None, **more: Any) -> model_based.Loop:
+    world = more.pop("world", base.true(plane.step))
+    terminates = more.pop("terminates", termination.never)
+    return model_based.make(config, learner or stub(), world, terminates, **more)
+
+
+def sac(**fields: Any) -> Learner:
+    config = sac_n.Config(**{"critics": 2, "hidden": (8, 8)} | fields)
+    return sac_n.make(config, plane.SPEC, heads.scalar())
+
+
+# ---- batches and buffer -----------------------------------------------------------------------------------
+
+
+def run(made: model_based.Loop, epochs: int, data: Dataset | None = None) -> tuple[Any, list[Any]]:
+    source = jax.device_put(model_based.Source(data or logged(), ()))
+    carry, reports = made.init(KEY, source.dataset), []
+    step = jax.jit(made.epoch)
+    for _ in range(epochs):
+        carry, report = step(carry, source, KEY)
+        reports.append(report)
+    return carry, reports
+
+
+def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
+    _, [report] = run(loop(), 1)
+    means = np.array([report.metrics[f"reward_{i:02}"] for i in range(20)])  # over updates
+    assert (means[:6] == LOGGED).all() and (means[6:] < 2).all()
+
+
+def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is() -> None:
+    _, [report] = run(loop(change(real=0.0)), 1)
+    assert max(report.metrics[f"reward_{i:02}"] for i in range(20)) < 2
+    carry, [report] = run(loop(change(real=1.0)), 1)
+    assert min(report.metrics[f"reward_{i:02}"] for i in range(20)) == LOGGED
+    assert carry.buffer == () and "rollout_length" not in report.metrics
+
+
+def test_real_data_alone_is_the_plain_offline_loop_bit_for_bit() -> None:
+    """SAC-N and EDAC through this loop are those of `experiments.offline`."""
+    learner, data = sac(), jax.device_put(logged())
+    carry, _ = run(loop(change(real=1.0), learner), 2, data)
+    plain = jax.jit(train.scan_updates(learner.update, replay.sampler(20), 5))
+    state = learner.init(KEY, replay.take(data, jnp.arange(2)))
+    for _ in range(2):
+        state, _ = plain(state, data, KEY)
+    jax.tree.map(np.testing.assert_array_equal, carry.learner, state)
+
+
+def test_the_buffer_keeps_the_newest_rows_and_none_after_an_episodes_end() -> None:
+    """The epoch's number is the reward; half of all states end their episode."""
+    learner = stub()
+    ends = lambda following: following[..., 0] > 0
+    numbered = base.Dynamics(
+        predict=base.true(plane.step).predict,
+        propose=base.true(plane.step).propose,
+        step=lambda number, o, a, key: (plane.step(o, a)[0], jnp.broadcast_to(number, o.shape[:-1])),
+    )
+    made = loop(learner=learner, world=numbered, terminates=ends)
+    data = jax.device_put(logged())
+    carry, step = made.init(KEY, data), jax.jit(made.epoch)
+    written = 0.0
+    for number in range(12):
+        carry, report = step(carry, model_based.Source(data, jnp.float32(number)), KEY)
+        written += float(report.metrics["rollout_length"]) * SMALL.rollouts
+    rows, count = jax.tree.map(np.asarray, carry.buffer.rows), int(carry.buffer.count)
+    assert count == len(rows.reward) == 96 < written
+    assert rows.reward.min() > 12 - 1 - 96 / 16 and (rows.reward == 11).sum() >= 16  # first steps are valid
+    np.testing.assert_array_equal(rows.discount, rows.next_observation[:, 0] <= 0)
+    continued = (rows.observation[:, None] == rows.next_observation[None, rows.discount == 0]).all(-1)
+    assert not continued.any()  # nothing follows the end of an episode
+
+
+def test_rollouts_start_from_logged_states_and_follow_the_policy() -> None:
+    away = stub(explore=lambda state, observation, key: jnp.ones_like(observation))
+    carry, _ = run(loop(learner=away), 1)
+    rows, count = jax.tree.map(np.asarray, carry.buffer.rows), int(carry.buffer.count)
+    assert (rows.action[:count] == 1).all() and count == 48
+    starts = {tuple(x) for x in np.asarray(logged().transitions.observation)}
+    assert {tuple(x) for x in rows.observation[:16]} <= starts
+    assert len({tuple(x) for x in rows.observation[:16]}) > 8
+
+
+def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
+    made, learner = loop(learner=sac()), sac()
+    source = jax.device_put(model_based.Source(logged(), ()))
+    step, start = jax.jit(made.epoch), made.init(KEY, source.dataset)
+    first, _ = step(start, source, KEY)
+    again, _ = step(start, source, KEY)
+    jax.tree.map(np.testing.assert_array_equal, first, again)
+    second, _ = step(first, source, KEY)
+    half = 48
+    fresh = np.asarray(second.buffer.rows.observation)[half : half + 16]
+    assert not np.array_equal(fresh, np.asarray(first.buffer.rows.observation)[:16])
+    assert learner.explore is not None
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_a_seed_of_many_is_that_seed_alone(batched: bool) -> None:
+    made = loop(change(updates=3), sac())
+    source = jax.device_put(model_based.Source(logged(), jnp.zeros((2, 1))))
+    keys = jax.random.split(KEY, 2)
+    start = jax.vmap(made.init, (0, None))(keys, source.dataset)
+    many, reports = jax.jit(model_based.over_seeds(made.epoch, batched=batched))(start, source, keys)
+    alone = made.init(keys[1], source.dataset)
+    alone, report = jax.jit(made.epoch)(alone, model_based.Source(source.dataset, ()), keys[1])
+    close = lambda one, other: np.testing.assert_allclose(one[1], other, rtol=2e-4, atol=1e-5)
+    jax.tree.map(close, (many.learner, many.buffer.rows), (alone.learner, alone.buffer.rows))
+    close(reports.metrics["q"], report.metrics["q"])
+
+
+# ---- methods ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", model_based.METHODS)
+def test_every_method_is_a_setting(method: str) -> None:
+    of_agent, of_loop = model_based.METHODS[method]
+    made = ensemble.make(ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0)), plane.SPEC)
+    learner = sac(**of_agent | {"critics": min(3, of_agent["critics"])})
+    trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=base.learned(made))
+    data = jax.device_put(logged())
+    carry, report = jax.jit(trained.epoch)(
+        trained.init(KEY, data), model_based.Source(data, made.init(KEY)), KEY
+    )
+    assert carry.learner.step == 2
+    assert all(np.isfinite(value).all() for value in report.metrics.values())
+
+
+def doubtful() -> base.Dynamics:
+    """Two answers: a deviation of |x| for each of two dimensions and the reward, and means 2 apart in x."""
+
+    def predict(params: Any, observation: Any, action: Any) -> tuple[Any, Any]:
+        following, reward = plane.step(observation, action)
+        mean = jnp.concatenate([following, reward[..., None]], -1)
+        deviation = jnp.abs(observation[..., :1]) * jnp.ones(3)
+        apart = jnp.array([1.0, 0.0, 0.0])
+        return jnp.stack([mean - apart, mean + apart]), jnp.stack([deviation, 0 * deviation])
+
+    real = base.true(plane.step)
+    propose = lambda params, o, a, key: (
+        predict(params, o, a)[0][..., :-1],
+        jnp.stack([plane.step(o, a)[1]] * 2),
+    )
+    return base.Dynamics(predict, propose, real.step)
+
+
+@pytest.mark.parametrize(
+    ("kind", "doubt"),
+    [("aleatoric", lambda o: np.sqrt(3) * np.abs(o[:, 0])), ("disagreement", lambda o: np.ones(len(o)))],
+)
+def test_mopo_takes_its_penalty_off_model_rewards(kind: str, doubt: Callable[..., Any]) -> None:
+    config = change(uncertainty=kind, penalty=0.5)
+    carry, _ = run(loop(config, world=doubtful()), 1)
+    rows = jax.tree.map(lambda x: np.asarray(x)[:48], carry.buffer.rows)
+    expected = np.asarray(plane.reward(rows.next_observation)) - 0.5 * doubt(rows.observation)
+    np.testing.assert_allclose(rows.reward, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_mobile_doubts_model_rows_by_the_spread_of_their_next_values() -> None:
+    """V is the first coordinate, and the two answers are 2 apart in it: a deviation of 1, for model rows."""
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:20]), logged().transitions)
+    propose = lambda o, a, key: doubtful().propose((), o, a, key)[0]
+    learner = mobile.make(stub(), propose, 3.0, logged=6, samples=4)
+    _, metrics = learner.update(stub().init(KEY, batch), batch, KEY)
+    rewards = np.array([metrics[f"reward_{i:02}"] for i in range(20)])
+    np.testing.assert_allclose(rewards, [LOGGED] * 6 + [LOGGED - 3.0] * 14)
+    np.testing.assert_allclose(metrics["doubt"], 1.0)
+
+
+def test_mobile_averages_draws_before_it_compares_members() -> None:
+    """Noise that both members share in law but not in draw: more draws, less doubt."""
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:20]), logged().transitions)
+    noisy = lambda o, a, key: o + jax.random.normal(key, (5, *o.shape))
+    doubts = [
+        mobile.make(stub(), noisy, 1.0, 0, samples).update(stub().init(KEY, batch), batch, KEY)[1]["doubt"]
+        for samples in (1, 100)
+    ]
+    assert 0.6 < doubts[0] < 1.1 and doubts[1] < 0.15
+
+
+# ---- what goes wrong --------------------------------------------------------------------------------------
+
+
+def rolled() -> Rollouts:
+    """Three rollouts of two steps; the second ends at once. Actions are the critics' spread, x their value."""
+    x = np.array([[0, 1, 2], [3, 9, 5]], np.float32)  # [k, B]
+    following = np.array([[3, 7, 5], [20, 9, 30]], np.float32)
+    spread = np.array([[1, 2, 3], [4, 99, 5]], np.float32)
+    two = lambda array: jnp.stack([jnp.asarray(array)] * 2, -1)
+    rows = Transition(
+        observation=two(x),
+        action=two(spread),
+        reward=jnp.asarray(x),
+        discount=jnp.array([[1, 0, 1], [1, 1, 1]], jnp.float32),
+        next_observation=two(following),
+        next_action=two(spread),
+        has_next_action=jnp.zeros((2, 3)),
+    )
+    return Rollouts(rows, jnp.array([[True, True, True], [True, False, True]]))
+
+
+def test_diagnosis_by_hand() -> None:
+    def predict(params: Any, observation: Any, action: Any) -> tuple[Any, Any]:
+        deviation = jnp.zeros((1, len(action), 3)).at[0, :, 0].set(2 * action[:, 0])
+        return jnp.full((1, len(action), 3), 7.0), deviation
+
+    world = base.Dynamics(predict, lambda *x: None, lambda *x: None)  # type: ignore[arg-type, return-value]
+    critics = lambda state, observation, action: jnp.stack(
+        [observation[:, 0], observation[:, 0] + 2 * action[:, 0]]
+    )
+    truth = base.true(lambda observation, action: (observation, observation[:, 0]))
+    finals = []
+
+    def edge(following: Any, final: Any, trained: Any) -> Any:
+        finals.append(final)
+        return following[:, 0] > 15
+
+    found = model_based.diagnosis(stub(), critics, world, edge, truth)(
+        stub().init(KEY, None), (), rolled(), KEY
+    )
+    valid = {0: 3, 1: 7, 2: 5, 3: 20, 5: 30}  # x: where it leads
+    np.testing.assert_allclose(found["edge_share"], 2 / 5)
+    np.testing.assert_allclose(found["edge_q"], 25)
+    np.testing.assert_allclose(found["elsewhere_q"], 5)
+    np.testing.assert_allclose(found["spread"], 3)
+    np.testing.assert_allclose(found["aleatoric"], 6)
+    np.testing.assert_allclose(found["spread_aleatoric"], 1, rtol=1e-5)
+    np.testing.assert_allclose(found["reward_error"], np.mean([7 - x for x in valid]))
+    assert finals[0].tolist() == [False] * 3 + [True] * 3
+
+
+def test_a_perfect_model_is_correlated_with_nothing() -> None:
+    world = base.true(plane.step)
+    critics = lambda state, observation, action: jnp.stack([observation[:, 0], action[:, 0]])
+    found = model_based.diagnosis(stub(), critics, world)(stub().init(KEY, None), (), rolled(), KEY)
+    assert found["aleatoric"] == 0 == found["spread_aleatoric"] and "reward_error" not in found
+
+
+def test_final_states_unlike_all_that_was_trained_are_unfamiliar() -> None:
+    trained = jax.random.normal(KEY, (400, 3)) * jnp.array([1.0, 1.0, 100.0])
+    like, unlike = jnp.zeros(3), jnp.array([0.0, 6.0, 0.0])
+    points = jnp.stack([like, unlike, unlike, jnp.array([0.0, 0.0, 90.0])])
+    final = jnp.array([True, True, False, True])
+    assert model_based.unfamiliar(points, final, trained).tolist() == [False, True, False, False]
+
+
+def report(q: Any) -> train.Report:
+    return train.Report({"q": np.asarray(q)}, {})
+
+
+def test_a_run_stops_where_q_runs_away() -> None:
+    data = logged()._replace(transitions=logged().transitions._replace(reward=np.array([-2.0, 1.0])))
+    assert model_based.largest_value(data, 0.99) == pytest.approx(200)
+    model_based.check_values(report([150.0, -1900.0]), 200)
+    with pytest.raises(
+        model_based.RunawayQ, match=r"Q averages -2.1e\+03.* at most 200 \(seeds \[1\]\).*RAVL"
+    ):
+        model_based.check_values(report([150.0, -2100.0]), 200)
+    with pytest.raises(train.Diverged, match=r"seeds \[0\]"):
+        model_based.check_values(report(np.nan), 200)
+
+
+# ---- the edge of reach itself -----------------------------------------------------------------------------
+
+
+# ---- bad input --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 0}, "length=0 must be at least 1"),
+        ({"rollouts": -1}, "rollouts=-1 must be at least 1"),
+        ({"real": 1.5}, r"real=1.5 must be a share between 0 and 1"),
+        (
+            {"uncertainty": "epistemic", "penalty": 1.0},
+            "unknown uncertainty 'epistemic': known are aleatoric",
+        ),
+        ({"uncertainty": "aleatoric"}, r"uncertainty='aleatoric' and penalty=0.0: give both"),
+        ({"penalty": 2.0}, r"uncertainty='' and penalty=2.0: give both"),
+    ],
+)
+def test_settings_without_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        loop(change(**fields))
+
+
+def test_agents_that_lack_what_the_loop_needs_are_refused() -> None:
+    with pytest.raises(ValueError, match="cannot draw actions"):
+        loop(learner=stub(explore=None))
+    with pytest.raises(ValueError, match="no value that members could disagree about"):
+        mobile.make(stub(value=None), lambda *x: x[0], 1.0, 0)
+    with pytest.raises(ValueError, match="samples=0"):
+        mobile.make(stub(), lambda *x: x[0], 1.0, 0, samples=0)
+
+
+def test_a_single_logged_episode_is_enough() -> None:
+    data = logged(7)._replace(last=np.arange(7) == 6)
+    carry, [found] = run(loop(), 1, data)
+    assert int(carry.buffer.count) == 48 and np.isfinite(found.metrics["rollout_reward"])
+    assert Spec((2,), 2) == plane.SPEC

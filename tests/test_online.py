@@ -1,0 +1,454 @@
+"""experiments.online and the compiled step behind it: what is remembered, resumed, refused, restarted and learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import point_mass  # noqa: F401  (registers its environment)
+import pytest
+import toy_environments
+
+from experiments import offline, online
+from rl import agents, checkpoint, log, train
+from rl import online as compiled
+from rl.envs.stream import Stream
+from rl.types import Learner, Spec, State
+from rl.values import heads
+
+POINT_MASS = "point_mass:PointMass-v0"
+TINY = {
+
+        "env": POINT_MASS,
+        "steps": 40,
+        "eval_every": 20,
+        "eval_episodes": 2,
+        "eval_processes": 0,
+        "save_every": 20
+    ,
+    "learning_starts": 8, "batch_size": 8, "replay": 64, "tensorboard": False,
+}
+
+
+def config(agent: str = "td3", **changes: Any) -> Any:
+    fields = {field.name for field in dataclasses.fields(agents.get(agent).Config)}
+    small = {"hidden": (8, 8), "critics": 2, "samples": 2} | changes
+    return agents.get(agent).Config(**{name: value for name, value in small.items() if name in fields})
+
+
+def settings(workdir: Path, **changes: Any) -> online.Settings:
+    return online.Settings(**TINY | {"agent": "td3", "workdir": str(workdir)} | changes)
+
+
+def saved(workdir: Path, step: int) -> dict[str, np.ndarray]:
+    record, arrays = checkpoint.read(workdir / "checkpoints") or pytest.fail("there is no checkpoint")
+    assert record["step"] == step
+    return arrays
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Every array, every logged number and every policy, to the bit."""
+    a, b = saved(one, step), saved(other, step)
+    assert a.keys() == b.keys()
+    for name in a.keys() - {"seconds"}:
+        np.testing.assert_array_equal(a[name], b[name], err_msg=name)
+    assert (one / log.METRICS).read_text() == (other / log.METRICS).read_text()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    workdir = tmp_path_factory.mktemp("online")
+    return workdir, online.run(settings(workdir), config())
+
+
+# ---- the compiled step -------------------------------------------------------------------------------------------
+
+
+def counter() -> Learner:
+    """A learner that counts updates, explores with its count, and reports the batch's rewards."""
+
+    def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+        return state._replace(step=state.step + 1), {"reward": batch.reward.mean()}
+
+    def act(state: State, observation: Any, key: Any) -> Any:
+        return jnp.zeros((*observation.shape[:-1], 1)) + state.step / 100
+
+    return Learner(lambda key, batch: State({}, {}, {}, jnp.zeros((), jnp.int32)), update, act, None, act)
+
+
+def test_what_happened_is_what_the_replay_holds() -> None:
+    """Two seeds of two environments against deques that a Python loop fills."""
+    spec, capacity = Spec((3,), 1), 10
+    learner = counter()
+    replay = compiled.uniform(learner, compiled.steps(environments=2), capacity, 4)
+    loop = compiled.loop(learner, spec, replay, jax.random.split(jax.random.key(0), 2), 2)
+    expected = [deque(maxlen=capacity) for _ in range(2)]
+    with Stream("toy_environments:Countdown-v0", [(copy,) for copy in range(4)], 0) as stream:
+        carry, action = loop.begin(loop.init(), stream.observation.reshape(2, 2, 3), False)
+        seen, first = stream.observation, np.ones(4, bool)
+        for time in range(15):
+            action = np.asarray(action)
+            said = stream.step(action.reshape(4, 1))
+            for copy in range(4):
+                values = (action[copy // 2, copy % 2, 0], said.reward[copy], not said.terminated[copy])
+                row = [*seen[copy], *values, *said.next_observation[copy], first[copy]]
+                expected[copy // 2].append(row)
+            seen, first = said.observation, said.first
+            both = np.stack([said.next_observation, said.observation]).reshape(2, 2, 2, 3)
+            scalar = np.float32([said.reward, ~said.terminated, said.first]).reshape(3, 2, 2)
+            carry, action = loop.step(carry, compiled.Step(both, scalar), None, time % 3, False)
+    assert carry.state.step == sum(time % 3 for time in range(15)) and carry.time == 16
+    order = (int(carry.memory.head) + np.arange(capacity)) % capacity
+    for s in range(2):
+        rows = carry.memory.rows
+        columns = [
+            rows.observation,
+            rows.action,
+            rows.reward,
+            rows.discount,
+            rows.next_observation,
+            rows.first,
+        ]
+        held = np.concatenate([np.float32(x[s]).reshape(capacity, -1) for x in columns], 1)[order]
+        np.testing.assert_allclose(held, np.float32(expected[s]), rtol=1e-6)
+    rewards = [[row[4] for row in expected[s]] for s in range(2)]
+    means = compiled.reading(carry.tally).metrics["reward"]
+    for s in range(2):
+        assert min(rewards[s]) - 0.1 < means[s] < max(rewards[s]) + 0.1
+
+
+def test_the_replay_is_written_in_place() -> None:
+    learner = counter()
+    replay = compiled.uniform(learner, compiled.steps(), 100_000, 4)
+    loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 1))
+    carry, _ = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
+    said = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
+    for updates in (0, 2, 0, 2):
+        before = carry.memory.rows.observation.unsafe_buffer_pointer()
+        carry, _ = loop.step(carry, said, None, updates, False)
+        assert carry.memory.rows.observation.unsafe_buffer_pointer() == before
+
+
+@pytest.mark.parametrize(
+    ("utd", "envs", "expected"),
+    [
+        (1, 1, (1, 1)),
+        (4, 2, (8, 1)),
+        (0.25, 1, (1, 4)),
+        (0.25, 4, (1, 1)),
+        (0.1, 1, (1, 10)),
+        (0.5, 4, (2, 1)),
+    ],
+)
+def test_updates_per_step(utd: float, envs: int, expected: tuple[int, int]) -> None:
+    assert online.rhythm(online.Settings(utd=utd, envs=envs)) == expected
+
+
+# ---- a run --------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_says_what_it_did(finished: tuple[Path, dict[str, Any]]) -> None:
+    workdir, result = finished
+    assert (result["steps"], result["updates"], result["deaths"]) == (40, 40 - 8 + 1, 0)
+    assert (workdir / "curve.png").stat().st_size > 0
+    rows = log.read(workdir)
+    assert [row["step"] for row in rows] == [20, 40]
+    for row in rows:
+        assert np.shape(row["eval/return"]) == (1, 2) and np.shape(row["train/critic_loss"]) == (1,)
+        assert row["train/length"] == [10]
+    assert result["scores"]["return"]["last"]["mean"] == np.mean(rows[-1]["eval/return"])
+
+
+def test_actions_are_random_until_learning_starts(finished: tuple[Path, dict[str, Any]]) -> None:
+    arrays = saved(finished[0], 40)
+    action = arrays["loop/memory/rows/action"][0]
+    assert arrays["loop/memory/count"] == 40 and (np.abs(action[:40]) <= 1).all()
+    # Uniform at first; afterwards a policy that is still near 0, with noise of 0.1.
+    assert np.abs(action[:8]).mean() > 0.35 > np.abs(action[9:40]).mean()
+
+
+def test_the_policy_of_every_evaluation_can_be_read(finished: tuple[Path, dict[str, Any]]) -> None:
+    workdir, _ = finished
+    assert sorted(path.name for path in (workdir / "actors").iterdir()) == ["20.npz", "40.npz"]
+    params = checkpoint.load_params(workdir / "actors" / "40.npz")
+    arrays = saved(workdir, 40)
+    np.testing.assert_array_equal(
+        params["Dense_0"]["kernel"], arrays["state/params/policy/Dense_0/kernel"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes"),
+    [
+        pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step"),
+        pytest.param(
+            "td3", {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1}, id="td3, two seeds in a worker"
+        ),
+        pytest.param("dqn", {"env": "CartPole-v1", "priority": 0.5, "n_step": 2}, id="dqn, prioritised"),
+    ],
+)
+def test_a_run_that_goes_on_is_the_uninterrupted_one_to_the_bit(
+    agent: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    for folder, steps in (("whole", 40), ("parts", 20), ("parts", 40)):
+        online.run(settings(tmp_path / folder, agent=agent, **changes | {"steps": steps}), config(agent))
+    assert_same_run(tmp_path / "whole", tmp_path / "parts", 40)
+
+
+def test_a_run_stopped_in_the_middle_of_an_episode_goes_on_to_the_same_bits(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Stream.step
+
+    def interrupted(self: Stream, actions: np.ndarray) -> Any:
+        if self.finished and int(self._length[0]) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            monkeypatch.undo()
+        return step(self, actions)
+
+    monkeypatch.setattr(Stream, "step", interrupted)
+    with pytest.raises(train.Interrupted, match="stopped at step 14; the same command continues"):
+        online.run(settings(tmp_path), config())
+    assert saved(tmp_path, 14)["loop/memory/count"] == 14
+    online.run(settings(tmp_path), config())
+    assert_same_run(finished[0], tmp_path, 40)
+
+
+def test_a_seed_among_others_is_that_seed_alone(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    online.run(settings(tmp_path, seeds=2), config())
+    one, two = log.read(finished[0]), log.read(tmp_path)
+    np.testing.assert_allclose(two[0]["train/return"][0], one[0]["train/return"][0], rtol=1e-4)
+    assert two[0]["train/return"][0] != two[0]["train/return"][1]
+
+
+def test_a_finished_run_is_left_as_it_is(finished: tuple[Path, dict[str, Any]], capsys) -> None:
+    workdir, result = finished
+    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    again = online.run(settings(workdir), config())
+    assert "nothing to do" in capsys.readouterr().err
+    assert again["scores"]["return"]["last"] == result["scores"]["return"]["last"] | {
+        "per_seed": again["scores"]["return"]["last"]["per_seed"]
+    }
+    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+
+
+# ---- fine-tuning ---------------------------------------------------------------------------------------------------
+
+
+def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path: Path) -> None:
+    trained = offline.Settings(
+        agent="iql",
+        dataset="synthetic-continuous",
+        seeds=2,
+        updates=6,
+        eval_every=3,
+        eval_episodes=0,
+        batch_size=8,
+        tensorboard=False,
+        workdir=str(tmp_path / "offline"),
+    )
+    offline.run(trained, config("iql"))
+    chosen = settings(
+        tmp_path / "online",
+        agent="iql",
+        init_from=str(tmp_path / "offline"),
+        offline_data="synthetic-continuous",
+        steps=20,
+        learning_starts=20,
+    )
+    online.run(chosen, config("iql"))
+    found, arrays = checkpoint.read(tmp_path / "offline" / "checkpoints")
+    after = saved(tmp_path / "online", 20)
+    name = "state/params/policy/body/Dense_0/kernel"
+    assert after["state/step"] == found["step"] + 1  # one update, at the last step
+    moved = np.abs(after[name][0] - arrays[name][0])
+    assert 0 < moved.max() < 1e-3 and np.abs(arrays[name][1] - arrays[name][0]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("changes", "hidden", "message"),
+    [
+        ({"agent": "td3"}, (8, 8), "holds {'agent': 'iql', 'head': 'scalar', 'seeds': 1}: give --agent=iql"),
+        ({"seeds": 2}, (8, 8), "at most --seeds=1"),
+        ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
+        ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
+        (
+            {"env": "Pendulum-v1", "init_from": "", "offline_data": "synthetic-continuous"},
+            (8, 8),
+            "does not fit Pend",
+        ),
+    ],
+)
+def test_what_does_not_fit_what_was_trained_is_refused(
+    changes: dict[str, Any], hidden: tuple[int, int], message: str, tmp_path_factory, request
+) -> None:
+    if not hasattr(request.module, "trained"):  # once for all cases
+        request.module.trained = tmp_path_factory.mktemp("trained")
+        one = offline.Settings(
+            agent="iql",
+            dataset="synthetic-continuous",
+            seeds=1,
+            updates=1,
+            eval_every=1,
+            eval_episodes=0,
+            batch_size=8,
+            tensorboard=False,
+            workdir=str(request.module.trained),
+        )
+        offline.run(one, config("iql"))
+    chosen = settings(
+        tmp_path_factory.mktemp("run"), **{"agent": "iql", "init_from": str(request.module.trained)} | changes
+    )
+    with pytest.raises(ValueError, match=message):
+        online.run(chosen, config(chosen.agent, hidden=hidden))
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"envs": 0}, "--envs must be at least 1, not 0"),
+        ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
+        ({"utd": 0.0}, "--utd must be positive"),
+        ({"utd": 0.3}, "--utd=0.3 times --envs=1 must be a whole number, or one over"),
+        ({"envs": 3}, "--steps=40 is not a multiple of --envs=3"),
+        ({"steps": 50}, "--steps=50 is not a multiple of --eval_every=20"),
+        ({"save_every": 30}, "--save_every=30 is not a multiple of --eval_every=20"),
+        ({"learning_starts": 0}, "--learning_starts must be at least 1"),
+        ({"offline_data": "x", "offline_ratio": 1.0}, "--offline_ratio=1.0 must be between 0 and 1"),
+        ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
+        ({"agent": "bc"}, "no way to explore: choose sac"),
+        ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),
+        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions"),
+        ({"agent": "sac", "env": "CartPole-v1"}, "'sac' cannot act in integer actions: use dqn"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_touched(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    chosen = settings(tmp_path / "run", **changes)
+    with pytest.raises(ValueError, match=message):
+        online.run(chosen, config(chosen.agent))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dictionary_of_observations_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    chosen = settings(tmp_path / "run", agent="dqn", env="toy_environments:DictObservation-v0")
+    with pytest.raises(TypeError, match=r"observes Dict.* FlattenObservation"):
+        online.run(chosen, config("dqn"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
+    tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """It comes at the 14th step, say, and not when the run goes on."""
+    step = toy_environments.Countdown.step
+    count = 0
+
+    def poisoned(self: Any, action: np.ndarray) -> Any:
+        nonlocal count
+        count += 1
+        observation, reward, *rest = step(self, action)
+        return observation, np.nan if count == 14 else reward, *rest
+
+    monkeypatch.setattr(toy_environments.Countdown, "step", poisoned)
+    chosen = settings(tmp_path, env="toy_environments:Countdown-v0")
+    with pytest.raises(FloatingPointError, match=r"returned the reward nan at step \d+ of its episode \d"):
+        online.run(chosen, config())
+    assert saved(tmp_path, 13)["loop/memory/count"] == 13
+    assert online.run(chosen, config())["steps"] == 40
+    assert "new episodes start here: the environments failed" in capsys.readouterr().err
+    rows = saved(tmp_path, 40)
+    assert rows["loop/memory/count"] == 40 and rows["loop/memory/rows/first"][0, 13]
+
+
+def test_a_process_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("MORTAL", str(tmp_path / "mortal"))
+    (tmp_path / "mortal").touch()
+    chosen = settings(
+        tmp_path / "run",
+        agent="dqn",
+        env="toy_environments:Mortal-v0",
+        env_processes=1,
+        steps=20,
+        learning_starts=4,
+    )
+    result = online.run(chosen, config("dqn"))
+    assert (result["steps"], result["deaths"]) == (20, 1)
+    assert "killed by SIGKILL" in (said := capsys.readouterr().err) and "nothing is lost" in said
+    rows = saved(tmp_path / "run", 20)
+    assert rows["loop/memory/count"] == 20
+    # Two steps, and then episodes of five.
+    assert np.flatnonzero(rows["loop/memory/rows/first"][0, :20]).tolist() == [0, 2, 7, 12, 17]
+    np.testing.assert_allclose(rows["loop/memory/rows/observation"][0, 1:4, 0], [0.1, 0.0, 0.1], atol=1e-6)
+
+
+def test_a_process_that_dies_again_at_once_ends_the_run(tmp_path: Path, monkeypatch) -> None:
+    from rl.envs import WorkerDied
+
+    def dead(self: Stream, actions: np.ndarray) -> Any:
+        raise WorkerDied("an environment worker died")
+
+    monkeypatch.setattr(Stream, "step", dead)
+    with pytest.raises(WorkerDied):
+        online.run(settings(tmp_path), config())
+
+
+# ---- learning ------------------------------------------------------------------------------------------------------
+
+
+def solved(tmp_path: Path, config: Any, **changes: Any) -> float:
+    """Mean return of the last evaluation."""
+    chosen = {
+        "eval_episodes": 10,
+        "save_every": 1_000_000,
+        "tensorboard": False,
+        "workdir": str(tmp_path),
+    } | changes
+    chosen["save_every"] = chosen["steps"]
+    return online.run(online.Settings(**chosen), config)["scores"]["return"]["last"]["mean"]
+
+
+@pytest.mark.parametrize("agent", ["sac", "td3"])
+def test_pendulum_is_solved(agent: str, tmp_path: Path) -> None:
+    """From about -1200 at random; swinging up and staying there costs about 150."""
+    own = agents.get(agent).Config(hidden=(64, 64), learning_rate=1e-3)
+    steps = {"steps": 6000, "eval_every": 6000, "learning_starts": 500, "batch_size": 128, "replay": 6000}
+    assert solved(tmp_path, own, agent=agent, env="Pendulum-v1", **steps) > -250
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        pytest.param(head, marks=[] if head in ("scalar", "hl_gauss") else pytest.mark.slow)
+        for head in heads.NAMES
+    ],
+)
+def test_cart_pole_is_solved_with_every_head(head: str, tmp_path: Path) -> None:
+    own = agents.get("dqn").Config(
+        hidden=(64, 64), learning_rate=1e-3, epsilon_updates=1500, target_rate=0.01
+    )
+    steps = {
+        "steps": 12_000,
+        "eval_every": 12_000,
+        "learning_starts": 500,
+        "batch_size": 64,
+        "replay": 12_000,
+    }
+    support = {"head_low": 0.0, "head_high": 110.0, "head_size": 51}
+    score = solved(
+        tmp_path, own, agent="dqn", env="CartPole-v1", head=head, envs=4, utd=0.5, **support, **steps
+    )
+    assert score > 400

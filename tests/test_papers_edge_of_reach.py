@@ -1,0 +1,95 @@
+"""The study of the edge of reach: whole on a tiny setting, and its verdicts on made-up outcomes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.papers import edge_of_reach as paper
+from rl.envs import plane
+from rl.types import Learner, State, Transition
+
+TINY = paper.Settings(seeds=2, epochs=2, updates=3, rollouts=4, batch_size=8, hidden=(8,), parts="story")
+
+
+def test_the_story_from_end_to_end(tmp_path: Path) -> None:
+    result = paper.run(dataclasses.replace(TINY, out=str(tmp_path)))
+    assert [row["name"] for row in result["variants"]] == [
+        *("N = 2, k = 10", "N = 2, k = 30", "N = 2, k = 10, oracle (edge)", "N = 2, k = 10, oracle (random)"),
+        "N = 20, k = 10",
+    ]
+    assert np.shape(result["variants"][0]["return"]) == (2,)
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert written["checks"] == result["checks"] and len(result["checks"]) == 5
+    assert {"story.png", "landscape.png", "README.md"} <= {path.name for path in tmp_path.iterdir()}
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    assert sum(line.startswith("| N = ") for line in lines) == 5
+
+
+def test_variants_of_several_parts_are_trained_once() -> None:
+    every = paper.chosen(paper.Settings())
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2)
+    assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
+
+
+def outcome(**last: Any) -> paper.Outcome:
+    return paper.Outcome(
+        {name: np.array([[7.0, 7.0], value]) for name, value in last.items()}, np.zeros((2, 2))
+    )
+
+
+def test_a_prediction_holds_if_it_does_in_every_seed_at_the_end() -> None:
+    good = {paper.BASE: outcome(**{"return": [-9.0, -8.0], "q": [200.0, 300.0]})}
+    bad = {paper.BASE: outcome(**{"return": [-9.0, 8.0], "q": [200.0, 300.0]})}
+    assert paper.checks(good) == {"base fails, its Q above 150": True}
+    assert paper.checks(bad | {paper.RAVL: outcome(**{"return": [36.0, 35.5]})}) == {
+        "base fails, its Q above 150": False,
+        "RAVL works": True,
+    }
+
+
+def patched_batch(patch: str) -> tuple[Transition, Transition]:
+    """A batch before and after the oracle; every second next state is at the edge of reach."""
+    seen = []
+
+    def update(state: State, batch: Transition, key: Any) -> Any:
+        seen.append(batch)
+        return state, {}
+
+    point = jnp.tile(jnp.array([[11.5, 0.0], [1.0, 0.0]]), (32, 1))
+    one = jnp.ones(64)
+    batch = Transition(point, point, 0.5 * one, one, point, point, 0 * one)
+    learner = paper.patched(Learner(None, update, None), paper.Variant(patch=patch))  # type: ignore[arg-type]
+    learner.update(State({}, {}, {}, 0), batch, jax.random.key(0))
+    return batch, seen[0]
+
+
+def test_the_oracle_gives_the_values_of_states_at_the_edge_of_reach_alone() -> None:
+    batch, found = patched_batch("edge")
+    edge = np.arange(64) % 2 == 0
+    np.testing.assert_array_equal(found.discount, ~edge)
+    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99)) * edge
+    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+    assert expected[0] > 100
+
+
+def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
+    batch, found = patched_batch("random")
+    where = np.asarray(found.discount) == 0
+    assert where.sum() == 32 and 8 < where[::2].sum() < 24
+    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99)) * where
+    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ValueError, match="--parts has heads: choose from story, k, N, ablation"):
+        paper.run(dataclasses.replace(TINY, parts="story,heads"))
+    with pytest.raises(ValueError, match="--seeds=1: an interval"):
+        paper.run(dataclasses.replace(TINY, seeds=1))

@@ -1,0 +1,132 @@
+"""rl.replay.prioritised against probabilities worked out in float64, and against a deque with priorities."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.replay import prioritised, ring
+
+KEY = jax.random.key(0)
+
+
+def filled(priority: np.ndarray) -> prioritised.Tree:
+    return prioritised.put(prioritised.tree(len(priority)), jnp.arange(len(priority)), jnp.asarray(priority))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 8, 100])
+def test_every_node_is_the_sum_of_its_children(size: int) -> None:
+    rng = np.random.default_rng(size)
+    tree, expected = prioritised.tree(size), np.zeros(size)
+    put = jax.jit(prioritised.put)
+    for _ in range(5):
+        index = rng.choice(size, min(size, 7), replace=False)
+        value = rng.random(len(index)).astype(np.float32)
+        expected[index] = value
+        tree = put(tree, index, value)
+    np.testing.assert_array_equal(prioritised.priorities(tree, jnp.arange(size)), expected.astype(np.float32))
+    np.testing.assert_allclose(prioritised.total(tree), expected.sum(), rtol=1e-6)
+    sums = np.asarray(tree.sums)
+    np.testing.assert_array_equal(sums[1 : len(sums) // 2], sums[2::2] + sums[3::2])
+
+
+def test_equal_indices_leave_a_tree_that_adds_up() -> None:
+    tree = prioritised.put(prioritised.tree(4), jnp.array([1, 1, 1]), jnp.array([1.0, 2.0, 3.0]))
+    assert prioritised.total(tree) == prioritised.priorities(tree, jnp.array(1))
+
+
+def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
+    priority = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 4.0, 0.25], np.float32)
+    draws = 40_000
+    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, draws))
+    counts, expected = np.bincount(index, minlength=7), draws * priority / priority.sum()
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
+
+
+@pytest.mark.parametrize(
+    "priority",
+    [
+        pytest.param(np.where(np.arange(4096) == 0, 1e-38, 0.0), id="one, the smallest there is"),
+        pytest.param(np.where(np.arange(4096) % 2 == 0, 1.0, 0.0), id="every other one"),
+        pytest.param(
+            np.where(np.arange(4096) % 64 == 0, 10.0 ** (-(np.arange(4096) % 37)), 0.0), id="many sizes"
+        ),
+        pytest.param(
+            np.where(np.arange(4096) == 4095, 1e-6, np.where(np.arange(4096) < 2048, 1e6, 0.0)),
+            id="far apart",
+        ),
+    ],
+)
+def test_a_row_of_priority_zero_is_never_drawn(priority: np.ndarray) -> None:
+    priority = priority.astype(np.float32)
+    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, 200_000))
+    assert (priority[index] > 0).all()
+
+
+def test_small_priorities_beside_large_ones_keep_their_share() -> None:
+    """2^20 rows, half of which have a thousandth of the others' priority: their share is 0.0999 %."""
+    size = 2**20
+    priority = np.where(np.arange(size) % 2 == 0, 1.0, 1e-3).astype(np.float32)
+    draws = 2**20
+    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, draws))
+    expected = draws * 0.5 * 1e-3 / (0.5 + 0.5e-3)
+    assert abs((priority[index] < 1).sum() - expected) < 5 * np.sqrt(expected)
+
+
+@pytest.mark.parametrize("draw", [0.0, np.nextafter(np.float32(1), np.float32(0))])
+def test_the_ends_of_the_random_numbers_reach_no_empty_row(draw: float, monkeypatch) -> None:
+    monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, draw))
+    for place in range(8):
+        for value in (1.0, 1e-38, 1e-44, 3e38):
+            tree = filled(np.where(np.arange(8) == place, value, 0.0).astype(np.float32))
+            assert (np.asarray(prioritised.draw(tree, KEY, 3)) == place).all()
+
+
+def test_weights_undo_the_bias_of_the_draws() -> None:
+    rng = np.random.default_rng(0)
+    rows, priority = rng.normal(size=50).astype(np.float32), rng.uniform(0.1, 3, 50).astype(np.float32)
+    memory = prioritised.insert(prioritised.empty(jnp.zeros(()), 64), rows)
+    memory = prioritised.update(memory, jnp.arange(50), priority)
+    slots = prioritised.draw(memory.tree, KEY, 100_000)
+    weight = prioritised.weights(memory, slots, 1.0)
+    assert weight.max() == 1
+    np.testing.assert_allclose((weight * rows[slots]).sum() / weight.sum(), rows.mean(), atol=0.02)
+    np.testing.assert_array_equal(prioritised.weights(memory, slots, 0.0), np.ones(100_000))
+
+
+@pytest.mark.parametrize(("wait", "spare"), [(0, 0), (4, 0), (2, 6), (4, 4)])
+def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(wait: int, spare: int) -> None:
+    capacity, block = 17, 2
+    memory, kept = prioritised.empty(jnp.zeros(()), capacity), deque(maxlen=capacity)
+    insert = jax.jit(prioritised.insert, static_argnums=(2, 3))
+    for time in range(25):
+        rows = np.float32(block * time + np.arange(block))
+        memory = insert(memory, rows, wait, spare)
+        kept.extend(rows)
+        drawn = (
+            np.asarray(memory.ring.rows)[np.asarray(prioritised.draw(memory.tree, KEY, 500))]
+            if time > 5
+            else []
+        )
+        allowed = set(list(kept)[: len(kept) - wait])
+        if len(kept) == capacity:
+            allowed &= set(list(kept)[spare:])
+        assert set(drawn) <= allowed
+        if len(kept) == capacity or not spare:
+            assert time <= 5 or set(drawn) == allowed
+    memory = prioritised.update(memory, jnp.array([3]), jnp.array([7.0]))
+    memory = insert(memory, np.zeros(block, np.float32), wait, spare)
+    new = (memory.ring.head - 1 - wait - jnp.arange(block)) % capacity
+    assert (prioritised.priorities(memory.tree, new) == 7).all()
+
+
+def test_a_ring_with_priorities_holds_what_a_ring_holds() -> None:
+    memory, plain = prioritised.empty(jnp.zeros(2), 5), ring.empty(jnp.zeros(2), 5)
+    for time in range(4):
+        rows = jnp.full((3, 2), float(time))
+        memory, plain = prioritised.insert(memory, rows), ring.insert(plain, rows)
+    jax.tree.map(np.testing.assert_array_equal, memory.ring, plain)

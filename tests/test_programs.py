@@ -1,0 +1,601 @@
+"""rl.programs: verdicts by hand, and programs that try to get out, to hang, or to be taken for right."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rl.programs import pool as pools
+from rl.programs import wire
+from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
+from rl.programs.problems import MBPP_SPLITS, Problem, check, read_humaneval, read_mbpp, read_samples
+
+LIMITS = Limits(seconds=1, memory=256 << 20, output=1 << 20)
+ADD = Problem("add", "", "assert add(1, 2) == 3\nassert add(2, 2) == 4", ("add",), "")
+RIGHT = "def add(a, b):\n    return a + b\n"
+WRONG = "def add(a, b):\n    return a - b\n"
+
+
+def available(isolation: str) -> bool:
+    try:
+        Pool(1, isolation=isolation).close()
+    except IsolationError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module", params=["bubblewrap", "namespaces", "none"])
+def anywhere(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    """A pool of one worker, for what holds without isolation too."""
+    if not available(request.param):
+        pytest.skip(f"{request.param} does not work here")
+    with Pool(1, limits=LIMITS, isolation=request.param) as pool:
+        yield pool
+
+
+@pytest.fixture
+def isolated(anywhere: Pool) -> Pool:
+    if anywhere.isolation == "none":
+        pytest.skip("this needs isolation")
+    return anywhere
+
+
+def verdict(pool: Pool, program: str, problem: Problem = ADD) -> Verdict:
+    return pool.run([(problem, textwrap.dedent(program))])[0]
+
+
+def observes(pool: Pool, probe: str, expected: object) -> None:
+    """The program's ``probe()`` returns ``expected``: that is what it sees from where it runs."""
+    problem = Problem("probe", "", f"assert probe() == {expected!r}, probe()", ("probe",), "")
+    assert verdict(pool, probe, problem) == Verdict.PASSED
+
+
+# ---- verdicts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (RIGHT, Verdict.PASSED),
+        ("add = lambda a, b: b + a", Verdict.PASSED),
+        (WRONG, Verdict.FAILED),
+        ("def add(a, b):\n    return str(a + b)", Verdict.FAILED),
+        ("def add(a, b):\n    pass", Verdict.FAILED),
+        ("def add(a, b) return a + b", Verdict.COMPILE_ERROR),
+        ("def add(a, b):\nreturn a + b", Verdict.COMPILE_ERROR),
+        (RIGHT + "\0", Verdict.COMPILE_ERROR),
+        ("(" * 500 + ")" * 500, Verdict.COMPILE_ERROR),
+        ("def add(a, b):\n    return a + c", Verdict.RUNTIME_ERROR),
+        ("def add(a):\n    return a", Verdict.RUNTIME_ERROR),
+        ("def sub(a, b):\n    return a + b", Verdict.RUNTIME_ERROR),
+        ("", Verdict.RUNTIME_ERROR),
+        (RIGHT + "assert False", Verdict.RUNTIME_ERROR),
+        ("def add(a, b):\n    return add(a, b)", Verdict.RUNTIME_ERROR),
+        (RIGHT + "input()", Verdict.RUNTIME_ERROR),
+        (RIGHT + "if __name__ == '__main__':\n    1 / 0", Verdict.PASSED),
+        (RIGHT + "import no_such_module", Verdict.RUNTIME_ERROR),
+        ("def add(a, b):\n    while True: pass", Verdict.TIMEOUT),
+    ],
+)
+def test_verdicts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> None:
+    assert verdict(anywhere, program) == expected
+
+
+def test_rewards_are_those_of_the_paper() -> None:
+    assert [REWARDS[verdict] for verdict in Verdict] == [-1.0, -0.6, -0.6, -0.3, 1.0]
+
+
+def test_order_duplicates_and_cache(anywhere: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = []
+    judge = pools._Worker.judge
+    monkeypatch.setattr(pools._Worker, "judge", lambda *args: judged.append(args[2]) or judge(*args))
+    first, second = RIGHT + "# cache 1", WRONG + "# cache 2"
+    passed, failed = Verdict.PASSED, Verdict.FAILED
+    assert anywhere.run([(ADD, second), (ADD, first), (ADD, second)]) == [failed, passed, failed]
+    other = ADD._replace(name="other", tests="assert add(2, 2) == 0")
+    assert anywhere.run([(ADD, first), (other, first), (other, second)]) == [passed, failed, passed]
+    assert judged == [second, first, first, second]
+    assert anywhere.run([]) == []
+
+
+def test_two_workers_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = []
+    judge = pools._Worker.judge
+    monkeypatch.setattr(pools._Worker, "judge", lambda *args: used.append(args[0]) or judge(*args))
+    with Pool(2, limits=LIMITS, isolation="none") as pool:
+        sleepers = [(ADD, f"import time\ntime.sleep(0.2)\n{RIGHT}# {i}") for i in range(2)]
+        assert pool.run(sleepers) == [Verdict.PASSED] * 2
+        assert set(used) == set(pool._workers)
+
+
+def test_a_program_that_waits_too_long() -> None:
+    with Pool(1, limits=LIMITS._replace(deadline=0.5), isolation="none") as pool:
+        assert verdict(pool, "import time\ntime.sleep(99)") == Verdict.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("returned", "test"),
+    [
+        *(
+            (value, f"x = f()\nassert x == {value} and type(x) is type({value})")
+            for value in (
+                r"(1, [2.5, 'é\n\udc80'], {'k': None, 3: {4, 5}}, frozenset('ab'), b'\x00\xff', 1 + 2j)",
+                "[float('inf'), 10**5000, True, range(1, 9, 2), {}, '', ()]",
+            )
+        ),
+        ("(i * i for i in range(3))", "x = f()\nassert next(x) == 0 and list(x) == [1, 4]"),
+        ("{2: 0, 1: 0}.keys()", "assert sorted(f()) == [1, 2]"),
+        ("float('nan')", "x = f()\nassert x != x and type(x) is float"),
+    ],
+)
+def test_answers_arrive_as_they_were(anywhere: Pool, returned: str, test: str) -> None:
+    program = f"def f():\n    return {returned}"
+    assert verdict(anywhere, program, Problem("f", "", test, ("f",), "")) == Verdict.PASSED
+
+
+def test_subclasses_arrive_as_what_they_derive_from(anywhere: Pool) -> None:
+    program = """
+    import collections, enum
+    class Colour(enum.IntEnum):
+        RED = 3
+    def f():
+        return collections.namedtuple("P", "x y")(Colour.RED, collections.Counter("aab"))
+    """
+    problem = Problem("f", "", "assert f() == (3, {'a': 2, 'b': 1})", ("f",), "")
+    assert verdict(anywhere, program, problem) == Verdict.PASSED
+
+
+def test_objects_of_the_program_stay_with_it(anywhere: Pool) -> None:
+    tests = """
+root = Node(1)
+root.left = Node(2)
+root.left.right = Node(value=3)
+assert total(root) == 6 and root.left.value == 2
+assert root != Node(1) and [root] == [root]
+"""
+    program = """
+    class Node:
+        left = right = None
+        def __init__(self, value):
+            self.value = value
+    def total(node):
+        return node.value + total(node.left) + total(node.right) if node else 0
+    """
+    assert verdict(anywhere, program, Problem("tree", "", tests, ("Node", "total"), "")) == Verdict.PASSED
+
+
+def test_nothing_depends_on_chance(anywhere: Pool) -> None:
+    observes(anywhere, "import random\ndef probe(): return random.random()", random.Random(0).random())
+    seeded = [sys.executable, "-c", "print(hash('a'))"]
+    expected = int(subprocess.run(seeded, env={"PYTHONHASHSEED": "0"}, capture_output=True).stdout)
+    observes(anywhere, "def probe(): return hash('a')", expected)
+
+
+# ---- programs that want to be taken for right -------------------------------------------------------------------
+
+CHEATS = {
+    "prints a verdict": "print('PASSED', 4, flush=True)\n" + WRONG,
+    "writes a verdict everywhere": """
+        import os
+        for descriptor in range(64):
+            for verdict in (b'R', bytes([4, 0]), b'[true, 3]\\n{"tuple": [true, 3]}\\n'):
+                try: os.write(descriptor, verdict)
+                except OSError: pass
+        def add(a, b): return None
+        """,
+    "exits with the status of a pass": "import sys\nsys.exit(68)",
+    "exits within a test": "import sys\ndef add(a, b): sys.exit(68)",
+    "exits at once within a test": "import os\ndef add(a, b): os._exit(68)",
+    "exits with 0 within a test": "import os\ndef add(a, b): os._exit(0)",
+    "exits later": "import atexit, os\natexit.register(os._exit, 68)\n" + WRONG,
+    "ends by a signal": "import signal\ndef add(a, b): signal.setitimer(signal.ITIMER_REAL, 0.01); signal.pause()",
+    "crashes": "import ctypes\ndef add(a, b): ctypes.string_at(0)",
+    "patches builtins": """
+        import builtins
+        class Lenient(type(None).__class__.__base__ and Exception): pass
+        builtins.AssertionError = Lenient
+        builtins.abs = lambda x: 0
+        builtins.isinstance = lambda *_: True
+        def abs(x): return 0
+        def add(a, b): return 5
+        """,
+    "is equal to all": """
+        class Equal:
+            def __eq__(self, other): return True
+            def __ne__(self, other): return False
+            def __bool__(self): return True
+        def add(a, b): return Equal()
+        """,
+    "is an int that is equal to all": """
+        class Equal(int):
+            __eq__ = lambda self, other: True
+            __hash__ = int.__hash__
+        def add(a, b): return Equal(7)
+        """,
+    "changes what it is asked with": """
+        import json, sys
+        sys.modules['rl.programs.wire'].dumps = lambda *_: b'{"reference": "__import__(\\'os\\')._exit(68)"}\\n'
+        json.dumps = lambda *_: '{"tuple": [true, {"__eq__": true}]}'
+        class Anything:
+            def __getattr__(self, name): return Anything()
+            def __call__(self, *_): return Anything()
+        def add(a, b): return Anything()
+        """,
+    "traces": "import sys\nsys.settrace(lambda *_: None)\nsys.setprofile(lambda *_: None)\n" + WRONG,
+    "rewrites the code that runs it": """
+        import sys
+        frame = sys._getframe()
+        while frame:
+            for name, value in list(frame.f_globals.items()):
+                if name in ('_test', '_judge', 'Verdict', 'Remote', '_run_job', '_Program'):
+                    frame.f_globals[name] = lambda *_, **__: 4
+            frame = frame.f_back
+        def add(a, b): return 5
+        """,
+    "raises what a test raises": "def add(a, b): raise AssertionError",
+    "raises what nobody catches": "def add(a, b): raise BaseException",
+    "leaves a module for the next": "open('math.py', 'w').write('1/0')\nopen('json.py', 'w').write('1/0')\n"
+    + WRONG,
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheats_do_not_pass(anywhere: Pool, cheat: str) -> None:
+    tests = "x = add(2, 2)\nassert abs(x - 4) < 1e-6\nassert isinstance(x, int) and x == 4"
+    for problem in (ADD, ADD._replace(tests=tests)):
+        assert verdict(anywhere, CHEATS[cheat], problem) in (Verdict.FAILED, Verdict.RUNTIME_ERROR)
+    assert verdict(anywhere, f"{RIGHT}# after: {cheat}") == Verdict.PASSED
+
+
+def test_a_program_sees_no_tests(anywhere: Pool) -> None:
+    program = """
+    import gc, sys
+    def probe():
+        frame, seen = sys._getframe(), []
+        while frame:
+            seen += [*frame.f_locals.values(), *frame.f_globals.values()]
+            frame = frame.f_back
+        text = repr(seen) + repr(gc.get_objects())
+        return "-".join(["canary", "in", "tests"]) in text
+    """
+    problem = Problem("probe", "", "'canary-in-tests'\nassert probe() is False", ("probe",), "")
+    verdicts = anywhere.run([(problem, textwrap.dedent(program) + f"# {i}") for i in range(2)])
+    assert verdicts == [Verdict.PASSED] * 2
+
+
+# ---- programs that take more than their share ---------------------------------------------------------------------
+
+GREEDY = {
+    "ignores signals": """
+        import signal
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            try: signal.signal(number, signal.SIG_IGN)
+            except OSError: pass
+        while True: pass
+        """,
+    "loops in C": "sum(range(10**15))",
+    "floods its output": "while True: print('x' * 10**6)",
+    "forks": "import os\nwhile True: os.fork()",
+    "forks in threads": "import os, threading\nwhile True: threading.Thread(target=os.fork).start()",
+    "starts a shell": "import os\nassert os.system('true') == 0",
+    "starts processes": "import subprocess\nwhile True: subprocess.Popen(['sleep', '9'])",
+    "takes memory at once": "x = bytearray(10**10)",
+    "takes memory in steps": "x = []\nwhile True: x.append(bytearray(10**6))",
+    "takes shared memory": "from multiprocessing import shared_memory as m\nm.SharedMemory(create=True, size=10**9)",
+    "takes memory outside of itself": "import os\nos.memfd_create('x')",
+    "fills the folder": "for i in range(10**6):\n    open(str(i), 'wb').write(bytes(10**6))",
+    "answers too much": "def add(a, b): return 'x' * 10**7",
+    "answers for ever": "import itertools\ndef add(a, b): return itertools.count()",
+    "answers in circles": "x = []\nx.append(x)\ndef add(a, b): return x",
+    "answers a number too long to compare": "def add(a, b): return 1 << 10**9",
+    "recurses": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()",
+    "raises its limits": """
+        import resource
+        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
+        """,
+}
+
+
+@pytest.mark.parametrize("greed", GREEDY)
+def test_greed_ends_and_leaves_nothing(isolated: Pool, greed: str) -> None:
+    text = GREEDY[greed]
+    program = text if "def add" in text else textwrap.dedent(text) + "\n" + RIGHT
+    assert verdict(isolated, program) in (Verdict.TIMEOUT, Verdict.RUNTIME_ERROR)
+    assert verdict(isolated, f"{RIGHT}# after: {greed}") == Verdict.PASSED
+    # One or two that wait (bubblewrap), the one that forks, and two for the next job.
+    assert len(descendants(isolated._workers[0]._process.pid)) <= 5
+
+
+def descendants(process: int) -> list[int]:
+    found = [process]
+    for parent in found:
+        found += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    return found
+
+
+# ---- programs that want to get out --------------------------------------------------------------------------------
+
+
+def failing(action: str) -> str:
+    """A probe: the name of the error that this raises."""
+    action = textwrap.indent(textwrap.dedent(action), " " * 8)
+    caught = "    except OSError as error:\n        return type(error).__name__\n"
+    return f"import os, ctypes, socket\ndef probe():\n    try:\n{action}\n{caught}"
+
+
+def test_the_callers_files_are_not_there(isolated: Pool, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("the caller's")
+    for path in (secret, Path(__file__), Path.cwd(), "/etc/passwd", "/proc/self", "/var", "/usr/bin"):
+        observes(isolated, f"import os\ndef probe(): return os.path.exists({str(path)!r})", False)
+    observes(isolated, failing(f"os.remove({str(secret)!r})"), "FileNotFoundError")
+    observes(isolated, "import os\ndef probe(): return os.listdir(), os.getcwd()", ([], "/tmp"))
+    assert secret.read_text() == "the caller's"
+
+
+def test_what_is_there_cannot_be_changed(isolated: Pool) -> None:
+    library = Path(os.__file__)
+    for path in ("/new", "/dev/new", library.parent / "new.py", library):
+        observes(isolated, failing(f"open({str(path)!r}, 'w')"), "OSError")
+    observes(isolated, failing(f"os.remove({str(library)!r})"), "OSError")
+    observes(isolated, failing("import shutil; shutil.rmtree('/lib')"), "OSError")
+    assert library.exists()
+
+
+def test_files_do_not_outlive_a_program(isolated: Pool) -> None:
+    observes(isolated, "import os\nopen('x', 'w').write('hi')\ndef probe(): return os.listdir()", ["x"])
+    observes(isolated, "import os\ndef probe(): return os.listdir()", [])
+    observes(isolated, "import os\nopen('y', 'w'); os.chmod('.', 0)\ndef probe(): return 1", 1)
+    observes(isolated, "import os\ndef probe(): return os.listdir('/tmp')", [])
+
+
+def test_no_network(anywhere: Pool) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        observes(anywhere, failing(f"socket.create_connection({address!r}, 1)"), "PermissionError")
+        observes(anywhere, failing("socket.socket(socket.AF_UNIX)"), "PermissionError")
+        server.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+def test_no_other_process_can_be_reached(anywhere: Pool) -> None:
+    mine = os.getpid()
+    for action in (
+        f"os.kill({mine}, 9)",
+        "os.kill(1, 9)",
+        "os.kill(-1, 9)",
+        "os.kill(os.getppid(), 9)",
+        "os.killpg(0, 9)",
+        "os.pidfd_open(1)",
+        "os.execv('/bin/true', ['true'])",
+    ):
+        observes(anywhere, failing(action), "PermissionError")
+    raw = """
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.ptrace(16, os.getppid(), 0, 0) == -1 and ctypes.get_errno() == 1
+    assert libc.unshare(0x10000000) == -1 and ctypes.get_errno() == 1
+    assert libc.mount(b'x', b'/', b'tmpfs', 0, 0) == -1 and ctypes.get_errno() == 1
+    return 'refused'
+    """
+    observes(anywhere, failing(raw), "refused")
+
+
+def test_nothing_of_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    with Pool(1, limits=LIMITS, isolation="none") as pool:
+        observes(pool, "import os\ndef probe(): return 'TOKEN' in os.environ", False)
+
+
+# ---- workers that end -----------------------------------------------------------------------------------------------
+
+
+def test_a_killed_worker_is_replaced(anywhere: Pool) -> None:
+    process = anywhere._workers[0]._process
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert verdict(anywhere, RIGHT + "# after the kill") == Verdict.PASSED
+    killer = threading.Timer(0.3, lambda: anywhere._workers[0]._process.kill())
+    killer.start()
+    assert verdict(anywhere, "import time\ntime.sleep(0.6)\n" + RIGHT) == Verdict.PASSED
+    killer.join()
+
+
+def test_a_program_whose_worker_always_dies(anywhere: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    ask = pools._Worker._ask
+
+    def killed(worker: pools._Worker, line: bytes) -> bytes:
+        worker._process.kill()
+        return ask(worker, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pools._Worker, "_ask", killed)
+        assert verdict(anywhere, RIGHT + "# always dies") == Verdict.RUNTIME_ERROR
+    assert verdict(anywhere, RIGHT + "# dies no more") == Verdict.PASSED
+
+
+def test_a_stuck_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pools, "_GRACE_SECONDS", 0.1)
+    with Pool(1, limits=LIMITS._replace(deadline=1.0), isolation="none") as pool:
+        os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
+        assert verdict(pool, "import time\ntime.sleep(9)") == Verdict.TIMEOUT
+        assert verdict(pool, RIGHT) == Verdict.PASSED
+
+
+def test_closing_leaves_no_process(isolated: Pool) -> None:
+    with Pool(2, isolation=isolated.isolation) as pool:
+        processes = [pid for worker in pool._workers for pid in descendants(worker._process.pid)]
+        assert len(processes) >= 6
+    deadline = time.monotonic() + 10
+    while (
+        alive := [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+    ) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+def test_without_isolation_nothing_runs_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    boot = 'import sys\nif "none" not in sys.argv: raise PermissionError(1, "unshare: not permitted")\n'
+    monkeypatch.setattr(pools, "_BOOT", boot + pools._BOOT)
+    with pytest.raises(
+        IsolationError, match=r"no program bwrap.*namespaces.*unshare: not permitted.*isolation='none'"
+    ):
+        Pool(1)
+    with Pool(1, isolation="none") as pool:
+        assert verdict(pool, RIGHT) == Verdict.PASSED
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        Pool(0, isolation="none")
+    with pytest.raises(ValueError, match="namespaces or none, got 'docker'"):
+        Pool(1, isolation="docker")
+
+
+@pytest.mark.parametrize(("tests", "why"), [("x = add(1, 2)", "no assert"), ("assert (", "do not compile")])
+def test_a_problem_without_tests(anywhere: Pool, tests: str, why: str) -> None:
+    with pytest.raises(ValueError, match=rf"'add'.*{why}|{why}.*'add'|'add' {why}"):
+        anywhere.run([(ADD._replace(tests=tests), RIGHT)])
+
+
+# ---- the wire -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[",
+        b'{"code": 1}\n',
+        b'{"dict": 3}\n',
+        b'{"set": [[]]}\n',
+        b'{"tuple": [], "set": []}\n',
+        b"\xff",
+    ],
+)
+def test_a_line_that_was_not_agreed_is_an_error(line: bytes) -> None:
+    with pytest.raises(Exception):  # noqa: B017
+        wire.loads(line, lambda handle: handle)
+
+
+# ---- readers --------------------------------------------------------------------------------------------------------
+
+HUMANEVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "import math\n\ndef area(r):\n    return math.pi * r * r\n\ndef ring(a, b):\n    '''Between.'''\n",
+    "entry_point": "ring",
+    "canonical_solution": "    return area(a) - area(b)\n",
+    "test": "def check(candidate):\n    assert abs(candidate(2, 1) - 3 * area(1)) < 1e-9\n",
+}
+MBPP = {
+    "task_id": 601,
+    "text": "Write a function to add the sizes of pairs.",
+    "code": "import sys\r\nclass Pair:\r\n  def __init__(self, a): self.a = a\r\ndef sum(p, q):\r\n  return p.a + q.a",
+    "test_setup_code": "p = Pair(1)",
+    "test_list": ["assert sum(p, Pair(2)) == 3", "assert sum(p, p) < sys.maxsize"],
+}
+
+
+def test_read_humaneval_by_hand(tmp_path: Path, anywhere: Pool) -> None:
+    path = tmp_path / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(HUMANEVAL).encode()))
+    [problem] = read_humaneval(path)
+    assert (problem.name, problem.entry) == ("HumanEval/0", ("ring",))
+    assert problem.prompt == HUMANEVAL["prompt"]
+    assert verdict(anywhere, problem.reference, problem) == Verdict.PASSED
+    # The tests have an `area` of their own: the program cannot bend theirs.
+    bent = "def area(r): return 0\ndef ring(a, b): return 0"
+    assert verdict(anywhere, bent, problem) == Verdict.FAILED
+
+
+@pytest.mark.parametrize("standard", [True, False])
+def test_read_mbpp_by_hand(tmp_path: Path, anywhere: Pool, standard: bool) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(MBPP) if standard else json.dumps([{**MBPP, "test_imports": ["import sys"]}]))
+    [problem] = read_mbpp(path, "train")
+    assert (problem.name, problem.entry) == ("MBPP/601", ("Pair", "sum"))
+    assert problem.prompt.splitlines()[1:3] == [MBPP["text"], MBPP["test_list"][0]]
+    assert verdict(anywhere, problem.reference, problem) == Verdict.PASSED
+    assert read_mbpp(path, "test") == []
+
+
+def test_read_samples_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"task_id": "a", "prompt": "p", "samples": ["x", "y"]}) + "\n")
+    assert read_samples(path) == [("a", "p", ("x", "y"))]
+
+
+def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"task_id": 1}\n')
+    for read in (read_humaneval, read_mbpp, read_samples):
+        with pytest.raises(ValueError, match=r"x\.jsonl: row 0 has no "):
+            read(path)
+    path.write_text('{"task_id": 1')
+    with pytest.raises(ValueError, match=r"x\.jsonl is not JSON"):
+        read_samples(path)
+    path.write_text(json.dumps({**HUMANEVAL, "test": "def check(candidate): pass"}))
+    with pytest.raises(ValueError, match="'HumanEval/0' has no tests"):
+        read_humaneval(path)
+    with pytest.raises(ValueError, match="no split 'dev', but prompt, test, validation, train"):
+        read_mbpp(path, "dev")
+
+
+# ---- the real files -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[Pool]:
+    for isolation in ("bubblewrap", "namespaces"):
+        if available(isolation):
+            with Pool(limits=Limits(seconds=20, deadline=60.0), isolation=isolation) as pool:
+                yield pool
+            return
+    pytest.skip("nothing isolates programs here")
+
+
+def test_humaneval_references_pass_and_nothing_does_not(data_file: Callable[[str], Path], real: Pool) -> None:
+    problems = read_humaneval(data_file("programs/HumanEval.jsonl.gz"))
+    assert len(problems) == 164
+    verdicts = real.run([(problem, problem.reference) for problem in problems])
+    assert set(verdicts) == {Verdict.PASSED}
+    assert Verdict.PASSED not in real.run([(problem, problem.prompt + "    pass\n") for problem in problems])
+
+
+def test_mbpp_references_pass(data_file: Callable[[str], Path], real: Pool) -> None:
+    path = data_file("programs/mbpp.jsonl")
+    problems = read_mbpp(path)
+    assert len(problems) == 974
+    assert [len(read_mbpp(path, split)) for split in MBPP_SPLITS] == [10, 500, 90, 374]
+    some = problems[::8] + [
+        problem for problem in problems if problem.name in ("MBPP/126", "MBPP/367", "MBPP/927")
+    ]
+    assert set(real.run([(problem, problem.reference) for problem in some])) == {Verdict.PASSED}
+    sanitized = read_mbpp(data_file("programs/sanitized-mbpp.json"))
+    assert len(sanitized) == 427
+    assert set(real.run([(problem, problem.reference) for problem in sanitized[::16]])) == {Verdict.PASSED}
+
+
+def test_codegen_programs(data_file: Callable[[str], Path], real: Pool) -> None:
+    problems = {problem.name: problem for problem in read_humaneval(data_file("programs/HumanEval.jsonl.gz"))}
+    samples = read_samples(data_file("programs/humaneval_codegen16b_samples.jsonl.gz"))
+    assert len(samples) == 126 and {len(one.completions) for one in samples} == {100}
+    check(problems[samples[0].name])

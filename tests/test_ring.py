@@ -1,0 +1,205 @@
+"""rl.replay.ring against a deque that holds the same rows, walked step by step in Python, and against flashbax."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.replay import ring
+from rl.types import Transition
+
+GAMMA = 0.9
+
+
+def held(memory: ring.Ring) -> list[float]:
+    """The rows of a ring of numbers in the order they were written."""
+    count, size = int(memory.count), ring.capacity(memory)
+    order = (int(memory.head) - count + np.arange(count)) % size
+    return np.asarray(memory.rows)[order].tolist()
+
+
+@pytest.mark.parametrize("capacity", [6, 7, 8])
+@pytest.mark.parametrize("masked", [False, True])
+def test_it_keeps_the_newest_rows_as_a_deque_does(capacity: int, masked: bool) -> None:
+    rng = np.random.default_rng(capacity)
+    memory, expected = ring.empty(jnp.zeros(()), capacity), deque(maxlen=capacity)
+    insert = jax.jit(ring.insert)
+    for time in range(12):
+        rows = np.float32(10 * time + np.arange(4))
+        valid = rng.random(4) < 0.6 if masked else np.ones(4, bool)
+        memory = insert(memory, rows, valid) if masked else insert(memory, rows)
+        expected.extend(rows[valid].tolist())
+        assert held(memory) == list(expected)
+        assert int(memory.count) == len(expected)
+
+
+def test_a_block_may_fill_it_but_not_more() -> None:
+    memory = ring.empty(jnp.zeros(()), 4)
+    assert held(ring.insert(memory, jnp.arange(4.0))) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="block of 5 rows does not fit into a ring of 4"):
+        ring.insert(memory, jnp.arange(5.0))
+    with pytest.raises(ValueError, match="at least 1 row, not 0"):
+        ring.empty(jnp.zeros(()), 0)
+
+
+def test_draws_are_uniform_over_what_is_held_and_nothing_else() -> None:
+    memory = ring.insert(ring.empty(jnp.zeros(()), 100), jnp.arange(1.0, 5.0))
+    rows = np.asarray(ring.take(memory, ring.draw(memory, jax.random.key(0), 4000)))
+    values, counts = np.unique(rows, return_counts=True)
+    assert values.tolist() == [1, 2, 3, 4]
+    assert (np.abs(counts - 1000) < 5 * np.sqrt(1000 * 0.75)).all()
+    full = ring.insert(ring.empty(jnp.zeros(()), 4), jnp.arange(1.0, 5.0))
+    assert set(np.asarray(ring.draw(full, jax.random.key(0), 100))) == {0, 1, 2, 3}
+
+
+def test_a_donated_ring_is_written_in_place() -> None:
+    memory = ring.empty(jnp.zeros(1000), 500)
+    insert = jax.jit(ring.insert, donate_argnums=0)
+    memory = insert(memory, jnp.ones((2, 1000)))
+    before = memory.rows.unsafe_buffer_pointer()
+    assert insert(memory, jnp.ones((2, 1000))).rows.unsafe_buffer_pointer() == before
+
+
+# ---- views of several steps ---------------------------------------------------------------------------------------
+
+
+class Played(NamedTuple):
+    """The same interaction in a ring and as a list."""
+
+    memory: ring.Ring
+    steps: list[dict[str, Any]]  # what the ring holds, the oldest first; "slot" is where
+    environments: int
+
+
+def play(capacity: int, environments: int, times: int, seed: int = 0) -> Played:
+    """Episodes of random lengths, half of which terminate and half of which are cut."""
+    rng = np.random.default_rng(seed)
+    observation, number = np.zeros(1, np.float32), np.float32(0)
+    row = ring.Row(observation, number, number, number, observation, np.bool_(False))
+    memory = ring.empty(row, capacity)
+    insert = jax.jit(ring.insert)
+    kept: deque[dict[str, Any]] = deque(maxlen=capacity)
+    first, episode, written = np.ones(environments, bool), np.arange(environments) * 1000, 0
+    for time in range(times):
+        ends, terminates = rng.random(environments) < 0.25, rng.random(environments) < 0.5
+        block = []
+        for e in range(environments):
+            observation = 100 * e + time
+            block.append(
+                {
+                    "environment": e,
+                    "time": time,
+                    "episode": int(episode[e]),
+                    "slot": written % capacity,
+                    "observation": [observation],
+                    "action": observation + 0.25,
+                    "reward": float(rng.normal()),
+                    "discount": float(not (ends[e] and terminates[e])),
+                    "next_observation": [observation + 0.5],
+                    "first": bool(first[e]),
+                }
+            )
+            written += 1
+        rows = [
+            np.array([step[name] for step in block], bool if name == "first" else np.float32)
+            for name in ring.Row._fields
+        ]
+        memory = insert(memory, ring.Row(*rows))
+        kept.extend(block)
+        first, episode = ends, episode + ends
+    return Played(memory, list(kept), environments)
+
+
+def walk(played: Played, start: dict[str, Any], length: int) -> list[dict[str, Any]]:
+    """The step and those that follow it in its episode, at most ``length``."""
+    later = [
+        step
+        for step in played.steps
+        if step["episode"] == start["episode"] and start["time"] <= step["time"] < start["time"] + length
+    ]
+    return sorted(later, key=lambda step: step["time"])
+
+
+CASES = [(24, 1, 10), (24, 1, 60), (25, 1, 60), (24, 3, 40), (25, 3, 40), (23, 3, 5)]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5])
+@pytest.mark.parametrize(("capacity", "environments", "times"), CASES)
+def test_n_step_transitions_end_with_their_episode(
+    capacity: int, environments: int, times: int, n: int
+) -> None:
+    played = play(capacity, environments, times)
+    slots = jnp.array([step["slot"] for step in played.steps])
+    view = jax.jit(ring.transitions, static_argnums=(2, 4))
+    found = jax.device_get(view(played.memory, slots, n, GAMMA, environments))
+    for i, start in enumerate(played.steps):
+        taken, more = walk(played, start, n), walk(played, start, n + 1)
+        known = len(more) > len(taken)
+        expected = Transition(
+            observation=start["observation"],
+            action=start["action"],
+            reward=sum(GAMMA**k * step["reward"] for k, step in enumerate(taken)),
+            discount=GAMMA ** (len(taken) - 1) * taken[-1]["discount"],
+            next_observation=taken[-1]["next_observation"],
+            next_action=more[-1]["action"] if known else start["action"],
+            has_next_action=float(known),
+        )
+        for name, got, want in zip(Transition._fields, found, expected, strict=True):
+            np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6, err_msg=f"{name} of {start}")
+
+
+@pytest.mark.parametrize(("capacity", "environments", "times"), CASES)
+def test_action_chunks_say_where_the_episode_ends(capacity: int, environments: int, times: int) -> None:
+    played = play(capacity, environments, times)
+    slots = jnp.array([step["slot"] for step in played.steps])
+    view = jax.jit(ring.action_chunks, static_argnums=(2, 4))
+    steps, taken = jax.device_get(view(played.memory, slots, 4, GAMMA, environments))
+    assert steps.action.shape == steps.next_action.shape == (len(played.steps), 4)
+    assert not steps.has_next_action.any()
+    for i, start in enumerate(played.steps):
+        expected = [step["action"] for step in walk(played, start, 4)]
+        assert taken[i].tolist() == [True] * len(expected) + [False] * (4 - len(expected))
+        np.testing.assert_allclose(steps.action[i][: len(expected)], expected)
+
+
+def test_sampled_transitions_are_those_of_the_slots_drawn() -> None:
+    played = play(24, 3, 40)
+    sampled = ring.sampler(64, 3, GAMMA, 3)(played.memory, jax.random.key(1))
+    slots = ring.draw(played.memory, jax.random.key(1), 64)
+    for one, other in zip(sampled, ring.transitions(played.memory, slots, 3, GAMMA, 3), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# ---- flashbax ----------------------------------------------------------------------------------------------------
+
+
+def test_it_holds_and_draws_what_flashbax_does() -> None:
+    flashbax = pytest.importorskip("flashbax")
+    blocks, environments, capacity = 30, 2, 16
+    theirs = flashbax.make_flat_buffer(capacity, 1, 8, add_batch_size=environments)
+    state, memory = theirs.init({"x": jnp.zeros(())}), ring.empty(jnp.zeros(()), capacity)
+    add, insert = jax.jit(theirs.add), jax.jit(ring.insert)
+    for time in range(blocks):
+        rows = jnp.float32(time * environments + jnp.arange(environments))
+        state, memory = add(state, {"x": rows}), insert(memory, rows)
+    assert sorted(held(memory)) == sorted(np.asarray(state.experience["x"]).ravel().tolist())
+    keys = jax.random.split(jax.random.key(0), 64)
+    drawn = jax.jit(jax.vmap(lambda key: theirs.sample(state, key).experience))(keys)
+    first, second = (np.asarray(x["x"]).ravel() for x in (drawn.first, drawn.second))
+    np.testing.assert_array_equal(second, first + environments)  # its pairs are our steps of one environment
+    # Both draw every pair that is held, none but those, and equally often.
+    row = ring.Row(*[jnp.zeros(())] * 5, jnp.zeros((), bool))
+    steps = ring.empty(row, capacity)
+    for time in range(blocks):
+        x = jnp.float32(time * environments + jnp.arange(environments))
+        steps = insert(steps, ring.Row(x, x, x, jnp.ones(2), x + environments, jnp.zeros(2, bool)))
+    slots = ring.draw(steps, jax.random.key(0), 512)
+    pairs = ring.transitions(steps, slots, 1, 1.0, environments)
+    ours = np.asarray(pairs.observation)[np.asarray(pairs.has_next_action) > 0]
+    assert set(ours) == set(first)
+    assert abs(np.mean(ours) - np.mean(first)) < 5 * np.std(first) / np.sqrt(256)

@@ -1,0 +1,247 @@
+"""True dynamics, termination rules, mixtures and rollouts: against gymnasium, NumPy and hand-made cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl import envs
+from rl.dynamics import base, ensemble, rollout, termination, truth
+from rl.envs import pendulum, plane
+from rl.types import Spec
+
+KEY = jax.random.key(0)
+
+
+# ---- environments in JAX ----------------------------------------------------------------------------------
+
+
+def test_the_pendulum_is_gymnasiums() -> None:
+    env = envs.make("Pendulum-v1")
+    rng = np.random.default_rng(0)
+    for angle, speed in rng.uniform([-np.pi, -8], [np.pi, 8], (50, 2)):
+        env.reset(seed=0)
+        env.unwrapped.state = np.array([angle, speed])  # type: ignore[attr-defined]
+        observation = np.array([np.cos(angle), np.sin(angle), speed], np.float32)
+        action = rng.uniform(-1, 1, 1).astype(np.float32)
+        expected, reward, *_ = env.step(action)
+        following, found = pendulum.step(observation, action)
+        np.testing.assert_allclose(following, expected, atol=2e-5)
+        np.testing.assert_allclose(found, reward, rtol=1e-4, atol=1e-4)
+
+
+def test_the_planes_reward_by_hand() -> None:
+    hill = lambda x, y: np.exp(-((x - 4) ** 2 + (y + 3) ** 2) / 8)
+    points = np.array([(0, 0), (4, -3), (-5, 2), (12, 0), (12.01, 0), (3, -13)], np.float32)
+    expected = [hill(0, 0), 0.28 + 1, 0.35 + hill(-5, 2), 0.84 + hill(12, 0), -1, -1]
+    np.testing.assert_allclose(plane.reward(points), expected, rtol=1e-5)
+    following, reward = plane.step(np.array([3.5, -2.5]), np.array([0.5, -3.0]))
+    np.testing.assert_allclose(following, [4.0, -3.5])  # actions end at 1
+    assert reward == plane.reward(following)
+
+
+def test_no_policy_is_at_the_edge_of_reach_before_the_last_step() -> None:
+    """The fastest way out, from the outermost start."""
+    point = np.array([2.0, -2.0])
+    reached = [point := point + np.array([1.0, -1.0]) for _ in range(10)]
+    edge = [bool(plane.edge_of_reach(point, 10)) for point in reached]
+    assert edge == [False] * 9 + [True]
+
+
+def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
+    """Value iteration on a grid of half steps: the oracle may be worse by what its straight way gives away."""
+    axis = np.arange(-14, 14.5, 0.5)
+    grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
+    reward, value = np.asarray(plane.reward(grid)), np.full(grid.shape[:2], 120.0)
+    moves = [(i, j) for i in range(-2, 3) for j in range(-2, 3)]
+    size = np.arange(len(axis))
+
+    def arrive(x: np.ndarray, move: tuple[int, int]) -> np.ndarray:
+        return x[np.ix_(*((size + step).clip(0, len(axis) - 1) for step in move))]
+
+    for _ in range(400):
+        value = np.max([arrive(reward + 0.99 * value, move) for move in moves], 0)
+    oracle = np.asarray(plane.value(jnp.asarray(grid), 0.99))
+    inside = np.abs(grid).max(-1) <= 12
+    assert 120 < value.max() < 129
+    assert np.abs(oracle - value)[inside].max() < 0.025 * value.max()
+
+
+# ---- when episodes end ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5", "InvertedPendulum-v5", "Humanoid-v5"]
+)
+def test_termination_rules_are_those_of_gymnasium(name: str) -> None:
+    env, rule = envs.make(name, seed=0), termination.of(name)
+    env.reset()
+    ends = 0
+    for number in range(300):
+        observation, _, terminated, _, _ = env.step(env.action_space.sample())
+        assert bool(rule(jnp.asarray(observation))) == terminated, (number, observation)
+        ends += terminated
+        if terminated:
+            env.reset()
+    assert ends or name in ("Ant-v5", "HalfCheetah-v5")
+
+
+def test_what_is_not_finite_ends_an_episode() -> None:
+    broken = jnp.array([[1.2, 0, 0, np.nan] + [0] * 7, [1.2, 0, 0, 101] + [0] * 7, [1.2] + [0] * 10])
+    assert termination.hopper(broken).tolist() == [True, True, False]
+    assert termination.walker2d(jnp.full(17, jnp.nan))
+
+
+@pytest.mark.parametrize("name", ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4"])
+def test_rules_are_found_by_the_task_in_a_name(name: str) -> None:
+    assert termination.of(name) is termination.walker2d
+
+
+def test_an_environment_without_a_rule_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"no termination rule for 'hoper-medium-v2' \(did you mean 'hopper'"
+    ):
+        termination.of("hoper-medium-v2")
+    with pytest.raises(ValueError, match="any function of the next observations"):
+        termination.of("antmaze-medium-v0")
+
+
+# ---- true dynamics ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Hopper-v4"])
+def test_true_dynamics_are_the_simulators(name: str) -> None:
+    """Along real episodes, their terminal steps included, where no velocity was clipped."""
+    env: Any = envs.make(name, seed=0)
+    inner = env.unwrapped
+    rows = []
+    observation, _ = env.reset()
+    for _ in range(60):
+        # From the observation alone, as the model is: the solver starts cold.
+        position = np.concatenate([[0.0], observation[: inner.model.nq - 1]])
+        inner.set_state(position, inner.data.qvel.copy())
+        inner.data.qacc_warmstart[:] = 0
+        action = env.action_space.sample()
+        calm = np.abs(inner.data.qvel).max() < 10
+        following, reward, terminated, *_ = env.step(action)
+        rows.append((observation, action, following, reward, calm))
+        observation = env.reset()[0] if terminated else following
+    observations, actions, followings, rewards, calm = map(np.asarray, zip(*rows, strict=True))
+    step = jax.jit(lambda *x: truth.of(name).step((), *x, KEY))
+    found, reward = step(observations, actions)
+    assert calm.sum() > 20
+    np.testing.assert_allclose(found[calm], followings[calm], atol=2e-3)
+    np.testing.assert_allclose(reward[calm], rewards[calm], atol=2e-3)
+
+
+def test_the_simulator_takes_any_leading_axes() -> None:
+    world = truth.of("Hopper-v5", threads=2)
+    observation = jnp.tile(jnp.array([1.25] + [0.0] * 10), (2, 3, 1)) + 0.01 * jax.random.normal(
+        KEY, (2, 3, 11)
+    )
+    action = jax.random.uniform(KEY, (2, 3, 3), minval=-1)
+    step = lambda o, a: world.step((), o, a, KEY)
+    together, alone = jax.jit(step)(observation, action), jax.jit(jax.vmap(step))(observation, action)
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(step(observation[1, 2], action[1, 2])[0], together[0][1, 2])
+
+
+def test_true_dynamics_that_nobody_has_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"no true dynamics for 'Ant-v5'.* rl.dynamics.base.true makes them"):
+        truth.of("Ant-v5")
+
+
+# ---- one interface ----------------------------------------------------------------------------------------
+
+
+def test_the_truth_is_one_answer_without_doubt() -> None:
+    world = truth.of("Pendulum-v1")
+    observation, action = pendulum.reset(KEY, 4), jnp.full((4, 1), 0.3)
+    following, reward = pendulum.step(observation, action)
+    mean, deviation = world.predict((), observation, action)
+    np.testing.assert_array_equal(mean, jnp.concatenate([following, reward[:, None]], -1)[None])
+    assert deviation.shape == mean.shape and not deviation.any()
+    np.testing.assert_array_equal(world.propose((), observation, action, KEY)[0], following[None])
+    assert not base.aleatoric(mean, deviation).any() and not base.disagreement(mean, deviation).any()
+
+
+def small_ensemble() -> tuple[base.Dynamics, ensemble.Model]:
+    made = ensemble.make(ensemble.Config(members=3, elites=2, hidden=(8,), decay=(0.0, 0.0)), Spec((3,), 1))
+    return base.learned(made), made.init(KEY)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
+def test_a_mixture_is_on_the_line_between_its_worlds(share: float) -> None:
+    model, params = small_ensemble()
+    real = truth.of("Pendulum-v1")
+    world = base.mix(model, real)
+    mixed = base.Mixed(params, (), jnp.asarray(share))
+    observation, action = pendulum.reset(KEY, 4), jnp.full((4, 1), 0.3)
+    (mean, deviation), (other, _) = (
+        model.predict(params, observation, action),
+        real.predict((), observation, action),
+    )
+    found, spread = world.predict(mixed, observation, action)
+    np.testing.assert_allclose(found, (1 - share) * mean + share * other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(spread, (1 - share) * deviation, rtol=1e-5)
+    keys = jax.random.split(KEY)
+    for ask in ("step", "propose"):
+        one = getattr(model, ask)(params, observation, action, keys[0])
+        two = getattr(real, ask)((), observation, action, keys[1])
+        drawn = getattr(world, ask)(mixed, observation, action, KEY)
+        for a, b, c in zip(one, two, drawn, strict=True):
+            np.testing.assert_allclose(c, (1 - share) * a + share * b, rtol=1e-5, atol=1e-5)
+
+
+def test_uncertainty_by_hand() -> None:
+    mean = jnp.array([[[0.0, 0.0, 9.0]], [[6.0, 8.0, -9.0]], [[0.0, 4.0, 0.0]]])  # [M=3, B=1, O + 1 = 3]
+    deviation = jnp.array([[[3.0, 4.0, 0.0]], [[1.0, 2.0, 2.0]], [[0.0, 0.0, 4.9]]])
+    assert base.aleatoric(mean, deviation).tolist() == [5.0]
+    np.testing.assert_allclose(base.disagreement(mean, deviation), [np.hypot(4, 4)], rtol=1e-6)
+
+
+# ---- rollouts ---------------------------------------------------------------------------------------------
+
+# A counter: the action is added to it, the reward is where it arrives.
+COUNTER = base.true(lambda observation, action: (observation + action, (observation + action)[..., 0]))
+
+
+def test_rollouts_by_hand() -> None:
+    """Over 3 the episode is terminated: that row is kept, later ones are not, and the state stands still."""
+    over = lambda following: following[..., 0] > 3
+    act = lambda observation, key: jnp.ones_like(observation)
+    steps, valid = rollout.roll(COUNTER, over, act, 4, (), jnp.array([[0.0], [2.0], [5.0]]), KEY)
+    assert valid.T.tolist() == [[True] * 4, [True, True, False, False], [True, False, False, False]]
+    assert steps.observation[..., 0].T.tolist() == [[0, 1, 2, 3], [2, 3, 3, 3], [5, 5, 5, 5]]
+    assert steps.next_observation[:, 0, 0].tolist() == [1, 2, 3, 4]
+    assert steps.reward[:2, 1].tolist() == [3, 4]
+    assert steps.discount[:, 0].tolist() == [1, 1, 1, 0] and steps.discount[:2, 1].tolist() == [1, 0]
+    assert not steps.has_next_action.any()
+
+
+def test_a_rollout_cut_by_its_length_is_not_terminated() -> None:
+    steps, _ = rollout.roll(
+        COUNTER, termination.never, lambda o, k: jnp.ones_like(o), 2, (), jnp.zeros((3, 1)), KEY
+    )
+    assert (np.asarray(steps.discount) == 1).all()
+
+
+def test_the_penalty_is_taken_off_the_reward_of_the_state_it_was_asked_about() -> None:
+    act = lambda observation, key: jnp.ones_like(observation)
+    seen = lambda mean, deviation: 10 * mean[0, :, 0]
+    start = jnp.array([[0.0], [2.0]])
+    plain, _ = rollout.roll(COUNTER, termination.never, act, 3, (), start, KEY)
+    doubted, _ = rollout.roll(COUNTER, termination.never, act, 3, (), start, KEY, seen)
+    np.testing.assert_allclose(doubted.reward, plain.reward - 10 * plain.next_observation[..., 0])
+    np.testing.assert_array_equal(doubted.next_observation, plain.next_observation)
+
+
+def test_every_step_and_row_of_a_rollout_has_its_own_randomness() -> None:
+    act = lambda observation, key: jax.random.normal(key, observation.shape)
+    steps, _ = rollout.roll(COUNTER, termination.never, act, 5, (), jnp.zeros((6, 1)), KEY)
+    assert len(set(np.ravel(steps.action))) == 30
