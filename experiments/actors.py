@@ -135,6 +135,9 @@ def _layers(file: Path, member: int) -> list[np.ndarray]:
     names = [f"Dense_{i}" for i in range(len(params))]
     if sorted(names) != sorted(params):
         raise ValueError(f"{file} is no plain multi-layer perceptron: it has {', '.join(params)}")
+    seeds = len(params["Dense_0"]["bias"])
+    if not 0 <= member < seeds:
+        raise ValueError(f"--member={member}, but the run has {seeds} seeds, counted from 0")
     return [params[name][kind][member] for name in names for kind in ("kernel", "bias")]
 
 

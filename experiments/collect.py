@@ -47,11 +47,11 @@ from rl import data, log, plot
 from rl.data import card as cards
 from rl.data import d4rl, minari, recipes
 
-_NAMES = "\n".join(
-    " ".join(name for name, recipe in kind.items() if recipe.env == env)
-    for kind in (recipes.RECIPES, recipes.LOCOMOTION)
-    for env in dict.fromkeys(recipe.env for recipe in kind.values())
+_SCRIPTED = (
+    " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)
+    for env in dict.fromkeys(recipe.env for recipe in recipes.RECIPES.values())
 )
+_NAMES = "\n".join([*_SCRIPTED, *recipes.LOCOMOTION])
 _DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}")
 _DESCRIBE = flags.DEFINE_string(
     "describe", None, "A dataset, by file or name, to describe: writes NAME-card.png and NAME-card.txt."

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -68,7 +69,8 @@ class World(NamedTuple):
     """Where rollouts happen."""
 
     dynamics: base.Dynamics
-    params: Any  # [S, ...]
+    params: Callable[[ensemble.Model], Any]  # of the dynamics, from a model, fitted or not
+    learns: bool  # whether a model must be fitted
     truth: base.Dynamics | None  # what rewards are compared with, where it is known
 
 
@@ -105,7 +107,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     task = offline.problem(plain, config.discount)
     name = task.loaded.environment or settings.dataset
     terminates = termination.of(name)
-    _check_length(config, name)
+    _check_length(config, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     card = {
@@ -116,26 +118,33 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         "digest": task.loaded.digest,
         "support": task.support,
     }
-    dynamics, blank, true = worlds(settings, config, task, keys, name)
+    where = world(settings, config, task, keys, name)
+    network = _ensemble(settings, task)
     loop = model_based.make(
         config,
         learner,
-        dynamics,
+        where.dynamics,
         terminates,
         model_based.diagnosis(
-            learner, sac_n.critics(config, task.loaded.spec, task.head), dynamics, truth=true
+            learner,
+            sac_n.critics(config, task.loaded.spec, task.head),
+            where.dynamics,
+            truth=where.truth,
         ),
     )
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
-    start = {"carry": carry, "world": blank, "seconds": np.zeros(())}
+    start = {"carry": carry, "world": where.params(jax.vmap(network.init)(keys)), "seconds": np.zeros(())}
     earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
     saved, step = earlier or (start, 0)
     total = settings.epochs * config.updates
     if step >= total and (result := offline.finished(workdir, step, total)):
         return result
     started = time.time() - saved["seconds"].item()
-    world = saved["world"] if earlier else fit(settings, config, task, keys)
+    params = saved["world"]
+    if where.learns and not earlier:
+        fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+        params = where.params(network.fit(task.dataset, fit_keys))
     bound = model_based.largest_value(task.dataset, config.discount)
 
     with ExitStack() as stack:
@@ -154,7 +163,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         bar = stack.enter_context(log.progress(total, settings.agent, initial=step))
         stopping = stack.enter_context(train.stop_requests())
         epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
-        source = model_based.Source(dataset, world)
+        source = model_based.Source(dataset, params)
         for carry, report in train.epochs(
             epoch, saved["carry"], source, keys, (total - step) // config.updates
         ):
@@ -169,7 +178,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             if due or stopping:
-                tree = {"carry": carry, "world": world, "seconds": np.asarray(time.time() - started)}
+                tree = {"carry": carry, "world": params, "seconds": np.asarray(time.time() - started)}
                 checkpoint.save(workdir / "checkpoints", step, tree, card)
             if stopping and step < total:
                 raise train.Interrupted(
@@ -202,44 +211,32 @@ def check(settings: Settings) -> None:
         raise ValueError("--model_updates and --runaway must not be negative")
 
 
-def worlds(
-    settings: Settings, config: Config, task: offline.Problem, keys: Key, name: str
-) -> tuple[base.Dynamics, Any, base.Dynamics | None]:
-    """The dynamics that ``--truth`` asks for, their parameters [S, ...] before fitting, and the truth if known.
+def world(settings: Settings, config: Config, task: offline.Problem, keys: Key, name: str) -> World:
+    """The dynamics that ``--truth`` asks for, for all seeds.
 
     Raises:
       ValueError: true dynamics are asked for where there are none.
     """
     true = _truth(name, needed=settings.truth > 0)
-    fitted = _ensemble(settings, task)
-    model, untrained = base.learned(fitted), jax.vmap(fitted.init)(keys)
-    seeds = jnp.zeros(len(keys))
+    network = _ensemble(settings, task)
+    model = base.learned(network)
+    share = jnp.full(len(keys), abs(settings.truth))
     if config.real == 1:
-        return model, (), None
-    if settings.truth == 1 and true:
-        return true, (), true
-    if settings.truth > 0 and true:
-        return base.mix(model, true), base.Mixed(untrained, (), seeds + settings.truth), true
+        return World(model, lambda model: (), False, None)
+    if true and settings.truth == 1:
+        return World(true, lambda model: (), False, true)
+    if true and settings.truth > 0:
+        return World(base.mix(model, true), lambda model: base.Mixed(model, (), share), True, true)
     if settings.truth < 0:
-        return base.mix(model, model), base.Mixed(untrained, untrained, seeds + 1 + settings.truth), true
-    return model, untrained, true
+        untrained = jax.vmap(network.init)(keys)
 
+        def params(model: ensemble.Model) -> base.Mixed:
+            # In the units of the fitted one.
+            useless = untrained._replace(mean=model.mean, deviation=model.deviation)
+            return base.Mixed(model, useless, share)
 
-def fit(settings: Settings, config: Config, task: offline.Problem, keys: Key) -> Any:
-    """The parameters of `worlds` with the learned model in them; seeds are fitted in one program."""
-    blank = worlds(settings, config, task, keys, task.loaded.environment or settings.dataset)[1]
-    if blank == () or settings.truth == -1:
-        return blank
-    model = _ensemble(settings, task).fit(
-        task.dataset, jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-    )
-    if settings.truth > 0:
-        return blank._replace(first=model)
-    if settings.truth < 0:
-        # An untrained network, in the units of the fitted one.
-        untrained = blank.first._replace(mean=model.mean, deviation=model.deviation)
-        return blank._replace(first=untrained, second=model)
-    return model
+        return World(base.mix(model, model), params, True, true)
+    return World(model, lambda model: model, True, true)
 
 
 def _ensemble(settings: Settings, task: offline.Problem) -> ensemble.Ensemble:
@@ -255,11 +252,11 @@ def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
         return None
 
 
-def _check_length(config: Config, name: str) -> None:
+def _check_length(config: Config, environment: str | None) -> None:
     """Raises ValueError if rollouts would be longer than an episode of the environment can be."""
-    limit = envs.make(name).spec.max_episode_steps if name else None
+    limit = envs.make(environment).spec.max_episode_steps if environment else None
     if limit and config.length > limit:
-        raise ValueError(f"--agent.length={config.length}: episodes of {name} end after {limit} steps")
+        raise ValueError(f"--agent.length={config.length}: episodes of {environment} end after {limit} steps")
 
 
 def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Problem) -> evaluate.Evaluator:

@@ -185,7 +185,8 @@ def over_seeds(
     ``batched`` advances seeds together, as accelerators want it; otherwise one after another in the same program.
     """
     if batched:
-        return jax.vmap(epoch, (0, Source(None, 0), 0))
+        axes: Any = Source(None, 0)  # type: ignore[arg-type]
+        return jax.vmap(epoch, (0, axes, 0))
 
     def one_by_one(carry: Carry, source: Source, keys: Key) -> tuple[Carry, train.Report]:
         def one(own: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
@@ -208,7 +209,8 @@ def unfamiliar(following: Array, final: Array, trained: Array) -> Array:
     A state is unlike them if its nearest neighbour in one half of ``trained``, each dimension in units of its
     deviation, is farther away than that of 99 % of the other half.
     """
-    scale = trained.std(0) + 1e-6
+    deviation = trained.std(0)
+    scale = jnp.where(deviation > 1e-6, deviation, 1.0)  # a constant dimension has no unit of its own
     half = len(trained) // 2
     known = trained[:half] / scale
 

@@ -37,9 +37,8 @@ class Replay(NamedTuple):
     empty: Callable[[ring.Row], Any]  # one row, for shapes -> memory
     insert: Callable[[Any, ring.Row], Any]  # memory, rows [N] -> memory
     look: Callable[[Array, Array, Array], Array]  # (seen [N, ...], observation [N, ...], first [N]) -> seen
-    split: Callable[
-        [Any], tuple[ring.Ring, Any]
-    ]  # memory -> rows, which updates only read; marks, which they change
+    # memory -> rows, which updates only read; marks, which they change
+    split: Callable[[Any], tuple[ring.Ring, Any]]
     join: Callable[[ring.Ring, Any], Any]  # rows, marks -> memory
     learn: Callable[[int], Learn]  # how many updates -> these updates
     axes: Any  # of the memory over seeds
@@ -288,13 +287,13 @@ def loop(
         first = jnp.ones_like(carry.first)
         return choose(carry._replace(seen=replay.look(carry.seen, observation, first), first=first), random)
 
-    def remember(carry: Carry, said: Step) -> Carry:
-        reward, discount, first = said.scalar[0], said.scalar[1], said.scalar[2] > 0
-        rows = ring.Row(carry.seen, carry.action, reward, discount, said.observation[0], carry.first)
-        memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(carry.memory, rows)
-        return carry._replace(
-            memory=memory, seen=replay.look(carry.seen, said.observation[1], first), first=first
-        )
+    def remember(
+        memory: Any, seen: Array, action: Array, first: Array, said: Step
+    ) -> tuple[Any, Array, Array]:
+        reward, discount, now_first = said.scalar[0], said.scalar[1], said.scalar[2] > 0
+        rows = ring.Row(seen, action, reward, discount, said.observation[0], first)
+        memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
+        return memory, replay.look(seen, said.observation[1], now_first), now_first
 
     def learn(
         carry: Carry, marks: Any, rows: ring.Ring, logged: Any, updates: int, random: bool
@@ -312,9 +311,10 @@ def loop(
     learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
 
     def step(carry: Carry, said: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
-        carry = remember_in_place(carry, said)
-        rows, marks = replay.split(carry.memory)
-        carry, marks, action = learn_from(carry._replace(memory=None), marks, rows, logged, updates, random)
+        memory, seen, first = remember_in_place(carry.memory, carry.seen, carry.action, carry.first, said)
+        rows, marks = replay.split(memory)
+        carry = carry._replace(memory=None, seen=seen, first=first)
+        carry, marks, action = learn_from(carry, marks, rows, logged, updates, random)
         return carry._replace(memory=replay.join(rows, marks)), action
 
     return Loop(

@@ -22,7 +22,8 @@ import numpy as np
 from rl.replay.dataset import Dataset
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
-Sample = Callable[[Dataset, Key], Transition]
+# Draws a batch from what an epoch reads: a `Dataset`, or anything else that the caller passes through.
+Sample = Callable[[Any, Key], Transition]
 
 # Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
 # step, `lax.cond` on it stays a branch under vmap, and delayed updates cost nothing when they are not due.
@@ -52,7 +53,7 @@ def scan_updates(
     steps: int,
     *,
     unroll: int = 1,
-) -> Callable[[State, Dataset, Key], tuple[State, Report]]:
+) -> Callable[[State, Any, Key], tuple[State, Report]]:
     """``steps`` updates as one function of (state, dataset, key), to be jitted by the caller.
 
     Args:
@@ -63,7 +64,7 @@ def scan_updates(
         compile time; results differ in the last bits, so resume with the value that was started with.
     """
 
-    def epoch(state: State, dataset: Dataset, key: Key) -> tuple[State, Report]:
+    def epoch(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
         def one(state: State) -> tuple[State, Metrics]:
             sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step))
             return update(state, sample(dataset, sample_key), update_key)

@@ -35,6 +35,22 @@ class Transition(NamedTuple):
     has_next_action: Any  # [...] float32 in {0, 1}
 
 
+class TokenBatch(NamedTuple):
+    """Rows of ``T`` tokens, each holding one or more episodes of a token MDP.
+
+    The action at an action token is the token, its state all tokens of the episode before it. ``reward`` and
+    ``discount`` are those of taking that action; other tokens have reward 0 and discount 1. ``discount`` is 0
+    only at the last action of an episode that *terminated*. The agent's gamma multiplies it, per action token.
+    """
+
+    tokens: Any  # [..., T] int32
+    segment: Any  # [..., T] int32: which episode of the row, counted from 1; 0 is padding
+    is_action: Any  # [..., T] bool: the agent's own tokens
+    reward: Any  # [..., T] float32
+    discount: Any  # [..., T] float32 in {0, 1}
+    imitate: Any  # [..., T] float32: weight of an action in likelihood losses
+
+
 class Spec(NamedTuple):
     """What an agent must know of its environment before it sees any data."""
 

@@ -154,7 +154,7 @@ def test_the_optimum_is_the_published_one(float64: None) -> None:
     plan = robust_vi.value_iteration(mdp, 1.0)
     assert np.asarray(mdp.start) @ np.asarray(plan.value) == pytest.approx(-6.84, abs=1e-9)
     assert greedy(np.asarray(plan.q)) == pytest.approx(-6.84)
-    # By distance, counted on the map: 3 ... 8 steps down an arm.
+    # By distance, counted on the map: 12 moves from the left end of its bar.
     assert np.asarray(plan.value)[[maze.CELLS.index((7, 6)), maze.CELLS.index((1, 1))]].tolist() == [0, -11]
 
 
@@ -185,19 +185,22 @@ def test_logged_walks_show_the_way_only_in_pieces(rng: np.random.Generator) -> N
     assert following[walks.valid[:, 1:]].all()
     ends = walks.next_state == maze.GOAL
     success = (ends & walks.valid).any(1)
-    assert success.mean() == pytest.approx(0.2, abs=0.04)
+    assert success.mean() == pytest.approx(0.18, abs=0.03)
     returned = -walks.valid.sum(1) + np.where(success, 1, -1)
-    assert returned.mean() == pytest.approx(-88, abs=3)
+    assert returned.mean() == pytest.approx(-90, abs=2)
     # No walk comes from the bars of the T to the goal, and yet every best move is there.
     top = [maze.CELLS[state][0] <= 2 for state in walks.state[success, 0]]
     assert not any(top)
-    count = clone(walks)
-    assert (count > 0)[STARTS].sum() == 100 - 0
+    assert (clone(walks) > 0)[STARTS].all()
 
 
 def test_cloning_is_optimal_only_on_the_published_design(rng: np.random.Generator) -> None:
-    assert greedy(clone(maze.logged(rng, to_exit=True))) == pytest.approx(-6.84)
-    assert greedy(clone(maze.logged(rng))) < -80
+    published = maze.logged(rng, published=True)
+    assert greedy(clone(published)) == pytest.approx(-6.84)
+    assert greedy(clone(maze.logged(rng))) < -90
+    # There the same move has two outcomes: in one part it leads on, in another it is not made.
+    moved = published.next_state == maze.step(published.state, published.action)[0]
+    assert not moved[published.valid].all()
 
 
 def test_a_walk_in_words(rng: np.random.Generator) -> None:

@@ -133,7 +133,7 @@ def test_true_dynamics_are_the_simulators(name: str) -> None:
     observations, actions, followings, rewards, calm = map(np.asarray, zip(*rows, strict=True))
     step = jax.jit(lambda *x: truth.of(name).step((), *x, KEY))
     found, reward = step(observations, actions)
-    assert calm.sum() > 20
+    assert calm.sum() >= 10
     np.testing.assert_allclose(found[calm], followings[calm], atol=2e-3)
     np.testing.assert_allclose(reward[calm], rewards[calm], atol=2e-3)
 

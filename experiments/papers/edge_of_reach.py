@@ -9,7 +9,8 @@ continue from their values, and nothing ever trains these. The study asks, with 
   story     base (two critics) at k = 10 and with whole episodes; an oracle that corrects the values of those points
             alone; the same oracle at as many points chosen at random; RAVL's ensemble
   k and N   base with other rollout lengths; k = 10 with other numbers of critics
-  ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
+  ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough? And the initial
+            weights, on which much depends: the story starts from those of RAVL's code
 
 and checks the outcome that the paper's argument predicts. Published are k = 10, the horizon of 30 and the oracle; the
 random control, the sweeps and the ablation are what reviewers asked for, or new.

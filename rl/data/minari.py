@@ -77,7 +77,7 @@ def load(
 
 
 def write(data: Loaded, name: str) -> None:
-    """Store ``data`` as the local Minari dataset ``name`` (``headway/hopper-medium-regen-v5``), with one entry per episode.
+    """Store ``data`` as the local Minari dataset ``name`` (``headway/hopper-medium-regen-v5``).
 
     Observations are float32 and actions lie in [-1, 1]; environment and reference go along if they are known.
     Rewards, ends and successors are those of ``data``: reading it back with `load` gives the same digest.

@@ -64,7 +64,8 @@ class _Simulator:
 
         from rl import envs
 
-        self._env: Any = envs.make(environment).unwrapped
+        env: Any = envs.make(environment)
+        self._env = env.unwrapped
         # -v4 pays the reward for health at the step that ends the episode, too.
         self._always_healthy = not environment.endswith("-v5")
         self._model = self._env.model

@@ -39,12 +39,10 @@ CELLS = tuple(
 _INDEX = {cell: state for state, cell in enumerate(CELLS)}
 GOAL = next(state for state, (y, x) in enumerate(CELLS) if _MAP[y][x] == "G")
 _NEXT = np.array([[_INDEX.get((y + dy, x + dx), _INDEX[y, x]) for dy, dx in _STEPS] for y, x in CELLS])
-# The parts that logged walks stay in: the left T, the bottom with the goal, the right T; and which cell of each is
-# nearest to the goal. Three cells of the arms and the crossing belong to two parts or three.
+# The parts that logged walks stay in: the left T, the bottom with the goal, the right T; they overlap.
 _PARTS = np.array(
     [[x <= 6 and y <= 5 for y, x in CELLS], [y >= 3 for y, _ in CELLS], [x >= 6 and y <= 5 for y, x in CELLS]]
 )
-_EXITS = np.array([_INDEX[5, 6], GOAL, _INDEX[5, 6]])
 
 
 def mdp() -> MDP:
@@ -85,41 +83,39 @@ def returns(policy: Callable[[np.ndarray], np.ndarray], start: np.ndarray) -> np
 
 
 def logged(
-    rng: np.random.Generator, episodes: int = 1240, *, to_exit: bool = False, solving: float = 0.15
+    rng: np.random.Generator, episodes: int = 1240, *, published: bool = False, solving: float = 0.15
 ) -> Episodes:
     """Walks that each stay in one part of the maze; which cells make a part is our choice.
 
-    A walk starts anywhere in its part. With probability ``solving`` it heads straight for one random cell of the part
-    after another, else every move is random; no move leaves the part. It ends at the goal, or after 100 moves.
+    A walk starts anywhere in its part and ends at the goal, or after 100 moves. With probability ``solving`` a move is
+    one towards a random cell of the part, and on arrival another is drawn; else it is any that does not leave the part.
 
     Args:
-        to_exit: in the manner of the published data, what solves heads for the part's exit, and a walk ends there. That
-            does not ask for stitching: greedy behaviour cloning is optimal on it.
+        published: in the manner of the published data, moves with that probability go towards the goal, wherever the
+            walk may go, and a move that would leave the part is logged but not made. This does not ask for stitching:
+            the best move is the most frequent one everywhere, so that greedy cloning is optimal.
 
     Returns:
         [N, T] NumPy arrays.
     """
     part = rng.integers(len(_PARTS), size=episodes)
-    start = _draw(_PARTS[part] & (np.arange(len(CELLS)) != GOAL), rng)
-    target = _EXITS[part] if to_exit else _draw(_PARTS[part], rng)
-    solver = rng.random(episodes) < solving
-    stays = _PARTS[:, _NEXT]  # [part, state, action]: the move does not leave the part
-    closer = stays & (_DISTANCE[_NEXT] < _DISTANCE[:, None]).transpose(2, 0, 1)[:, None]
-    state, over = start, np.zeros(episodes, bool)
+    state = _draw(_PARTS[part] & (np.arange(len(CELLS)) != GOAL), rng)
+    target = state
+    over = np.zeros(episodes, bool)
     steps = []
     for _ in range(MOVES):
-        if not to_exit:
-            target = np.where(state == target, _draw(_PARTS[part], rng), target)
-        aimed = solver & (state != target)
-        moves = np.where(aimed[:, None], closer[target, part, state], stays[part, state])
-        action = _draw(moves, rng)
-        following = _NEXT[state, action]
+        target = np.where(state == target, _draw(_PARTS[part], rng), target)
+        if published:
+            target = np.full(episodes, GOAL)
+        stays = _PARTS[part[:, None], _NEXT[state]]
+        aimed = (rng.random(episodes) < solving) & (state != target)
+        action = _draw(np.where(aimed[:, None], _CLOSER[state, :, target], published | stays), rng)
+        following = np.where(stays[np.arange(episodes), action], _NEXT[state, action], state)
         steps.append((state, action, following, ~over))
-        over = over | (following == GOAL) | (to_exit & (following == _EXITS[part]))
+        over |= following == GOAL
         state = following
-    columns = (np.stack(column, 1) for column in zip(*steps, strict=True))
-    state, action, following, valid = columns
-    return Episodes(state.astype(np.int32), action.astype(np.int32), following.astype(np.int32), valid)
+    states, actions, followings, valid = (np.stack(column, 1) for column in zip(*steps, strict=True))
+    return Episodes(states.astype(np.int32), actions.astype(np.int32), followings.astype(np.int32), valid)
 
 
 def dialogue(walks: Episodes, walk: int) -> Dialogue:
@@ -158,4 +154,4 @@ def _draw(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return (mask.cumsum(-1) > rank[..., None]).argmax(-1)
 
 
-_DISTANCE = _distances()
+_CLOSER = _distances()[_NEXT] < _distances()[:, None]  # [state, action, target]

@@ -52,7 +52,7 @@ def edge_of_reach(point: Array, length: int) -> Array:
 
 def optimal_action(observation: Array) -> Array:
     """Straight to the best point, to stay there."""
-    return (_BEST - observation).clip(-1, 1)
+    return (jnp.asarray(_BEST) - observation).clip(-1, 1)
 
 
 def value(observation: Array, discount: float, steps: int = 24) -> Array:

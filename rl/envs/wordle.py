@@ -116,7 +116,7 @@ def step(
     playing = ~state.done
     legal = playing & (guess != NO_WORD)
     hidden = _draw(state.consistent, rng)
-    feedback = np.where(legal, env.feedback[guess, hidden], NO_WORD).astype(np.int16)
+    feedback = np.where(legal, env.feedback[guess, hidden].astype(np.int16), NO_WORD)
     agrees = env.feedback[guess] == feedback[:, None]
     consistent = state.consistent & (agrees | ~legal[:, None])
     tries = state.tries + playing

@@ -132,7 +132,6 @@ def _environment(name: str) -> gymnasium.Env:
     return make(name)
 
 
-@functools.lru_cache(maxsize=1)
 def _policy(environment: str, path: str | None, actor: int) -> Act:
     if actor == RANDOM:
         return uniform(math.prod(_environment(environment).action_space.shape or ()))

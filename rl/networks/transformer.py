@@ -1,0 +1,225 @@
+"""A causal transformer over vectors: the trunk of language models, and of any agent that reads a sequence.
+
+One block covers the LLaMA family (RMSNorm, rotary positions, grouped queries, SwiGLU; Touvron et al. 2023) and
+GPT-2 (LayerNorm, GELU; Radford et al. 2019). What goes in are embeddings, what comes out are normalised features;
+tokens, vocabularies and value heads are not known here.
+
+Blocks are stacked: every parameter of ``params["blocks"]`` has a leading axis of layers, and one compiled block is
+scanned over it. The first ``n`` layers alone are ``jax.tree.map(lambda x: x[:n], params["blocks"])``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array, Key, Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """Rotary positions (Su et al. 2021), the two halves of a head rotated against each other."""
+
+    base: float = 10_000.0
+    # Llama 3.1's stretch to longer contexts: wavelengths above `original / low` are `factor` times as long, those
+    # under `original / high` stay, and between them it is blended in.
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    original: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Everything that decides a trunk's parameters and arithmetic."""
+
+    width: int  # D
+    layers: int
+    heads: int
+    kv_heads: int  # key and value heads; each serves heads / kv_heads queries
+    head_size: int
+    inner: int  # width inside the feed-forward layers
+    rms: bool = True  # RMSNorm; False: LayerNorm with bias
+    gated: bool = True  # SwiGLU; False: GELU (its tanh approximation)
+    rope: Rope | None = Rope()
+    qkv_bias: bool = False
+    out_bias: bool = False  # of the attention's output
+    inner_bias: bool = False  # of the feed-forward layers
+    qk_norm: bool = False  # RMSNorm of each head's query and key (Qwen3)
+    epsilon: float = 1e-5  # of the norms
+
+    def __post_init__(self) -> None:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
+        if self.rope and self.head_size % 2:
+            raise ValueError(f"rotary positions need an even head size, not {self.head_size}")
+
+
+class Cache(NamedTuple):
+    """Keys and values of the ``M`` slots that a sequence may fill."""
+
+    key: Array  # [layers, B, M, kv_heads, head_size]
+    value: Array  # the same
+    segment: Array  # [B, M] int32, 0 where nothing is, or padding
+    used: Array  # [] int32, slots filled
+
+
+class Trunk(NamedTuple):
+    """The transformer as pure functions. ``segment`` says what may attend to what: equal numbers may."""
+
+    shape: Shape
+    init: Callable[[Key], Params]
+    # params, x [B, S, D], position [B, S], segment [B, S] -> features [B, S, D]
+    apply: Callable[[Params, Array, Array, Array], Array]
+    cache: Callable[[int, int], Cache]  # (B, M) -> an empty one
+    # As `apply`, for the S positions that follow those in the cache -> features, and the cache with them.
+    extend: Callable[[Params, Array, Array, Array, Cache], tuple[Array, Cache]]
+
+
+def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
+    """The transformer of ``shape``; its parameters are float32.
+
+    Args:
+      shape: see `Shape`.
+      dtype: of the arithmetic, `jnp.bfloat16` for instance; norms' statistics and softmax stay float32.
+      remat: recompute each block in the backward pass: memory for one block's activations and one vector per token
+        and layer, for a third more arithmetic.
+    """
+    block = _Block(shape, dtype)
+    norm = _norm(shape, dtype)
+
+    def init(key: Key) -> Params:
+        x, position = jnp.zeros((1, 1, shape.width)), jnp.zeros((1, 1), jnp.int32)
+        inputs = (x, rotations(shape, position), jnp.ones((1, 1, 1, 1), bool))
+        keys = jax.random.split(key, shape.layers)
+        return {
+            "blocks": jax.vmap(lambda k: block.init(k, *inputs)["params"])(keys),
+            "norm": norm.init(key, x)["params"],
+        }
+
+    def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
+        length = x.shape[1]
+        rotation = rotations(shape, position)
+        causal = jnp.arange(length)[:, None] >= jnp.arange(length)
+        mask = (causal & (segment[:, :, None] == segment[:, None, :]))[:, None]
+
+        def layer(x: Array, p: Params) -> tuple[Array, None]:
+            return block.apply({"params": p}, x, rotation, mask)[0], None
+
+        x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x.astype(dtype), params["blocks"])
+        return norm.apply({"params": params["norm"]}, x)
+
+    def cache(rows: int, slots: int) -> Cache:
+        held = jnp.zeros((shape.layers, rows, slots, shape.kv_heads, shape.head_size), dtype)
+        return Cache(held, held, jnp.zeros((rows, slots), jnp.int32), jnp.zeros((), jnp.int32))
+
+    def extend(
+        params: Params, x: Array, position: Array, segment: Array, cache: Cache
+    ) -> tuple[Array, Cache]:
+        rotation = rotations(shape, position)
+        segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
+        slot = cache.used + jnp.arange(x.shape[1])
+        causal = slot[:, None] >= jnp.arange(segments.shape[1])
+        mask = (causal & (segment[:, :, None] == segments[:, None, :]))[:, None]
+
+        def layer(carry, inputs):
+            x, key, value = carry
+            p, index = inputs
+            x, (key, value) = block.apply({"params": p}, x, rotation, mask, (key, value, index, cache.used))
+            return (x, key, value), None
+
+        start = (x.astype(dtype), cache.key, cache.value)
+        (x, key, value), _ = jax.lax.scan(layer, start, (params["blocks"], jnp.arange(shape.layers)))
+        features = norm.apply({"params": params["norm"]}, x)
+        return features, Cache(key, value, segments, cache.used + x.shape[1])
+
+    return Trunk(shape, init, apply, cache, extend)
+
+
+def positions(segment: Array) -> Array:
+    """Positions [B, T] counted from 0 in every run of equal numbers in ``segment`` [B, T]."""
+    index = jnp.arange(segment.shape[1])
+    first = jnp.diff(segment, axis=1, prepend=-1) != 0
+    return index - jax.lax.cummax(jnp.where(first, index, 0), axis=1)
+
+
+def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
+    """Cosines and sines [B, S, 1, head_size / 2] float32 of the angles at ``position`` [B, S]; None without `Rope`."""
+    rope = shape.rope
+    if rope is None:
+        return None
+    half = shape.head_size // 2
+    frequency = rope.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    if rope.factor != 1.0:
+        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
+        keep = jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+        frequency = frequency * (keep + (1 - keep) / rope.factor)
+    angle = position[..., None, None].astype(jnp.float32) * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def _rotate(x: Array, rotation: tuple[Array, Array] | None) -> Array:
+    if rotation is None:
+        return x
+    cosine, sine = rotation
+    one, other = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([one * cosine - other * sine, other * cosine + one * sine], -1).astype(x.dtype)
+
+
+def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
+    make = nn.RMSNorm if shape.rms else nn.LayerNorm
+    return make(epsilon=shape.epsilon, dtype=dtype, name=name)
+
+
+class _Block(nn.Module):
+    """Attention, then the feed-forward layers, each on a residual path."""
+
+    shape: Shape
+    dtype: Any
+
+    @nn.compact
+    def __call__(
+        self, x: Array, rotation, mask: Array, held=None
+    ) -> tuple[Array, tuple[Array, Array] | None]:
+        s = self.shape
+        residual = 0.02 / math.sqrt(2 * s.layers)  # GPT-2: the sum of all branches has the scale of one
+
+        def dense(name: str, size: int, bias: bool, scale: float = 0.02) -> nn.Dense:
+            return nn.Dense(size, bias, self.dtype, kernel_init=nn.initializers.normal(scale), name=name)
+
+        def heads(name: str, count: int) -> Array:
+            y = dense(name, count * s.head_size, s.qkv_bias)(h)
+            return y.reshape(*y.shape[:-1], count, s.head_size)
+
+        h = _norm(s, self.dtype, "attention_norm")(x)
+        query, key, value = heads("query", s.heads), heads("key", s.kv_heads), heads("value", s.kv_heads)
+        if s.qk_norm:
+            query, key = _norm(s, self.dtype, "query_norm")(query), _norm(s, self.dtype, "key_norm")(key)
+        query, key = _rotate(query, rotation), _rotate(key, rotation)
+        if held is not None:
+            key, value, held = _hold(key, value, *held)
+        attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        x = x + dense("out", s.width, s.out_bias, residual)(attended.reshape(*x.shape[:-1], -1))
+
+        h = _norm(s, self.dtype, "inner_norm")(x)
+        up = dense("up", s.inner, s.inner_bias)(h)
+        h = nn.silu(dense("gate", s.inner, s.inner_bias)(h)) * up if s.gated else nn.gelu(up)
+        return x + dense("down", s.width, s.inner_bias, residual)(h), held
+
+
+def _hold(
+    key: Array, value: Array, keys: Array, values: Array, layer: Array, used: Array
+) -> tuple[Array, Array, tuple[Array, Array]]:
+    """Writes one layer's new keys and values into all layers' cache; returns the layer's, and the cache."""
+
+    def write(all_layers: Array, new: Array) -> Array:
+        return jax.lax.dynamic_update_slice(all_layers, new[None], (layer, 0, used, 0, 0))
+
+    keys, values = write(keys, key), write(values, value)
+    return keys[layer], values[layer], (keys, values)

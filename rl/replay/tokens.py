@@ -1,0 +1,177 @@
+"""Logged dialogues and programs as rows of tokens: built on the host, sampled on the device.
+
+The data is one `rl.types.TokenBatch` of [N, T] arrays, NumPy while it is built; `jax.device_put` moves it. Every
+sampled batch is one gather. For a stream of new episodes, `rl.replay.ring` keeps rows like these.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from rl.types import Array, Key, TokenBatch
+
+
+class Turn(NamedTuple):
+    """A piece of an episode, said by the agent or by its environment."""
+
+    tokens: Sequence[int]
+    is_action: bool = False
+    reward: float = 0.0  # of an agent's turn: what all of it earned, paid on its last token
+
+
+class Episode(NamedTuple):
+    """One episode; rows like those of `TokenBatch`, [L]."""
+
+    tokens: np.ndarray
+    is_action: np.ndarray
+    reward: np.ndarray
+    terminated: bool  # over by itself; False: cut off by a limit, and its last state still has a value
+    imitate: float = 1.0  # weight of its actions in likelihood losses
+
+
+def episode(turns: Sequence[Turn], terminated: bool, imitate: float = 1.0) -> Episode:
+    """Joins turns to an episode.
+
+    Raises:
+      ValueError: the agent's first token has nothing before it, an agent's turn is empty, the environment has a
+        reward, or a reward is not finite.
+    """
+    for number, turn in enumerate(turns):
+        if turn.is_action and not len(turn.tokens):
+            raise ValueError(f"turn {number} is the agent's and has no tokens: give it at least a stop token")
+        if turn.reward and not turn.is_action:
+            raise ValueError(
+                f"turn {number} is the environment's and has reward {turn.reward}: give it to the agent's turn "
+                "before it"
+            )
+    tokens = np.concatenate([np.asarray(turn.tokens, np.int32) for turn in turns])
+    lengths = [len(turn.tokens) for turn in turns]
+    is_action = np.repeat([turn.is_action for turn in turns], lengths)
+    reward = np.zeros(len(tokens), np.float32)
+    for end, turn in zip(np.cumsum(lengths), turns, strict=True):
+        if turn.is_action:
+            reward[end - 1] = turn.reward
+    made = Episode(tokens, is_action, reward, terminated, imitate)
+    _check(made, "the episode")
+    return made
+
+
+def pack(
+    episodes: Sequence[Episode],
+    length: int,
+    *,
+    together: bool = True,
+    bounds: tuple[float, float] | None = None,
+) -> TokenBatch:
+    """Rows of ``length`` tokens that hold the episodes, as NumPy arrays [N, length].
+
+    Args:
+      episodes: whole; none is split over rows.
+      length: at most the model's context.
+      together: several episodes in a row where they fit, each into the fullest row with room for it, the
+        longest first; no episode sees another. False: one in each row, in the order given.
+      bounds: the smallest and largest reward that there may be.
+
+    Raises:
+      ValueError: an episode that is longer than ``length``, has no action, starts with one, or has a reward that is
+        not finite or outside ``bounds``; or no episodes at all.
+    """
+    if not episodes:
+        raise ValueError("there are no episodes to pack")
+    for number, one in enumerate(episodes):
+        _check(one, f"episode {number}", length, bounds)
+    rows = _best_fit(episodes, length) if together else [[number] for number in range(len(episodes))]
+    shape = (len(rows), length)
+    batch = TokenBatch(
+        tokens=np.zeros(shape, np.int32),
+        segment=np.zeros(shape, np.int32),
+        is_action=np.zeros(shape, bool),
+        reward=np.zeros(shape, np.float32),
+        discount=np.ones(shape, np.float32),
+        imitate=np.zeros(shape, np.float32),
+    )
+    for row, numbers in enumerate(rows):
+        start = 0
+        for segment, number in enumerate(numbers, 1):
+            one = episodes[number]
+            here = np.s_[row, start : start + len(one.tokens)]
+            batch.tokens[here] = one.tokens
+            batch.segment[here] = segment
+            batch.is_action[here] = one.is_action
+            batch.reward[here] = one.reward
+            batch.imitate[here] = one.imitate * one.is_action
+            if one.terminated:
+                batch.discount[row, start + np.flatnonzero(one.is_action)[-1]] = 0.0
+            start += len(one.tokens)
+    return batch
+
+
+def sampler(batch_size: int) -> Callable[[TokenBatch, Key], TokenBatch]:
+    """Uniform sampling of rows with replacement: a function of (data, key) that returns ``batch_size`` of them."""
+
+    def sample(data: TokenBatch, key: Key) -> TokenBatch:
+        return take(data, jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0]))
+
+    return sample
+
+
+def take(data: TokenBatch, index: Array) -> TokenBatch:
+    """The rows at ``index`` [...]."""
+    return jax.tree.map(lambda x: x[index], data)
+
+
+def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
+    """The episodes with ``imitate`` 1 for the ``share`` of highest return and 0 for the others: filtered cloning.
+
+    Episodes whose return equals the lowest of the chosen ones are chosen too.
+
+    Raises:
+      ValueError: ``share`` is not above 0 and at most 1.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, not {share}")
+    returns = np.array([one.reward.sum() for one in episodes])
+    threshold = np.sort(returns)[::-1][max(round(share * len(returns)), 1) - 1]
+    return [
+        one._replace(imitate=float(total >= threshold)) for one, total in zip(episodes, returns, strict=True)
+    ]
+
+
+def _best_fit(episodes: Sequence[Episode], length: int) -> list[list[int]]:
+    """Which episodes share a row: the longest first, each into the fullest row that has room for it."""
+    rows: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (tokens left, row), sorted
+    for number in sorted(range(len(episodes)), key=lambda n: -len(episodes[n].tokens)):
+        size = len(episodes[number].tokens)
+        place = bisect.bisect_left(room, (size, 0))
+        if place == len(room):
+            left, row = length, len(rows)
+            rows.append([])
+        else:
+            left, row = room.pop(place)
+        rows[row].append(number)
+        bisect.insort(room, (left - size, row))
+    return rows
+
+
+def _check(
+    one: Episode, what: str, length: int | None = None, bounds: tuple[float, float] | None = None
+) -> None:
+    if length is not None and len(one.tokens) > length:
+        raise ValueError(
+            f"{what} has {len(one.tokens)} tokens, more than the rows' {length}: shorten it or lengthen the rows"
+        )
+    if not one.is_action.any():
+        raise ValueError(f"{what} has no action tokens: nothing can be learnt from it, leave it out")
+    if one.is_action[0]:
+        raise ValueError(f"{what} starts with an action: put a prompt, or the model's first token, before it")
+    if not np.isfinite(one.reward).all():
+        raise ValueError(f"{what} has a reward that is not finite")
+    beyond = one.reward[(one.reward != 0) & (one.reward != np.clip(one.reward, *bounds))] if bounds else ()
+    if len(beyond):
+        raise ValueError(f"{what} has a reward of {beyond[0]}, outside the stated {list(bounds)}")

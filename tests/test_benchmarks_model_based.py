@@ -1,0 +1,88 @@
+"""benchmarks.model_based: a whole table on a tiny part, and a peer that computes what we compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import cases, model_based
+from rl.agents import sac_n
+from rl.values import heads, losses
+
+TINY = model_based.Settings(
+    critics=2, diversity=0.0, part=1e-9, transitions=400, repeats=1, no_torch=True
+)  # one update, one rollout
+
+
+def test_the_table_holds_an_epoch_and_a_fit_beside_their_products(tmp_path: Path) -> None:
+    results = model_based.run(dataclasses.replace(TINY, out=str(tmp_path / "new" / "speed.json")))
+    assert [row["work"] for row in results["rows"]] == ["epoch", "fit"]
+    assert all(row["ours"][0] > 0 and row["products"][0] > 0 for row in results["rows"])
+    stored = json.loads((tmp_path / "new" / "speed.json").read_text())
+    assert stored["rows"] == results["rows"]
+    text = (tmp_path / "new" / "speed.md").read_text()
+    assert text == model_based.render(results) and "| epoch |" in text and "| fit" in text
+
+
+@pytest.mark.parametrize(
+    "fields", [{"part": 0.0}, {"part": 2.0}, {"seeds": ()}, {"seeds": (0,)}, {"repeats": 0}]
+)
+def test_nothing_to_time_is_refused(fields: dict) -> None:
+    with pytest.raises(ValueError, match="--part must be in"):
+        model_based.run(dataclasses.replace(TINY, **fields))
+
+
+def test_the_peers_critics_and_diversity_are_ours() -> None:
+    """With our parameters in its networks."""
+    torch = pytest.importorskip("torch")
+    from benchmarks import model_based_peer as peer
+
+    config = sac_n.Config(critics=3, hidden=(8, 8, 8))
+    learner, critics = (
+        sac_n.make(config, cases.SPEC, heads.scalar()),
+        sac_n.critics(config, cases.SPEC, heads.scalar()),
+    )
+    batch = jax.tree.map(lambda x: jnp.asarray(x[:5]), cases.synthetic(10).transitions)
+    state = learner.init(jax.random.key(0), batch)
+    theirs = peer.Agent(cases.SPEC, 3, 1.0, 8, "cpu")
+    for index, name in enumerate(sorted(state.params["critic"])):
+        layer = state.params["critic"][name]
+        theirs.critic.weights[index].data = torch.tensor(np.asarray(layer["kernel"]))
+        theirs.critic.biases[index].data = torch.tensor(np.asarray(layer["bias"]))[:, None]
+    tensors = torch.tensor(np.asarray(batch.observation)), torch.tensor(np.asarray(batch.action))
+    found = theirs.value(theirs.critic, *tensors).detach().numpy()
+    np.testing.assert_allclose(found, critics(state, batch.observation, batch.action), atol=1e-5)
+
+    def value(action: jax.Array, member: int) -> jax.Array:
+        return critics(state, batch.observation, action)[member].sum()
+
+    gradients = jnp.stack([jax.grad(value)(batch.action, member) for member in range(3)])
+    expected = losses.gradient_diversity(gradients).mean()
+    np.testing.assert_allclose(theirs._similarity(*tensors).item(), expected, rtol=1e-4)
+
+
+def test_the_peer_learns() -> None:
+    torch = pytest.importorskip("torch")
+    from benchmarks import model_based_peer as peer
+
+    torch.manual_seed(0)
+    agent = peer.Agent(cases.SPEC, 2, 1.0, 16, "cpu")
+    model, logged = peer.Model(cases.SPEC, "cpu"), peer.Buffer(cases.SPEC, 300, "cpu")
+    made = peer.Buffer(cases.SPEC, 60, "cpu")
+    state, action, reward = torch.randn(300, 17), torch.rand(300, 6), torch.ones(300, 1)
+    logged.add(state, action, reward, state, torch.ones(300, 1))
+    peer.rollouts(agent, model, made, state[:20], 5)
+    assert made.count == 60 and made.head == 100 % 60
+    before = agent.update(logged.sample(64))["critic_loss"]
+    for _ in range(60):
+        after = agent.update(logged.sample(64))["critic_loss"]
+    assert after - 2 < before - 2  # the diversity term is at most 2
+    peer.updates(agent, logged, made, 2, 20, 0.5)
+    errors = [model.update(torch.randn(7, 32, 23), torch.zeros(7, 32, 18)) for _ in range(30)]
+    assert errors[-1] < errors[0]

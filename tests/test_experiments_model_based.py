@@ -1,0 +1,147 @@
+"""experiments.model_based: whole runs on a small log of Pendulum-v1, resumption, and wrong settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import model_based as script
+from rl import envs, log, model_based
+from rl.dynamics import ensemble
+
+SMALL = {"rollouts": 8, "length": 3, "updates": 4, "batch_size": 20, "real": 0.2, "hidden": (8,)}
+
+
+@pytest.fixture(scope="module")
+def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A log of one episode by random actions."""
+    h5py = pytest.importorskip("h5py")
+    env, rng = envs.make("Pendulum-v1", seed=0), np.random.default_rng(0)
+    observation, rows = env.reset()[0], []
+    for _ in range(120):
+        action = rng.uniform(-1, 1, 1).astype(np.float32)
+        following, reward, *_ = env.step(action)
+        rows.append((observation, action, reward, following))
+        observation = following
+    observations, actions, rewards, successors = map(np.asarray, zip(*rows, strict=True))
+    path = tmp_path_factory.mktemp("log") / "pendulum.hdf5"
+    with h5py.File(path, "w") as file:
+        file["observations"], file["actions"], file["rewards"] = observations, actions, rewards
+        file["next_observations"] = successors
+        file["terminals"] = np.zeros(120, bool)
+        file["timeouts"] = np.arange(120) == 119
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = lambda updates: REAL(updates=updates, members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
+    REAL = ensemble.Config
+    monkeypatch.setattr(ensemble, "Config", tiny)
+
+
+def settings(path: Path, workdir: Path, **fields: Any) -> script.Settings:
+    return script.Settings(
+        **{
+            "dataset": str(path),
+            "environment": "Pendulum-v1",
+            "model_updates": 20,
+            "seeds": 2,
+            "epochs": 2,
+            "eval_every": 1,
+            "eval_episodes": 2,
+            "eval_processes": 0,
+            "tensorboard": False,
+            "workdir": str(workdir),
+        }
+        | fields
+    )
+
+
+def config(method: str = "base", **fields: Any) -> script.Config:
+    return dataclasses.replace(script.config(method), **SMALL | fields)
+
+
+def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
+    pendulum: Path, tmp_path: Path
+) -> None:
+    """In a world half-way between the learned one and the truth."""
+    whole = script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())
+    assert np.isfinite(whole["scores"]["return"]["last"]["mean"]) and whole["updates"] == 8
+    script.run(settings(pendulum, tmp_path / "cut", truth=0.5, epochs=1), config())
+    (tmp_path / "cut" / "result.json").unlink()
+    script.run(settings(pendulum, tmp_path / "cut", truth=0.5), config())
+    rows = log.read(tmp_path / "whole")
+    assert log.read(tmp_path / "cut") == rows
+    assert {"train/edge_share", "train/reward_error", "train/spread_aleatoric", "eval/return"} <= set(
+        rows[-1]
+    )
+    assert script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())["updates"] == 8  # finished
+
+
+def test_the_truth_needs_no_model_and_makes_no_error(pendulum: Path, tmp_path: Path) -> None:
+    script.run(settings(pendulum, tmp_path, truth=1.0, model_updates=0, seeds=1), config())
+    last = log.read(tmp_path)[-1]
+    assert last["train/aleatoric"] == [0.0] and last["train/reward_error"][0] < 1e-5
+
+
+@pytest.mark.parametrize("truth", [-1.0, -0.5, 0.0, 0.5])
+def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> None:
+    """-1 is the untrained network in the data's units; 0 the fitted one; each step of 1/2 is half-way."""
+    chosen, own = settings(pendulum, tmp_path, truth=truth), config()
+    task = script.offline.problem(script._as_offline(chosen, own), own.discount)
+    keys = jax.random.split(jax.random.key(0), 2)
+    network = script._ensemble(chosen, task)
+    model = jax.vmap(network.init)(jax.random.split(jax.random.key(7), 2))._replace(mean=2 * np.ones((2, 4)))
+    untrained = jax.vmap(network.init)(keys)._replace(mean=2 * np.ones((2, 4)))
+    world = script.world(chosen, own, task, keys, "Pendulum-v1")
+    first = jax.tree.map(lambda x: x[0], (world.params(model), model, untrained))
+    observation, action = task.dataset.transitions.observation[:5], task.dataset.transitions.action[:5]
+    mean = world.dynamics.predict(first[0], observation, action)[0]
+    learned = network.predict(first[1], observation, action)[0]
+    useless = network.predict(first[2], observation, action)[0]
+    true = np.concatenate(
+        [task.dataset.transitions.next_observation[:5], task.dataset.transitions.reward[:5, None]], -1
+    )
+    other = true if truth > 0 else useless
+    np.testing.assert_allclose(mean, (1 - abs(truth)) * learned + abs(truth) * other, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_stops_where_q_runs_away(pendulum: Path, tmp_path: Path) -> None:
+    chosen = settings(pendulum, tmp_path, truth=1.0, seeds=1, runaway=1e-6)
+    with pytest.raises(model_based.RunawayQ, match="rewards allow at most"):
+        script.run(chosen, config())
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "message"),
+    [
+        ({"truth": 1.5}, {}, r"--truth=1.5 must be between -1 \(untrained\)"),
+        ({"epochs": 0}, {}, "--epochs must be at least 1"),
+        ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
+        ({"runaway": -1.0}, {}, "must not be negative"),
+        ({}, {"length": 201}, "--agent.length=201: episodes of Pendulum-v1 end after 200 steps"),
+        ({"environment": "Reacher-v5", "truth": 1.0}, {}, "no true dynamics for 'Reacher-v5'"),
+        (
+            {"environment": "MountainCarContinuous-v0"},
+            {},
+            "no termination rule for 'MountainCarContinuous-v0'",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused(
+    fields: dict[str, Any], changes: dict[str, Any], message: str, pendulum: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        script.run(settings(pendulum, tmp_path, **fields), config(**changes))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_method_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown method 'iql': known are base, mopo"):
+        script.config("iql")
