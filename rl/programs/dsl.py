@@ -76,11 +76,14 @@ class Noise(NamedTuple):
 
     confusion: float = 0.65  # probability, for each thing that can be taken for another, that it is
     slips: float = (
-        0.3  # probability that one token is replaced, left out, said twice or swapped with the next
+        0.3  # probability that a token is left out, doubled, swapped with the next, or another of its kind
     )
+    misreading: float = 0.0  # probability, for each thing, that it is taken for any of its kind
 
 
 USUAL = Noise()
+HARD = Noise(misreading=0.5)
+"""With this, of programs of depth 2 fewer than one in twenty are right, and most others run."""
 
 
 def compositions(depth: int = 1) -> list[Composition]:
@@ -121,13 +124,15 @@ def problem(composition: Composition, rng: np.random.Generator) -> Problem:
 def write(composition: Composition, rng: np.random.Generator, noise: Noise = USUAL) -> str:
     """The expression that an imperfect writer gives for it; `program` makes a program of that."""
 
-    def seen(index: int, confused: dict[int, int]) -> int:
+    def seen(index: int, confused: dict[int, int], kind: tuple) -> int:
+        if rng.random() < noise.misreading:
+            return int(rng.integers(len(kind)))
         return confused[index] if index in confused and rng.random() < noise.confusion else index
 
     understood = Composition(
-        seen(composition.aggregate, _CONFUSED_AGGREGATES),
-        tuple(seen(index, _CONFUSED_MAPS) for index in composition.maps),
-        tuple(seen(index, _CONFUSED_FILTERS) for index in composition.filters),
+        seen(composition.aggregate, _CONFUSED_AGGREGATES, _AGGREGATES),
+        tuple(seen(index, _CONFUSED_MAPS, _MAPS) for index in composition.maps),
+        tuple(seen(index, _CONFUSED_FILTERS, _FILTERS) for index in composition.filters),
     )
     tokens = _expression(understood).split()
     return " ".join(_slip(tokens, rng) if rng.random() < noise.slips else tokens)
@@ -160,13 +165,21 @@ def _slip(tokens: list[str], rng: np.random.Generator) -> list[str]:
     before, token, after = tokens[:i], tokens[i], tokens[i + 1 :]
     match rng.integers(4):
         case 0:
-            return [*before, str(rng.choice(CODE)), *after]
+            return [
+                *before,
+                str(rng.choice([other for other in CODE if _kind(other) == _kind(token)])),
+                *after,
+            ]
         case 1:
             return [*before, *after]
         case 2:
             return [*before, token, token, *after]
         case _:
             return [*before, *after[:1], token, *after[1:]]
+
+
+def _kind(token: str) -> str:
+    return "number" if token.isdigit() else "word" if token.isalpha() else "sign"
 
 
 def _tokens(texts: list[str]) -> tuple[str, ...]:
