@@ -26,6 +26,8 @@ from rl import checkpoint, envs, log
 from rl.data.recipes import behaviour, locomotion
 from rl.networks import mlp
 
+_MEMORY = "loop/memory"  # where checkpoints of experiments.online keep the replay
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -34,6 +36,7 @@ class Settings:
     run: str = ""  # the run's folder
     member: int = 0  # which of the run's seeds
     out: str = ""  # the file to write
+    buffer: str = ""  # also write the run's replay buffer up to the medium policy, as HDF5 in D4RL's layout
     episodes: int = 10  # of each snapshot, to choose by; ten times as many of those chosen
     snapshots: int = 10  # at most so many for the replay tier, the medium policy included
     seed: int = 0  # of the episodes
@@ -89,6 +92,11 @@ def run(settings: Settings) -> behaviour.Actors:
         card=found.card | {"medium": len(choice.replay) - 1, "expert": len(choice.replay)},
     )
     behaviour.save(Path(settings.out), chosen)
+    if settings.buffer:
+        steps = int(chosen.steps[chosen.card["medium"]])
+        locomotion.write_buffer(
+            Path(settings.buffer), read_buffer(Path(settings.run), settings.member, steps), chosen
+        )
     return chosen
 
 
@@ -100,11 +108,8 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     """
     config = json.loads((folder / log.CONFIG).read_text())
     recorded = config["config"]["settings"]
-    files = [
-        file
-        for file in sorted((folder / "actors").glob("*.npz"))
-        if int(file.stem) > recorded["learning_starts"]
-    ]
+    numbered = sorted((int(file.stem), file) for file in (folder / "actors").glob("*.npz"))
+    files = [file for step, file in numbered if step > recorded["learning_starts"]]
     if not files:
         raise ValueError(f"{folder / 'actors'} holds no snapshots of a trained policy")
     snapshots = [_layers(file, member) for file in files]
@@ -127,6 +132,39 @@ def read(folder: Path, member: int) -> behaviour.Actors:
         random_returns=np.zeros(0, np.float32),
         card=card,
     )
+
+
+def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
+    """The first ``steps`` transitions of one seed's replay, from the run's last checkpoint, in D4RL's names.
+
+    Raises:
+      ValueError: the replay does not hold them as the environment gave them.
+    """
+    found = checkpoint.read(folder / "checkpoints")
+    if found is None:
+        raise ValueError(f"{folder} has no checkpoint, and so no replay buffer")
+    record, arrays = found
+    settings, head, count = record["card"]["settings"], arrays[f"{_MEMORY}/head"], arrays[f"{_MEMORY}/count"]
+    if head != count or count < steps:
+        raise ValueError(
+            f"the replay of {folder} holds {count} steps and has {'' if head == count else 'not '}kept the first: "
+            f"{steps} from the first on are needed; train with --replay no less than --steps"
+        )
+    if settings["envs"] != 1 or settings["reward_scale"] != 1:
+        raise ValueError("a buffer is written of runs with --envs=1 and --reward_scale=1 only")
+    rows = {
+        name: arrays[f"{_MEMORY}/rows/{name}"][member]
+        for name in ("observation", "action", "reward", "discount", "next_observation", "first")
+    }
+    terminals = rows["discount"][:steps] == 0
+    return {
+        "observations": rows["observation"][:steps],
+        "actions": rows["action"][:steps],
+        "rewards": rows["reward"][:steps],
+        "terminals": terminals,
+        "timeouts": np.append(rows["first"][1:steps], False) & ~terminals,
+        "next_observations": rows["next_observation"][:steps],
+    }
 
 
 def _layers(file: Path, member: int) -> list[np.ndarray]:

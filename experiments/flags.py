@@ -70,6 +70,12 @@ def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) ->
     return with_fields(config, given)
 
 
+def given(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+    """{field: value} of the flags that were on the command line."""
+    names = [field.name for field in dataclasses.fields(config)]
+    return {name: values[prefix + name].value for name in names if values[prefix + name].present}
+
+
 def with_fields(config: T, given: dict[str, Any]) -> T:
     """``config`` with the fields in ``given`` replaced, each converted to the type it has.
 

@@ -7,6 +7,11 @@ evaluation under actors/ and checkpoints; the same command continues an interrup
 environment can be put back into the middle of an episode (classic control and MuJoCo can) and with new episodes
 elsewhere. ``--agent=NAME --help`` lists an agent's own hyper-parameters.
 
+DQN on Atari games (extra: atari) by Dopamine's protocol, whose numbers then stand where no flag says otherwise. A
+million steps are remembered in 7.07 GB, the frames once as uint8, stacked on the device when they are drawn:
+
+    python -m experiments.online --agent=dqn --env=ALE/Pong-v5 --head=hl_gauss
+
 Fine-tuning what `experiments.offline` trained, half of every batch from the log:
 
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
@@ -44,6 +49,7 @@ _IDENTITY = (
     *("offline_ratio", "priority", "priority_correction", "reward_scale", "clip_rewards"),
 )
 _LEFT = (*offline.LEFT, "actors")
+_FRAMES = 4  # in a stacked observation
 _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
 
@@ -94,8 +100,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       ValueError: settings that cannot be run; the message names the flag.
       TypeError: an environment whose observations or actions agents here cannot use.
       checkpoint.CheckpointError: the run folder holds another run.
-      FloatingPointError: the environment returned a reward or an observation that is not finite; everything
-        collected before it is in the last checkpoint.
+      FloatingPointError: the environment returned a reward or an observation that is not finite.
+      RuntimeError: an environment failed, or its process died twice at once. Whenever an environment ends the
+        run, what was collected before is in the last checkpoint, and the same command goes on with new episodes.
       train.Diverged: a metric stopped being finite.
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
@@ -137,8 +144,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         while trainer.step < settings.steps:
             try:
                 trainer.advance(_next(trainer.step, settings), bar, stopping)
-            except FloatingPointError:
-                save(going_on=False)
+            except Exception:
+                if trainer.failed:
+                    save(going_on=False)
                 raise
             if stopping:
                 save()
@@ -146,7 +154,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
                     f"stopped at step {trainer.step}; the same command continues from {workdir}"
                 )
             step, metrics = trainer.step, trainer.read()
-            scores = score(trainer.carry.state, step // settings.eval_every)
+            try:
+                scores = score(trainer.carry.state, step // settings.eval_every)
+            except Exception:
+                save()
+                raise
             record.write(step, metrics | scores)
             export(workdir / "actors" / f"{step}.npz", trainer.carry.state)
             if step % settings.save_every == 0 or step == settings.steps:
@@ -178,6 +190,7 @@ class Trainer:
         logged: Dataset | None,
     ):
         self.step, self.deaths = 0, 0
+        self.failed = False  # the environments are of no more use; what was collected is
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
         keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
             jnp.arange(settings.seeds)
@@ -205,12 +218,16 @@ class Trainer:
                 said = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
             except envs.WorkerDied as death:
                 if died == self.step:  # at once again: another try would not help
+                    self.failed = True
                     raise
                 died, self.deaths = self.step, self.deaths + 1
                 print(f"\n{death}: started again, with new episodes; nothing is lost", file=sys.stderr)
                 self._stream.restart()
                 self._begin()
                 continue
+            except Exception:
+                self.failed = True
+                raise
             self.step += settings.envs
             learning = (
                 self.step >= settings.learning_starts and self.step % (settings.envs * self._period) == 0
@@ -343,6 +360,11 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--learning_starts must be at least 1: there is nothing to draw before the first step"
         )
+    if _atari(settings.env) and settings.learning_starts <= settings.envs * (_FRAMES + settings.n_step):
+        raise ValueError(
+            f"--learning_starts={settings.learning_starts} is too early for stacked frames: it must be more than "
+            f"--envs times ({_FRAMES} + --n_step)"
+        )
     if settings.priority and settings.offline_data:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
     if settings.offline_data and not 0 < settings.offline_ratio < 1:
@@ -385,7 +407,10 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
         config, spec, heads.make(settings.head, low, high, settings.head_size)
     )
     logged = mixture(settings, spec)
-    view = online.steps(settings.n_step, getattr(config, "discount", 1.0), settings.envs)
+    several = (settings.n_step, getattr(config, "discount", 1.0), settings.envs)
+    view = (
+        online.video(spec.observation_shape[-1], *several) if _atari(settings.env) else online.steps(*several)
+    )
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents), None
@@ -495,14 +520,56 @@ def _reward(settings: Settings, reward: np.ndarray) -> np.ndarray:
     return np.asarray(np.clip(scaled, -1, 1) if settings.clip_rewards else scaled, np.float32)
 
 
+def _atari(env: str) -> bool:
+    return env.startswith("ALE/")
+
+
 def _next(step: int, settings: Settings) -> int:
     """The step of the next evaluation."""
     return (step // settings.eval_every + 1) * settings.eval_every
 
 
+def defaults(env: str, agent: str, head: str) -> tuple[Settings, Any]:
+    """Settings and hyper-parameters where no flag says otherwise.
+
+    For DQN on Atari games those of Dopamine, with which "Stop Regressing" (Farebrother et al. 2024, tables B.1 to
+    B.3) compared value representations: 200 million frames, Adam's step by the kind of head.
+    """
+    settings, config = Settings(env=env, agent=agent, head=head), agents.get(agent).Config()
+    if agent != "dqn" or not _atari(env):
+        return settings, config
+    settings = dataclasses.replace(
+        settings,
+        steps=50_000_000,
+        utd=0.25,
+        learning_starts=20_000,
+        batch_size=32,
+        clip_rewards=True,
+        eval_every=250_000,
+        save_every=1_000_000,
+        **({} if head == "scalar" else {"head_low": -10.0, "head_high": 10.0, "head_size": 51}),
+    )
+    adam = (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
+    return settings, dataclasses.replace(
+        config,
+        double=False,
+        target_rate=1.0,
+        target_period=2000,
+        epsilon=0.01,
+        epsilon_updates=62_500,
+        learning_rate=adam[0],
+        adam_epsilon=adam[1],
+        hidden=(512,),
+    )
+
+
 def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
+    asked = flags.read(Settings())
+    settings, config = defaults(asked.env, asked.agent, asked.head)
+    result = run(
+        flags.with_fields(settings, flags.given(settings)),
+        flags.with_fields(config, flags.given(config, "agent.")),
+    )
     for name, score in result["scores"].items():
         last = score["last"]
         print(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,6 @@ class Replay(NamedTuple):
 
     empty: Callable[[ring.Row], Any]  # one row, for shapes -> memory
     insert: Callable[[Any, ring.Row], Any]  # memory, rows [N] -> memory
-    look: Callable[[Array, Array, Array], Array]  # (seen [N, ...], observation [N, ...], first [N]) -> seen
     # memory -> rows, which updates only read; marks, which they change
     split: Callable[[Any], tuple[ring.Ring, Any]]
     join: Callable[[ring.Ring, Any], Any]  # rows, marks -> memory
@@ -86,7 +85,6 @@ class View(NamedTuple):
     """How rows are kept, and read as transitions."""
 
     keep: Callable[[ring.Row], Any]  # rows as the learner sees them -> as they are kept
-    look: Callable[[Array, Array, Array], Array]  # (seen [N, ...], observation [N, ...], first [N]) -> seen
     draw: Callable[[ring.Ring, Key, int], Array]  # -> slots [B]
     transitions: Callable[[ring.Ring, Array], Transition]  # slots [B] -> [B]
     wait: int  # rows that must come after one before it can be read
@@ -97,7 +95,6 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`)."""
     return View(
         keep=lambda row: row,
-        look=lambda seen, observation, first: observation,
         draw=ring.draw,
         transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
         wait=0,
@@ -105,11 +102,10 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     )
 
 
-def video(depth: int = 4, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold one frame of images, stacked to ``depth`` when they are read (`rl.replay.frames`)."""
+def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`)."""
     return View(
         keep=frames.compress,
-        look=frames.look,
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
         transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
         wait=environments * n,
@@ -150,11 +146,10 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
     return Replay(
         empty=lambda row: ring.empty(view.keep(row), capacity),
         insert=lambda memory, rows: ring.insert(memory, view.keep(rows)),
-        look=view.look,
         split=lambda memory: (memory, None),
         join=lambda rows, marks: rows,
         learn=learn,
-        axes=ring.Ring(rows=0, head=None, count=None),
+        axes=ring.STACKED,
     )
 
 
@@ -199,7 +194,9 @@ def ranked(
         return _Ranked(state, memory.tree, memory.highest), metrics
 
     def learn(updates: int) -> Learn:
-        epoch: Any = train.scan_updates(update, lambda memory, key: (memory, key), updates)  # type: ignore[arg-type]
+        # The update draws by itself, since the one before it has changed the priorities.
+        whole: Any = lambda memory, key: (memory, key)
+        epoch: Any = train.scan_updates(cast(Any, update), whole, updates)
 
         def run(
             state: State, rows: ring.Ring, marks: Any, log: Any, key: Key
@@ -213,11 +210,10 @@ def ranked(
     return Replay(
         empty=lambda row: prioritised.empty(view.keep(row), capacity),
         insert=lambda memory, rows: prioritised.insert(memory, view.keep(rows), view.wait, view.spare),
-        look=view.look,
         split=lambda memory: (memory.ring, (memory.tree, memory.highest)),
         join=lambda rows, marks: prioritised.Memory(rows, *marks),
         learn=learn,
-        axes=prioritised.Memory(ring.Ring(rows=0, head=None, count=None), 0, 0),
+        axes=prioritised.STACKED,
     )
 
 
@@ -285,15 +281,14 @@ def loop(
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)
-        return choose(carry._replace(seen=replay.look(carry.seen, observation, first), first=first), random)
+        return choose(carry._replace(seen=jnp.asarray(observation), first=first), random)
 
     def remember(
         memory: Any, seen: Array, action: Array, first: Array, said: Step
     ) -> tuple[Any, Array, Array]:
-        reward, discount, now_first = said.scalar[0], said.scalar[1], said.scalar[2] > 0
-        rows = ring.Row(seen, action, reward, discount, said.observation[0], first)
+        rows = ring.Row(seen, action, said.scalar[0], said.scalar[1], said.observation[0], first)
         memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
-        return memory, replay.look(seen, said.observation[1], now_first), now_first
+        return memory, said.observation[1], said.scalar[2] > 0
 
     def learn(
         carry: Carry, marks: Any, rows: ring.Ring, logged: Any, updates: int, random: bool
@@ -327,7 +322,9 @@ def loop(
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
     row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return Transition(*row[:5], row.action, row.discount)
+    return Transition(
+        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
+    )
 
 
 def fresh_tally(names: list[str], seeds: int) -> Tally:

@@ -74,8 +74,9 @@ class State(NamedTuple):
 class Learner(NamedTuple):
     """An algorithm, as three pure functions, and more for those that can do more."""
 
-    init: Callable[[Key, Transition], State]  # the batch gives shapes only
-    update: Callable[[State, Transition, Key], tuple[State, Metrics]]
+    # Batches are a `Transition`, or a `TokenBatch` for learners of language.
+    init: Callable[[Key, Any], State]  # the batch gives shapes only
+    update: Callable[[State, Any, Key], tuple[State, Metrics]]
     act: Callable[[State, Array, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
     # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it
     value: Callable[[State, Array, Key], Array] | None = None

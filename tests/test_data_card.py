@@ -46,6 +46,7 @@ def test_coverage_is_a_histogram_of_every_dimension() -> None:
         np.testing.assert_allclose(share, expected / 12)
     at_bounds = given.dataset.transitions._replace(action=np.array([[-1, 1], [1, -1]] * 6, np.float32))
     coverage = cards.describe(given._replace(dataset=given.dataset._replace(transitions=at_bounds))).coverage
+    assert coverage.shape == (2, cards.BINS)
     assert coverage[:, [0, -1]].tolist() == [[0.5, 0.5]] * 2
 
 

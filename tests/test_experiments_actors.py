@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import actors
-from rl import checkpoint
+from rl import checkpoint, data
 from rl.data.recipes import behaviour, locomotion
 from rl.envs import make
 from rl.networks import mlp
@@ -38,7 +38,7 @@ def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
     for step in steps:
         keys = jax.random.split(jax.random.key(step), seeds)
         params = jax.vmap(lambda key: network.init(key, np.zeros(11, np.float32)))(keys)
-        checkpoint.export(folder / "actors" / f"{step:09d}.npz", params)
+        checkpoint.export(folder / "actors" / f"{step}.npz", params)
         snapshots.append(params)
     settings = {"env": "Hopper-v5", "seed": 4, "learning_starts": 100}
     config = {"command": "python -m experiments.online", "commit": "abc", "versions": {"jax": "0"}}
@@ -81,6 +81,75 @@ def test_a_folder_without_snapshots(tmp_path: Path) -> None:
         actors.run(actors.Settings(run=str(tmp_path)))
 
 
+def write_checkpoint(folder: Path, count: int, capacity: int = 60, **settings) -> dict[str, np.ndarray]:
+    """A checkpoint with the replay of two seeds after ``count`` steps; returns the rows of the second."""
+    rng = np.random.default_rng(0)
+    rows = {
+        "observation": rng.normal(size=(2, capacity, 11)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (2, capacity, 3)).astype(np.float32),
+        "reward": rng.normal(size=(2, capacity)).astype(np.float32),
+        "discount": np.tile(np.arange(capacity) % 20 != 9, (2, 1)).astype(np.float32),
+        "next_observation": rng.normal(size=(2, capacity, 11)).astype(np.float32),
+        "first": np.tile(np.arange(capacity) % 10 == 0, (2, 1)),
+    }
+    memory = {"rows": rows, "head": np.array(count % capacity), "count": np.array(min(count, capacity))}
+    card = {"settings": {"envs": 1, "reward_scale": 1.0, **settings}}
+    checkpoint.save(folder / "checkpoints", count, {"loop": {"memory": memory}}, card)
+    return {name: array[1] for name, array in rows.items()}
+
+
+def test_the_replay_buffer_is_written_as_d4rl_writes_it(tmp_path: Path) -> None:
+    rows = write_checkpoint(tmp_path, 50)
+    arrays = actors.read_buffer(tmp_path, 1, 35)
+    # Episodes of ten steps; the first of every two ends in a terminal step, the other in a time limit.
+    assert np.flatnonzero(arrays["terminals"]).tolist() == [9, 29]
+    assert np.flatnonzero(arrays["timeouts"]).tolist() == [19]
+    policies = behaviour.Actors(
+        [],
+        [],
+        np.array([35]),
+        np.ones((1, 2), np.float32),
+        np.zeros(2),
+        {"environment": "Hopper-v5", "expert": 0},
+    )
+    locomotion.write_buffer(tmp_path / "hopper-medium-replay-buffer-v5.hdf5", arrays, policies)
+    loaded = data.load(str(tmp_path / "hopper-medium-replay-buffer-v5.hdf5"))
+    transitions, last = loaded.dataset
+    np.testing.assert_array_equal(transitions.observation, rows["observation"][:35])
+    np.testing.assert_array_equal(transitions.next_observation, rows["next_observation"][:35])
+    np.testing.assert_array_equal(transitions.reward, rows["reward"][:35])
+    np.testing.assert_array_equal(transitions.action, rows["action"][:35])
+    assert np.flatnonzero(transitions.discount == 0).tolist() == [9, 29]
+    assert np.isin([9, 19, 29, 34], np.flatnonzero(last)).all()
+    assert (loaded.environment, loaded.reference) == ("Hopper-v5", (-20.272305, 3234.3))
+    whole = rows["reward"][:30].reshape(3, 10).sum(1)
+    made = data.d4rl.recorded(tmp_path / "hopper-medium-replay-buffer-v5.hdf5")
+    assert made["return_mean"] == pytest.approx(whole.mean())
+    assert made["stages"] == [{"policy": "replay buffer", "transitions": 35}]
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "message"),
+    [
+        (30, {}, "holds 30 steps and has kept the first"),
+        (70, {}, "holds 60 steps and has not kept the first"),
+        (50, {"envs": 2}, "--envs=1"),
+        (50, {"reward_scale": 0.1}, "--reward_scale=1"),
+    ],
+)
+def test_a_replay_that_is_no_log_of_training(
+    count: int, settings: dict, message: str, tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path, count, **settings)
+    with pytest.raises(ValueError, match=message):
+        actors.read_buffer(tmp_path, 0, 35)
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no checkpoint"):
+        actors.read_buffer(tmp_path, 0, 35)
+
+
 def test_a_seed_that_was_not_trained(tmp_path: Path) -> None:
     write_run(tmp_path, [200])
     with pytest.raises(ValueError, match="--member=2, but the run has 2 seeds"):
@@ -89,6 +158,6 @@ def test_a_seed_that_was_not_trained(tmp_path: Path) -> None:
 
 def test_a_network_that_numpy_cannot_play(tmp_path: Path) -> None:
     write_run(tmp_path, [200])
-    checkpoint.export(tmp_path / "actors" / "000000200.npz", {"LayerNorm_0": {"scale": np.ones(3)}})
+    checkpoint.export(tmp_path / "actors" / "200.npz", {"LayerNorm_0": {"scale": np.ones(3)}})
     with pytest.raises(ValueError, match="no plain multi-layer perceptron: it has LayerNorm_0"):
         actors.read(tmp_path, 0)

@@ -14,6 +14,12 @@ from rl.replay import frames, ring
 DEPTH, GAMMA = 3, 0.9
 
 
+def look(stack: np.ndarray, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
+    """What a player sees after a frame: [N, H, W, DEPTH]."""
+    before = np.where(first[:, None, None, None], 0, stack)
+    return np.concatenate([before[..., 1:], frame[..., None]], -1).astype(np.uint8)
+
+
 class Game:
     """Frames of one number each, stacked as a player sees them, in a ring and in a list."""
 
@@ -23,14 +29,14 @@ class Game:
         blank = np.zeros((2, 2, DEPTH), np.uint8)
         row = ring.Row(blank, np.int32(0), np.float32(0), np.float32(0), blank, np.bool_(False))
         self.memory = ring.empty(frames.compress(row), capacity)
-        look, insert = jax.jit(frames.look), jax.jit(ring.insert)
+        insert = jax.jit(ring.insert)
         stack, first = np.zeros((environments, 2, 2, DEPTH), np.uint8), np.ones(environments, bool)
         left, episode = rng.integers(1, longest, environments), 1000 * np.arange(environments)
 
         def frame() -> np.ndarray:
             return rng.integers(1, 256, (environments, 2, 2)).astype(np.uint8)
 
-        stack = np.asarray(look(stack, frame(), first))
+        stack = look(stack, frame(), first)
         for time in range(times):
             left = left - 1
             terminated, over = (left == 0) & (rng.random(environments) < 0.5), left == 0
@@ -39,7 +45,7 @@ class Game:
                 rng.normal(size=environments).astype(np.float32),
             )
             discount, shown = np.float32(~terminated), frame()
-            following = np.asarray(look(stack, shown, np.zeros(environments, bool)))
+            following = look(stack, shown, np.zeros(environments, bool))
             block = ring.Row(stack, np.int32(action), reward, discount, following, first)
             self.memory = insert(self.memory, frames.compress(block))
             for e in range(environments):
@@ -56,7 +62,7 @@ class Game:
                 )
             episode, first = episode + over, over
             left = np.where(over, rng.integers(1, longest, environments), left)
-            stack = np.where(over[:, None, None, None], np.asarray(look(stack, frame(), over)), following)
+            stack = np.where(over[:, None, None, None], look(stack, frame(), over), following)
         self.steps = self.steps[-capacity:]
 
     def later(self, step: dict[str, Any], ahead: int) -> dict[str, Any] | None:

@@ -343,7 +343,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
 
 def test_a_dictionary_of_observations_is_refused_with_the_remedy(tmp_path: Path) -> None:
     chosen = settings(tmp_path / "run", agent="dqn", env="toy_environments:DictObservation-v0")
-    with pytest.raises(TypeError, match=r"observes Dict.* FlattenObservation"):
+    with pytest.raises(TypeError, match=r"observes Dict.*FlattenObservation"):
         online.run(chosen, config("dqn"))
     assert not (tmp_path / "run").exists()
 

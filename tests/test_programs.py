@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 
+from rl.programs import kernel, wire
 from rl.programs import pool as pools
-from rl.programs import wire
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
 from rl.programs.problems import MBPP_SPLITS, Problem, read_humaneval, read_mbpp, read_samples
 
@@ -60,7 +60,7 @@ def verdict(pool: Pool, program: str, problem: Problem = ADD) -> Verdict:
 
 def observes(pool: Pool, probe: str, expected: object) -> None:
     """The program's ``probe()`` returns ``expected``: that is what it sees from where it runs."""
-    problem = Problem("probe", "", f"assert probe() == {expected!r}, probe()", ("probe",), "")
+    problem = Problem("probe", "", f"assert probe() == {expected!r}", ("probe",), "")
     assert verdict(pool, probe, problem) == Verdict.PASSED
 
 
@@ -279,7 +279,8 @@ def test_a_program_sees_no_tests(anywhere: Pool) -> None:
 
 # ---- programs that take more than their share ---------------------------------------------------------------------
 
-GREEDY = {
+# None is so greedy that a machine on which the limits do not work would be harmed.
+ENDLESS = {
     "ignores signals": """
         import signal
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
@@ -289,35 +290,44 @@ GREEDY = {
         """,
     "loops in C": "sum(range(10**15))",
     "floods its output": "while True: print('x' * 10**6)",
-    "forks": "import os\nwhile True: os.fork()",
-    "forks in threads": "import os, threading\nwhile True: threading.Thread(target=os.fork).start()",
+}
+GREEDY = {
+    "forks": "import os\nfor _ in range(5): os.fork()",
+    "forks in threads": "import os, threading\nfor _ in range(5): threading.Thread(target=os.fork).start()",
     "starts a shell": "import os\nassert os.system('true') == 0",
-    "starts processes": "import subprocess\nwhile True: subprocess.Popen(['sleep', '9'])",
-    "takes memory at once": "x = bytearray(10**10)",
-    "takes memory in steps": "x = []\nwhile True: x.append(bytearray(10**6))",
+    "starts processes": "import subprocess\nfor _ in range(5): subprocess.Popen(['sleep', '9'])",
+    "takes memory at once": "x = bytearray(10**9)",
+    "takes memory in steps": "x = [bytearray(10**6) for _ in range(1000)]",
     "takes shared memory": "from multiprocessing import shared_memory as m\nm.SharedMemory(create=True, size=10**9)",
     "takes memory outside of itself": "import os\nos.memfd_create('x')",
-    "fills the folder": "for i in range(10**6):\n    open(str(i), 'wb').write(bytes(10**6))",
+    "fills the folder": "for i in range(9): open(str(i), 'wb').write(bytes(10**6))",
+    "writes a large file": "import os\nos.truncate(os.open('x', os.O_RDWR | os.O_CREAT), 10**9)",
     "answers too much": "def add(a, b): return 'x' * 10**7",
     "answers for ever": "import itertools\ndef add(a, b): return itertools.count()",
     "answers in circles": "x = []\nx.append(x)\ndef add(a, b): return x",
-    "answers a number too long to compare": "def add(a, b): return 1 << 10**9",
-    "recurses": "import sys\nsys.setrecursionlimit(10**9)\ndef f(): return f()\nf()",
-    "raises its limits": """
-        import resource
-        resource.setrlimit(resource.RLIMIT_AS, (-1, -1))
-        """,
+    "recurses": "import sys\nsys.setrecursionlimit(10**9)\nf = lambda: [f()]\nf()",
+    "raises its limits": "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
 }
 
 
-@pytest.mark.parametrize("greed", GREEDY)
+SLOW = ("answers for ever", "recurses")
+
+
+@pytest.mark.parametrize("greed", [*ENDLESS, *GREEDY])
 def test_greed_ends_and_leaves_nothing(isolated: Pool, greed: str) -> None:
-    text = GREEDY[greed]
-    program = text if "def add" in text else textwrap.dedent(text) + "\n" + RIGHT
-    assert verdict(isolated, program) in (Verdict.TIMEOUT, Verdict.RUNTIME_ERROR)
+    text = textwrap.dedent((ENDLESS | GREEDY)[greed])
+    found = verdict(isolated, text if "def add" in text else f"{text}\n{RIGHT}")
+    # What takes memory in small steps may run out of time first.
+    late = greed in ENDLESS or (greed in SLOW and found == Verdict.TIMEOUT)
+    assert found == (Verdict.TIMEOUT if late else Verdict.RUNTIME_ERROR)
     assert verdict(isolated, f"{RIGHT}# after: {greed}") == Verdict.PASSED
     # One or two that wait (bubblewrap), the one that forks, and two for the next job.
     assert len(descendants(isolated._workers[0]._process.pid)) <= 5
+
+
+def test_an_answer_too_long_to_compare(isolated: Pool) -> None:
+    problem = ADD._replace(tests="x = add(1, 2)\nassert x * x * x == 3")
+    assert verdict(isolated, "def add(a, b): return 9 ** 600_000", problem) == Verdict.TIMEOUT
 
 
 def descendants(process: int) -> list[int]:
@@ -344,6 +354,14 @@ def test_the_callers_files_are_not_there(isolated: Pool, tmp_path: Path) -> None
         observes(isolated, f"import os\ndef probe(): return os.path.exists({str(path)!r})", False)
     observes(isolated, failing(f"os.remove({str(secret)!r})"), "FileNotFoundError")
     observes(isolated, "import os\ndef probe(): return os.listdir(), os.getcwd()", ([], "/tmp"))
+    shown = {path.split("/")[1] for path in (*kernel.folders(), os.path.realpath(sys.executable))}
+    shown |= {
+        "dev",
+        "tmp",
+        "etc",
+        "code",
+    }  # the last two with bubblewrap: the linker's cache, and what runs there
+    observes(isolated, f"import os\ndef probe(): return set(os.listdir('/')) - {shown}", set())
     assert secret.read_text() == "the caller's"
 
 
@@ -374,13 +392,13 @@ def test_no_network(anywhere: Pool) -> None:
 
 
 def test_no_other_process_can_be_reached(anywhere: Pool) -> None:
-    mine = os.getpid()
+    # Signal 0 does nothing, so that nothing happens where it is not refused.
     for action in (
-        f"os.kill({mine}, 9)",
-        "os.kill(1, 9)",
-        "os.kill(-1, 9)",
-        "os.kill(os.getppid(), 9)",
-        "os.killpg(0, 9)",
+        f"os.kill({os.getpid()}, 0)",
+        "os.kill(1, 0)",
+        "os.kill(-1, 0)",
+        "os.kill(os.getppid(), 0)",
+        "os.killpg(0, 0)",
         "os.pidfd_open(1)",
         "os.execv('/bin/true', ['true'])",
     ):
@@ -393,6 +411,30 @@ def test_no_other_process_can_be_reached(anywhere: Pool) -> None:
     return 'refused'
     """
     observes(anywhere, failing(raw), "refused")
+
+
+@pytest.mark.parametrize("victim", ["os.getpid() + 1", "os.getppid()"])
+def test_killing_the_judge_or_the_worker_is_no_pass(isolated: Pool, victim: str) -> None:
+    # The one way left to send a signal: as the news that a pipe can be read.
+    program = f"""
+    import fcntl, os, signal
+    def add(a, b):
+        reader, writer = os.pipe()
+        fcntl.fcntl(reader, fcntl.F_SETOWN, {victim})
+        fcntl.fcntl(reader, 10, signal.SIGKILL)
+        fcntl.fcntl(reader, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+        os.write(writer, b"x")
+        return a + b + 1
+    """
+    assert verdict(isolated, program) in (Verdict.RUNTIME_ERROR, Verdict.FAILED)
+    assert verdict(isolated, f"{RIGHT}# after killing {victim}") == Verdict.PASSED
+
+
+def test_in_namespaces_of_its_own(isolated: Pool) -> None:
+    inside = descendants(isolated._workers[0]._process.pid)[1]
+    for kind in ("net", "pid", "mnt", "ipc", "uts", "user"):
+        assert os.readlink(f"/proc/{inside}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
+    observes(isolated, "import os\ndef probe(): return os.getppid() <= 2", True)
 
 
 def test_nothing_of_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> None:

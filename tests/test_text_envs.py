@@ -75,11 +75,11 @@ def test_a_game_in_words() -> None:
     games = wordle.Games(np.array([[1, 0, -1, -1, -1, -1]]), np.array([won]))
     assert wordle.dialogue(env, games, 0) == Dialogue(
         (
-            Turn("Wordle:\n", False),
+            Turn("Wordle:\n"),
             Turn("s l a t e\n", True, -1.0),
-            Turn("b b g b g\n", False),
+            Turn("b b g b g\n"),
             Turn("c r a n e\n", True, 0.0),
-            Turn("g g g g g\n", False),
+            Turn("g g g g g\n"),
         )
     )
     assert (
@@ -207,7 +207,7 @@ def test_a_walk_in_words(rng: np.random.Generator) -> None:
     walks = maze.logged(rng, 40)
     for walk in range(40):
         said = maze.dialogue(walks, walk)
-        actions = [turn for turn in said.turns if turn.action]
+        actions = [turn for turn in said.turns if turn.is_action]
         assert len(actions) == walks.valid[walk].sum() and len(said.turns) == 2 * len(actions) + 1
         assert said.terminated == (actions[-1].reward == 0)
         assert [maze.parse(turn.text) for turn in actions] == walks.action[walk][walks.valid[walk]].tolist()

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.state import Optimiser, descend, follow, require, start
-from rl.networks import mlp
+from rl.networks import cnn, mlp
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman
 from rl.values.heads import ValueHead
@@ -39,15 +39,21 @@ class Config:
     epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
     learning_rate: float = 3e-4  # Adam
     adam_epsilon: float = 1e-8  # Adam's (Dopamine: 1.5e-4, with categorical heads 3.125e-4)
-    hidden: tuple[int, ...] = (256, 256)  # widths of the layers
-    layer_norm: bool = False  # in the network
+    hidden: tuple[int, ...] = (
+        256,
+        256,
+    )  # widths of the layers, after the convolutions if there are any (512)
+    layer_norm: bool = False  # in the network, where it has no convolutions
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for continuous actions."""
     require(spec, "dqn", discrete=True)
     optimiser = optimiser or functools.partial(optax.adam, eps=config.adam_epsilon)
-    network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm)
+    if len(spec.observation_shape) == 3:
+        network = cnn.action_values(spec, head.size, config.hidden)
+    else:
+        network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"q": optimiser(config.learning_rate)}
 
     def init(key: Key, batch: Transition) -> State:

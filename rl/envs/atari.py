@@ -1,34 +1,37 @@
-"""Atari 2600 games as Dopamine plays them: sticky actions, four frames to a step, 84 x 84 grey pixels.
+"""Atari 2600 games as Dopamine plays them: sticky actions, four frames to a step, the last four steps in view.
 
 The protocol of Machado et al. (2018) and Castro et al. (2018): an action is repeated for four frames, and each time
-the console sticks to the previous one with probability 0.25 (the -v5 environments do so by default); what is seen is
-the brighter of the last two frames, pixel by pixel, because sprites flicker; an episode is a game, not a life, and
-ends after 108,000 frames. Stacking is the agent's business (`rl.replay.frames`).
+the console sticks to the previous one with probability 0.25 (the -v5 environments do so by default); a step shows
+the brighter of its last two frames, pixel by pixel, because sprites flicker, as 84 x 84 grey pixels; an episode is a
+game, not a life, and ends after 108,000 frames.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import gymnasium
 import numpy as np
 
 OPTIONS = {"frameskip": 1, "obs_type": "grayscale"}  # what `Screen` expects of gymnasium.make
+STACK = 4  # steps in view
 _SKIP, _SIZE = 4, 84
 
 
 class Screen(gymnasium.Wrapper):
-    """Four frames to a step, seen as uint8 [84, 84]."""
+    """Four frames to a step; seen are the last four steps, uint8 [84, 84, 4], black before the first."""
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
-        height, width = env.observation_space.shape or (0, 0)
-        self.observation_space = gymnasium.spaces.Box(0, 255, (_SIZE, _SIZE), np.uint8)
-        self._rows, self._columns = _averaging(height), _averaging(width).T
+        shape = (_SIZE, _SIZE, STACK)
+        self.observation_space = gymnasium.spaces.Box(0, 255, shape, np.uint8)
+        self._seen = np.zeros(shape, np.uint8)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         screen, info = self.env.reset(seed=seed, options=options)
-        return self._shrink(screen), info
+        self._seen = np.zeros_like(self._seen)
+        return self._see(screen), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
         total, last, screen = 0.0, np.uint8(0), np.uint8(0)
@@ -38,12 +41,20 @@ class Screen(gymnasium.Wrapper):
             total += float(reward)
             if terminated or truncated:
                 break
-        return self._shrink(np.maximum(last, screen)), total, terminated, truncated, info
+        return self._see(np.maximum(last, screen)), total, terminated, truncated, info
 
-    def _shrink(self, screen: np.ndarray) -> np.ndarray:
-        return np.rint(self._rows @ screen.astype(np.float32) @ self._columns).astype(np.uint8)
+    def _see(self, screen: np.ndarray) -> np.ndarray:
+        self._seen = np.concatenate([self._seen[..., 1:], shrink(screen)[..., None]], -1)
+        return self._seen
 
 
+def shrink(screen: np.ndarray) -> np.ndarray:
+    """A picture [H, W] as [84, 84]: each pixel is the mean over the area that it covers, rounded."""
+    rows, columns = (_averaging(size) for size in screen.shape)
+    return np.rint(rows @ screen.astype(np.float32) @ columns.T).astype(np.uint8)
+
+
+@functools.cache
 def _averaging(size: int) -> np.ndarray:
     """[84, size]: row ``i`` averages the pixels that the ``i``-th of 84 equal parts covers, by their share in it."""
     edges = np.linspace(0, size, _SIZE + 1)

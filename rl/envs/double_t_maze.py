@@ -121,10 +121,10 @@ def logged(
 def dialogue(walks: Episodes, walk: int) -> Dialogue:
     """A logged walk in words: what is seen at each cell, and each move."""
     length = int(np.asarray(walks.valid[walk]).sum())
-    turns = [Turn(see(walks.state[walk, 0]), False)]
+    turns = [Turn(see(walks.state[walk, 0]))]
     for action, following in zip(walks.action[walk, :length], walks.next_state[walk, :length], strict=True):
-        turns += [Turn(ACTIONS[action] + "\n", True, -float(following != GOAL)), Turn(see(following), False)]
-    return Dialogue(tuple(turns), terminated=walks.next_state[walk, length - 1] == GOAL)
+        turns += [Turn(ACTIONS[action] + "\n", True, -float(following != GOAL)), Turn(see(following))]
+    return Dialogue(tuple(turns), terminated=bool(walks.next_state[walk, length - 1] == GOAL))
 
 
 def see(state: int) -> str:

@@ -87,7 +87,8 @@ def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit."""
     _register(name)
     try:
-        env = gymnasium.make(name, disable_env_checker=True, **(atari.OPTIONS if _is_atari(name) else {}))
+        options: dict[str, Any] = atari.OPTIONS if _is_atari(name) else {}
+        env = gymnasium.make(name, disable_env_checker=True, **options)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
     except gymnasium.error.Error as error:

@@ -1,4 +1,4 @@
-"""What an episode in words is: turns of an agent and of its environment. Tokens are `rl.language`'s."""
+"""What an episode in words is: turns of an agent and of its environment, as `rl.replay.tokens` has them in tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ class Turn(NamedTuple):
     """Something said, by the environment or, as an action, by the agent."""
 
     text: str
-    action: bool
+    is_action: bool = False
     reward: float = 0.0  # of the action; 0 for the environment's turns
 
 

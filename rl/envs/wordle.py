@@ -188,12 +188,12 @@ def make_informed() -> Policy:
 
 def dialogue(env: Wordle, games: Games, game: int) -> Dialogue:
     """A game in LMRL-Gym's text form: letters and colours with spaces between them, a line each."""
-    turns = [Turn("Wordle:\n", False)]
+    turns = [Turn("Wordle:\n")]
     for guess, feedback in zip(games.guess[game], games.feedback[game], strict=True):
         if guess != NO_WORD:
             turns += [
                 Turn(action_text(env.words[guess]), True, float(feedback == SOLVED) - 1),
-                Turn(feedback_text(feedback), False),
+                Turn(feedback_text(feedback)),
             ]
     return Dialogue(tuple(turns))
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 
-from rl.envs import registry, snapshot
+from rl.envs import registry
+from rl.envs import snapshot as snapshots
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -85,13 +86,13 @@ class Vector:
             active = np.ones(self.count, bool)
         return Step(*map(np.concatenate, zip(*self._everywhere("step", actions, active), strict=True)))
 
-    def snapshot(self) -> list[snapshot.Snapshot | str]:
+    def snapshot(self) -> list[snapshots.Snapshot | str]:
         """The whole state of every copy, or why it cannot be had (see `rl.envs.snapshot`)."""
         return [copy for part in self._everywhere("snapshot") for copy in part]
 
-    def restore(self, snapshots: Sequence[snapshot.Snapshot | None]) -> None:
+    def restore(self, saved: Sequence[snapshots.Snapshot | None]) -> None:
         """Bring every copy to the state in its snapshot, None for copies to leave as they are."""
-        self._everywhere("restore", snapshots)
+        self._everywhere("restore", saved)
 
     def close(self) -> None:
         """Close the environments and end the workers; harmless if repeated."""
@@ -187,13 +188,13 @@ class _Copies:
             success[i] = info.get("success", np.nan)
         return self._observation, reward, terminated, truncated, success
 
-    def snapshot(self) -> list[snapshot.Snapshot | str]:
+    def snapshot(self) -> list[snapshots.Snapshot | str]:
         return [_snapshot(env) for env in self._envs]
 
-    def restore(self, snapshots: Sequence[snapshot.Snapshot | None]) -> None:
-        for env, saved in zip(self._envs, snapshots, strict=True):
-            if saved is not None:
-                snapshot.put(env, saved)
+    def restore(self, saved: Sequence[snapshots.Snapshot | None]) -> None:
+        for env, snapshot in zip(self._envs, saved, strict=True):
+            if snapshot is not None:
+                snapshots.put(env, snapshot)
 
     def close(self) -> None:
         for env in self._envs:
@@ -269,10 +270,10 @@ class _Worker:
         return WorkerDied(f"an environment worker (process {self._process.pid}) died: {how}{hint}")
 
 
-def _snapshot(env: gymnasium.Env) -> snapshot.Snapshot | str:
+def _snapshot(env: gymnasium.Env) -> snapshots.Snapshot | str:
     try:
-        return snapshot.take(env)
-    except snapshot.NoSnapshot as reason:
+        return snapshots.take(env)
+    except snapshots.NoSnapshot as reason:
         return str(reason)
 
 

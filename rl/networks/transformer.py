@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rl.networks.base import from_linen
 from rl.types import Array, Key, Params
 
 
@@ -91,16 +92,15 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
       remat: recompute each block in the backward pass: memory for one block's activations and one vector per token
         and layer, for a third more arithmetic.
     """
-    block = _Block(shape, dtype)
-    norm = _norm(shape, dtype)
+    block, norm = from_linen(_Block(shape, dtype)), from_linen(_norm(shape, dtype))
 
     def init(key: Key) -> Params:
         x, position = jnp.zeros((1, 1, shape.width)), jnp.zeros((1, 1), jnp.int32)
         inputs = (x, rotations(shape, position), jnp.ones((1, 1, 1, 1), bool))
         keys = jax.random.split(key, shape.layers)
         return {
-            "blocks": jax.vmap(lambda k: block.init(k, *inputs)["params"])(keys),
-            "norm": norm.init(key, x)["params"],
+            "blocks": jax.vmap(lambda k: block.init(k, *inputs))(keys),
+            "norm": norm.init(key, x),
         }
 
     def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
@@ -110,10 +110,12 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         mask = (causal & (segment[:, :, None] == segment[:, None, :]))[:, None]
 
         def layer(x: Array, p: Params) -> tuple[Array, None]:
-            return block.apply({"params": p}, x, rotation, mask)[0], None
+            return block.apply(p, x, rotation, mask)[0], None
 
-        x, _ = jax.lax.scan(jax.checkpoint(layer) if remat else layer, x.astype(dtype), params["blocks"])
-        return norm.apply({"params": params["norm"]}, x)
+        x, _ = jax.lax.scan(
+            jax.checkpoint(layer, prevent_cse=False) if remat else layer, x.astype(dtype), params["blocks"]
+        )
+        return norm.apply(params["norm"], x)
 
     def cache(rows: int, slots: int) -> Cache:
         held = jnp.zeros((shape.layers, rows, slots, shape.kv_heads, shape.head_size), dtype)
@@ -131,12 +133,12 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         def layer(carry, inputs):
             x, key, value = carry
             p, index = inputs
-            x, (key, value) = block.apply({"params": p}, x, rotation, mask, (key, value, index, cache.used))
+            x, (key, value) = block.apply(p, x, rotation, mask, (key, value, index, cache.used))
             return (x, key, value), None
 
         start = (x.astype(dtype), cache.key, cache.value)
         (x, key, value), _ = jax.lax.scan(layer, start, (params["blocks"], jnp.arange(shape.layers)))
-        features = norm.apply({"params": params["norm"]}, x)
+        features = norm.apply(params["norm"], x)
         return features, Cache(key, value, segments, cache.used + x.shape[1])
 
     return Trunk(shape, init, apply, cache, extend)

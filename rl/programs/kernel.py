@@ -1,7 +1,7 @@
 """What a process asks of the Linux kernel before it runs code that nobody vouches for; standard library only.
 
-`enter_namespaces` leaves the machine behind: its files, network and processes. `confine` gives up, for good, whatever
-would let one process harm another within the same sandbox. Both act on the calling process and all that it forks.
+`enter_namespaces` leaves the machine behind: its files, network and processes. `confinement` gives up, for good,
+whatever would let one process harm another in the same sandbox. Both act on the calling process and what it forks.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 import struct
 import sys
 import sysconfig
+from collections.abc import Callable
+from typing import Any
 
 FOLDER = "/tmp"  # the one writable folder of a sandbox
 MIB = 1 << 20
@@ -119,27 +121,38 @@ def die_with_parent() -> None:
     _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
 
 
-def confine(seconds: int, memory: int, output: int) -> None:
-    """One thread with so much memory and processor time, in a process that no other can inspect.
+def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
+    """What a process calls to have one thread, so much memory and processor time, and no one to inspect it.
 
-    From here on it is an error (``EPERM``) to start a process or thread, to signal or inspect a process, to open a
-    socket, and to make any other system call in ``_DENIED``.
+    From then on it is an error (``EPERM``) to start a process or thread, to signal or inspect a process, to open a
+    socket, and to make any other system call in ``_DENIED``. Made before a fork, so that forks share what it needs.
 
     Args:
         seconds: of processor time, to the signal SIGXCPU; another one to the end.
         memory: bytes of address space.
         output: bytes of the largest file it may write.
+
+    Raises:
+        OSError: this machine's system calls are not known here.
     """
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    for what, limit in (
-        (resource.RLIMIT_AS, memory),
-        (resource.RLIMIT_FSIZE, output),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
-    ):
-        resource.setrlimit(what, (limit, limit))
-    _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
-    _filter_system_calls()
+    limits = {
+        resource.RLIMIT_CPU: (seconds, seconds + 1),
+        resource.RLIMIT_AS: (memory, memory),
+        resource.RLIMIT_FSIZE: (output, output),
+        resource.RLIMIT_NOFILE: (64, 64),
+        resource.RLIMIT_NPROC: (0, 0),
+        resource.RLIMIT_CORE: (0, 0),
+    }
+    filters = ctypes.byref(_system_call_filter())
+
+    def confine() -> None:
+        for what, bounds in limits.items():
+            resource.setrlimit(what, bounds)
+        _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
+        _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+        _call("prctl", _SET_SECCOMP, 2, filters, 0, 0)
+
+    return confine
 
 
 def _change_root(folder_size: int) -> None:
@@ -175,7 +188,13 @@ def _drop_capabilities() -> None:
     _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
 
 
-def _filter_system_calls() -> None:
+class _Filter(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def _system_call_filter() -> _Filter:
     """A classic BPF program over ``struct seccomp_data``: the denied numbers return EPERM, all others run."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
@@ -196,10 +215,7 @@ def _filter_system_calls() -> None:
         (finish, 0, 0, allow),
         (finish, 0, 0, refuse),
     ]
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
-    header = struct.pack("HP", len(program), ctypes.addressof(code))
-    _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-    _call("prctl", _SET_SECCOMP, 2, header, 0, 0)
+    return _Filter(len(program), b"".join(struct.pack("HBBI", *line) for line in program))
 
 
 def _mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
@@ -211,7 +227,7 @@ def _system_call(number: dict[str, int], *arguments: int | bytes) -> None:
     _call("syscall", number[os.uname().machine], *arguments)
 
 
-def _call(name: str, *arguments: int | bytes | None) -> None:
+def _call(name: str, *arguments: Any) -> None:
     long = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in arguments]
     if getattr(_LIBC, name)(*long) != 0:
         code = ctypes.get_errno()

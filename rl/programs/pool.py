@@ -6,7 +6,7 @@ size, the standard library, and the judge's questions. What keeps it there, stro
 - ``bubblewrap``: the program of that name (Debian and others package it) makes the namespaces and the read-only root.
 - ``namespaces``: the same from here, without a program to install (`rl.programs.kernel.enter_namespaces`).
 - ``none``: neither; only the limits and the filter of system calls remain, with which a program still reads and writes
-  whatever its user may. It is never chosen unless asked for.
+  whatever its user may, its judge's memory included if that user is root. It is never chosen unless asked for.
 
 A worker is a small Python that forks for every program, so that hundreds run in a second. What that gives up against
 an interpreter and a sandbox for each: programs of one worker share a kernel namespace one after another, the same

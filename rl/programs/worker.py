@@ -66,6 +66,7 @@ def main(isolation: str, limits: str) -> None:
         limits: `Limits` as a JSON array.
     """
     bounds = Limits(*json.loads(limits))
+    confine = kernel.confinement(bounds.seconds, bounds.memory, bounds.output)
     if isolation == "namespaces":
         kernel.enter_namespaces(bounds.output)
     for name in _COMMON.split():
@@ -80,7 +81,7 @@ def main(isolation: str, limits: str) -> None:
         os.dup2(null, standard)
     gc.collect()
     gc.freeze()  # the garbage collector of a fork leaves the pages that it shares alone
-    while (verdict := _run_job(bounds, null, verdicts)) is not None:
+    while (verdict := _run_job(bounds, confine, null, verdicts)) is not None:
         # A program that left a file behind must not speak to the next one: that gets a new folder.
         state = GOES_ON if _is_empty(".") else RETIRES
         os.write(verdicts, bytes([verdict, state]))
@@ -88,7 +89,7 @@ def main(isolation: str, limits: str) -> None:
             return
 
 
-def _run_job(limits: Limits, null: int, verdicts: int) -> Verdict | None:
+def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: int) -> Verdict | None:
     """The verdict on the next job, or None if there is none."""
     questions, answers = os.pipe(), os.pipe()
 
@@ -96,12 +97,13 @@ def _run_job(limits: Limits, null: int, verdicts: int) -> Verdict | None:
         for descriptor in (questions[1], answers[0], verdicts):
             os.close(descriptor)
         os.dup2(null, 0)
-        _run_program(limits, os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb"))
+        _run_program(confine, os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb"))
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
             os.close(descriptor)
-        _judge(limits, os.fdopen(0, "rb"), os.fdopen(questions[1], "wb"), os.fdopen(answers[0], "rb"))
+        streams = os.fdopen(0, "rb"), os.fdopen(questions[1], "wb"), os.fdopen(answers[0], "rb")
+        _judge(limits, confine, *streams)
 
     processes = [_fork(program), _fork(judge)]
     for descriptor in (*questions, *answers):
@@ -213,13 +215,15 @@ class Remote:
         self._program.ask(Remote(self._program, "setattr"), self, name, value)
 
 
-def _judge(limits: Limits, jobs: BinaryIO, questions: BinaryIO, answers: BinaryIO) -> None:
+def _judge(
+    limits: Limits, confine: Callable[[], None], jobs: BinaryIO, questions: BinaryIO, answers: BinaryIO
+) -> None:
     """Read a job and end with its verdict as exit status; or be ended by the alarm."""
     line = jobs.readline()
     if not line:
         os._exit(_END)
     signal.setitimer(signal.ITIMER_REAL, limits.deadline)
-    kernel.confine(limits.seconds, limits.memory, limits.output)
+    confine()
     job = json.loads(line)
     verdict = _test(_Program(questions, answers, limits.output), **job)
     os._exit(_FIRST_VERDICT + verdict)
@@ -239,9 +243,9 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> Verd
 # ---- the program --------------------------------------------------------------------------------------------
 
 
-def _run_program(limits: Limits, questions: BinaryIO, answers: BinaryIO) -> None:
+def _run_program(confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
-    kernel.confine(limits.seconds, limits.memory, limits.output)
+    confine()
     module = types.ModuleType("program")
     sys.modules["program"] = module
     objects: list[Any] = []  # by handle

@@ -3,6 +3,7 @@
 Two rules keep it right. A parent is always the sum of its two children, computed anew, so that errors do not
 accumulate. And a draw goes down the tree by an independent choice at each node, right with probability
 ``right / (left + right)``: no prefix of sums is subtracted, so nothing cancels, and a child of sum 0 is never chosen.
+Priorities under the smallest normal float32, 1.2e-38, may count as 0: many processors flush them.
 """
 
 from __future__ import annotations
@@ -26,9 +27,13 @@ class Tree(NamedTuple):
 class Memory(NamedTuple):
     """A ring whose rows have priorities."""
 
-    ring: ring.Ring
-    tree: Tree  # leaf i is the priority of the row in slot i
-    highest: Array  # [] float32, of all priorities so far: what a new row gets
+    ring: Any  # a `ring.Ring`
+    tree: Any  # a `Tree`; leaf i is the priority of the row in slot i
+    highest: Any  # [] float32, of all priorities so far: what a new row gets
+
+
+# Axes of memories over seeds that are written together.
+STACKED = Memory(ring.STACKED, 0, 0)
 
 
 def tree(size: int) -> Tree:

@@ -21,8 +21,12 @@ class Ring(NamedTuple):
     """The newest rows of a stream. Slots 0 to ``count - 1`` are filled."""
 
     rows: Any  # pytree of [C, ...]
-    head: Array  # [] int32, the slot that the next row goes to
-    count: Array  # [] int32, rows held, at most C
+    head: Any  # [] int32, the slot that the next row goes to
+    count: Any  # type: ignore[assignment]  # [] int32, rows held, at most C
+
+
+# Axes of rings over seeds that are written together.
+STACKED = Ring(rows=0, head=None, count=None)
 
 
 class Row(NamedTuple):

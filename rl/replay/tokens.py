@@ -172,6 +172,8 @@ def _check(
         raise ValueError(f"{what} starts with an action: put a prompt, or the model's first token, before it")
     if not np.isfinite(one.reward).all():
         raise ValueError(f"{what} has a reward that is not finite")
-    beyond = one.reward[(one.reward != 0) & (one.reward != np.clip(one.reward, *bounds))] if bounds else ()
+    if bounds is None:
+        return
+    beyond = one.reward[(one.reward != 0) & (one.reward != np.clip(one.reward, *bounds))]
     if len(beyond):
         raise ValueError(f"{what} has a reward of {beyond[0]}, outside the stated {list(bounds)}")

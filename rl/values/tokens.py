@@ -102,12 +102,12 @@ def per_episode(values: Array, segment: Array, episodes: int) -> Array:
 
 
 class Survey(NamedTuple):
-    """What a loss needs of the logits [B, S, A] over a vocabulary, each [B, S] float32."""
+    """What a loss needs of the logits [B, S, A] over a vocabulary, float32."""
 
-    chosen: Array  # of one token
-    top: Array  # the largest
-    best: Array  # int32, which token has it
-    total: Array  # logsumexp of all
+    chosen: Array  # [B, S, N], of N tokens
+    top: Array  # [B, S], the largest
+    best: Array  # [B, S] int32, which token has it
+    total: Array  # [B, S], logsumexp of all
 
 
 def survey(logits: Callable[[Array], Array], features: Array, token: Array, chunk: int = 128) -> Survey:
@@ -119,7 +119,7 @@ def survey(logits: Callable[[Array], Array], features: Array, token: Array, chun
     Args:
       logits: features [B, C, D] -> [B, C, A].
       features: [B, S, D].
-      token: [B, S] int32, the token whose logit is ``chosen``.
+      token: [B, S, N] int32, the tokens whose logits are ``chosen``.
       chunk: columns at a time.
     """
 
@@ -128,9 +128,9 @@ def survey(logits: Callable[[Array], Array], features: Array, token: Array, chun
         best = all_logits.argmax(-1).astype(jnp.int32)
 
         def of(token: Array) -> Array:
-            return jnp.take_along_axis(all_logits, token[..., None], -1)[..., 0]
+            return jnp.take_along_axis(all_logits, token, -1)
 
-        return Survey(of(token), of(best), best, jax.nn.logsumexp(all_logits, -1))
+        return Survey(of(token), of(best[..., None])[..., 0], best, jax.nn.logsumexp(all_logits, -1))
 
     return in_chunks(look, chunk, features, token)
 
@@ -164,11 +164,6 @@ def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
 
 
 # ---- values from logits ------------------------------------------------------------------------------------------
-
-
-def advantage(survey: Survey, alpha: float | Array) -> Array:
-    """``A(s, a) = alpha (l(s, a) - max_a' l(s, a'))`` [B, S], never positive (B-Coder, Yu et al. 2024, section 4.1)."""
-    return alpha * (survey.chosen - survey.top)
 
 
 def dueling_loss(

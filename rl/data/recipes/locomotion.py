@@ -8,7 +8,8 @@ third of the expert's return, ``medium-expert`` the medium tier and then the exp
   Walker2d no longer pay for being healthy in the step in which they fall, and Walker2d's right foot has the friction
   of its left one;
 - ``medium-replay`` is no replay buffer but what snapshots of the training run up to the medium policy do, each for the
-  steps of training nearest to it (`_replay`);
+  steps of training nearest to it (`_replay`). Who has trained the policies has their replay buffer too:
+  ``python -m experiments.actors --buffer=FILE`` writes it;
 - the last episode of each policy is kept, cut at the number of transitions and marked as a timeout.
 """
 
@@ -29,7 +30,7 @@ from rl.data.recipes import behaviour, storage
 from rl.data.recipes.behaviour import Actors
 from rl.data.recipes.catalogue import Locomotion
 from rl.data.recipes.episode import draw_seed
-from rl.log import commit
+from rl.log import commit, replacing
 
 if TYPE_CHECKING:
     import gymnasium
@@ -202,9 +203,9 @@ class Plan(NamedTuple):
             for name in ARRAYS:
                 self._write(file, name, work)
             cut = _end_stages(file, [stage.rows for stage in self.stages])
-            card = {**self._origin(), **_scores(file, cut, self._references()), "sha256": _digest(file)}
-            for name, value in {"regenerated": True, **self.settings, **card, "versions": versions}.items():
-                file.attrs[name] = json.dumps(value) if isinstance(value, dict | list) else value
+            scores = _scores(file, cut, _references(self.recipe.env, self.actors))
+            card = {**self._origin(), **scores, "sha256": _digest(file)}
+            _annotate(file, {**self.settings, **card, "versions": versions})
         return card
 
     def _write(self, file: Any, name: str, work: Path) -> None:
@@ -243,16 +244,6 @@ class Plan(NamedTuple):
             "transitions": stage.rows,
         }
 
-    def _references(self) -> dict[str, tuple[float, float]]:
-        """(random, expert) return by source: D4RL's published ones, and those of this recipe's own policies."""
-        from rl.data import d4rl  # not above: workers must start without JAX, which the readers import
-
-        found = {"d4rl": d4rl.locomotion_reference(self.recipe.env)}
-        if self.actors is not None and self.actors.random_returns.size:
-            expert = self.actors.returns[self.actors.card["expert"]]
-            found["recipe"] = float(self.actors.random_returns.mean()), float(expert.mean())
-        return found
-
 
 def plan(recipe: Locomotion, transitions: int | None, seed: int, path: str | os.PathLike | None) -> Plan:
     """Return what to make; ``transitions=None`` stands for the protocol's number.
@@ -268,6 +259,32 @@ def plan(recipe: Locomotion, transitions: int | None, seed: int, path: str | os.
     policies = None if needless else behaviour.load(file, recipe.env)
     weights = _weights(recipe, policies)
     return Plan(recipe, seed, _stages(weights, transitions, recipe.tier == "medium-replay"), file, policies)
+
+
+def write_buffer(path: Path, arrays: Mapping[str, np.ndarray], policies: Actors) -> None:
+    """Write a training run's replay buffer as D4RL's medium-replay is: the layout without the ``infos``.
+
+    Args:
+      path: the HDF5 file, replaced as a whole.
+      arrays: the arrays of `ARRAYS` but for ``infos``, one row per step of training in the order of training; the
+        last one is marked as a timeout if no episode ends there.
+      policies: of the same run: their card and references are recorded.
+    """
+    import h5py
+
+    environment = policies.card["environment"]
+    with replacing(path) as partial, h5py.File(partial, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+        cut = _end_stages(file, [len(arrays["rewards"])])
+        origin = {
+            "dataset": path.stem,
+            "environment": environment,
+            "actors": policies.card,
+            "stages": [{"policy": "replay buffer", "transitions": len(arrays["rewards"])}],
+        }
+        scores = _scores(file, cut, _references(environment, policies))
+        _annotate(file, {**origin, **scores, "sha256": _digest(file)})
 
 
 def _weights(recipe: Locomotion, policies: Actors | None) -> list[tuple[int, int]]:
@@ -334,10 +351,27 @@ def _scores(file: Any, cut: np.ndarray, references: dict[str, tuple[float, float
     return scores
 
 
+def _references(environment: str, policies: Actors | None) -> dict[str, tuple[float, float]]:
+    """(random, expert) return by source: D4RL's published ones, and those of this recipe's own policies."""
+    from rl.data import d4rl  # not above: workers must start without JAX, which the readers import
+
+    found = {"d4rl": d4rl.locomotion_reference(environment)}
+    if policies is not None and policies.random_returns.size:
+        expert = policies.returns[policies.card["expert"]]
+        found["recipe"] = float(policies.random_returns.mean()), float(expert.mean())
+    return found
+
+
+def _annotate(file: Any, card: Mapping[str, Any]) -> None:
+    """Write ``card`` into the attributes, by which readers know a regenerated file."""
+    for name, value in {"regenerated": True, **card}.items():
+        file.attrs[name] = json.dumps(value) if isinstance(value, dict | list) else value
+
+
 def _digest(file: Any) -> str:
     """SHA-256 over name, dtype, shape and bytes of each array, in the order of `ARRAYS`."""
     result = hashlib.sha256()
-    for name in ARRAYS:
+    for name in filter(file.__contains__, ARRAYS):
         array = file[name][()]
         result.update(f"{name} {array.dtype.str} {array.shape}".encode())
         result.update(array.data)

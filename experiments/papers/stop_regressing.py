@@ -1,0 +1,492 @@
+"""The synthetic studies of "Stop Regressing" (Farebrother et al., ICML 2024), every value head side by side.
+
+    python -m experiments.papers.stop_regressing
+
+- Plasticity (the paper's B.4, figure 17): a network fits targets that jump by 8 from phase to phase. The paper takes
+  images of CIFAR-10, here inputs are Gaussian.
+- Noisy rewards (figure 14) and chance in the dynamics (figure 15): double DQN on a log of a gridworld of four rooms,
+  with noise U(0, eta) on every logged reward, and with actions that are deterministic or, as on Atari, repeat the one
+  before with probability 0.25. The paper does this on Atari, online.
+- Bins and the width of the Gaussian (figure 13), on the same gridworld.
+- The learning rate, because the paper compares heads at different ones (its tables B.1 to B.3): which head is best at
+  its own best rate, chosen on seeds that are not reported.
+
+Beside the heads stands the paper's control, a softmax trained with squared error (figures 11 and 12). In the plasticity
+study C51 is two-hot, for there is no distribution to back up.
+
+In the gridworld the values are known: *error* is the root mean squared error of max_a Q over states, *return* that of
+the greedy policy, exactly evaluated, 0 being uniform actions and 1 the optimum.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app
+
+from experiments import flags
+from rl import log, plot, statistics, train
+from rl.agents import dqn, robust_vi
+from rl.envs import tabular
+from rl.envs.tabular import MDP
+from rl.networks import mlp
+from rl.replay import dataset
+from rl.replay.dataset import Dataset
+from rl.types import Array, Key, Spec, Transition
+from rl.values import heads
+from rl.values.heads import ValueHead
+
+CONTROL = "softmax, squared error"
+NAMES = (*heads.NAMES, CONTROL)
+
+# The plasticity study.
+PHASES = (0.0, 8.0, 16.0, 24.0, 32.0)  # b
+FREQUENCY = 1e5  # m
+SUPPORT, OUTPUTS = (-40.0, 40.0), 101
+INPUTS, SIZE = 2048, 64  # inputs and their dimensions
+TAIL = 100  # steps at the end of a phase over which its error is averaged
+
+# The gridworld.
+ROOMS = (
+    "....#....",
+    "....#....",
+    ".........",
+    "....#....",
+    "##.###.##",
+    "....#....",
+    "....#....",
+    ".........",
+    "....#...G",
+)
+MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
+GAMMA = 0.9
+VALUES, BINS = (-1.0, 9.0), 51  # the support, wider than any value there is
+STICKY = {"deterministic": 0.0, "sticky": 0.25}
+NOISES = (0.0, 0.3, 1.0)  # eta
+HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
+BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
+RATES = (3e-4, 1e-3, 3e-3)
+SPEC = Spec((6,), len(MOVES), discrete=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about these studies."""
+
+    seeds: int = 6  # of each result
+    phase_steps: int = 600  # gradient steps in each phase of the plasticity study (paper: 5,000)
+    logged: int = 20_000  # logged steps in the gridworld, of uniform actions
+    updates: int = 6000  # of each agent there
+    hidden: int = 64  # width of its two layers there; 256 in the plasticity study
+    rate: float = 1e-3  # learning rate of every head, where it is not varied
+    seed: int = 0  # of all
+    out: str = "results/papers/stop_regressing"  # where result.json, the figures and the table land
+
+
+class Score(NamedTuple):
+    """Of one head in one setting, [S]."""
+
+    error: Any
+    earned: Any
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """All studies, written to ``settings.out``; returns what result.json holds.
+
+    Raises:
+      ValueError: fewer than 2 seeds.
+    """
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval needs at least 2")
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    count = len(NAMES) * (1 + len(STICKY) * len(NOISES) + len(RATES) + 1) + len(BIN_COUNTS) * len(WIDTHS)
+    with log.progress(count, "runs") as bar:
+        errors = plasticity(settings, bar)
+        agents = {name: agent(settings, make(name, *VALUES, BINS)) for name in NAMES}
+        noisy = noise(settings, agents, bar)
+        rates = learning_rates(settings, agents, bar)
+        swept = widths(settings, bar)
+    result = {
+        **log.provenance(),
+        "settings": settings,
+        "plasticity": {name: {"each": x, "phases": _phases(x)} for name, x in errors.items()},
+        "noise": {f"{kind}, eta {eta:g}": _scores(by) for (kind, eta), by in noisy.items()},
+        "widths": {f"{bins} bins, width {width:g}": _score(x) for (bins, width), x in swept.items()},
+        "rates": rates,
+    }
+    log.write_json(out / "result.json", result)
+    draw(settings, out, errors, noisy)
+    with log.replacing(out / "README.md") as unfinished:
+        unfinished.write_text(table(settings, result))
+    return result
+
+
+# ---- heads -----------------------------------------------------------------------------------------------------
+
+
+def make(name: str, low: float, high: float, size: int, width: float = 0.75) -> ValueHead:
+    """A head of the library, HL-Gauss with a Gaussian of ``width`` bins, or the control."""
+    if name == CONTROL:
+        return softmax_regression(low, high, size)
+    if name == "hl_gauss":
+        return heads.hl_gauss(low, high, size, width)
+    return heads.make(name, low, high, size)
+
+
+def softmax_regression(low: float, high: float, size: int) -> ValueHead:
+    """The mean of a softmax over bins, as HL-Gauss has it, trained like a scalar."""
+    categorical, scalar = heads.hl_gauss(low, high, size), heads.scalar()
+
+    def target(reward: Array, discount: Array, outputs: Array) -> Array:
+        return scalar.target(reward, discount, categorical.value(outputs)[..., None])
+
+    def loss(outputs: Array, target: Array) -> Array:
+        return scalar.loss(categorical.value(outputs)[..., None], target)
+
+    return categorical._replace(target=target, loss=loss)
+
+
+# ---- targets that move -------------------------------------------------------------------------------------------
+
+
+def plasticity(settings: Settings, bar: Any) -> dict[str, np.ndarray]:
+    """{head: [phases * steps, S] mean squared error of the predicted value on each batch}."""
+    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    found = {}
+    for name in NAMES:
+        one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
+        found[name] = np.asarray(jax.jit(lambda keys, one=one: jax.lax.map(one, keys))(keys)).T
+        bar.update()
+    return found
+
+
+def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
+    keys = jax.random.split(key, 3)
+    network, optimiser = mlp.state_value(head.size, (256, 256)), optax.adam(1e-3)
+    teacher = mlp.state_value(1, (256, 256))
+    inputs = jax.random.normal(keys[0], (INPUTS, SIZE))
+
+    def phase(carry: tuple[Any, Any], now: tuple[Array, Key]) -> tuple[tuple[Any, Any], Array]:
+        offset, key = now
+        own, key = jax.random.split(key)
+        hidden = teacher.apply(teacher.init(own, inputs), inputs)[:, 0]
+        targets = jnp.sin(FREQUENCY * hidden) + offset
+
+        def step(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Array]:
+            params, moments = carry
+            rows = jax.random.randint(key, (256,), 0, INPUTS)
+
+            def loss(params: Any) -> tuple[Array, Array]:
+                outputs = network.apply(params, inputs[rows])
+                goal = heads.scalar_target(head, targets[rows])
+                return head.loss(outputs, goal).mean(), jnp.square(head.value(outputs) - targets[rows]).mean()
+
+            (_, error), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+            change, moments = optimiser.update(gradient, moments, params)
+            return (optax.apply_updates(params, change), moments), error
+
+        return jax.lax.scan(step, carry, jax.random.split(key, steps))
+
+    params = network.init(keys[1], inputs)
+    now = jnp.asarray(PHASES), jax.random.split(keys[2], len(PHASES))
+    return jax.lax.scan(phase, (params, optimiser.init(params)), now)[1].reshape(-1)
+
+
+def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
+    """The error at the end of every phase."""
+    by_phase = errors.reshape(len(PHASES), -1, errors.shape[-1])
+    return [_summary(phase[-TAIL:].mean(0)) for phase in by_phase]
+
+
+# ---- four rooms --------------------------------------------------------------------------------------------------
+
+
+def rooms(sticky: float) -> tuple[MDP, np.ndarray]:
+    """Four rooms without an end: leaving the goal pays 1 and leads to any cell, all equally likely.
+
+    A state is a cell and the last move made; with probability ``sticky`` that is made again, whatever the action.
+
+    Returns:
+      the MDP [S, 4, S], and what an agent sees of its states [S, 6]: the cell in [-1, 1]^2, the move one-hot.
+    """
+    cells = [(y, x) for y, row in enumerate(ROOMS) for x, mark in enumerate(row) if mark != "#"]
+    index = {cell: i for i, cell in enumerate(cells)}
+    goal = index[len(ROOMS) - 1, len(ROOMS[0]) - 1]
+    moves = len(MOVES)
+    made = np.zeros((len(cells), moves, len(cells), moves))  # cell, move -> cell, move
+    for (y, x), i in index.items():
+        for move, (dy, dx) in enumerate(MOVES):
+            made[i, move, index.get((y + dy, x + dx), i), move] = 1.0
+    made[goal] = np.eye(moves)[:, None] / len(cells)
+    made = made.reshape(len(cells), moves, -1)
+    last = np.arange(moves)
+    # state (cell, last move), action -> state
+    transition = (1 - sticky) * made[:, None] + sticky * made[:, last][:, :, None]
+    states = len(cells) * moves
+    reward = np.zeros((len(cells), moves, moves))
+    reward[goal] = 1.0
+    seen = np.zeros((len(cells), moves, 6), np.float32)
+    seen[..., :2] = np.array(cells)[:, None] / 4 - 1
+    seen[..., 2:] = np.eye(moves)
+    mdp = MDP(
+        transition=np.broadcast_to(transition, (len(cells), moves, moves, states)).reshape(
+            states, moves, states
+        ),
+        successor=np.arange(states),
+        reward=reward.reshape(states, moves),
+        discount=np.ones(states),
+        start=np.full(states, 1 / states),
+        allowed=np.ones((states, moves), bool),
+    )
+    return mdp, seen.reshape(states, 6)
+
+
+# (four rooms, what is seen of their states, eta, learning rate, keys [S]) -> Score
+Agent = Callable[[MDP, Array, Array, Array, Key], Score]
+
+
+def noise(
+    settings: Settings, agents: Mapping[str, Agent], bar: Any
+) -> dict[tuple[str, float], dict[str, Score]]:
+    """Every head by how much chance is in rewards and dynamics."""
+    found: dict[tuple[str, float], dict[str, Score]] = {}
+    for place in itertools.product(STICKY, NOISES):
+        found[place] = {}
+        for name, train_and_score in agents.items():
+            found[place][name] = learn(settings, train_and_score, *place)
+            bar.update()
+    return found
+
+
+def learning_rates(settings: Settings, agents: Mapping[str, Agent], bar: Any) -> dict[str, Any]:
+    """Every head at its best learning rate: chosen on seeds of their own, by the error."""
+    others, found = dataclasses.replace(settings, seed=settings.seed + 1000), {}
+    for name, train_and_score in agents.items():
+        tried = {}
+        for rate in RATES:
+            tried[rate] = learn(others, train_and_score, *HARD, rate)
+            bar.update()
+        best = min(tried, key=lambda rate: tried[rate].error.mean())
+        found[name] = {
+            "tried": {f"{rate:g}": _score(x) for rate, x in tried.items()},
+            "rate": best,
+            **_score(learn(settings, train_and_score, *HARD, best)),
+        }
+        bar.update()
+    return found
+
+
+def widths(settings: Settings, bar: Any) -> dict[tuple[int, float], Score]:
+    """HL-Gauss by bins and width of the Gaussian in bins."""
+    found = {}
+    for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
+        head = make("hl_gauss", *VALUES, bins, width)
+        found[bins, width] = learn(settings, agent(settings, head), *HARD)
+        bar.update()
+    return found
+
+
+def learn(
+    settings: Settings, train_and_score: Agent, kind: str, eta: float, rate: float | None = None
+) -> Score:
+    """The scores of all seeds, each with a log of its own."""
+    world, seen = rooms(STICKY[kind])
+    keys = jax.random.split(jax.random.key(settings.seed + 1), settings.seeds)
+    score = train_and_score(world, seen, np.float32(eta), np.float32(rate or settings.rate), keys)
+    return Score(*map(np.asarray, score))
+
+
+def agent(settings: Settings, head: ValueHead) -> Agent:
+    """Double DQN with ``head``: logs, learns and is scored, in one program."""
+
+    def one(world: MDP, seen: Array, eta: Array, rate: Array, key: Key) -> Score:
+        keys = jax.random.split(key, 3)
+        log = logged(world, seen, eta, settings.logged, keys[0])
+        config = dqn.Config(discount=GAMMA, target_rate=0.02, hidden=(settings.hidden,) * 2)
+        learner = dqn.make(dataclasses.replace(config, learning_rate=rate), SPEC, head)
+        epoch = train.scan_updates(learner.update, dataset.sampler(128), settings.updates)
+        state, _ = epoch(learner.init(keys[1], dataset.take(log, jnp.arange(1))), log, keys[2])
+        policy = jax.nn.one_hot(learner.act(state, seen, keys[2]), SPEC.action_size)
+        uniform = jnp.full(policy.shape, 1 / SPEC.action_size)
+        best = robust_vi.value_iteration(world, GAMMA).value
+        assert learner.value is not None
+        # The noise adds the same to all values, and changes no policy.
+        error = learner.value(state, seen, keys[2]) - best - eta / 2 / (1 - GAMMA)
+        low, earned, high = (
+            world.start @ value
+            for value in (*(tabular.evaluate(world, p, GAMMA) for p in (uniform, policy)), best)
+        )
+        return Score(jnp.sqrt(jnp.square(error).mean()), (earned - low) / (high - low))
+
+    @jax.jit
+    def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> Score:
+        return jax.lax.map(lambda key: one(world, seen, eta, rate, key), keys)
+
+    return every
+
+
+def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset:
+    """``count`` steps from states and actions drawn uniformly, with noise U(0, eta) on their rewards."""
+    keys = jax.random.split(key, 4)
+    state = jax.random.randint(keys[0], (count,), 0, len(world.start))
+    action = jax.random.randint(keys[1], (count,), 0, SPEC.action_size)
+    cumulative = jnp.cumsum(world.transition[state, action], -1)
+    draw = jax.random.uniform(keys[2], (count, 1)) * cumulative[:, -1:]
+    following = (cumulative > draw).argmax(-1)
+    steps = Transition(
+        observation=seen[state],
+        action=action,
+        reward=world.reward[state, action] + eta * jax.random.uniform(keys[3], (count,)),
+        discount=jnp.ones(count),
+        next_observation=seen[following],
+        next_action=action,
+        has_next_action=jnp.zeros(count),
+    )
+    return Dataset(steps, jnp.ones(count, bool))
+
+
+# ---- reports ------------------------------------------------------------------------------------------------------
+
+
+def draw(
+    settings: Settings,
+    out: Path,
+    errors: Mapping[str, np.ndarray],
+    noisy: Mapping[tuple[str, float], Mapping[str, Score]],
+) -> None:
+    """The plasticity study over time, and the error against the noise for both kinds of dynamics."""
+    every = max(1, settings.phase_steps // 20)
+    steps = np.arange(every, len(PHASES) * settings.phase_steps + 1, every)
+    root = {
+        name: (steps, np.sqrt(x[: len(steps) * every].reshape(len(steps), every, -1).mean(1)))
+        for name, x in errors.items()
+    }
+    plot.learning_curve(
+        out / "plasticity.png",
+        root,
+        ylabel="root mean squared error",
+        title="Targets that jump by 8 in every phase",
+        xlabel="gradient steps",
+    )
+    for what, of in (("error", lambda score: score.error), ("return", lambda score: score.earned)):
+        for kind in STICKY:
+            curves = {name: _curve([of(noisy[kind, eta][name]) for eta in NOISES]) for name in NAMES}
+            plot.lines(
+                out / f"{kind}_{what}.png",
+                {name: (NOISES, *curve) for name, curve in curves.items()},
+                xlabel="eta: rewards carry noise U(0, eta)",
+                ylabel="error of max Q" if what == "error" else "return of the greedy policy",
+                title=f"Four rooms, {kind} actions",
+            )
+
+
+def _curve(scores: list[np.ndarray]) -> tuple[list[float], list[float], list[float]]:
+    bounds = [statistics.interval(x) for x in scores]
+    return [x.mean() for x in scores], [low for low, _ in bounds], [high for _, high in bounds]
+
+
+def table(settings: Settings, result: Mapping[str, Any]) -> str:
+    """What came out, in words that the numbers allow and tables."""
+    rates = result["rates"]
+    tried = {
+        name: " ".join(
+            f"{rate}: {_text(rates[name]['tried'][rate]['error'])}" + "," * (rate != f"{RATES[-1]:g}")
+            for rate in rates[name]["tried"]
+        )
+        for name in NAMES
+    }
+    settings_of = list(result["noise"])
+    parts = [
+        "# The synthetic studies of Stop Regressing",
+        f"`{result['command']}`; means over {settings.seeds} seeds and Student's 95 % intervals. "
+        "[The program](../../../experiments/papers/stop_regressing.py) says what is measured.",
+        "## Targets that jump: root of the mean squared error at the end of each phase",
+        _grid(
+            ["head", *(f"b = {b:g}" for b in PHASES)],
+            {name: [_root(x) for x in result["plasticity"][name]["phases"]] for name in NAMES},
+        ),
+        "## Four rooms: error of max Q",
+        _grid(
+            ["head", *settings_of],
+            {name: [_text(result["noise"][place][name]["error"]) for place in settings_of] for name in NAMES},
+        ),
+        "## Four rooms: return of the greedy policy",
+        _grid(
+            ["head", *settings_of],
+            {
+                name: [_text(result["noise"][place][name]["return"]) for place in settings_of]
+                for name in NAMES
+            },
+        ),
+        f"## {HARD[0].capitalize()}, eta {HARD[1]:g}: each head at its own learning rate",
+        _grid(
+            ["head", "error", "return", "rate", "tried, on other seeds: error"],
+            {
+                name: [
+                    _text(rates[name]["error"]),
+                    _text(rates[name]["return"]),
+                    f"{rates[name]['rate']:g}",
+                    tried[name],
+                ]
+                for name in NAMES
+            },
+        ),
+        f"## {HARD[0].capitalize()}, eta {HARD[1]:g}: error of HL-Gauss by bins and width of the Gaussian in bins",
+        _grid(
+            ["bins", *(f"{width:g}" for width in WIDTHS)],
+            {
+                str(bins): [
+                    _text(result["widths"][f"{bins} bins, width {width:g}"]["error"]) for width in WIDTHS
+                ]
+                for bins in BIN_COUNTS
+            },
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _grid(head: list[str], rows: Mapping[str, list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([label, *cells] for label, cells in rows.items())]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(summary: Mapping[str, Any]) -> str:
+    low, high = summary["ci95"]
+    return f"{summary['mean']:.3f} ± {(high - low) / 2:.3f}"
+
+
+def _root(summary: Mapping[str, Any]) -> str:
+    low, high = (np.sqrt(max(0.0, x)) for x in summary["ci95"])
+    return f"{np.sqrt(summary['mean']):.3f} [{low:.3f}, {high:.3f}]"
+
+
+def _scores(by: Mapping[str, Score]) -> dict[str, Any]:
+    return {name: _score(score) for name, score in by.items()}
+
+
+def _score(score: Score) -> dict[str, Any]:
+    return {"error": _summary(score.error), "return": _summary(score.earned)}
+
+
+def _summary(values: np.ndarray) -> dict[str, Any]:
+    return {"mean": values.mean(), "ci95": list(statistics.interval(values)), "each": values}
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

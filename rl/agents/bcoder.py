@@ -1,0 +1,257 @@
+"""B-Coder: value-based learning of programs from a language model (Yu, Tao, Chen, Sun & Yang, ICLR 2024).
+
+With logits ``l``, advantages ``A = alpha (l - max l)`` and the frozen model it starts from, ``ckpt``:
+
+    value stage:   Q = A_ckpt + V                          only V is trained
+    policy stage:  Q = A_theta + V_r + V                   the policy theta and its residual V_r are trained
+    L_Q  = E_D[ loss_Q(s, a)(r + gamma d Q(s', a^)) ],     a^ = argmax p_ckpt(. | s')            (conservative)
+    L    = L_Q + beta_adv E*[ |A(s, a)| ] - beta_ce E*[ log pi(a | s) ]
+
+where E* is over actions of weight ``imitate`` (ground truth, or programs that passed), and targets follow the
+current parameters. The ablations are flags: ``operator='max'`` takes the policy's own best token at s', ``'sarsa'``
+the logged one; ``value_updates=0`` leaves the value stage out.
+
+Values are bounded above by ``maximum``: with the scalar head as in appendix G.1, ``maximum - SoftAbs(v)``, where
+SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass); for
+categorical heads the bound is the top of their support. V_r is the difference of two heads with one initialisation,
+of which one learns (appendix G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus
+the scalar A, see `rl.values.tokens.dueling_loss`.
+
+Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a
+second copy of it. Both anchors are means over tokens, not sums, and learning rates are constant.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl.agents.lm_bc import next_token
+from rl.agents.state import Optimiser, descend, start
+from rl.language.model import LM
+from rl.networks import token_heads
+from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
+from rl.values import tokens
+from rl.values.heads import ValueHead
+
+OPERATORS = ("conservative", "max", "sarsa")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are the paper's."""
+
+    discount: float = 0.999  # gamma
+    alpha: float = 1.0  # temperature: Q / alpha are the policy's logits
+    operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
+    value_updates: int = 18_000  # updates of the value stage, before the policy stage
+    maximum: float = 1.0  # R_max, the largest return
+    advantage_weight: float = 0.1  # beta_adv
+    imitation_weight: float = 0.5  # beta_ce
+    value_learning_rate: float = 1e-5  # AdamW, value stage
+    learning_rate: float = 3e-5  # AdamW, policy stage
+    weight_decay: float = 0.05  # AdamW
+    inner: int = 256  # width of the hidden layer of the value heads
+    chunk: int = 128  # columns of tokens whose logits are held at a time
+
+
+class Judgement(NamedTuple):
+    """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
+
+    reward: Array  # the reward that its values imply: Q(s, a) - gamma d V(s')
+    q: Array
+    v: Array  # of the state in which the token was chosen
+
+
+class _View(NamedTuple):
+    """One model's opinion of all T states."""
+
+    features: Array  # [B, T, D]
+    advantage: Array  # [B, T], A of the token that follows
+    of: Array  # [B, T], A of the token asked about
+    log_prob: Array  # [B, T], of the token that follows
+    best: Array  # [B, T] int32, the likeliest token
+
+
+def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
+    """The learner of `TokenBatch` [B, T]; see `rl.types.Learner`. All its models start from what ``lm.init`` gives.
+
+    ``act`` and ``value`` take texts [B, T] without padding: the likeliest next tokens [B], and V of them [B]. Sample
+    with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `judge`.
+
+    Raises:
+      ValueError: an operator that is not one of `OPERATORS`.
+    """
+    if config.operator not in OPERATORS:
+        raise ValueError(f"unknown operator {config.operator!r}: choose one of {', '.join(OPERATORS)}")
+    body = token_heads.state_values(head.size, config.inner)
+    optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
+    optimisers = {
+        "policy": optimiser(config.learning_rate),
+        "residual": optimiser(config.learning_rate),
+        "value": optimiser(config.value_learning_rate),
+    }
+
+    def init(key: Key, batch: TokenBatch) -> State:
+        del batch
+        keys = jax.random.split(key, 3)
+        features = jnp.zeros(lm.config.shape.width)
+        params = {
+            "policy": lm.init(keys[0]),
+            "residual": body.init(keys[1], features),
+            "value": {"lm": lm.init(keys[0]), "head": body.init(keys[2], features)},
+        }
+        return start(params, optimisers, targets=["policy", "residual"])
+
+    view = functools.partial(_view, config, lm)
+    outputs = functools.partial(_outputs, config, lm, head)
+
+    def error(
+        batch: TokenBatch, own: _View, v: Array, next_advantage: Array
+    ) -> tuple[Array, tokens.Steps, Array]:
+        """L_Q, given V's outputs [B, T, K] and the advantage [B, T] of the token that each state continues with."""
+        steps = tokens.steps(batch)
+        discount = config.discount * steps.discount
+        following = jax.lax.stop_gradient(tokens.at(v, steps.next))
+        reward = steps.reward + discount * jax.lax.stop_gradient(tokens.at(next_advantage, steps.next))
+        each = tokens.dueling_loss(head, v[:, :-1], own.advantage[:, :-1], reward, discount, following)
+        known = steps.taken
+        if config.operator == "sarsa":
+            known = known & (steps.has_next | (steps.discount == 0))
+        return tokens.mean(each, known), steps, head.value(v[:, :-1])
+
+    def value_stage(state: State, batch: TokenBatch) -> tuple[State, Metrics]:
+        checkpoint = view(state.target["policy"], batch)
+
+        def loss(params):
+            v = outputs({**state.params, "value": params}, None, batch)
+            # The conservative token and the best one are the same here, and its advantage is 0.
+            logged = config.operator == "sarsa"
+            following = checkpoint.advantage if logged else jnp.zeros_like(checkpoint.advantage)
+            td, steps, value = error(batch, checkpoint, v, following)
+            return td, _metrics(td, checkpoint, steps, value)
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params["value"])
+        return descend(state, {"value": gradients}, optimisers), metrics
+
+    def policy_stage(state: State, batch: TokenBatch) -> tuple[State, Metrics]:
+        greedy = None
+        if config.operator == "conservative":
+            greedy = view(state.target["policy"], batch).best
+
+        def loss(params):
+            own = view(params["policy"], batch, greedy)
+            residual = params["residual"], state.target["residual"], own.features
+            v = outputs(state.params, residual, batch)
+            following = {
+                "conservative": own.of,
+                "max": jnp.zeros_like(own.of),
+                "sarsa": own.advantage,
+            }[config.operator]
+            td, steps, value = error(batch, own, v, following)
+            metrics = _metrics(td, own, steps, value)
+            anchor = config.advantage_weight * metrics["advantage_loss"]
+            return td + anchor + config.imitation_weight * metrics["imitation_loss"], metrics
+
+        trained = {name: state.params[name] for name in ("policy", "residual")}
+        gradients, metrics = jax.grad(loss, has_aux=True)(trained)
+        return descend(state, gradients, optimisers), metrics
+
+    def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
+        del key
+        if config.value_updates:
+            first = state.step < config.value_updates
+            state, metrics = jax.lax.cond(first, value_stage, policy_stage, state, batch)
+        else:
+            state, metrics = policy_stage(state, batch)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return next_token(lm, state.params["policy"], observation)
+
+    def value(state: State, observation: Array, key: Key) -> Array:
+        del key
+        segment = jnp.ones_like(observation)
+        batch = TokenBatch(observation, segment, *(None,) * 4)
+        own = lm.features(state.params["policy"], observation, segment)
+        residual = state.params["residual"], state.target["residual"], own
+        return head.value(outputs(state.params, residual, batch)[:, -1])
+
+    return Learner(init, update, act, value)
+
+
+def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], Judgement]:
+    """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
+
+    A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(judgement.reward, batch.segment, n)``:
+    keep the programs of highest score (section 4.4 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
+    must be terminated, or their last token is compared with a state that never was.
+    """
+
+    def run(state: State, batch: TokenBatch) -> Judgement:
+        own = _view(config, lm, state.params["policy"], batch)
+        residual = state.params["residual"], state.target["residual"], own.features
+        v = head.value(_outputs(config, lm, head, state.params, residual, batch))
+        steps = tokens.steps(batch)
+        q = (own.advantage + v)[:, :-1]
+        reward = q - config.discount * steps.discount * tokens.at(v, steps.next)
+
+        def place(x: Array) -> Array:
+            return jnp.pad(jnp.where(steps.taken, x, 0.0), ((0, 0), (1, 0)))
+
+        return Judgement(place(reward), place(q), place(v[:, :-1]))
+
+    return run
+
+
+def soft_abs(x: Array) -> Array:
+    """``(softplus(x) + softplus(-x)) / 2 - ln 2``: smooth, 0 at 0, ``|x| / 2`` far from it (appendix G.1)."""
+    return (jax.nn.softplus(x) + jax.nn.softplus(-x)) / 2 - jnp.log(2.0)
+
+
+def _view(config: Config, lm: LM, params: Params, batch: TokenBatch, about: Array | None = None) -> _View:
+    """The opinion of the model with ``params``; ``about`` [B, T] are tokens that it is asked about."""
+    features = lm.features(params, batch.tokens, batch.segment)
+    after = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
+    asked = jnp.stack([after, after if about is None else about], -1)
+    found = tokens.survey(functools.partial(lm.logits, params), features, asked, config.chunk)
+    advantage = config.alpha * (found.chosen - found.top[..., None])
+    log_prob = found.chosen[..., 0] - found.total
+    return _View(features, advantage[..., 0], advantage[..., 1], log_prob, found.best)
+
+
+def _outputs(
+    config: Config,
+    lm: LM,
+    head: ValueHead,
+    params: Params,
+    residual: tuple[Params, Params, Array] | None,
+    batch: TokenBatch,
+) -> Array:
+    """V's outputs [B, T, K] in all states; ``residual`` is what learns of it, what does not, and their features."""
+    body = token_heads.state_values(head.size, config.inner)
+    features = lm.features(params["value"]["lm"], batch.tokens, batch.segment)
+    outputs = body.apply(params["value"]["head"], features)
+    if residual is not None:
+        one, other, own = residual
+        outputs = outputs + body.apply(one, own) - body.apply(other, own)
+    return config.maximum - soft_abs(outputs) if head.size == 1 else outputs
+
+
+def _metrics(td: Array, view: _View, steps: tokens.Steps, value: Array) -> dict[str, Array]:
+    advantage = view.advantage[:, :-1]
+    imitate = steps.imitate * steps.taken
+    return {
+        "critic_loss": td,
+        "imitation_loss": -tokens.mean(view.log_prob[:, :-1], imitate),
+        "advantage_loss": tokens.mean(-advantage, imitate),
+        "q": tokens.mean(value + advantage, steps.taken),
+        "v": tokens.mean(value, steps.taken),
+    }

@@ -1,0 +1,195 @@
+"""Implicit language Q-learning (Snell, Kostrikov, Su, Yang & Levine, ICLR 2023), one action per token.
+
+With heads Q_1, Q_2 (every token) and V on one trunk, and slow copies Q' of the Q heads and the trunk:
+
+    L_V   = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, x)) ],   u = min_i Q'_i(s, x) - V(s)
+    L_Q   = sum_i E_D[ loss_Qi(s, x)(r + gamma d V(s')) ]
+    L_CQL = sum_i E_D[ log sum_a exp Q_i(s, a) - Q_i(s, x) ]
+    L_BC  = - E_D[ w log pi_beta(x | s) ]           a model of its own
+    L     = L_Q + L_V + c_cql L_CQL + c_bc L_BC
+
+and acts by ``log pi_beta(a | s) + beta min_i Q'_i(s, a)`` (V, the same for every token, cancels). Variants are
+flags: ``backup='sarsa'`` continues with ``min_i Q'_i(s', x')`` of the logged next token, ``'mc'`` regresses Q on the
+discounted return (both as in LMRL-Gym, Abdulhai et al. 2023).
+
+The scalar head's loss is the full square, as in the authors' code; LMRL-Gym halves it, which doubles ``cql_weight``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl.agents.state import Optimiser, descend, follow, is_off, start
+from rl.language import generate
+from rl.language.generate import Decoder
+from rl.language.model import LM
+from rl.networks import token_heads
+from rl.networks.token_heads import VocabularyValues
+from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
+from rl.values import bellman, heads, losses, tokens
+from rl.values.heads import ValueHead
+
+BACKUPS = ("expectile", "sarsa", "mc")
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are LMRL-Gym's for Wordle, but for the scale of beta."""
+
+    discount: float = 0.99  # gamma, per token
+    backup: str = "expectile"  # what Q is regressed on: expectile, sarsa or mc
+    expectile: float = 0.7  # tau
+    cql_weight: float = 0.01  # c_cql
+    bc_weight: float = 1.0  # c_bc; 0 leaves pi_beta as it is
+    steering: float = 4.0  # beta
+    target_rate: float = 0.005  # Polyak step of the slow copies
+    learning_rate: float = 1e-4  # AdamW, all networks
+    weight_decay: float = 0.0  # AdamW
+    inner: int = 256  # width of the hidden layer of the heads
+    bias: float = 0.0  # added to every value: near the mean return, with the scalar head and negative rewards
+    chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
+
+
+def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
+    """The learner of `TokenBatch` [B, T]; see `rl.types.Learner`. Both its models start from what ``lm.init`` gives.
+
+    ``act`` and ``value`` take texts [B, T] without padding: the tokens [B] that `decoder` thinks likeliest, and V of
+    them [B].
+
+    Raises:
+      ValueError: a backup that is not one of `BACKUPS`.
+    """
+    if config.backup not in BACKUPS:
+        raise ValueError(f"unknown backup {config.backup!r}: choose one of {', '.join(BACKUPS)}")
+    q_values = _q_values(config, lm, head)
+    v_values = token_heads.state_values(head.size, config.inner, config.bias)
+    optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
+    optimisers = dict.fromkeys(("trunk", "q", "v", "policy"), optimiser(config.learning_rate))
+
+    def init(key: Key, batch: TokenBatch) -> State:
+        del batch
+        keys = jax.random.split(key, 3)
+        features = jnp.zeros(lm.config.shape.width)
+        params = {
+            "trunk": lm.init(keys[0]),
+            "q": q_values.init(keys[1], features),
+            "v": v_values.init(keys[2], features),
+            "policy": lm.init(keys[0]),
+        }
+        return start(params, optimisers, targets=["trunk", "q"])
+
+    def of_logged(params: Params, features: Array, steps: tokens.Steps) -> Array:
+        """Outputs [E, B, S, K] of the logged tokens."""
+
+        def look(features: Array, token: Array) -> Array:
+            return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
+
+        found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
+        return jnp.moveaxis(found, 2, 0)
+
+    def surprise(params: Params, features: Array, steps: tokens.Steps) -> Array:
+        """``log sum_a exp Q_i - Q_i(s, x)``, summed over members, [B, S]."""
+
+        def look(features: Array, token: Array) -> Array:
+            values = head.value(q_values.all(params, features))
+            chosen = jnp.take_along_axis(values, token[None, ..., None], -1)[..., 0]
+            return (jax.nn.logsumexp(values, -1) - chosen).sum(0)
+
+        return tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
+
+    def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
+        del key
+        steps = tokens.steps(batch)
+        discount = config.discount * steps.discount
+        known = steps.taken
+        slow = lm.features(state.target["trunk"], batch.tokens, batch.segment)
+        q_slow = bellman.min_member(head, of_logged(state.target["q"], slow, steps))
+        v_target = heads.same_target(head, q_slow)
+
+        def backup(v: Array) -> Array:
+            """Q's target [B, S, ...], given V's outputs [B, T, K]."""
+            if config.backup == "mc":
+                return heads.scalar_target(head, tokens.returns_to_go(steps, config.discount))
+            after = jnp.pad(q_slow, ((0, 0), (0, 1), (0, 0))) if config.backup == "sarsa" else v
+            return head.target(steps.reward, discount, tokens.at(after, steps.next))
+
+        if config.backup == "sarsa":
+            known = known & (steps.has_next | (steps.discount == 0))
+
+        def loss(params):
+            features = lm.features(params["trunk"], batch.tokens, batch.segment)
+            v = v_values.apply(params["v"], features)
+            advantage = head.value(q_slow) - head.value(v[:, :-1])
+            weight = losses.expectile_weight(advantage, config.expectile)
+            value_loss = tokens.mean(weight * head.loss(v[:, :-1], v_target), steps.taken)
+
+            q = of_logged(params["q"], features, steps)
+            critic_loss = tokens.mean(jax.vmap(head.loss, (0, None))(q, backup(v)).sum(0), known)
+            metrics = {
+                "critic_loss": critic_loss,
+                "value_loss": value_loss,
+                "q": tokens.mean(head.value(q).mean(0), steps.taken),
+                "v": tokens.mean(head.value(v[:, :-1]), steps.taken),
+                "advantage": tokens.mean(advantage, steps.taken),
+            }
+            total = critic_loss + value_loss
+            if not is_off(config.cql_weight):
+                metrics["cql"] = tokens.mean(surprise(params["q"], features, steps), steps.taken)
+                total = total + config.cql_weight * metrics["cql"]
+            if not is_off(config.bc_weight):
+                metrics["policy_loss"] = clone(params["policy"], batch, steps)
+                total = total + config.bc_weight * metrics["policy_loss"]
+            return total, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        if is_off(config.bc_weight):  # or weight decay would move it
+            del gradients["policy"]
+        state = follow(descend(state, gradients, optimisers), config.target_rate)
+        return state._replace(step=state.step + 1), metrics
+
+    def clone(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
+        features = lm.features(params, batch.tokens, batch.segment)[:, :-1]
+        logits = functools.partial(lm.logits, params)
+        found = tokens.survey(logits, features, steps.action[..., None], config.chunk)
+        return -tokens.mean(found.chosen[..., 0] - found.total, steps.imitate * steps.taken)
+
+    chooser = decoder(config, lm, head)
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        del key
+        cache = chooser.cache(*observation.shape)
+        segment = jnp.ones_like(observation)
+        return chooser.extend(decoder_params(state), observation, segment, cache)[0].argmax(-1)
+
+    def value(state: State, observation: Array, key: Key) -> Array:
+        del key
+        features = lm.features(state.params["trunk"], observation, jnp.ones_like(observation))
+        return head.value(v_values.apply(state.params["v"], features[:, -1]))
+
+    return Learner(init, update, act, value)
+
+
+def decoder(config: Config, lm: LM, head: ValueHead) -> Decoder:
+    """What samples from the learner's policy, for `rl.language.generate`; its params are `decoder_params`."""
+    q_values = _q_values(config, lm, head)
+
+    def smallest(params: Params, features: Array) -> Array:
+        return head.value(q_values.all(params["q"], features)).min(0)
+
+    return generate.steered(generate.decoder(lm), generate.decoder(lm, smallest), config.steering)
+
+
+def decoder_params(state: State) -> Params:
+    """What `decoder` takes of a state: pi_beta, and the slow copies."""
+    return state.params["policy"], {"lm": state.target["trunk"], "q": state.target["q"]}
+
+
+def _q_values(config: Config, lm: LM, head: ValueHead) -> VocabularyValues:
+    return token_heads.vocabulary_values(
+        lm.config.vocabulary, head.size, config.inner, members=2, bias=config.bias
+    )

@@ -1,0 +1,149 @@
+"""Atari games as Dopamine shows them: what is seen against the console's own screen, and DQN on one of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("ale_py")
+
+from experiments import online
+from rl import checkpoint, envs
+from rl.envs import atari
+from rl.envs.stream import Stream
+from rl.networks import cnn
+from rl.types import Spec
+
+PONG = "ALE/Pong-v5"
+
+
+def test_a_picture_shrinks_to_the_means_of_its_parts() -> None:
+    rng = np.random.default_rng(0)
+    screen = rng.integers(0, 256, (210, 160)).astype(np.uint8)
+    # 210 and 160 times 2 and 21 are multiples of 84: repeated pixels make the parts whole.
+    large = np.repeat(np.repeat(screen.astype(float), 2, 0), 21, 1)
+    expected = large.reshape(84, 5, 84, 40).mean((1, 3))
+    assert np.abs(atari.shrink(screen) - expected).max() <= 0.5 + 1e-3
+    assert atari.shrink(np.full((210, 160), 255, np.uint8)).min() == 255
+
+
+def test_a_step_is_four_frames_and_shows_the_brighter_of_the_last_two() -> None:
+    env, other = envs.make(PONG), envs.make(PONG)
+    seen, _ = env.reset(seed=3)
+    other.reset(seed=3)
+    bare = other.unwrapped  # the console: one frame a step
+    assert seen.shape == (84, 84, 4) and seen.dtype == np.uint8
+    assert not seen[..., :3].any() and seen[..., 3].any()
+    for action in (0, 2, 3, 0, 2):
+        before = seen
+        seen, reward, *_ = env.step(action)
+        frames, rewards, *_ = zip(*(bare.step(action) for _ in range(4)), strict=True)
+        np.testing.assert_array_equal(seen[..., :3], before[..., 1:])
+        np.testing.assert_array_equal(seen[..., 3], atari.shrink(np.maximum(frames[2], frames[3])))
+        assert reward == sum(rewards)
+
+
+def test_the_console_sticks_to_its_action_and_games_end_by_the_clock() -> None:
+    console = envs.make(PONG).unwrapped.ale
+    assert console.getFloat("repeat_action_probability") == 0.25
+    assert console.getInt("max_num_frames_per_episode") == 108_000
+    assert envs.spec(envs.make(PONG)) == Spec((84, 84, 4), 6, True)
+
+
+def test_a_game_goes_on_from_its_snapshot() -> None:
+    with Stream(PONG, [(1,)], 0) as running, Stream(PONG, [(1,)], 0) as other:
+        rng = np.random.default_rng(0)
+        for _ in range(40):
+            running.step(rng.integers(0, 6, 1))
+        saved = running.snapshot()
+        assert saved["reason"] == "" and other.restore(saved)
+        for _ in range(40):
+            action = rng.integers(0, 6, 1)
+            one, two = running.step(action), other.step(action)
+            np.testing.assert_array_equal(one.observation, two.observation)
+            assert one.reward == two.reward
+
+
+def test_the_nature_network_has_the_papers_size() -> None:
+    network = cnn.action_values(Spec((84, 84, 4), 6, True), 51, (512,))
+    shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))
+    sizes = {name: part["kernel"].shape for name, part in shapes.items() if "Conv" in name}
+    assert sizes == {"Conv_0": (8, 8, 4, 32), "Conv_1": (4, 4, 32, 64), "Conv_2": (3, 3, 64, 64)}
+    assert shapes["MLP_0"]["Dense_0"]["kernel"].shape == (11 * 11 * 64, 512)
+    out = jax.eval_shape(network.apply, shapes, jax.ShapeDtypeStruct((2, 3, 84, 84, 4), jnp.uint8))
+    assert out.shape == (2, 3, 6, 51)
+
+
+@pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
+def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None:
+    settings, config = online.defaults(PONG, "dqn", head)
+    assert (settings.utd, settings.batch_size, settings.learning_starts, settings.replay) == (
+        0.25,
+        32,
+        20_000,
+        10**6,
+    )
+    assert config.target_period / settings.utd == 8000 and config.epsilon_updates / settings.utd == 250_000
+    assert (config.learning_rate, config.adam_epsilon) == (
+        (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
+    )
+    online.check(settings)
+    assert online.defaults("CartPole-v1", "dqn", "scalar")[0] == online.Settings(
+        agent="dqn", env="CartPole-v1"
+    )
+
+
+@pytest.mark.slow
+def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
+    settings, config = online.defaults(PONG, "dqn", "hl_gauss")
+    chosen = dataclasses.replace(
+        settings,
+        steps=40,
+        learning_starts=20,
+        replay=50,
+        batch_size=4,
+        eval_every=20,
+        save_every=20,
+        eval_episodes=2,
+        eval_processes=0,
+        tensorboard=False,
+        workdir=str(tmp_path),
+    )
+    shown = []
+    step = Stream.step
+
+    def watched(self: Stream, actions: np.ndarray):
+        shown.append(self.observation[0, ..., -1])
+        return step(self, actions)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Stream, "step", watched)
+        # Whole games take minutes: what is scored is another test's business.
+        patch.setattr(online.evaluate, "evaluator", short_evaluator)
+        online.run(chosen, dataclasses.replace(config, hidden=(8,)))
+    _, arrays = checkpoint.read(tmp_path / "checkpoints")
+    assert arrays["state/step"] == 6
+    np.testing.assert_array_equal(arrays["loop/memory/rows/frame"][0, :40], shown)
+    with pytest.raises(ValueError, match="--learning_starts=5 is too early for stacked frames"):
+        online.run(dataclasses.replace(chosen, learning_starts=5), config)
+
+
+class short_evaluator:
+    """Scores everything 0."""
+
+    def __init__(self, *arguments, seeds: int, episodes: int, **options):
+        self.shape = seeds, episodes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __call__(self, state, index: int):
+        return {"return": np.zeros(self.shape)}

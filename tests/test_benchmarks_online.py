@@ -1,0 +1,46 @@
+"""benchmarks.online: every row is measured, and the table says what it should."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import online
+
+ROWS = [
+    {"env": "A-v1", "utd": 4, "loop": "headway", "seconds": [2.0, 1.0, 9.0]},
+    {"env": "A-v1", "utd": 4, "loop": "updates", "seconds": [1.0]},
+    {"env": "A-v1", "utd": 4, "loop": "environment", "seconds": [0.5]},
+    {"env": "A-v1", "utd": 4, "loop": online.PEER, "seconds": [5.0]},
+]
+
+
+def test_the_table_holds_rates_of_medians() -> None:
+    hardware = {"cpu": "X", "cores": 2, "memory_gib": 1.0, "backend": "cpu", "device": "cpu"}
+    versions = dict.fromkeys(("python", "jax", "jaxlib"), "1")
+    given = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
+    results = given | {"settings": {"steps": 100}, "peer": {online.PEER: "2"}, "rows": ROWS}
+    lines = online.render(results).splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "A-v1" in line]
+    assert cells == [
+        ["A-v1", "4", "headway", "50", "200", "2.5"],
+        ["A-v1", "4", "updates", "", "400", ""],
+        ["A-v1", "4", "environment", "200", "", ""],
+        ["A-v1", "4", online.PEER, "20", "80", ""],
+    ]
+    assert "not installed: pip install stable-baselines3" in online.render(results | {"peer": {}})
+
+
+@pytest.mark.slow
+def test_every_loop_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "online.json"
+    settings = online.Settings(
+        envs="Pendulum-v1", utds=(1,), steps=4, warm=8, replay=50, repeats=2, peer=False, out=str(path)
+    )
+    online.run(settings)
+    rows = json.loads(path.read_text())["rows"]
+    assert [row["loop"] for row in rows] == ["headway", "updates", "environment"]
+    assert all(len(row["seconds"]) == 2 and min(row["seconds"]) > 0 for row in rows)
+    assert "Pendulum-v1" in path.with_suffix(".md").read_text()

@@ -1,0 +1,91 @@
+"""experiments.papers.stop_regressing: its world is one, its control is what it says, and its heads do learn."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments.papers import stop_regressing as study
+from rl.envs import tabular
+from rl.values import heads
+
+SMALL = study.Settings(seeds=2, phase_steps=200, logged=3000, updates=1500, hidden=32)
+
+
+@pytest.mark.parametrize("sticky", study.STICKY.values())
+def test_the_rooms_are_an_mdp_whose_states_agents_can_tell_apart(sticky: float) -> None:
+    world, seen = study.rooms(sticky)
+    tabular.check(world)
+    assert len(np.unique(seen, axis=0)) == len(seen) == 4 * (81 - "".join(study.ROOMS).count("#"))
+    likely = np.sort(world.transition[world.reward == 0], -1)
+    assert (
+        likely[:, -1].min() >= 1 - sticky - 1e-6
+    )  # elsewhere than at the goal, an action mostly does what it says
+    goal = world.reward[:, 0] == 1
+    assert goal.sum() == 4 and np.count_nonzero(world.transition[goal][0, 0]) == len(seen) // 4
+
+
+def test_a_wall_holds_and_a_sticky_action_repeats_the_last_move() -> None:
+    world, seen = study.rooms(0.25)
+    corner_after_north = 0  # cell (0, 0), last move north
+    east = 3
+    after = {tuple(seen[s]): p for s, p in enumerate(world.transition[corner_after_north, east]) if p > 0}
+    assert after == {(-1, -0.75, 0, 0, 0, 1): 0.75, (-1, -1, 1, 0, 0, 0): 0.25}
+
+
+def test_logs_follow_the_world() -> None:
+    world, seen = study.rooms(0.25)
+    log = study.logged(world, jnp.asarray(seen), jnp.float32(0.5), 4000, jax.random.key(0)).transitions
+    index = {tuple(row): state for state, row in enumerate(seen)}
+    state, following = (
+        np.array([index[tuple(row)] for row in np.asarray(rows)])
+        for rows in (log.observation, log.next_observation)
+    )
+    action = np.asarray(log.action)
+    assert (world.transition[state, action, following] > 0).all()
+    noise = np.asarray(log.reward) - world.reward[state, action]
+    assert noise.min() >= 0 and noise.max() <= 0.5 and abs(noise.mean() - 0.25) < 0.01
+    moved = seen[following, 2:].argmax(-1) == action
+    inside = world.reward[state, action] == 0
+    expected = (0.75 + 0.25 * (seen[state, 2:].argmax(-1) == action))[inside].mean()
+    assert abs(moved[inside].mean() - expected) < 0.03
+
+
+def test_the_control_regresses_the_mean_of_a_softmax() -> None:
+    control, like = study.make(study.CONTROL, -1, 9, 31), heads.hl_gauss(-1, 9, 31)
+    outputs = jax.random.normal(jax.random.key(0), (5, 31))
+    target = control.target(jnp.arange(5.0), jnp.full(5, 0.9), outputs)
+    np.testing.assert_allclose(target, np.arange(5) + 0.9 * np.asarray(like.value(outputs)), rtol=1e-6)
+    error = np.square(np.asarray(like.value(outputs)) - np.asarray(target))
+    np.testing.assert_allclose(control.loss(outputs, target), error, rtol=1e-6)
+
+
+def test_the_study(tmp_path, monkeypatch) -> None:
+    for name, value in {
+        "NAMES": ("scalar", "hl_gauss"), "NOISES": (0.0, 1.0), "STICKY": {"sticky": 0.25}, "BIN_COUNTS": (31,),
+        "WIDTHS": (0.75,), "RATES": (1e-3, 3e-3), "PHASES": (0.0, 8.0), "TAIL": 20,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(study, name, value)
+    result = study.run(dataclasses.replace(SMALL, out=str(tmp_path / "new")))
+    for name in ("scalar", "hl_gauss"):
+        first, second = (x["mean"] for x in result["plasticity"][name]["phases"])
+        assert first < 0.6 and second < 8.0  # from 0.5, if the offset is all it learns, and 64
+        assert result["noise"]["sticky, eta 0"][name]["error"]["mean"] < 0.4  # from above 0.7, if it says 0
+        assert result["rates"][name]["rate"] in (1e-3, 3e-3)
+    stored = json.loads((tmp_path / "new" / "result.json").read_text())
+    assert stored["noise"]["sticky, eta 0"]["scalar"]["error"]["each"] == list(
+        result["noise"]["sticky, eta 0"]["scalar"]["error"]["each"]
+    )
+    text = (tmp_path / "new" / "README.md").read_text()
+    assert "| hl_gauss |" in text and "## Sticky, eta 1" in text
+    assert {path.name for path in (tmp_path / "new").glob("*.png")} == {
+        "plasticity.png", "sticky_error.png", "sticky_return.png"
+    }  # fmt: skip
+
+
+def test_one_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match="--seeds=1: an interval needs at least 2"):
+        study.run(study.Settings(seeds=1))
