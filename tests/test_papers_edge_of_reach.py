@@ -35,7 +35,7 @@ def test_the_story_from_end_to_end(tmp_path: Path) -> None:
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings())
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + 2
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
 
 
@@ -89,7 +89,7 @@ def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="--parts has heads: choose from story, k, N, ablation"):
+    with pytest.raises(ValueError, match="--parts has heads: choose from story, k, N, ablation, start"):
         paper.run(dataclasses.replace(TINY, parts="story,heads"))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
         paper.run(dataclasses.replace(TINY, seeds=1))

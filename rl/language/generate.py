@@ -1,0 +1,219 @@
+"""Text from a model, compiled: a batch of prompts at once, keys and values of what is read kept.
+
+What is sampled is a `Decoder`: a language model alone, one whose choices are steered by values, or any function
+of their features. Prompts are padded on the left, so that all rows write their next token into the same slot.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.language.model import LM
+from rl.types import Array, Key, Params
+
+
+class Decoder(NamedTuple):
+    """What the choice of the next token needs."""
+
+    cache: Callable[[int, int], Any]  # (B, M) -> an empty cache for M tokens
+    # params, tokens [B, S], segment [B, S] (0: padding), cache -> logits [B, A] of the token after them, and the cache
+    extend: Callable[[Params, Array, Array, Any], tuple[Array, Any]]
+
+
+class Texts(NamedTuple):
+    """What was generated. After a text's end, tokens are 0 and log probabilities too."""
+
+    tokens: Array  # [B, steps] int32
+    length: Array  # [B] int32, tokens up to the end, the stop token included
+    log_prob: Array  # [B, steps] float32, each token's under the decoder, before temperature and top_p
+
+
+def decoder(lm: LM, score: Callable[[Params, Array], Array] | None = None) -> Decoder:
+    """A decoder of ``lm``.
+
+    Args:
+      lm: the model; the decoder's params are its own, unless ``score`` is given.
+      score: (params, features [B, D]) -> logits [B, A]; params must then be ``{"lm": ..., anything else}``.
+    """
+
+    def extend(params: Params, tokens: Array, segment: Array, cache: Any) -> tuple[Array, Any]:
+        features, cache = lm.extend(params["lm"] if score else params, tokens, segment, cache)
+        return (score or lm.logits)(params, features[:, -1]), cache
+
+    return Decoder(lm.cache, extend)
+
+
+def steered(policy: Decoder, advantage: Decoder, weight: float) -> Decoder:
+    """``log pi(a|s) + weight * (Q(s, a) - V(s))``, the two from models of their own (ILQL, Snell et al. 2022, 4.3).
+
+    Its params are the pair of theirs. ``advantage`` gives Q - V or Q alone: V is the same for every token.
+    """
+
+    def cache(rows: int, slots: int) -> Any:
+        return policy.cache(rows, slots), advantage.cache(rows, slots)
+
+    def extend(params: Params, tokens: Array, segment: Array, caches: Any) -> tuple[Array, Any]:
+        logits, one = policy.extend(params[0], tokens, segment, caches[0])
+        values, other = advantage.extend(params[1], tokens, segment, caches[1])
+        return jax.nn.log_softmax(logits) + weight * values, (one, other)
+
+    return Decoder(cache, extend)
+
+
+def generator(
+    decoder: Decoder,
+    steps: int,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    stop: Sequence[int] = (),
+) -> Callable[[Params, Array, Array, Key], Texts]:
+    """A compiled function of (params, prompts [B, P], segment [B, P], key), made once and used for many batches.
+
+    Prompts and their segments are those of `pad_left`. The key of step ``t`` is ``fold_in(key, t)``.
+
+    Args:
+      decoder: what chooses.
+      steps: the most tokens to add.
+      temperature: 0 takes the likeliest token.
+      top_p: sample from the smallest set of tokens that holds this much probability (Holtzman et al. 2020).
+      stop: tokens that end a text.
+
+    Raises:
+      ValueError: settings out of range; or, when called, a prompt and ``steps`` longer than the model's context.
+    """
+    if steps < 1 or temperature < 0 or not 0 < top_p <= 1:
+        raise ValueError(
+            f"generation needs steps >= 1, temperature >= 0 and 0 < top_p <= 1, not {steps}, {temperature}, {top_p}"
+        )
+    stops = jnp.asarray(stop, jnp.int32).reshape(-1)
+
+    @jax.jit
+    def generate(params: Params, prompts: Array, segment: Array, key: Key) -> Texts:
+        rows, length = prompts.shape
+        cache = decoder.cache(rows, length + steps)
+        logits, cache = decoder.extend(params, prompts, segment, cache)
+        blank = Texts(
+            jnp.zeros((rows, steps), jnp.int32), jnp.zeros(rows, jnp.int32), jnp.zeros((rows, steps))
+        )
+
+        def unfinished(carry) -> Array:
+            step, *_, over = carry
+            return (step < steps) & ~over.all()
+
+        def add(carry):
+            step, logits, cache, texts, over = carry
+            token = choose(logits, jax.random.fold_in(key, step), temperature, top_p)
+            chance = jnp.take_along_axis(jax.nn.log_softmax(logits), token[:, None], 1)[:, 0]
+            texts = Texts(
+                texts.tokens.at[:, step].set(jnp.where(over, 0, token)),
+                texts.length + ~over,
+                texts.log_prob.at[:, step].set(jnp.where(over, 0.0, chance)),
+            )
+            over = over | (token[:, None] == stops).any(1)
+            logits, cache = decoder.extend(params, token[:, None], jnp.ones((rows, 1), jnp.int32), cache)
+            return step + 1, logits, cache, texts, over
+
+        start = (jnp.zeros((), jnp.int32), logits, cache, blank, jnp.zeros(rows, bool))
+        return jax.lax.while_loop(unfinished, add, start)[3]
+
+    return generate
+
+
+def choose(logits: Array, key: Key, temperature: float = 1.0, top_p: float = 1.0) -> Array:
+    """One token [B] int32 for each row of ``logits`` [B, A]; see `generator`."""
+    if temperature == 0:
+        return logits.argmax(-1).astype(jnp.int32)
+    logits = logits / temperature
+    if top_p < 1:
+        ordered = jnp.sort(jax.nn.softmax(logits), -1, descending=True)
+        kept = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
+        threshold = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
+        logits = jnp.where(jax.nn.softmax(logits) >= threshold, logits, -jnp.inf)
+    return jax.random.categorical(key, logits).astype(jnp.int32)
+
+
+def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts of different lengths as tokens [B, P] and segments [B, P]: 1 for text, 0 for padding before it.
+
+    Args:
+      prompts: token lists.
+      length: ``P``; the longest prompt's, if not given. Few different ones mean few compilations.
+
+    Raises:
+      ValueError: no prompt, an empty one, or one longer than ``length``.
+    """
+    if not prompts or not all(map(len, prompts)):
+        raise ValueError("every prompt needs at least one token: give the model's first token, or a newline")
+    longest = max(map(len, prompts))
+    length = length or longest
+    if longest > length:
+        raise ValueError(f"a prompt of {longest} tokens does not fit into {length}")
+    tokens, segment = np.zeros((2, len(prompts), length), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, length - len(prompt) :] = prompt
+        segment[row, length - len(prompt) :] = 1
+    return tokens, segment
+
+
+def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[str]:
+    """The generated texts as strings, without the stop token."""
+    rows = zip(np.asarray(generated.tokens), np.asarray(generated.length), strict=True)
+    tokens = [row[:length].tolist() for row, length in rows]
+    return tokenizer.decode_batch([row[:-1] if row[-1] in stop else row for row in tokens])
+
+
+# ---- best of n ---------------------------------------------------------------------------------------------------
+
+
+def pass_at_k(passed: np.ndarray, k: int) -> float:
+    """The chance that one of ``k`` candidates drawn without replacement passes, averaged over problems.
+
+    The unbiased estimate of Chen et al. (2021), section 2.1.
+
+    Args:
+      passed: [problems, m] bool.
+      k: at most m.
+    """
+    m = passed.shape[1]
+    _check_k(k, m)
+    failed = m - passed.sum(1)
+    return float(np.mean([1 - math.comb(int(f), k) / math.comb(m, k) for f in failed]))
+
+
+def ranked_pass_at_k(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
+    """The share of problems where one of the ``k`` candidates of highest score passes (CodeT, Chen et al. 2023).
+
+    Candidates of equal score count with the chance that they are among the ``k``.
+
+    Args:
+      passed: [problems, m] bool.
+      scores: [problems, m], finite.
+      k: at most m.
+
+    Raises:
+      ValueError: ``k`` out of range, or a score that is not finite.
+    """
+    _check_k(k, passed.shape[1])
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is not finite: candidates cannot be ranked")
+    return float(np.mean([_chance(p, s, k) for p, s in zip(passed, scores, strict=True)]))
+
+
+def _chance(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
+    border = np.sort(scores)[-k]
+    if passed[scores > border].any():
+        return 1.0
+    tied, left = passed[scores == border], k - int((scores > border).sum())
+    return 1 - math.comb(int((~tied).sum()), left) / math.comb(len(tied), left)
+
+
+def _check_k(k: int, m: int) -> None:
+    if not 1 <= k <= m:
+        raise ValueError(f"cannot take {k} of {m} candidates")

@@ -1,0 +1,350 @@
+"""Model folders as Hugging Face's transformers reads and writes them: ``config.json`` and ``*.safetensors``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from rl.language import weights
+from rl.language.model import Config
+from rl.language.weights import WeightsError
+from rl.log import replacing
+from rl.networks.transformer import Rope, Shape
+from rl.types import Params
+
+_INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
+_BIG_HEADER = 100_000_000  # bytes; the format's own limit
+
+_TYPES = {
+    "F64": np.float64,
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": jnp.bfloat16,
+    "I64": np.int64,
+    "I32": np.int32,
+    "U8": np.uint8,
+    "BOOL": np.bool_,
+}
+
+
+def load(folder: str | os.PathLike[str]) -> tuple[Config, Params]:
+    """The architecture and the parameters (NumPy, float32) in ``folder``.
+
+    Raises:
+      FileNotFoundError: there is no ``config.json``, or no weights.
+      WeightsError: an architecture that is not supported, a damaged file, or tensors missing or left over.
+    """
+    folder = Path(folder)
+    config = read_config(folder / "config.json")
+    tensors: dict[str, np.ndarray] = {}
+    for path in _files(folder):
+        tensors |= read_safetensors(path)
+    entries = weights.LLAMA if config.shape.rms else weights.GPT2
+    if not config.shape.rms:
+        prefix = "transformer."  # which GPT-2's original files lack
+        tensors = {_prefixed(name, prefix): tensor for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in tensors.items() if not _ignored(name, config)}
+    return config, weights.assemble(config, entries, tensors, str(folder))
+
+
+def save(
+    folder: str | os.PathLike[str],
+    config: Config,
+    params: Params,
+    tokenizer: Any = None,
+    end: int | None = None,
+) -> None:
+    """Writes a folder that `load` and transformers' ``AutoModelForCausalLM.from_pretrained`` read.
+
+    Args:
+      folder: made if missing; files of the same names there are replaced, each whole or not at all.
+      config: the architecture.
+      params: any dtype of float; stored as it is.
+      tokenizer: a `tokenizers.Tokenizer` to go with it, for ``AutoTokenizer``.
+      end: the token that ends a text, for ``generate``.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    entries = weights.LLAMA if config.shape.rms else weights.GPT2
+    write_safetensors(folder / _ONE_FILE, weights.disassemble(config, entries, params))
+    described = describe(config) | ({} if end is None else {"eos_token_id": end})
+    _write_json(folder / "config.json", described)
+    if tokenizer is not None:
+        with replacing(folder / "tokenizer.json") as partial:
+            tokenizer.save(str(partial))
+        names = {} if end is None else {"eos_token": tokenizer.id_to_token(end)}
+        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+
+
+# ---- the architecture --------------------------------------------------------------------------------------------
+
+
+def read_config(path: str | os.PathLike[str]) -> Config:
+    """The architecture that a ``config.json`` describes.
+
+    Raises:
+      WeightsError: not JSON, a field missing, or an architecture that is not supported.
+    """
+    try:
+        values = json.loads(Path(path).read_text())
+    except ValueError as error:
+        raise WeightsError(f"{path} is no JSON ({error}): download it again") from error
+    kind = values.get("model_type")
+    if kind not in _READERS:
+        raise WeightsError(
+            f"{path}: architecture {kind!r} is not supported: use one of {', '.join(_READERS)}"
+        )
+    try:
+        return _READERS[kind](values, _Refusal(path))
+    except KeyError as error:
+        raise WeightsError(f"{path} does not say {error}: is it the file of a {kind} model?") from error
+
+
+def describe(config: Config) -> dict[str, Any]:
+    """What ``config.json`` says of ``config``, the inverse of `read_config`."""
+    s = config.shape
+    if not s.rms:
+        return {
+            "model_type": "gpt2",
+            "architectures": ["GPT2LMHeadModel"],
+            "vocab_size": config.vocabulary,
+            "n_positions": config.context,
+            "n_embd": s.width,
+            "n_layer": s.layers,
+            "n_head": s.heads,
+            "n_inner": s.inner,
+            "layer_norm_epsilon": s.epsilon,
+            "tie_word_embeddings": config.tied,
+        }
+    kind = "qwen3" if s.qk_norm else "qwen2" if s.qkv_bias and not s.out_bias else "llama"
+    described = {
+        "model_type": kind,
+        "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind] + "ForCausalLM"],
+        "vocab_size": config.vocabulary,
+        "max_position_embeddings": config.context,
+        "hidden_size": s.width,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "head_dim": s.head_size,
+        "intermediate_size": s.inner,
+        "rms_norm_eps": s.epsilon,
+        "hidden_act": "silu",
+        "tie_word_embeddings": config.tied,
+        **_describe_rope(s.rope),
+    }
+    if kind != "qwen2":
+        described["attention_bias"] = s.qkv_bias
+    if kind == "llama":
+        described["mlp_bias"] = s.inner_bias
+    return described
+
+
+class _Refusal:
+    """Says that a setting is not supported."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = path
+
+    def unless(self, fine: bool, setting: str) -> None:
+        if not fine:
+            raise WeightsError(f"{self.path}: {setting} is not supported")
+
+
+def _read_llama(values: Mapping[str, Any], refuse: _Refusal) -> Config:
+    kind, heads, width = values["model_type"], values["num_attention_heads"], values["hidden_size"]
+    activation = values.get("hidden_act", "silu")
+    refuse.unless(activation == "silu", f"hidden_act {activation!r}")
+    sliding = kind != "llama" and values.get("use_sliding_window", False)
+    refuse.unless(not sliding, "attention in a sliding window")
+    bias = values.get("attention_bias", False)
+    return Config(
+        vocabulary=values["vocab_size"],
+        context=values["max_position_embeddings"],
+        tied=values.get("tie_word_embeddings", False),
+        shape=Shape(
+            width=width,
+            layers=values["num_hidden_layers"],
+            heads=heads,
+            kv_heads=values.get("num_key_value_heads") or heads,
+            head_size=values.get("head_dim") or (128 if kind == "qwen3" else width // heads),
+            inner=values["intermediate_size"],
+            rope=_read_rope(values, refuse),
+            qkv_bias=kind == "qwen2" or bias,
+            out_bias=kind != "qwen2" and bias,
+            inner_bias=kind == "llama" and values.get("mlp_bias", False),
+            qk_norm=kind == "qwen3",
+            epsilon=values["rms_norm_eps"],
+        ),
+    )
+
+
+def _read_gpt2(values: Mapping[str, Any], refuse: _Refusal) -> Config:
+    activation = values.get("activation_function", "gelu_new")
+    refuse.unless(activation in ("gelu_new", "gelu_pytorch_tanh"), f"activation_function {activation!r}")
+    refuse.unless(values.get("scale_attn_weights", True), "scale_attn_weights=false")
+    refuse.unless(not values.get("scale_attn_by_inverse_layer_idx", False), "scale_attn_by_inverse_layer_idx")
+    width, heads = values["n_embd"], values["n_head"]
+    return Config(
+        vocabulary=values["vocab_size"],
+        context=values["n_positions"],
+        tied=values.get("tie_word_embeddings", True),
+        shape=Shape(
+            width=width,
+            layers=values["n_layer"],
+            heads=heads,
+            kv_heads=heads,
+            head_size=width // heads,
+            inner=values.get("n_inner") or 4 * width,
+            rms=False,
+            gated=False,
+            rope=None,
+            qkv_bias=True,
+            out_bias=True,
+            inner_bias=True,
+            epsilon=values.get("layer_norm_epsilon", 1e-5),
+        ),
+    )
+
+
+_READERS: dict[str, Callable[[Mapping[str, Any], _Refusal], Config]] = {
+    "llama": _read_llama,
+    "qwen2": _read_llama,
+    "qwen3": _read_llama,
+    "gpt2": _read_gpt2,
+}
+
+
+def _read_rope(values: Mapping[str, Any], refuse: _Refusal) -> Rope:
+    # Since transformers 5 all of it is in `rope_parameters`; before, the base stood apart from `rope_scaling`.
+    stretch = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    base = stretch.get("rope_theta", values.get("rope_theta", 10_000.0))
+    kind = stretch.get("rope_type", stretch.get("type", "default"))
+    refuse.unless(kind in ("default", "llama3"), f"rope_type {kind!r}")
+    refuse.unless(not values.get("rope_interleaved", False), "rope_interleaved")
+    if kind == "default":
+        return Rope(base)
+    return Rope(
+        base,
+        stretch["factor"],
+        stretch["low_freq_factor"],
+        stretch["high_freq_factor"],
+        stretch["original_max_position_embeddings"],
+    )
+
+
+def _describe_rope(rope: Rope | None) -> dict[str, Any]:
+    """In the form of both the newer and the older transformers."""
+    assert rope is not None
+    if rope.factor == 1.0:
+        return {
+            "rope_theta": rope.base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": rope.base},
+        }
+    stretch = {
+        "rope_type": "llama3",
+        "factor": rope.factor,
+        "low_freq_factor": rope.low,
+        "high_freq_factor": rope.high,
+        "original_max_position_embeddings": rope.original,
+    }
+    return {
+        "rope_theta": rope.base,
+        "rope_scaling": stretch,
+        "rope_parameters": {"rope_theta": rope.base, **stretch},
+    }
+
+
+# ---- the weights -------------------------------------------------------------------------------------------------
+
+
+def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
+    """Every tensor of the file by its name, mapped from disk and read-only.
+
+    Raises:
+      WeightsError: the file is damaged or cut short, or holds a type that no model here has.
+    """
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, _BIG_HEADER):
+            raise WeightsError(f"{path} is no safetensors file, or is cut short: download it again")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise WeightsError(f"{path} is no safetensors file ({error}): download it again") from error
+    header.pop("__metadata__", None)
+    start = 8 + length
+    end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end > size:
+        raise WeightsError(f"{path} is cut short: {size} bytes of {end}; download it again")
+    content = np.memmap(path, np.uint8, "r")
+
+    def tensor(name: str, entry: Mapping[str, Any]) -> np.ndarray:
+        if entry["dtype"] not in _TYPES:
+            raise WeightsError(f"{path}: tensor {name} is of type {entry['dtype']}, which is not supported")
+        first, last = entry["data_offsets"]
+        dtype = np.dtype(_TYPES[entry["dtype"]])
+        if last - first != math.prod(entry["shape"]) * dtype.itemsize:
+            raise WeightsError(f"{path}: tensor {name} has a size that is not its shape's: download it again")
+        return content[start + first : start + last].view(dtype).reshape(entry["shape"])
+
+    return {name: tensor(name, entry) for name, entry in header.items()}
+
+
+def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes named tensors, whole or not at all."""
+    names = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in tensors.items():
+        header[name] = {
+            "dtype": names[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
+    with replacing(path) as partial, open(partial, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+
+
+def _files(folder: Path) -> list[Path]:
+    """The weight files: one, or the several that an index names."""
+    index = folder / _INDEX
+    if not index.exists():
+        if not (folder / _ONE_FILE).exists():
+            raise FileNotFoundError(f"no {_ONE_FILE} and no {_INDEX} in {folder}: is it a model's folder?")
+        return [folder / _ONE_FILE]
+    files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    absent = [path.name for path in files if not path.exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"{index} names {', '.join(absent)}, not there: download the rest of the model"
+        )
+    return files
+
+
+def _prefixed(name: str, prefix: str) -> str:
+    return name if name.startswith((prefix, "lm_head.")) else prefix + name
+
+
+def _ignored(name: str, config: Config) -> bool:
+    """Constants that older checkpoints hold beside their parameters, and a tied model's second name."""
+    constant = name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"))
+    return constant or (config.tied and name == "lm_head.weight")
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(values, indent=2) + "\n")

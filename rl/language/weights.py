@@ -1,0 +1,172 @@
+"""Between a model's parameters and the named tensors of weight files: two dialects, one table per family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from rl.language import model
+from rl.language.model import Config
+from rl.types import Params
+
+_LISTED = 8  # names in an error before the rest are counted
+
+
+class WeightsError(ValueError):
+    """Weights that cannot be used; the message names the file or the tensors, and the remedy."""
+
+
+class Entry(NamedTuple):
+    """Where one parameter lies in a file."""
+
+    path: str  # in the parameters; under "blocks/" once for every layer
+    name: str  # in the file, with {} for the layer
+    turned: bool = False  # [out, in] in the file, [in, out] here
+    part: int | None = None  # which third of the tensor (GPT-2 keeps query, key and value in one)
+
+
+def _llama(rows: Iterable[tuple[str, str, str]], column: int) -> tuple[Entry, ...]:
+    return tuple(Entry(row[0], row[column], row[0].endswith("kernel")) for row in rows)
+
+
+# parameter, Hugging Face, GGUF
+_LLAMA = [
+    ("embedding", "model.embed_tokens.weight", "token_embd.weight"),
+    ("norm/scale", "model.norm.weight", "output_norm.weight"),
+    ("unembedding", "lm_head.weight", "output.weight"),
+]
+for _own, _face, _gguf in (
+    ("attention_norm/scale", "input_layernorm.weight", "attn_norm.weight"),
+    ("query_norm/scale", "self_attn.q_norm.weight", "attn_q_norm.weight"),
+    ("key_norm/scale", "self_attn.k_norm.weight", "attn_k_norm.weight"),
+    ("inner_norm/scale", "post_attention_layernorm.weight", "ffn_norm.weight"),
+):
+    _LLAMA.append((f"blocks/{_own}", f"model.layers.{{}}.{_face}", f"blk.{{}}.{_gguf}"))
+for _own, _face, _gguf in (
+    ("query", "self_attn.q_proj", "attn_q"),
+    ("key", "self_attn.k_proj", "attn_k"),
+    ("value", "self_attn.v_proj", "attn_v"),
+    ("out", "self_attn.o_proj", "attn_output"),
+    ("gate", "mlp.gate_proj", "ffn_gate"),
+    ("up", "mlp.up_proj", "ffn_up"),
+    ("down", "mlp.down_proj", "ffn_down"),
+):
+    for _leaf, _suffix in (("kernel", "weight"), ("bias", "bias")):
+        _LLAMA.append(
+            (f"blocks/{_own}/{_leaf}", f"model.layers.{{}}.{_face}.{_suffix}", f"blk.{{}}.{_gguf}.{_suffix}")
+        )
+
+LLAMA = _llama(_LLAMA, 1)  # and Qwen2, Qwen3
+GGUF = _llama(_LLAMA, 2)
+
+GPT2 = (
+    Entry("embedding", "transformer.wte.weight"),
+    Entry("position", "transformer.wpe.weight"),
+    Entry("norm/scale", "transformer.ln_f.weight"),
+    Entry("norm/bias", "transformer.ln_f.bias"),
+    Entry("unembedding", "lm_head.weight"),
+    *(
+        Entry(f"blocks/{own}/{leaf}", f"transformer.h.{{}}.{theirs}.{suffix}", part=part)
+        for own, theirs, part, leaves in (
+            ("attention_norm", "ln_1", None, ("scale", "bias")),
+            ("query", "attn.c_attn", 0, ("kernel", "bias")),
+            ("key", "attn.c_attn", 1, ("kernel", "bias")),
+            ("value", "attn.c_attn", 2, ("kernel", "bias")),
+            ("out", "attn.c_proj", None, ("kernel", "bias")),
+            ("inner_norm", "ln_2", None, ("scale", "bias")),
+            ("up", "mlp.c_fc", None, ("kernel", "bias")),
+            ("down", "mlp.c_proj", None, ("kernel", "bias")),
+        )
+        for leaf, suffix in zip(leaves, ("weight", "bias"), strict=True)
+    ),
+)
+
+
+def assemble(
+    config: Config, entries: Iterable[Entry], tensors: Mapping[str, np.ndarray], source: str
+) -> Params:
+    """The parameters (NumPy, float32) of ``config`` from the named ``tensors`` of the file ``source``.
+
+    Raises:
+      WeightsError: tensors that are missing, of another shape, or left over; it names them.
+    """
+    wanted = dict(_expected(config))
+    used, wrong = set(), []
+    leaves: dict[str, np.ndarray] = {}
+    for entry in entries:
+        if entry.path not in wanted:
+            continue
+        shape, stacked = wanted[entry.path].shape, entry.path.startswith("blocks/")
+        pieces = []
+        for layer in range(config.shape.layers if stacked else 1):
+            name = entry.name.format(layer)
+            used.add(name)
+            if name not in tensors:
+                continue
+            piece = _piece(tensors[name], entry)
+            if piece.shape != shape[stacked:]:
+                wrong.append(f"{name} gives {list(piece.shape)} where {list(shape[stacked:])} is wanted")
+                continue
+            pieces.append(piece.astype(np.float32))
+        if pieces:
+            leaves[entry.path] = np.stack(pieces) if stacked else pieces[0]
+    complaints = [
+        ("missing tensors", sorted(used - tensors.keys())),
+        ("tensors that the architecture has no place for", sorted(tensors.keys() - used)),
+        ("tensors of another shape", wrong),
+    ]
+    if any(names for _, names in complaints):
+        text = "; ".join(f"{what}: {_few(names)}" for what, names in complaints if names)
+        raise WeightsError(f"{source}: {text}. The weights are not those of the configuration beside them")
+    return _nested(leaves)
+
+
+def disassemble(config: Config, entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
+    """The named tensors of ``params``, the inverse of `assemble`."""
+    leaves = dict(_flat(params))
+    parts: dict[str, list[np.ndarray]] = {}
+    for entry in entries:
+        if entry.path not in leaves:
+            continue
+        leaf, stacked = np.asarray(leaves[entry.path]), entry.path.startswith("blocks/")
+        for layer in range(config.shape.layers if stacked else 1):
+            piece = leaf[layer] if stacked else leaf
+            parts.setdefault(entry.name.format(layer), []).append(piece.T if entry.turned else piece)
+    return {
+        name: np.concatenate(pieces, -1) if len(pieces) > 1 else pieces[0] for name, pieces in parts.items()
+    }
+
+
+def _piece(tensor: np.ndarray, entry: Entry) -> np.ndarray:
+    if entry.part is not None:
+        size = tensor.shape[-1] // 3
+        tensor = tensor[..., entry.part * size : (entry.part + 1) * size]
+    return tensor.T if entry.turned else tensor
+
+
+def _expected(config: Config) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
+    return _flat(jax.eval_shape(model.make(config).init, jax.random.key(0)))
+
+
+def _flat(tree: Params) -> Iterator[tuple[str, Any]]:
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        yield jax.tree_util.keystr(keys, simple=True, separator="/"), leaf
+
+
+def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
+    tree: dict = {}
+    for path, leaf in leaves.items():
+        *parents, last = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

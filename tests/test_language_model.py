@@ -1,0 +1,247 @@
+"""The model itself, and generation against decoding without a cache."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import CONFIGS, LLAMA, random_params
+
+from rl.language import generate, model
+from rl.language.model import LM
+from rl.networks import transformer
+from rl.networks.transformer import Rope
+from rl.types import Array, Key
+
+
+def build(name: str, **options: Any) -> tuple[LM, Any]:
+    return model.make(CONFIGS[name], **options), random_params(CONFIGS[name])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def logits(lm: LM, params: Any, tokens: Array, segment: Array) -> Array:
+    return lm.logits(params, lm.features(params, tokens, segment))
+
+
+def tokens(*shape: int) -> np.ndarray:
+    return np.random.RandomState(0).randint(0, 61, shape).astype(np.int32)
+
+
+# ---- the trunk ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_features_know_the_past_of_their_own_segment_only(name: str) -> None:
+    lm, params = build(name)
+    x = np.repeat(tokens(1, 12), 12, 0)
+    segment = np.repeat([[1] * 5 + [2] * 4 + [0] * 3], 12, 0).astype(np.int32)
+    changed = x.copy()
+    changed[np.arange(12), np.arange(12)] += 1
+    changed %= 61
+    difference = np.abs(logits(lm, params, changed, segment) - logits(lm, params, x, segment)).max(-1)
+    row, column = np.indices((12, 12))  # row r has column r changed
+    reaches = (column >= row) & (segment == segment[0][row])
+    np.testing.assert_array_equal(difference > 1e-6, reaches)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_packed_texts_are_read_as_if_alone(name: str) -> None:
+    lm, params = build(name)
+    x = tokens(1, 12)
+    segment = np.array([[1] * 5 + [2] * 4 + [0] * 3], np.int32)
+    together = logits(lm, params, x, segment)
+    for start, stop in ((0, 5), (5, 9)):
+        alone = logits(lm, params, x[:, start:stop], np.ones((1, stop - start), np.int32))
+        np.testing.assert_allclose(together[:, start:stop], alone, atol=1e-5)
+
+
+def test_positions_restart_with_every_segment() -> None:
+    segment = jnp.array([[1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]])
+    expected = [[0, 1, 2, 0, 1, 0, 1], [0, 1, 0, 1, 2, 3, 0]]
+    np.testing.assert_array_equal(transformer.positions(segment), expected)
+
+
+def test_rotation_depends_on_distance_alone() -> None:
+    shape = dataclasses.replace(LLAMA, rope=Rope(100.0, 4.0, 1.0, 4.0, 16))
+    query, key = np.random.RandomState(0).randn(2, 1, 1, 1, 8).astype(np.float32)
+
+    def product(one: int, other: int) -> float:
+        def turn(x: np.ndarray, position: int) -> Array:
+            return transformer._rotate(jnp.asarray(x), transformer.rotations(shape, jnp.array([[position]])))
+
+        return float((turn(query, one) * turn(key, other)).sum())
+
+    assert product(3, 1) == pytest.approx(product(13, 11), rel=1e-4)
+    assert product(3, 1) != pytest.approx(product(1, 3), rel=1e-2)
+
+
+def test_remat_and_bfloat16_change_the_numbers_as_little_as_they_must() -> None:
+    x, segment = tokens(2, 12), np.ones((2, 12), np.int32)
+
+    def loss_and_gradient(**options: Any) -> tuple[Array, Any]:
+        lm, params = build("llama", **options)
+
+        def loss(params: Any) -> Array:
+            out = lm.logits(params, lm.features(params, x, segment))
+            assert out.dtype == jnp.float32
+            return jnp.square(out).mean()
+
+        return jax.jit(jax.value_and_grad(loss))(params)
+
+    value, gradient = loss_and_gradient()
+    for options, tolerance in (({"remat": True}, 1e-6), ({"dtype": jnp.bfloat16}, 0.05)):
+        other, other_gradient = loss_and_gradient(**options)
+        assert float(other) == pytest.approx(float(value), rel=tolerance)
+        scale = jnp.abs(gradient["blocks"]["query"]["kernel"]).max()
+        for one, two in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
+            assert two.dtype == jnp.float32
+            np.testing.assert_allclose(one, two, atol=3 * tolerance * max(scale, jnp.abs(one).max()))
+
+
+def test_log_probabilities() -> None:
+    lm, params = build("gpt2")
+    x, segment = tokens(2, 12), np.ones((2, 12), np.int32)
+    ours = model.log_probabilities(lm, params, x, segment)
+    log_p = jax.nn.log_softmax(logits(lm, params, x, segment))
+    assert (ours[:, 0] == 0).all()
+    for b, t in np.ndindex(2, 11):
+        np.testing.assert_allclose(ours[b, t + 1], log_p[b, t, x[b, t + 1]], rtol=1e-5)
+
+
+def test_a_model_is_too_short_or_impossible() -> None:
+    lm, params = build("llama")
+    with pytest.raises(ValueError, match="65 tokens are more than the model's context of 64"):
+        lm.features(params, tokens(1, 65), np.ones((1, 65), np.int32))
+    with pytest.raises(ValueError, match="4 heads cannot share 3"):
+        dataclasses.replace(LLAMA, kv_heads=3)
+    with pytest.raises(ValueError, match="even head size"):
+        dataclasses.replace(LLAMA, head_size=7)
+
+
+# ---- generation --------------------------------------------------------------------------------------------------
+
+PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6]]
+STOP = (7, 11)
+
+
+def uncached(lm: LM, params: Any, steps: int, key: Key, **sampling: float) -> tuple[list, list]:
+    """Every step reads its whole text again, alone in its row, without padding."""
+    rows, chances = [list(prompt) for prompt in PROMPTS], [[] for _ in PROMPTS]
+    over = [False] * len(rows)
+    for step in range(steps):
+        every = []
+        for row in rows:
+            x = np.zeros((1, 24), np.int32)
+            x[0, : len(row)] = row
+            every.append(logits(lm, params, x, np.ones((1, 24), np.int32))[0, len(row) - 1])
+        chosen = generate.choose(jnp.stack(every), jax.random.fold_in(key, step), **sampling)
+        for number, token in enumerate(chosen.tolist()):
+            if not over[number]:
+                rows[number].append(token)
+                chances[number].append(float(jax.nn.log_softmax(every[number])[token]))
+                over[number] = token in STOP
+    return [row[len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)], chances
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [("gpt2", {"temperature": 0.0}), ("qwen3", {"temperature": 0.8, "top_p": 0.9})],
+)
+def test_generation_equals_decoding_without_a_cache(name: str, sampling: dict[str, float]) -> None:
+    lm, params = build(name)
+    run = generate.generator(generate.decoder(lm), 12, stop=STOP, **sampling)
+    lengths = set()
+    for seed in range(3):
+        key = jax.random.key(seed)
+        texts = run(params, *generate.pad_left(PROMPTS), key)
+        expected, chances = uncached(lm, params, 12, key, **sampling)
+        for row, text in enumerate(expected):
+            assert texts.length[row] == len(text)
+            assert texts.tokens[row].tolist() == text + [0] * (12 - len(text))
+            np.testing.assert_allclose(texts.log_prob[row, : len(text)], chances[row], atol=1e-4)
+            lengths.add(len(text))
+    if sampling["temperature"]:
+        assert min(lengths) < 12  # a stop token was met
+
+
+def test_top_p_keeps_the_smallest_sufficient_set() -> None:
+    logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
+    for top_p, kept in ((0.3, {1}), (0.5, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
+        keys = jax.random.split(jax.random.key(0), 200)
+        drawn = jax.vmap(lambda key, p=top_p: generate.choose(logits, key, top_p=p))(keys)
+        assert set(np.unique(drawn).tolist()) == kept
+
+
+def test_temperature_sharpens() -> None:
+    logits = jnp.array([[0.0, 1.0]])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    for temperature in (0.5, 2.0):
+        drawn = jax.vmap(lambda key, t=temperature: generate.choose(logits, key, t))(keys)
+        assert float(drawn.mean()) == pytest.approx(1 / (1 + np.exp(-1 / temperature)), abs=0.03)
+
+
+def test_steering_adds_the_advantage_to_the_log_policy() -> None:
+    lm, params = build("llama")
+    other = build("gpt2")[1]
+    values = generate.decoder(model.make(CONFIGS["gpt2"]))
+    steered = generate.steered(generate.decoder(lm), values, 2.0)
+    prompts, segment = generate.pad_left(PROMPTS)
+    both, _ = steered.extend((params, other), prompts, segment, steered.cache(3, 8))
+    one = generate.decoder(lm).extend(params, prompts, segment, lm.cache(3, 8))[0]
+    two = values.extend(other, prompts, segment, values.cache(3, 8))[0]
+    np.testing.assert_allclose(both, jax.nn.log_softmax(one) + 2 * two, atol=1e-5)
+
+
+def test_bad_requests() -> None:
+    lm, params = build("llama")
+    run = generate.generator(generate.decoder(lm), 60)
+    with pytest.raises(ValueError, match="65 tokens are more than the model's context of 64"):
+        run(params, *generate.pad_left(PROMPTS), jax.random.key(0))
+    for settings in ({"steps": 0}, {"steps": 1, "temperature": -1.0}, {"steps": 1, "top_p": 0.0}):
+        with pytest.raises(ValueError, match="generation needs"):
+            generate.generator(generate.decoder(lm), **settings)
+    with pytest.raises(ValueError, match="at least one token"):
+        generate.pad_left([[1], []])
+    with pytest.raises(ValueError, match="5 tokens does not fit into 4"):
+        generate.pad_left(PROMPTS, 4)
+
+
+def test_texts_without_their_stop_token() -> None:
+    class Words:
+        def decode_batch(self, rows: list[list[int]]) -> list[str]:
+            return [" ".join(map(str, row)) for row in rows]
+
+    made = generate.Texts(jnp.array([[5, 7, 0], [5, 6, 5]]), jnp.array([2, 3]), jnp.zeros((2, 3)))
+    assert generate.texts(made, Words(), STOP) == ["5", "5 6 5"]
+
+
+# ---- best of n ---------------------------------------------------------------------------------------------------
+
+
+def test_pass_at_k_is_the_average_over_subsets() -> None:
+    import itertools
+
+    passed = np.array([[1, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 1, 0, 0]], bool)
+    for k in (1, 2, 5):
+        subsets = list(itertools.combinations(range(5), k))
+        expected = np.mean([[row[list(s)].any() for s in subsets] for row in passed])
+        assert generate.pass_at_k(passed, k) == pytest.approx(expected)
+        # Without an opinion, ranking is drawing.
+        assert generate.ranked_pass_at_k(passed, np.zeros((3, 5)), k) == pytest.approx(expected)
+
+
+def test_ranked_pass_at_k() -> None:
+    passed = np.array([[0, 1, 0], [1, 0, 0]], bool)
+    scores = np.array([[3.0, 2.0, 1.0], [1.0, 2.0, 2.0]])
+    assert generate.ranked_pass_at_k(passed, scores, 1) == 0.0
+    assert generate.ranked_pass_at_k(passed, scores, 2) == 0.5
+    assert generate.ranked_pass_at_k(passed, scores, 3) == 1.0
+    with pytest.raises(ValueError, match="cannot take 4 of 3"):
+        generate.ranked_pass_at_k(passed, scores, 4)
+    with pytest.raises(ValueError, match="not finite"):
+        generate.ranked_pass_at_k(passed, scores * np.nan, 1)
