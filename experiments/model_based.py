@@ -14,6 +14,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -194,7 +195,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             **log.provenance(),
         }
         record.result(result)
-    offline.draw(workdir, plain)
+    offline.draw(workdir, f"{settings.agent}, {settings.head}", Path(settings.dataset).name)
     return result
 
 

@@ -141,29 +141,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             log.progress(settings.steps, f"{settings.agent} {settings.env}", initial=trainer.step)
         )
         stopping = stack.enter_context(train.stop_requests())
-        while trainer.step < settings.steps:
-            try:
-                trainer.advance(_next(trainer.step, settings), bar, stopping)
-            except Exception:
-                if trainer.failed:
-                    save(going_on=False)
-                raise
-            if stopping:
-                save()
-                raise train.Interrupted(
-                    f"stopped at step {trainer.step}; the same command continues from {workdir}"
-                )
-            step, metrics = trainer.step, trainer.read()
-            try:
-                scores = score(trainer.carry.state, step // settings.eval_every)
-            except Exception:
-                save()
-                raise
-            record.write(step, metrics | scores)
-            export(workdir / "actors" / f"{step}.npz", trainer.carry.state)
-            if step % settings.save_every == 0 or step == settings.steps:
-                save()
-            bar.set_postfix({"return": f"{scores['eval/return'].mean():.4g}"}, refresh=False)
+        _learn(settings, trainer, score, record, save, bar, stopping, workdir)
         result = {
             **card,
             "steps": trainer.step,
@@ -178,6 +156,41 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     return result
 
 
+def _learn(
+    settings: Settings,
+    trainer: Trainer,
+    score: Callable[[State, int], dict[str, np.ndarray]],
+    record: log.Run,
+    save: Callable[..., None],
+    bar: Any,
+    stopping: list[int],
+    workdir: Path,
+) -> None:
+    """From evaluation to evaluation until the end, or until asked to stop."""
+    while trainer.evaluated < settings.steps:
+        due = trainer.evaluated + settings.eval_every
+        try:
+            trainer.advance(due, bar, stopping)
+            if trainer.step == due:
+                scores = score(trainer.carry.state, due // settings.eval_every)
+        except Exception:
+            if trainer.whole:
+                save()
+            raise
+        if trainer.step == due:
+            record.write(due, trainer.read() | scores)
+            export(workdir / "actors" / f"{due}.npz", trainer.carry.state)
+            bar.set_postfix({"return": f"{scores['eval/return'].mean():.4g}"}, refresh=False)
+            trainer.evaluated = due
+            if due % settings.save_every == 0 or due == settings.steps:
+                save()
+        if stopping and trainer.evaluated < settings.steps:
+            save()
+            raise train.Interrupted(
+                f"stopped at step {trainer.step}; the same command continues from {workdir}"
+            )
+
+
 class Trainer:
     """The environments and the learners in them, from step to step."""
 
@@ -189,8 +202,11 @@ class Trainer:
         replay: online.Replay,
         logged: Dataset | None,
     ):
-        self.step, self.deaths = 0, 0
-        self.failed = False  # the environments are of no more use; what was collected is
+        self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
+        self.whole, self._failed = (
+            True,
+            False,
+        )  # whether what is here can be saved; whether an environment failed
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
         keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
             jnp.arange(settings.seeds)
@@ -218,7 +234,7 @@ class Trainer:
                 said = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
             except envs.WorkerDied as death:
                 if died == self.step:  # at once again: another try would not help
-                    self.failed = True
+                    self._failed = True
                     raise
                 died, self.deaths = self.step, self.deaths + 1
                 print(f"\n{death}: started again, with new episodes; nothing is lost", file=sys.stderr)
@@ -226,8 +242,9 @@ class Trainer:
                 self._begin()
                 continue
             except Exception:
-                self.failed = True
+                self._failed = True
                 raise
+            self.whole = False
             self.step += settings.envs
             learning = (
                 self.step >= settings.learning_starts and self.step % (settings.envs * self._period) == 0
@@ -240,6 +257,7 @@ class Trainer:
                 self._random(),
             )
             self.action = np.asarray(action)
+            self.whole = True
             bar.update(settings.envs)
 
     def read(self) -> dict[str, np.ndarray]:
@@ -262,10 +280,14 @@ class Trainer:
             said[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in own])
         return said
 
-    def save(self, folder: Path, card: dict[str, Any], going_on: bool = True) -> None:
-        """Writes a checkpoint; ``going_on`` says that the environments may be put back to where they are."""
-        where = self._stream.snapshot() if going_on else self._stream.lost()
-        notes = {"stream": where, "finished": self._stream.finished, "deaths": self.deaths}
+    def save(self, folder: Path, card: dict[str, Any]) -> None:
+        """Writes a checkpoint, from which new episodes start if an environment failed."""
+        notes = {
+            "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
+            "finished": self._stream.finished,
+            "deaths": self.deaths,
+            "evaluated": self.evaluated,
+        }
         checkpoint.save(folder, self.step, self._tree(self.carry, self.action), card, notes=notes)
 
     def restore(self, folder: Path, card: dict[str, Any]) -> bool:
@@ -279,7 +301,7 @@ class Trainer:
         self.carry, self.action = tree["loop"]._replace(state=tree["state"]), tree["action"]
         self._began = time.time() - tree["seconds"].item()
         notes = (checkpoint.inspect(folder) or {})["notes"]
-        self.deaths = notes["deaths"]
+        self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
         self._stream.finished = [tuple(episode) for episode in notes["finished"]]
         if not self._stream.restore(notes["stream"]):
             print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
@@ -522,11 +544,6 @@ def _reward(settings: Settings, reward: np.ndarray) -> np.ndarray:
 
 def _atari(env: str) -> bool:
     return env.startswith("ALE/")
-
-
-def _next(step: int, settings: Settings) -> int:
-    """The step of the next evaluation."""
-    return (step // settings.eval_every + 1) * settings.eval_every
 
 
 def defaults(env: str, agent: str, head: str) -> tuple[Settings, Any]:

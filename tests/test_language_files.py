@@ -23,7 +23,8 @@ TOKENS = np.random.RandomState(0).randint(0, 61, (2, 40)).astype(np.int32)
 
 def logits(config: Config, params: Any, tokens: np.ndarray) -> np.ndarray:
     lm = model.make(config)
-    return np.asarray(lm.logits(params, lm.features(params, tokens, jnp.ones_like(tokens))))
+    run = jax.jit(lambda params, x: lm.logits(params, lm.features(params, x, jnp.ones_like(x))))
+    return np.asarray(run(params, tokens))
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -312,6 +313,23 @@ def test_a_tokenizer_of_another_model(folder: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         pretrained.load(folder)
     tokenizer.check(package.Tokenizer(package.models.WordLevel({f"w{n}": n for n in range(60)})), 61)
+
+
+def test_characters_of_a_game() -> None:
+    pytest.importorskip("tokenizers")
+    from rl.envs.text import Turn
+
+    letters = tokenizer.characters(["a b\n", "c"])
+    assert letters.get_vocab_size() == 6
+    assert letters.decode(letters.encode("c ab\n").ids) == "c ab\n"
+    assert letters.encode("ab<end>").ids[-1] == 0
+    with pytest.raises(Exception, match="unk"):
+        letters.encode("d")
+    made = tokenizer.episode(letters, [Turn("a\n"), Turn("b c", True, -1.0), Turn(" ")], terminated=False)
+    assert letters.decode(made.tokens.tolist()) == "a\nb c "
+    assert made.is_action.tolist() == [False, False, True, True, True, False]
+    assert made.reward.tolist() == [0, 0, 0, 0, -1, 0]
+    assert not made.terminated
 
 
 def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from rl import agents, checkpoint, log, train
 from rl import online as compiled
 from rl.envs.stream import Stream
 from rl.types import Learner, Spec, State
-from rl.values import heads
 
 POINT_MASS = "point_mass:PointMass-v0"
 TINY = {
@@ -219,6 +218,39 @@ def test_a_run_stopped_in_the_middle_of_an_episode_goes_on_to_the_same_bits(
     assert_same_run(finished[0], tmp_path, 40)
 
 
+def test_a_run_stopped_at_an_evaluation_is_evaluated(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to stop in the very step that ends at it."""
+    step, count = Stream.step, 0
+
+    def interrupted(self: Stream, actions: np.ndarray) -> Any:
+        nonlocal count
+        count += 1
+        if count == 20:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, actions)
+
+    monkeypatch.setattr(Stream, "step", interrupted)
+    with pytest.raises(train.Interrupted, match="stopped at step 20"):
+        online.run(settings(tmp_path), config())
+    assert [row["step"] for row in log.read(tmp_path)] == [20]
+    online.run(settings(tmp_path), config())
+    assert_same_run(finished[0], tmp_path, 40)
+
+
+def test_an_evaluation_that_fails_loses_nothing(
+    finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(online.evaluate.Evaluator, "__call__", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            online.run(settings(tmp_path), config())
+    assert saved(tmp_path, 20)["loop/memory/count"] == 20
+    online.run(settings(tmp_path), config())
+    assert_same_run(finished[0], tmp_path, 40)
+
+
 def test_a_seed_among_others_is_that_seed_alone(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -402,51 +434,3 @@ def test_a_process_that_dies_again_at_once_ends_the_run(tmp_path: Path, monkeypa
     monkeypatch.setattr(Stream, "step", dead)
     with pytest.raises(WorkerDied):
         online.run(settings(tmp_path), config())
-
-
-# ---- learning ------------------------------------------------------------------------------------------------------
-
-
-def solved(tmp_path: Path, config: Any, **changes: Any) -> float:
-    """Mean return of the last evaluation."""
-    chosen = {
-        "eval_episodes": 10,
-        "save_every": 1_000_000,
-        "tensorboard": False,
-        "workdir": str(tmp_path),
-    } | changes
-    chosen["save_every"] = chosen["steps"]
-    return online.run(online.Settings(**chosen), config)["scores"]["return"]["last"]["mean"]
-
-
-@pytest.mark.parametrize("agent", ["sac", "td3"])
-def test_pendulum_is_solved(agent: str, tmp_path: Path) -> None:
-    """From about -1200 at random; swinging up and staying there costs about 150."""
-    own = agents.get(agent).Config(hidden=(64, 64), learning_rate=1e-3)
-    steps = {"steps": 6000, "eval_every": 6000, "learning_starts": 500, "batch_size": 128, "replay": 6000}
-    assert solved(tmp_path, own, agent=agent, env="Pendulum-v1", **steps) > -250
-
-
-@pytest.mark.parametrize(
-    "head",
-    [
-        pytest.param(head, marks=[] if head in ("scalar", "hl_gauss") else pytest.mark.slow)
-        for head in heads.NAMES
-    ],
-)
-def test_cart_pole_is_solved_with_every_head(head: str, tmp_path: Path) -> None:
-    own = agents.get("dqn").Config(
-        hidden=(64, 64), learning_rate=1e-3, epsilon_updates=1500, target_rate=0.01
-    )
-    steps = {
-        "steps": 12_000,
-        "eval_every": 12_000,
-        "learning_starts": 500,
-        "batch_size": 64,
-        "replay": 12_000,
-    }
-    support = {"head_low": 0.0, "head_high": 110.0, "head_size": 51}
-    score = solved(
-        tmp_path, own, agent="dqn", env="CartPole-v1", head=head, envs=4, utd=0.5, **support, **steps
-    )
-    assert score > 400

@@ -13,30 +13,52 @@ import numpy as np
 import pytest
 
 from experiments.papers import edge_of_reach as paper
+from rl.agents import sac_n
 from rl.envs import plane
 from rl.types import Learner, State, Transition
+from rl.values import heads
 
 TINY = paper.Settings(seeds=2, epochs=2, updates=3, rollouts=4, batch_size=8, hidden=(8,), parts="story")
 
 
-def test_the_story_from_end_to_end(tmp_path: Path) -> None:
+def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of its five kinds of agents: each is a program to compile."""
+    story = {"base": paper.BASE, "oracle": paper.Variant(patch="edge")}
+    monkeypatch.setattr(paper, "STORY", story)
+    monkeypatch.setitem(paper.PARTS, "story", list(story.values()))
     result = paper.run(dataclasses.replace(TINY, out=str(tmp_path)))
-    assert [row["name"] for row in result["variants"]] == [
-        *("N = 2, k = 10", "N = 2, k = 30", "N = 2, k = 10, oracle (edge)", "N = 2, k = 10, oracle (random)"),
-        "N = 20, k = 10",
-    ]
+    assert [row["name"] for row in result["variants"]] == ["N = 2, k = 10", "N = 2, k = 10, oracle (edge)"]
     assert np.shape(result["variants"][0]["return"]) == (2,)
     written = json.loads((tmp_path / "result.json").read_text())
-    assert written["checks"] == result["checks"] and len(result["checks"]) == 5
+    assert written["checks"] == result["checks"] and len(result["checks"]) == 2
     assert {"story.png", "landscape.png", "README.md"} <= {path.name for path in tmp_path.iterdir()}
     lines = (tmp_path / "README.md").read_text().splitlines()
-    assert sum(line.startswith("| N = ") for line in lines) == 5
+    assert sum(line.startswith("| N = ") for line in lines) == 2
 
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings())
     assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
+
+
+def test_initial_weights_are_those_of_the_start_asked_for() -> None:
+    learner = sac_n.make(sac_n.Config(critics=3, hidden=(64, 64)), plane.SPEC, heads.scalar())
+    example = Transition(
+        *[jnp.zeros((2, 2))] * 2, *[jnp.zeros(2)] * 2, *[jnp.zeros((2, 2))] * 2, jnp.zeros(2)
+    )
+    biased, transposed = (
+        paper.started(learner, start).init(jax.random.key(0), example) for start in ("biased", "transposed")
+    )
+    for state, first, slack in ((biased, 0.5, 0.01), (transposed, 0.125, 0.003)):
+        critic, policy = state.params["critic"], state.params["policy"]
+        assert first - slack < np.abs(critic["Dense_0"]["kernel"]).max() <= first
+        assert (np.asarray(critic["Dense_1"]["bias"]) == np.float32(0.1)).all()
+        assert 2.5e-3 < np.abs(critic["Dense_2"]["kernel"]).max() <= 3e-3
+        assert 0.5e-3 < np.abs(policy["Dense_2"]["kernel"]).max() <= 1e-3
+        assert len(np.unique(critic["Dense_2"]["bias"])) == 3
+        jax.tree.map(np.testing.assert_array_equal, state.target["critic"], critic)
+    assert paper.started(learner, "library") is learner
 
 
 def outcome(**last: Any) -> paper.Outcome:
@@ -53,6 +75,18 @@ def test_a_prediction_holds_if_it_does_in_every_seed_at_the_end() -> None:
         "base fails, its Q above 150": False,
         "RAVL works": True,
     }
+
+
+@pytest.mark.slow
+def test_two_critics_run_away_and_twenty_do_not() -> None:
+    """The story's two ends, as far as a test has time for: one seed, fewer epochs."""
+    settings = dataclasses.replace(paper.Settings(), seeds=1, epochs=35)
+    base = paper.train_variant(settings, paper.BASE, lambda number: None).metrics
+    assert base["return"][-1] < 0 and base["q"][-1] > 150
+    assert base["edge_share"].max() > 0 and base["q"][-1] > 1.5 * base["q"][-10]  # still growing
+    short = dataclasses.replace(settings, epochs=20)
+    ravl = paper.train_variant(short, paper.RAVL, lambda number: None).metrics
+    assert ravl["return"][-1] > 35 and ravl["q"][-1] < 90
 
 
 def patched_batch(patch: str) -> tuple[Transition, Transition]:

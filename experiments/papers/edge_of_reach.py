@@ -9,8 +9,8 @@ continue from their values, and nothing ever trains these. The study asks, with 
   story     base (two critics) at k = 10 and with whole episodes; an oracle that corrects the values of those points
             alone; the same oracle at as many points chosen at random; RAVL's ensemble
   k and N   base with other rollout lengths; k = 10 with other numbers of critics
-  ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough? And the initial
-            weights, on which much depends: the story starts from those of RAVL's code
+  ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
+  start     two and twenty critics from other initial weights
 
 and checks the outcome that the paper's argument predicts. Published are k = 10, the horizon of 30 and the oracle; the
 random control, the sweeps and the ablation are what reviewers asked for, or new.
@@ -41,7 +41,7 @@ from rl.values import heads
 WORLD = base.true(plane.step)
 DISCOUNT = 0.99
 SUPPORT = (-100.0, 130.0)  # of categorical heads: the worst and the best reward, for ever
-STARTS = 100_000  # logged states
+LOGGED = 100_000  # states
 EVALUATED = 256  # episodes of an evaluation
 EXTENT = 20.0  # of the value landscape, in each direction
 
@@ -53,7 +53,7 @@ class Variant(NamedTuple):
     length: int = 10  # k
     diversity: float = 0.0  # eta
     head: str = "scalar"
-    fan_in: bool = False  # this library's initial weights instead of the published ones
+    start: str = "biased"  # initial weights; see `started`
     patch: str = ""  # whose target values the oracle gives: those at the "edge", as many at "random", or none
 
 
@@ -68,9 +68,11 @@ STORY = {
 LENGTHS = (5, 10, 15, 20, 30)
 CRITICS = (2, 5, 10, 20, 50)
 HEADS = ("scalar", "two_hot", "hl_gauss")
+STARTS = ("biased", "library", "transposed")
 ABLATION = [
     Variant(critics, 10, diversity, head) for head in HEADS for critics in (2, 20) for diversity in (0.0, 0.1)
 ]
+START = [Variant(critics, start=start) for start in STARTS for critics in (2, 20)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +85,7 @@ class Settings:
     rollouts: int = 256  # started per epoch
     batch_size: int = 256  # rows per update
     hidden: tuple[int, ...] = (64, 64)  # widths of every network's layers
-    parts: str = "story,k,N,ablation"  # what to run, comma-separated
+    parts: str = "story,k,N,ablation,start"  # what to run, comma-separated
     seed: int = 0  # of everything
     out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
 
@@ -93,6 +95,7 @@ PARTS: dict[str, list[Variant]] = {
     "k": [Variant(length=k) for k in LENGTHS],
     "N": [Variant(critics=n) for n in CRITICS],
     "ablation": ABLATION,
+    "start": START,
 }
 
 
@@ -149,7 +152,7 @@ def describe(variant: Variant) -> str:
     """A variant in a few words: what differs from base at k = 10."""
     words = [f"N = {variant.critics}", f"k = {variant.length}"]
     words += [f"eta = {variant.diversity:g}"] if variant.diversity else []
-    words += ["fan-in start"] if variant.fan_in else []
+    words += [f"{variant.start} start"] if variant.start != "biased" else []
     words += [variant.head] if variant.head != "scalar" else []
     words += [f"oracle ({variant.patch})"] if variant.patch else []
     return ", ".join(words)
@@ -163,8 +166,7 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
     config = sac_n.Config(DISCOUNT, variant.critics, variant.diversity, hidden=settings.hidden)
     head = heads.make(variant.head, *SUPPORT, 51)
     learner = sac_n.make(config, plane.SPEC, head)
-    if not variant.fan_in:
-        learner = learner._replace(init=published_start(learner))
+    learner = started(learner, variant.start)
     critics = sac_n.critics(config, plane.SPEC, head)
     loop = model_based.make(
         model_based.Config(
@@ -195,46 +197,49 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
     return Outcome(metrics, np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first)))
 
 
-def published_start(learner: Learner) -> Callable[[Key, Transition], State]:
-    """Where RAVL's code starts: hidden biases 0.1, last layers near 0, critics' hidden weights U(+-1/sqrt(outputs)).
+def started(learner: Learner, start: str) -> Learner:
+    """The learner with other initial weights, on which the outcome depends more than on anything else.
 
-    Critics' weights are stored transposed there, so that PyTorch's initialiser takes their outputs for their inputs.
+    ``library`` leaves them as they are: hidden weights U(+-1/sqrt(inputs)), biases 0. ``biased`` is the usual start
+    of the field: hidden biases 0.1 (as EDAC's authors have it) and last layers near 0. ``transposed`` also has the
+    critics' hidden weights U(+-1/sqrt(outputs)): RAVL's code stores them transposed, so that PyTorch's initialiser
+    takes outputs for inputs.
     """
+    if start == "library":
+        return learner
 
     def layers(key: Key, network: Params, last: float, *, transposed: bool) -> Params:
         names = sorted(network)
 
         def layer(key: Key, name: str) -> Params:
             kernel, bias = network[name]["kernel"], network[name]["bias"]
+            keys = jax.random.split(key)
+            draw = lambda key, x, bound: jax.random.uniform(key, x.shape, minval=-bound, maxval=bound)
             if name == names[-1]:
-                keys = jax.random.split(key)
-                draw = lambda key, x: jax.random.uniform(key, x.shape, minval=-last, maxval=last)
-                return {"kernel": draw(keys[0], kernel), "bias": draw(keys[1], bias)}
-            bound = kernel.shape[-1] ** -0.5
-            drawn = jax.random.uniform(key, kernel.shape, minval=-bound, maxval=bound)
-            return {"kernel": drawn if transposed else kernel, "bias": jnp.full_like(bias, 0.1)}
+                return {"kernel": draw(keys[0], kernel, last), "bias": draw(keys[1], bias, last)}
+            hidden = draw(keys[0], kernel, kernel.shape[-1] ** -0.5) if transposed else kernel
+            return {"kernel": hidden, "bias": jnp.full_like(bias, 0.1)}
 
-        return {
-            name: layer(key, name) for key, name in zip(jax.random.split(key, len(names)), names, strict=True)
-        }
+        keys = jax.random.split(key, len(names))
+        return {name: layer(own, name) for own, name in zip(keys, names, strict=True)}
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key, 3)
         state = learner.init(keys[0], batch)
-        critic = layers(keys[1], state.params["critic"], 3e-3, transposed=True)
+        critic = layers(keys[1], state.params["critic"], 3e-3, transposed=start == "transposed")
         policy = layers(keys[2], state.params["policy"], 1e-3, transposed=False)
         params = {**state.params, "critic": critic, "policy": policy}
         return state._replace(params=params, target={"critic": jax.tree.map(jnp.copy, critic)})
 
-    return init
+    return learner._replace(init=init)
 
 
 def logged(key: Key) -> Dataset:
     """Start states, and nothing else that rollouts read."""
-    point = np.asarray(plane.reset(key, STARTS))
-    nothing = np.zeros(STARTS, np.float32)
+    point = np.asarray(plane.reset(key, LOGGED))
+    nothing = np.zeros(LOGGED, np.float32)
     steps = Transition(point, point, nothing, nothing, point, point, nothing)
-    return jax.device_put(Dataset(steps, np.ones(STARTS, bool)))
+    return jax.device_put(Dataset(steps, np.ones(LOGGED, bool)))
 
 
 def patched(learner: Learner, variant: Variant) -> Learner:

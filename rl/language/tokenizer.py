@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from rl.replay.tokens import Episode, Turn
+from rl.replay.tokens import episode as join
 
 _INSTALL = "the package 'tokenizers' is missing: pip install 'headway[lm]'"
 _CONTROL = 3  # llama.cpp's kind of token that no text contains
@@ -51,6 +54,30 @@ def from_gguf(metadata: Mapping[str, Any]) -> Any:
     control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
     tokenizer.add_special_tokens(control)
     return tokenizer
+
+
+def characters(texts: Iterable[str]) -> Any:
+    """A `tokenizers.Tokenizer` with one token for every character in ``texts``, and 0 for the end of a text.
+
+    For games with few symbols, where values of every token need few rows. Other characters are an error.
+
+    Raises:
+      ImportError: the package is missing.
+    """
+    package = _package()
+    symbols = sorted(set().union(*texts))
+    vocabulary = {symbol: index for index, symbol in enumerate(["<end>", *symbols])}
+    tokenizer = package.Tokenizer(package.models.WordLevel(vocabulary, unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = package.pre_tokenizers.Split(package.Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = package.decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>"])
+    return tokenizer
+
+
+def episode(tokenizer: Any, turns: Iterable[Any], terminated: bool, imitate: float = 1.0) -> Episode:
+    """An episode in words (turns with ``text``, ``is_action`` and ``reward``) as tokens, each turn by itself."""
+    said = [Turn(tokenizer.encode(turn.text).ids, turn.is_action, turn.reward) for turn in turns]
+    return join(said, terminated, imitate)
 
 
 def check(tokenizer: Any, vocabulary: int) -> None:

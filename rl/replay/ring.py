@@ -22,7 +22,7 @@ class Ring(NamedTuple):
 
     rows: Any  # pytree of [C, ...]
     head: Any  # [] int32, the slot that the next row goes to
-    count: Any  # type: ignore[assignment]  # [] int32, rows held, at most C
+    count: Any  # [] int32, rows held, at most C
 
 
 # Axes of rings over seeds that are written together.
