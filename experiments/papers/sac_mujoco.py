@@ -164,7 +164,8 @@ def table(result: dict[str, Any]) -> str:
     return f"""# SAC on MuJoCo's robots
 
 `{result["command"]}`. Mean evaluation return of each of our seeds (ten episodes, the policy's mode, -v5), beside the
-median and the range of ten seeds published with SimbaV2 for its SAC baseline (-v4). Each run folder says how it was made.
+median and the range of ten seeds published with SimbaV2 for its SAC baseline (-v4). Each run folder says how it was
+made.
 
 | task | environment steps | published median [range] | ours, each seed | mean within the range |
 |---|---|---|---|---|
