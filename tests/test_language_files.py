@@ -323,7 +323,7 @@ def test_characters_of_a_game() -> None:
     assert letters.get_vocab_size() == 6
     assert letters.decode(letters.encode("c ab\n").ids) == "c ab\n"
     assert letters.encode("ab<end>").ids[-1] == 0
-    with pytest.raises(Exception, match="unk"):
+    with pytest.raises(Exception, match="UNK"):
         letters.encode("d")
     made = tokenizer.episode(letters, [Turn("a\n"), Turn("b c", True, -1.0), Turn(" ")], terminated=False)
     assert letters.decode(made.tokens.tolist()) == "a\nb c "

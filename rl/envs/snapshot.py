@@ -1,8 +1,8 @@
 """The whole state of an environment as JSON, so that a run can stop in the middle of an episode and go on.
 
 Possible where everything that an environment and its wrappers remember is plain: numbers, text, NumPy arrays and
-generators, containers of these, and the state of a MuJoCo simulation or of an Atari console. Classic control and
-the MuJoCo tasks are such. Others (simulators that keep their state elsewhere) say what stands in the way.
+generators, containers of these, and the state of a MuJoCo simulation or of an Atari console. Classic control, the
+MuJoCo tasks, Adroit and OGBench's mazes are such. Others (OGBench's manipulation tasks) say what stands in the way.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-Snapshot = list[
-    dict[str, Any]
-]  # JSON: one dict for each wrapper from the outermost, the environment itself last
+# JSON: one dict for each wrapper from the outermost, the environment itself last.
+Snapshot = list[dict[str, Any]]
 
 # What an environment is made of, and does not change from step to step.
 _PARTS = (
@@ -31,7 +30,7 @@ _PARTS = (
     types.MethodType,
     types.ModuleType,
 )
-_PART_NAMES = ("MjModel", "MujocoRenderer")
+_PART_NAMES = ("MjvCamera", "MujocoModelNames", "MujocoRenderer")
 _FIXED = ("metadata", "_saved_kwargs", "_ezpickle_args", "_ezpickle_kwargs", "_action_set")
 
 
@@ -153,6 +152,21 @@ _CONTAINERS: dict[str, Callable[..., Any]] = {"list": list, "tuple": tuple, "deq
 # ---- simulators ----------------------------------------------------------------------------------------------------
 
 
+# What environments change in a model from episode to episode: where a door stands, how heavy a body is.
+_MODEL_PARTS = ("actuator_", "body_", "dof_", "eq_", "geom_", "jnt_", "site_", "tendon_")
+
+
+def _encode_model(model: Any) -> dict[str, Any]:
+    names = [name for name in dir(model) if name.startswith(_MODEL_PARTS)]
+    arrays = {name: value for name in names if isinstance(value := getattr(model, name), np.ndarray)}
+    return {name: _encode_array(value, "array") for name, value in arrays.items()}
+
+
+def _put_model(model: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved.items():
+        getattr(model, name)[...] = _decode(value)
+
+
 def _encode_mujoco(data: Any) -> dict[str, Any]:
     """Time and every array, those included that a step computes and the next one reads (an Ant's position)."""
     arrays = {name: value for name in dir(data) if isinstance(value := getattr(data, name), np.ndarray)}
@@ -180,7 +194,9 @@ def _put_atari(console: Any, saved: dict[str, Any]) -> None:
     console.restoreState(ALEState(base64.b64decode(saved["console"])))
 
 
+# By the name of the type, so that none of them need be installed.
 _SIMULATORS: dict[str, tuple[Callable[[Any], dict[str, Any]], Callable[[Any, dict[str, Any]], None]]] = {
     "MjData": (_encode_mujoco, _put_mujoco),
+    "MjModel": (_encode_model, _put_model),
     "ALEInterface": (_encode_atari, _put_atari),
 }
