@@ -97,17 +97,19 @@ def maps(
     path: str | os.PathLike[str],
     images: Mapping[str, ArrayLike],
     extent: float,
+    limits: tuple[float, float],
     *,
     squares: Mapping[str, float] | None = None,
     title: str = "",
     columns: int = 3,
 ) -> None:
-    """Draws functions on the square [-extent, extent]^2 as pictures, the range of colours being the first one's.
+    """Draws functions on the square [-extent, extent]^2 as pictures in the same colours.
 
     Args:
         path: the PNG, replaced as a whole.
         images: {label: values [H, W]}; the first axis is y, upwards. What is beyond the colours is said in words.
         extent: half the side of the square.
+        limits: values where the colours start and end.
         squares: {label: half the side} of squares around the origin, drawn as lines.
         title: above all.
         columns: pictures in a row.
@@ -122,14 +124,13 @@ def maps(
         )
     columns = min(columns, len(pictures))
     figure, row = _panels(-(-len(pictures) // columns), columns, (3.6, 3.5))
-    first = next(iter(pictures.values()))
     for axes in row[len(pictures) :]:
         axes.set_axis_off()
     for axes, (label, picture) in zip(row, pictures.items(), strict=False):
         drawn = axes.imshow(
             picture,
-            vmin=float(first.min()),
-            vmax=float(first.max()),
+            vmin=limits[0],
+            vmax=limits[1],
             origin="lower",
             extent=(-extent, extent, -extent, extent),
             cmap="viridis",
@@ -139,6 +140,7 @@ def maps(
             axes.plot(
                 edge, [-half, -half, half, half, -half], "w", linestyle=style, linewidth=1.3, label=name
             )
+        axes.label_outer()
         axes.set_title(f"{label}\nfrom {picture.min():.3g} to {picture.max():.3g}", fontsize=10)
     figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")

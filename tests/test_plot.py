@@ -216,14 +216,19 @@ def test_panels_of_different_runs_are_refused(tmp_path: Path, panels: dict):
         plot.learning_curves(tmp_path / "x.png", panels)
 
 
-def test_maps_share_the_first_ones_colours_and_say_what_is_beyond_them(tmp_path: Path, figures: list):
+def test_maps_share_their_colours_and_say_what_is_beyond_them(tmp_path: Path, figures: list):
     truth = np.arange(12.0).reshape(3, 4)
     plot.maps(
-        tmp_path / "maps.png", {"truth": truth, "learnt": 100 * truth}, 2.0, squares={"cliff": 1.0}, columns=2
+        tmp_path / "maps.png",
+        {"truth": truth, "learnt": 100 * truth},
+        2.0,
+        (0.0, 20.0),
+        squares={"cliff": 1.0},
+        columns=2,
     )
     image_size(tmp_path / "maps.png")
     one, other = figures[0].axes[:2]
-    assert one.get_images()[0].get_clim() == other.get_images()[0].get_clim() == (0.0, 11.0)
+    assert one.get_images()[0].get_clim() == other.get_images()[0].get_clim() == (0.0, 20.0)
     np.testing.assert_array_equal(other.get_images()[0].get_array(), 100 * truth)
     assert other.get_images()[0].origin == "lower"
     assert other.get_images()[0].get_extent() == [-2, 2, -2, 2]
@@ -234,4 +239,4 @@ def test_maps_share_the_first_ones_colours_and_say_what_is_beyond_them(tmp_path:
 @pytest.mark.parametrize("images", [{}, {"flat": np.zeros(3)}])
 def test_what_is_no_picture_is_refused(tmp_path: Path, images: dict):
     with pytest.raises(ValueError, match=r"needs pictures \[H, W\]"):
-        plot.maps(tmp_path / "x.png", images, 1.0)
+        plot.maps(tmp_path / "x.png", images, 1.0, (0.0, 1.0))

@@ -274,8 +274,7 @@ def episode_return(learner: Learner, state: State) -> Array:
 def landscape(agent: tuple[Learner, Callable[[State, Array, Array], Array]], state: State) -> Array:
     """The smallest critic's value of the policy's own action over the plane, [81, 81]; the first axis is y."""
     learner, critics = agent
-    axis = jnp.linspace(-EXTENT, EXTENT, 81)
-    points = jnp.stack(jnp.meshgrid(axis, axis), -1)
+    points = _grid()
     return critics(state, points, learner.act(state, points, jax.random.key(0))).min(0)
 
 
@@ -323,6 +322,7 @@ def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Outcome]) 
             {"best policy": np.asarray(truth)}
             | {label: outcomes[variant].landscape for label, variant in STORY.items()},
             EXTENT,
+            (0.0, 250.0),
             squares={"reached before the last of 10 steps": 11.0, "cliff": plane.CLIFF},
             title="Value of a point: min Q at the policy's action, first seed",
         )
