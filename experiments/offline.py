@@ -57,9 +57,7 @@ LEFT = (log.CONFIG, log.METRICS, log.RESULT, "curve.png", "checkpoints", "events
 class Settings:
     """Everything about a run that is not the agent's own."""
 
-    agent: str = (
-        "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or a module of your own: my.agent
-    )
+    agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
     dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate, if not in the dataset's own environment

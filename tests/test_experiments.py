@@ -272,7 +272,7 @@ def test_at_the_command_line() -> None:
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
         ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
-        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use iql"),
+        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3, iql"),
         ({"mesh_seed": 3}, "devices do not divide into seed=3"),
         ({"reward_scale": "much"}, "--reward_scale=much is neither"),
         ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
