@@ -43,9 +43,7 @@ class Settings:
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate and what is true, if not the dataset's own environment
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
-    truth: float = (
-        0.0  # of the world: -1 an untrained model, 0 the learned one, 1 true dynamics; mixtures between
-    )
+    truth: float = 0.0  # of the world: -1 untrained model, 0 learned, 1 true dynamics; mixtures between
     model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log
     head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
     head_size: int = 101  # outputs of the head (the scalar head has one)
@@ -57,9 +55,7 @@ class Settings:
     eval_every: int = 10  # epochs between evaluations, each with a checkpoint
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
-    runaway: float = (
-        10.0  # stop where mean Q is this many times the largest value that rewards allow; 0: never
-    )
+    runaway: float = 10.0  # stop where mean Q is so many times what rewards allow at most; 0: never
     workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True  # write TensorBoard events
@@ -119,8 +115,8 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         "digest": task.loaded.digest,
         "support": task.support,
     }
-    where = world(settings, config, task, keys, name)
-    network = _ensemble(settings, task)
+    network = ensemble.make(ensemble.Config(updates=settings.model_updates), task.loaded.spec)
+    where = world(settings, config, network, keys, name)
     loop = model_based.make(
         config,
         learner,
@@ -212,14 +208,13 @@ def check(settings: Settings) -> None:
         raise ValueError("--model_updates and --runaway must not be negative")
 
 
-def world(settings: Settings, config: Config, task: offline.Problem, keys: Key, name: str) -> World:
+def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: Key, name: str) -> World:
     """The dynamics that ``--truth`` asks for, for all seeds.
 
     Raises:
       ValueError: true dynamics are asked for where there are none.
     """
     true = _truth(name, needed=settings.truth > 0)
-    network = _ensemble(settings, task)
     model = base.learned(network)
     share = jnp.full(len(keys), abs(settings.truth))
     if config.real == 1:
@@ -238,10 +233,6 @@ def world(settings: Settings, config: Config, task: offline.Problem, keys: Key, 
 
         return World(base.mix(model, model), params, True, true)
     return World(model, lambda model: model, True, true)
-
-
-def _ensemble(settings: Settings, task: offline.Problem) -> ensemble.Ensemble:
-    return ensemble.make(ensemble.Config(updates=settings.model_updates), task.loaded.spec)
 
 
 def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
@@ -284,11 +275,7 @@ def _as_offline(settings: Settings, config: Config) -> offline.Settings:
 def main(_: list[str]) -> None:
     settings = flags.read(Settings())
     result = run(settings, flags.read(config(settings.agent), "agent."))
-    for name, score in result["scores"].items():
-        last = score["last"]
-        print(
-            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
-        )
+    offline.show(result)
 
 
 if __name__ == "__main__":

@@ -474,15 +474,21 @@ def _number(flag: str, text: str) -> float:
         raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
 
 
-def main(_: list[str]) -> None:
-    shard.initialize()
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
-    for name, score in result["scores"].items() if shard.is_main() else ():
+def show(result: Mapping[str, Any]) -> None:
+    """Prints the last scores of a run."""
+    for name, score in result["scores"].items():
         last = score["last"]
         print(
             f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
         )
+
+
+def main(_: list[str]) -> None:
+    shard.initialize()
+    settings = flags.read(Settings())
+    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
+    if shard.is_main():
+        show(result)
 
 
 if __name__ == "__main__":

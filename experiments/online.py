@@ -203,10 +203,7 @@ class Trainer:
         logged: Dataset | None,
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
-        self.whole, self._failed = (
-            True,
-            False,
-        )  # whether what is here can be saved; whether an environment failed
+        self.whole, self._failed = True, False  # what is here can be saved; an environment failed
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
         keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
             jnp.arange(settings.seeds)
@@ -587,11 +584,7 @@ def main(_: list[str]) -> None:
         flags.with_fields(settings, flags.given(settings)),
         flags.with_fields(config, flags.given(config, "agent.")),
     )
-    for name, score in result["scores"].items():
-        last = score["last"]
-        print(
-            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
-        )
+    offline.show(result)
 
 
 if __name__ == "__main__":

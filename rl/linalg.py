@@ -7,6 +7,7 @@ after another on CPUs, which costs nothing there, and as a batch elsewhere.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -15,16 +16,23 @@ import jax.numpy as jnp
 from rl.types import Array
 
 
-def solve(matrix: Array, vector: Array) -> Array:
-    """``x`` [n] with ``matrix`` [n, n] ``@ x = vector`` [n]; for a batch, `jax.vmap` it."""
-    return _one_by_one_on_cpus(jnp.linalg.solve)(matrix, vector)
-
-
-def cholesky(matrix: Array) -> Array:
-    """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
-    return _one_by_one_on_cpus(jnp.linalg.cholesky)(matrix)
-
-
 def _one_by_one_on_cpus(function: Callable[..., Array]) -> Callable[..., Array]:
     one_by_one = jax.custom_batching.sequential_vmap(function)
-    return lambda *arrays: jax.lax.platform_dependent(*arrays, cpu=one_by_one, default=function)
+
+    @functools.wraps(function)
+    def either(*arrays: Array) -> Array:
+        return jax.lax.platform_dependent(*arrays, cpu=one_by_one, default=function)
+
+    return either
+
+
+@_one_by_one_on_cpus
+def solve(matrix: Array, vector: Array) -> Array:
+    """``x`` [n] with ``matrix`` [n, n] ``@ x = vector`` [n]; for a batch, `jax.vmap` it."""
+    return jnp.linalg.solve(matrix, vector)
+
+
+@_one_by_one_on_cpus
+def cholesky(matrix: Array) -> Array:
+    """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
+    return jnp.linalg.cholesky(matrix)

@@ -22,7 +22,7 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
 
-from experiments import classic_control, flags, offline, online, quickstart
+from experiments import classic_control, flags, model_based, offline, online, quickstart
 from rl import agents, checkpoint, evaluate, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
@@ -166,7 +166,7 @@ def parse(*argv: str) -> absl_flags.FlagValues:
 @pytest.mark.parametrize(
     "owner",
     [
-        *(script.Settings for script in (classic_control, offline, online, quickstart)),
+        *(script.Settings for script in (classic_control, model_based, offline, online, quickstart)),
         *(module.Config for module in agents.AGENTS.values()),
     ],
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",

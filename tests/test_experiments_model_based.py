@@ -96,10 +96,10 @@ def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> N
     chosen, own = settings(pendulum, tmp_path, truth=truth), config()
     task = script.offline.problem(script._as_offline(chosen, own), own.discount)
     keys = jax.random.split(jax.random.key(0), 2)
-    network = script._ensemble(chosen, task)
+    network = script.ensemble.make(script.ensemble.Config(updates=chosen.model_updates), task.loaded.spec)
     model = jax.vmap(network.init)(jax.random.split(jax.random.key(7), 2))._replace(mean=2 * np.ones((2, 4)))
     untrained = jax.vmap(network.init)(keys)._replace(mean=2 * np.ones((2, 4)))
-    world = script.world(chosen, own, task, keys, "Pendulum-v1")
+    world = script.world(chosen, own, network, keys, "Pendulum-v1")
     first = jax.tree.map(lambda x: x[0], (world.params(model), model, untrained))
     observation, action = task.dataset.transitions.observation[:5], task.dataset.transitions.action[:5]
     mean = world.dynamics.predict(first[0], observation, action)[0]

@@ -309,7 +309,7 @@ def learn(
 def agent(settings: Settings, head: ValueHead) -> Agent:
     """Double DQN with ``head``: logs, learns and is scored, in one program."""
 
-    def one(world: MDP, seen: Array, eta: Array, rate: Array, key: Key) -> Score:
+    def one(world: MDP, best: Array, seen: Array, eta: Array, rate: Array, key: Key) -> tuple[Array, Array]:
         keys = jax.random.split(key, 3)
         log = logged(world, seen, eta, settings.logged, keys[0])
         config = dqn.Config(discount=GAMMA, target_rate=0.02, hidden=(settings.hidden,) * 2)
@@ -317,20 +317,18 @@ def agent(settings: Settings, head: ValueHead) -> Agent:
         epoch = train.scan_updates(learner.update, dataset.sampler(128), settings.updates)
         state, _ = epoch(learner.init(keys[1], dataset.take(log, jnp.arange(1))), log, keys[2])
         policy = jax.nn.one_hot(learner.act(state, seen, keys[2]), SPEC.action_size)
-        uniform = jnp.full(policy.shape, 1 / SPEC.action_size)
-        best = robust_vi.value_iteration(world, GAMMA).value
         assert learner.value is not None
         # The noise adds the same to all values, and changes no policy.
         error = learner.value(state, seen, keys[2]) - best - eta / 2 / (1 - GAMMA)
-        low, earned, high = (
-            world.start @ value
-            for value in (*(tabular.evaluate(world, p, GAMMA) for p in (uniform, policy)), best)
-        )
-        return Score(jnp.sqrt(jnp.square(error).mean()), (earned - low) / (high - low))
+        return jnp.sqrt(jnp.square(error).mean()), world.start @ tabular.evaluate(world, policy, GAMMA)
 
     @jax.jit
     def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> Score:
-        return jax.lax.map(lambda key: one(world, seen, eta, rate, key), keys)
+        best = robust_vi.value_iteration(world, GAMMA).value
+        uniform = jnp.full((len(seen), SPEC.action_size), 1 / SPEC.action_size)
+        low, high = world.start @ tabular.evaluate(world, uniform, GAMMA), world.start @ best
+        error, earned = jax.lax.map(lambda key: one(world, best, seen, eta, rate, key), keys)
+        return Score(error, (earned - low) / (high - low))
 
     return every
 

@@ -36,16 +36,11 @@ _GRID = 512
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(linear.Config):
     """Hyper-parameters; defaults are the R2PVI paper's for the simulated linear MDP."""
 
     divergence: str = "tv"  # tv is DRPVI, kl is DRVI-L
     radius: float | Array = 0.1  # rho, of the ball: one number, or [H, d] for each step and factor
-    beta: float = 1.0  # size of the penalty
-    ridge: float = 0.1  # gamma
-    penalty: str = "diagonal"  # one of linear.PENALTIES
-    reward_bound: float = 1.0  # no value exceeds this times the steps that are left
-    variance_aware: bool = False  # VA-DRPVI: weigh samples by the inverse variance of their next value
 
 
 def fit(config: Config, data: Trajectories) -> Fit:

@@ -27,7 +27,7 @@ import optax
 from rl.agents.state import Optimiser, descend, follow, is_off, start
 from rl.language import generate
 from rl.language.generate import Decoder
-from rl.language.model import LM
+from rl.language.model import LM, log_probabilities
 from rl.networks import token_heads
 from rl.networks.token_heads import VocabularyValues
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
@@ -153,10 +153,8 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         return state._replace(step=state.step + 1), metrics
 
     def clone(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
-        features = lm.features(params, batch.tokens, batch.segment)[:, :-1]
-        logits = functools.partial(lm.logits, params)
-        found = tokens.survey(logits, features, steps.action[..., None], config.chunk)
-        return -tokens.mean(found.chosen[..., 0] - found.total, steps.imitate * steps.taken)
+        log_prob = log_probabilities(lm, params, batch.tokens, batch.segment, config.chunk)[:, 1:]
+        return -tokens.mean(log_prob, steps.imitate * steps.taken)
 
     chooser = decoder(config, lm, head)
 

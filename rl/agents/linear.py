@@ -19,8 +19,9 @@ small against the number of samples, since the inverse of Lambda multiplies roun
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,8 +37,9 @@ PENALTIES = ("diagonal", "theory", "ellipsoid")
 _BLOCK = 64  # sorted samples at once in `best_cut`
 
 
-class Config(Protocol):
-    """The fields that every agent of this family has.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """The hyper-parameters that every agent of this family has; defaults are the R2PVI paper's for its linear MDP.
 
     ``penalty`` is what is taken off the value of features ``phi``, ``beta`` times
 
@@ -47,16 +49,11 @@ class Config(Protocol):
     - ``ellipsoid``: ``sqrt(phi' Lambda^-1 phi)``, that of PEVI and of linear bandits: errors of one regression.
     """
 
-    @property
-    def beta(self) -> float: ...  # size of the penalty
-    @property
-    def ridge(self) -> float: ...
-    @property
-    def penalty(self) -> str: ...
-    @property
-    def reward_bound(self) -> float: ...  # no value exceeds it times the steps that are left
-    @property
-    def variance_aware(self) -> bool: ...
+    beta: float = 1.0  # size of the penalty
+    ridge: float = 0.1  # gamma of the R2PVI paper, lambda of the PEVI paper
+    penalty: str = "diagonal"  # one of PENALTIES
+    reward_bound: float = 1.0  # no value exceeds this times the steps that are left
+    variance_aware: bool = False  # weigh samples by the inverse variance of their next value, as VA-DRPVI
 
 
 class Fit(NamedTuple):

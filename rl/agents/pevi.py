@@ -17,14 +17,10 @@ from rl.replay.linear import Trajectories
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(linear.Config):
     """Hyper-parameters; defaults are the R2PVI paper's for the simulated linear MDP."""
 
-    beta: float = 1.0  # size of the penalty
-    ridge: float = 0.1  # gamma of the R2PVI paper, lambda of the PEVI paper
     penalty: str = "ellipsoid"  # one of linear.PENALTIES
-    reward_bound: float = 1.0  # no value exceeds this times the steps that are left
-    variance_aware: bool = False  # weigh samples by the inverse variance of their next value
 
 
 def fit(config: Config, data: Trajectories) -> Fit:

@@ -33,17 +33,12 @@ from rl.types import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(linear.Config):
     """Hyper-parameters; defaults are the paper's for the simulated linear MDP."""
 
     divergence: str = "tv"  # tv, kl or chi2
     scale: float = 0.1  # lambda, the price of a shift: small is robust, large is not
     shifted: bool = True  # kl only: regress exp(-V / lambda) - 1, not exp(-V / lambda)
-    beta: float = 1.0  # size of the penalty
-    ridge: float = 0.1  # gamma
-    penalty: str = "diagonal"  # one of linear.PENALTIES
-    reward_bound: float = 1.0  # no value exceeds this times the steps that are left
-    variance_aware: bool = False  # VA-R2PVI: weigh samples by the inverse variance of their next value
 
 
 def fit(config: Config, data: Trajectories) -> Fit:

@@ -23,8 +23,10 @@ from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman
 from rl.values.heads import ValueHead
 
-# (Q_1 [B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
+# (Q [2, B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
 Objective = Callable[[Array, Array, Array], tuple[Array, Metrics]]
+# (action [B, D] with which a target continues, batch) -> [B], taken off the value there
+Penalty = Callable[[Array, Transition], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,13 +47,18 @@ class Config:
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "td3", discrete=False)
-    return learner(config, spec, head, optimiser, lambda q, action, logged: (-q.mean(), {}))
+    return learner(config, spec, head, optimiser, lambda q, action, logged: (-q[0].mean(), {}))
 
 
 def learner(
-    config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser, objective: Objective
+    config: Config,
+    spec: Spec,
+    head: ValueHead,
+    optimiser: Optimiser,
+    objective: Objective,
+    penalty: Penalty | None = None,
 ) -> Learner:
-    """TD3 with another objective for its policy, for agents that are TD3 but for that."""
+    """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that."""
     critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), 2)
     policy = mlp.deterministic_policy(spec, config.hidden)
     optimisers = dict.fromkeys(("critic", "policy"), optimiser(config.learning_rate))
@@ -64,15 +71,17 @@ def learner(
         }
         return start(params, optimisers, targets=["critic", "policy"])
 
-    def bootstrap(state: State, observation: Array, key: Key) -> Array:
-        """The outputs [..., K] with which a target continues."""
+    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and their action [..., D]."""
         mode = policy.apply(state.target["policy"], observation)
         action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
-        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action))
+        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action)), action
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        next_outputs = bootstrap(state, batch.next_observation, key)
-        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
+        next_outputs, next_action = bootstrap(state, batch.next_observation, key)
+        discount = config.discount * batch.discount
+        reward = batch.reward - discount * penalty(next_action, batch) if penalty else batch.reward
+        target = head.target(reward, discount, next_outputs)
 
         def critic_loss(params):
             q = critic.apply(params, batch.observation, batch.action)
@@ -80,7 +89,7 @@ def learner(
 
         def policy_loss(params, critic_params):
             action = policy.apply(params, batch.observation)
-            q = head.value(critic.apply(critic_params, batch.observation, action))[0]
+            q = head.value(critic.apply(critic_params, batch.observation, action))
             return objective(q, action, batch.action)
 
         def improve(state: State) -> tuple[State, Metrics]:
@@ -112,6 +121,7 @@ def learner(
         return jnp.clip(mode + noise, -1.0, 1.0)
 
     def value(state: State, observation: Array, key: Key) -> Array:
-        return head.value(bootstrap(state, observation, key))
+        """Without a penalty, which needs a batch."""
+        return head.value(bootstrap(state, observation, key)[0])
 
     return Learner(init, update, act, value, explore)

@@ -75,9 +75,7 @@ class Noise(NamedTuple):
     """How imperfect a writer is."""
 
     confusion: float = 0.65  # probability, for each thing that can be taken for another, that it is
-    slips: float = (
-        0.3  # probability that a token is left out, doubled, swapped with the next, or another of its kind
-    )
+    slips: float = 0.3  # probability that a token is left out, doubled, swapped, or another of its kind
     misreading: float = 0.0  # probability, for each thing, that it is taken for any of its kind
 
 
