@@ -483,10 +483,8 @@ def initial(settings: Settings, learner: Learner, spec: Spec) -> State:
             "does not return: train it without --normalize_observations"
         )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(spec))
-    leaves = jax.tree_util.tree_leaves_with_path(like)
     found = []
-    for path, leaf in leaves:
-        name = "state/" + jax.tree_util.keystr(path, simple=True, separator="/")
+    for name, leaf in checkpoint.named({"state": like}).items():
         array = arrays.get(name)
         array = array if array is None or name == "state/step" else array[: settings.seeds]
         shape = leaf.shape if name == "state/step" else (settings.seeds, *leaf.shape)

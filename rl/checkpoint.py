@@ -68,7 +68,7 @@ def save(
     if keep < 1:
         raise ValueError(f"keep must be at least 1, got {keep}")
     folder = Path(folder).absolute()
-    leaves = _named(tree)
+    leaves = named(tree)
     record = {
         "step": int(step),
         "card": json.loads(json.dumps(card)),
@@ -118,7 +118,7 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
         CheckpointError: the checkpoint is of another agent, card, structure, shape or dtype (the message lists
             the differences); or every checkpoint there is damaged; or processes see different ones.
     """
-    wanted = _named(like)
+    wanted = named(like)
     found = _newest(Path(folder).absolute())
     _agree(folder, -1 if found is None else found[1]["step"])
     if found is None:
@@ -179,24 +179,34 @@ def load_params(path: str | os.PathLike[str]) -> dict[str, Any]:
         FileNotFoundError: no such file.
         CheckpointError: the file is damaged or holds pickles.
     """
-    params: dict[str, Any] = {}
     try:
         with np.load(path, allow_pickle=False) as file:
-            for name in file.files:
-                *parents, last = name.split("/")
-                node = params
-                for parent in parents:
-                    node = node.setdefault(parent, {})
-                node[last] = file[name]
+            return nested({name: file[name] for name in file.files})
     except (ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
         raise CheckpointError(
             f"{path} is no parameter file, or is damaged ({error}): export it again"
         ) from error
-    return params
 
 
-def _named(tree: Any) -> dict[str, Any]:
-    """{name: leaf} in the tree's own order."""
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves by their names 'a/b/c' as nested dicts."""
+    tree: dict[str, Any] = {}
+    for name, leaf in leaves.items():
+        *parents, last = name.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def named(tree: Any) -> dict[str, Any]:
+    """{name: leaf} in the tree's own order, with names 'a/b/c'.
+
+    Raises:
+        TypeError: a leaf that is no array.
+        ValueError: two leaves of one name.
+    """
     leaves: dict[str, Any] = {}
     for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
         name = _name(keys)

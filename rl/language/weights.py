@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
+from rl import checkpoint
 from rl.language import model
 from rl.language.model import Config
 from rl.types import Params
@@ -93,7 +94,7 @@ def assemble(
     Raises:
       WeightsError: tensors that are missing, of another shape, or left over; it names them.
     """
-    wanted = dict(_expected(config))
+    wanted = checkpoint.named(jax.eval_shape(model.make(config).init, jax.random.key(0)))
     used, wrong = set(), []
     leaves: dict[str, np.ndarray] = {}
     for entry in entries:
@@ -121,12 +122,12 @@ def assemble(
     if any(names for _, names in complaints):
         text = "; ".join(f"{what}: {_few(names)}" for what, names in complaints if names)
         raise WeightsError(f"{source}: {text}. The weights are not those of the configuration beside them")
-    return _nested(leaves)
+    return checkpoint.nested(leaves)
 
 
 def disassemble(config: Config, entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:
     """The named tensors of ``params``, the inverse of `assemble`."""
-    leaves = dict(_flat(params))
+    leaves = checkpoint.named(params)
     parts: dict[str, list[np.ndarray]] = {}
     for entry in entries:
         if entry.path not in leaves:
@@ -145,26 +146,6 @@ def _piece(tensor: np.ndarray, entry: Entry) -> np.ndarray:
         size = tensor.shape[-1] // 3
         tensor = tensor[..., entry.part * size : (entry.part + 1) * size]
     return tensor.T if entry.turned else tensor
-
-
-def _expected(config: Config) -> Iterator[tuple[str, jax.ShapeDtypeStruct]]:
-    return _flat(jax.eval_shape(model.make(config).init, jax.random.key(0)))
-
-
-def _flat(tree: Params) -> Iterator[tuple[str, Any]]:
-    for keys, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        yield jax.tree_util.keystr(keys, simple=True, separator="/"), leaf
-
-
-def _nested(leaves: Mapping[str, np.ndarray]) -> Params:
-    tree: dict = {}
-    for path, leaf in leaves.items():
-        *parents, last = path.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
 
 
 def _few(names: list[str]) -> str:
