@@ -129,26 +129,20 @@ def beside(name: str, steps: np.ndarray, returns: np.ndarray) -> list[dict[str, 
 
 
 def draw(path: Path, name: str, steps: np.ndarray, returns: np.ndarray) -> None:
-    """The learning curve, and the published median and spread."""
-    published = PUBLISHED[name]
-    x = [1000 * thousands for thousands in published if 1000 * thousands <= steps[-1]] or [50_000]
-    low, median, high = zip(*(published[at // 1000] for at in x), strict=True)
-    bounds = [statistics.interval(row) for row in returns]
+    """The learning curve, and the published median and range."""
+    reached = [at for at in PUBLISHED[name] if 1000 * at <= steps[-1]] or [min(PUBLISHED[name])]
+    low, median, high = zip(*(PUBLISHED[name][at] for at in reached), strict=True)
+    bounds = np.array([statistics.interval(row) for row in returns]).T
     plot.lines(
         path,
         {
-            "SAC, published: median and range of 10 seeds": (x, median, low, high),
-            f"SAC, ours: {returns.shape[1]} seed(s)": (
-                steps,
-                returns.mean(-1),
-                [low for low, _ in bounds],
-                [high for _, high in bounds],
-            ),
+            "published, 10 seeds": (reached, median, low, high),
+            f"ours, {returns.shape[1]} seed(s)": (steps / 1000, returns.mean(-1), *bounds),
         },
-        xlabel="environment steps",
+        xlabel="thousand environment steps",
         ylabel="evaluation return",
-        title=name,
-        note="mean, 95 % interval (ours)",
+        title=f"SAC, {name}",
+        note="published: median, range\nours: mean, 95 % interval",
     )
 
 
