@@ -26,7 +26,7 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     story = {"base": paper.BASE, "oracle": paper.Variant(patch="edge")}
     monkeypatch.setattr(paper, "STORY", story)
     monkeypatch.setitem(paper.PARTS, "story", list(story.values()))
-    result = paper.run(dataclasses.replace(TINY, out=str(tmp_path)))
+    result = paper.run(dataclasses.replace(TINY, workdir=str(tmp_path / "runs"), out=str(tmp_path)))
     assert [row["name"] for row in result["variants"]] == ["N = 2, k = 10", "N = 2, k = 10, oracle (edge)"]
     assert np.shape(result["variants"][0]["return"]) == (2,)
     written = json.loads((tmp_path / "result.json").read_text())
@@ -65,6 +65,26 @@ def outcome(**last: Any) -> paper.Outcome:
     return paper.Outcome(
         {name: np.array([[7.0, 7.0], value]) for name, value in last.items()}, np.zeros((2, 2))
     )
+
+
+def test_what_is_finished_is_recalled_if_settings_and_commit_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = dataclasses.replace(TINY, workdir=str(tmp_path))
+    made = paper.Outcome({"q": np.array([[1.0, 2.0]])}, np.ones((2, 2)), 7.0)
+    monkeypatch.setattr(paper.log, "commit", lambda: "abc")
+    assert paper.recall(settings, paper.BASE) is None
+    paper.remember(settings, paper.BASE, made)
+    found = paper.recall(dataclasses.replace(settings, parts="k", out="elsewhere"), paper.BASE)
+    assert found and found.seconds == 7
+    jax.tree.map(np.testing.assert_array_equal, found[:2], made[:2])
+    assert paper.recall(settings, paper.RAVL) is None
+    assert paper.recall(dataclasses.replace(settings, epochs=3), paper.BASE) is None
+    for commit in ("def", "abc-dirty", None):
+        monkeypatch.setattr(paper.log, "commit", lambda commit=commit: commit)
+        paper.remember(settings, paper.WHOLE, made)
+        assert paper.recall(settings, paper.BASE) is None
+        assert (paper.recall(settings, paper.WHOLE) is None) == (commit != "def")
 
 
 def test_a_prediction_holds_if_it_does_in_every_seed_at_the_end() -> None:

@@ -12,13 +12,17 @@ continue from their values, and nothing ever trains these. The study asks, with 
   ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
   start     two and twenty critics from other initial weights
 
-and checks the outcome that the paper's argument predicts. Published are k = 10, the horizon of 30 and the oracle; the
-random control, the sweeps and the ablation are what reviewers asked for, or new.
+and checks the outcome that the paper's argument predicts. All of it is an hour and a half of one core; what is finished
+in --workdir under the same commit is not trained again, so that ``--parts`` may be run side by side first.
+
+Published are k = 10, the horizon of 30 and the oracle; the random control, the sweeps and the ablation are what
+reviewers asked for, or new.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -87,6 +91,7 @@ class Settings:
     hidden: tuple[int, ...] = (64, 64)  # widths of every network's layers
     parts: str = "story,k,N,ablation,start"  # what to run, comma-separated
     seed: int = 0  # of everything
+    workdir: str = "runs/edge_of_reach"  # of what is finished
     out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
 
 
@@ -104,6 +109,7 @@ class Outcome(NamedTuple):
 
     metrics: dict[str, np.ndarray]  # {name: [T, S]}
     landscape: np.ndarray  # [H, W] the first seed's values of the plane
+    seconds: float = 0.0
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -113,16 +119,21 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown part, or too few seeds for an interval.
     """
     variants = chosen(settings)
-    began = time.time()
     outcomes: dict[Variant, Outcome] = {}
     with log.progress(len(variants) * settings.epochs, "edge of reach") as bar:
         for variant in variants:
             bar.set_postfix_str(describe(variant))
-            outcomes[variant] = train_variant(settings, variant, bar.update)
+            outcome = recall(settings, variant)
+            if outcome:
+                bar.update(settings.epochs)
+            else:
+                outcome = train_variant(settings, variant, bar.update)
+                remember(settings, variant, outcome)
+            outcomes[variant] = outcome
     result = {
         **log.provenance(),
         "settings": dataclasses.asdict(settings),
-        "wall_seconds": time.time() - began,
+        "wall_seconds": sum(outcome.seconds for outcome in outcomes.values()),
         "variants": [
             {"name": describe(variant), **variant._asdict(), **summary(outcome.metrics)}
             for variant, outcome in outcomes.items()
@@ -158,11 +169,43 @@ def describe(variant: Variant) -> str:
     return ", ".join(words)
 
 
+def recall(settings: Settings, variant: Variant) -> Outcome | None:
+    """What is finished of ``variant``, if it was trained by these settings and this commit."""
+    path, identity = _finished(settings, variant)
+    if not path.exists() or "-dirty" in identity or '"commit": null' in identity:
+        return None
+    with np.load(path) as found:
+        arrays = dict(found)
+    if str(arrays.pop("identity")) != identity:
+        return None
+    seconds, drawn = arrays.pop("seconds").item(), arrays.pop("landscape")
+    return Outcome(arrays, drawn, seconds)
+
+
+def remember(settings: Settings, variant: Variant, outcome: Outcome) -> None:
+    """Stores what `recall` finds."""
+    path, identity = _finished(settings, variant)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with log.replacing(path) as partial, partial.open("wb") as file:
+        np.savez(
+            file, identity=identity, seconds=outcome.seconds, landscape=outcome.landscape, **outcome.metrics
+        )
+
+
+def _finished(settings: Settings, variant: Variant) -> tuple[Path, str]:
+    """The file of a finished variant, and what it must say of itself."""
+    places = ("parts", "workdir", "out")
+    chosen = {name: x for name, x in dataclasses.asdict(settings).items() if name not in places}
+    identity = {"commit": log.commit(), **variant._asdict(), **chosen}
+    return Path(settings.workdir) / f"{describe(variant)}.npz", json.dumps(identity)
+
+
 # ---- training ---------------------------------------------------------------------------------------------
 
 
 def train_variant(settings: Settings, variant: Variant, finished: Callable[[int], Any]) -> Outcome:
     """All seeds of one variant; ``finished`` is told of every epoch by the number 1."""
+    began = time.time()
     config = sac_n.Config(DISCOUNT, variant.critics, variant.diversity, hidden=settings.hidden)
     head = heads.make(variant.head, *SUPPORT, 51)
     learner = sac_n.make(config, plane.SPEC, head)
@@ -185,7 +228,7 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
     )
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     source = model_based.Source(logged(jax.random.key(settings.seed)), ())
-    epoch = model_based.over_seeds(loop.epoch, batched=True)
+    epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
     start = jax.jit(jax.vmap(loop.init, (0, None)))(keys, source.dataset)
     evaluate = jax.jit(jax.vmap(lambda state: episode_return(learner, state)))
     rows = []
@@ -194,7 +237,8 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
         finished(1)
     metrics = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
     first = jax.tree.map(lambda x: x[0], carry.learner)
-    return Outcome(metrics, np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first)))
+    drawn = np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first))
+    return Outcome(metrics, drawn, time.time() - began)
 
 
 def started(learner: Learner, start: str) -> Learner:
@@ -349,7 +393,7 @@ def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterat
     settings = result["settings"]
     yield "# The edge-of-reach problem on a plane"
     yield ""
-    yield f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
+    yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes of training."
     yield ""
     yield (
         f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
