@@ -1,0 +1,350 @@
+"""The online ordering of "Stop Regressing" (Farebrother et al., ICML 2024) on small games: which head makes DQN best?
+
+    python -m experiments.papers.stop_regressing_games
+
+The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than squared
+error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019) as gymnax (extra: games) has them,
+10 x 10 cells with sticky actions; the network reads the cells without convolutions; and the budget is a hundred
+thousand steps. Everything but the head is the same: learning rate, support [-10, 10] and 51 outputs, as on Atari.
+
+One program acts, remembers and learns: blocks of steps in all environments, then the updates that these allow. The
+score is the mean return of whole episodes of the greedy policy, in new environments; for the ordering over games each
+game's scores are divided by the mean over all heads, as no game should count more than another.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags
+from rl import log, online, plot, statistics, train
+from rl.agents import dqn
+from rl.replay import ring
+from rl.types import Array, Key, Learner, Spec, State
+from rl.values import heads
+
+GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
+PUBLISHED = ("hl_gauss", "c51", "scalar", "two_hot")  # from best to worst
+SUPPORT, OUTPUTS = (-10.0, 10.0), 51
+ENVIRONMENTS = 8  # stepped together
+BLOCK = 8  # steps of each between updates
+STEPS_PER_UPDATE = 4
+EVALUATED = 64  # environments
+LONGEST = 1000  # steps of an episode, gymnax's own limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    games: str = ",".join(GAMES)  # of gymnax, comma-separated
+    heads: str = ",".join(PUBLISHED)  # comma-separated
+    seeds: int = 5  # of each game and head
+    steps: int = 102_400  # environment steps of each
+    evaluations: int = 4  # while learning
+    learning_rate: float = 3e-4  # of every head
+    hidden: int = 128  # width of its two layers
+    seed: int = 0  # of all
+    out: str = "results/papers/stop_regressing_games"  # where result.json, the figures and the table land
+
+
+class Game(NamedTuple):
+    """An environment as pure functions of many copies; see gymnax for its state."""
+
+    spec: Spec
+    reset: Callable[[Key], tuple[Array, Any]]  # keys [N] -> observations [N, O], states
+    # keys [N], states, actions [N] -> rows without `first`, what is seen next, states, whether episodes ended
+    step: Callable[[Key, Any, Array], tuple[dict[str, Array], Array, Any, Array]]
+
+
+class Carry(NamedTuple):
+    """What one block hands to the next."""
+
+    learner: State
+    memory: ring.Ring
+    seen: Array  # [N, O]
+    first: Array  # [N] bool, an episode starts with what is seen
+    world: Any
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Trains every head on every game; writes and returns what came out.
+
+    Raises:
+      ImportError: gymnax is not installed.
+      ValueError: an unknown game or head, or settings that allow no interval or evaluation.
+    """
+    check(settings)
+    names, tried = settings.games.split(","), settings.heads.split(",")
+    began = time.time()
+    scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
+    with log.progress(len(names) * len(tried), "games x heads") as bar:
+        for name in names:
+            for head in tried:
+                bar.set_postfix_str(f"{name}, {head}")
+                scores[name][head] = learn(settings, game(name), head)
+                bar.update()
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "wall_seconds": time.time() - began,
+        "scores": scores,  # {game: {head: [evaluations, seeds]}}
+        "relative": {head: _summary(x) for head, x in relative(scores).items()},
+    }
+    out = Path(settings.out)
+    out.mkdir(parents=True, exist_ok=True)
+    log.write_json(out / log.RESULT, result)
+    draw(settings, out, scores)
+    with log.replacing(out / "README.md") as partial:
+        partial.write_text("\n".join(table(settings, result)) + "\n")
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError on what `run` would find out only after minutes."""
+    try:
+        import gymnax
+    except ImportError as error:
+        raise ImportError("MinAtar's games need gymnax: pip install 'headway[games]'") from error
+
+    known = {"games": [name for name in gymnax.registered_envs if "MinAtar" in name], "heads": heads.NAMES}
+    for flag, allowed in known.items():
+        if unknown := set(getattr(settings, flag).split(",")) - set(allowed):
+            raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(allowed)}")
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval needs at least 2")
+    if settings.evaluations < 1 or blocks(settings) < 1:
+        raise ValueError(
+            f"--steps={settings.steps} are fewer than {ENVIRONMENTS * BLOCK} for each of "
+            f"--evaluations={settings.evaluations}, of which there must be one at least"
+        )
+
+
+def blocks(settings: Settings) -> int:
+    """Of steps, between two evaluations."""
+    return settings.steps // (ENVIRONMENTS * BLOCK * settings.evaluations)
+
+
+# ---- learning ---------------------------------------------------------------------------------------------------
+
+
+def game(name: str) -> Game:
+    """A game of gymnax, whose cells are seen as one vector of 0 and 1."""
+    import gymnax
+
+    environment, params = gymnax.make(name)
+
+    def flat(observation: Array) -> Array:
+        return observation.reshape(observation.shape[0], -1).astype(jnp.uint8)
+
+    def reset(keys: Key) -> tuple[Array, Any]:
+        observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
+        return flat(observation), state
+
+    def step(keys: Key, state: Any, action: Array) -> tuple[dict[str, Array], Array, Any, Array]:
+        seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
+            keys, state, action, params
+        )
+        row = {
+            "reward": reward.astype(jnp.float32),
+            "discount": 1.0 - terminated,
+            "next_observation": flat(info["final_observation"]),
+        }
+        return row, flat(seen), state, terminated | truncated
+
+    size = int(np.prod(environment.observation_space(params).shape))
+    return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
+
+
+def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
+    """Scores [evaluations, S] of DQN with the head called ``name``."""
+    head = heads.make(name, *SUPPORT, OUTPUTS)
+    config = dqn.Config(
+        target_rate=0.01,
+        epsilon_updates=max(1, settings.steps // STEPS_PER_UPDATE // 4),
+        learning_rate=settings.learning_rate,
+        hidden=(settings.hidden,) * 2,
+    )
+    learner = reading_cells(dqn.make(config, game.spec, head))
+    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+
+    @jax.jit
+    def every(keys: Key) -> Array:
+        return jax.lax.map(lambda key: one(settings, game, learner, key), keys)
+
+    return np.asarray(every(keys)).T
+
+
+def reading_cells(learner: Learner) -> Learner:
+    """The learner, on cells that are kept as bytes."""
+    update, act, explore = learner.update, learner.act, learner.explore
+    assert explore is not None
+
+    def as_float(batch: Any) -> Any:
+        return batch._replace(
+            observation=batch.observation.astype(jnp.float32),
+            next_observation=batch.next_observation.astype(jnp.float32),
+        )
+
+    return learner._replace(
+        update=lambda state, batch, key: update(state, as_float(batch), key),
+        act=lambda state, cells, key: act(state, cells.astype(jnp.float32), key),
+        explore=lambda state, cells, key: explore(state, cells.astype(jnp.float32), key),
+    )
+
+
+def one(settings: Settings, game: Game, learner: Learner, key: Key) -> Array:
+    """One seed's scores [evaluations]."""
+    init_key, world_key, run_key = jax.random.split(key, 3)
+    seen, world = game.reset(jax.random.split(world_key, ENVIRONMENTS))
+    example = online.example(game.spec, jnp.uint8)
+    cells, nothing = example.observation[0], jnp.zeros(())
+    row = ring.Row(cells, example.action[0], nothing, nothing, cells, jnp.zeros((), bool))
+    carry = Carry(
+        learner=learner.init(init_key, example._replace(observation=example.observation.astype(jnp.float32))),
+        memory=ring.empty(row, settings.steps),
+        seen=seen,
+        first=jnp.ones(ENVIRONMENTS, bool),
+        world=world,
+    )
+    updates = train.scan_updates(learner.update, ring.sampler(32), ENVIRONMENTS * BLOCK // STEPS_PER_UPDATE)
+
+    def block(carry: Carry, key: Key) -> tuple[Carry, None]:
+        act_key, learn_key = jax.random.split(key)
+        (seen, first, world), rows = jax.lax.scan(
+            lambda state, key: act(game, learner, carry.learner, state, key),
+            (carry.seen, carry.first, carry.world),
+            jax.random.split(act_key, BLOCK),
+        )
+        flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
+        memory = ring.insert(carry.memory, flat)
+        state, _ = updates(carry.learner, memory, learn_key)
+        return Carry(state, memory, seen, first, world), None
+
+    def stage(carry: Carry, key: Key) -> tuple[Carry, Array]:
+        keys = jax.random.split(key, blocks(settings) + 1)
+        carry, _ = jax.lax.scan(block, carry, keys[1:])
+        return carry, evaluate(game, learner, carry.learner, keys[0])
+
+    return jax.lax.scan(stage, carry, jax.random.split(run_key, settings.evaluations))[1]
+
+
+def act(
+    game: Game, learner: Learner, state: State, now: tuple[Array, Array, Any], key: Key
+) -> tuple[Any, ring.Row]:
+    """One step of all environments."""
+    seen, first, world = now
+    choice_key, step_key = jax.random.split(key)
+    assert learner.explore is not None
+    action = learner.explore(state, seen, choice_key)
+    found, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
+    return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **found)
+
+
+def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
+    """Mean return of the first episode of each of `EVALUATED` environments."""
+    keys = jax.random.split(key, LONGEST + 1)
+    seen, world = game.reset(jax.random.split(keys[0], EVALUATED))
+
+    def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:
+        seen, world, running = now
+        action = learner.act(state, seen, key)
+        row, seen, world, ended = game.step(jax.random.split(key, EVALUATED), world, action)
+        return (seen, world, running & ~ended), jnp.where(running, row["reward"], 0.0)
+
+    start = seen, world, jnp.ones(EVALUATED, bool)
+    return jax.lax.scan(step, start, keys[1:])[1].sum(0).mean()
+
+
+# ---- reports ----------------------------------------------------------------------------------------------------
+
+
+def relative(scores: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Last scores over the mean of all heads' in the same game, averaged over games: {head: [S]}."""
+    each = {}
+    for name, by_head in scores.items():
+        middle = max(np.mean([x[-1].mean() for x in by_head.values()]), 1e-9)
+        each[name] = {head: x[-1] / middle for head, x in by_head.items()}
+    return {
+        head: np.mean([by_head[head] for by_head in each.values()], 0) for head in next(iter(each.values()))
+    }
+
+
+def draw(settings: Settings, out: Path, scores: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """Every game's curves, and the heads over all games."""
+    steps = settings.steps // settings.evaluations * np.arange(1, settings.evaluations + 1)
+    plot.learning_curves(
+        out / "games.png",
+        {
+            f"{name.removesuffix('-MinAtar')}: return": {head: (steps, x) for head, x in by_head.items()}
+            for name, by_head in scores.items()
+        },
+        title="DQN by value head, greedy policy",
+    )
+    plot.bars(
+        out / "heads.png",
+        {head: (x.mean(), *statistics.interval(x)) for head, x in relative(scores).items()},
+        "return over the mean of all heads, 95 % interval over seeds",
+        title=f"{len(scores)} games, {settings.steps:,} steps",
+    )
+
+
+def table(settings: Settings, result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    tried = settings.heads.split(",")
+    yield "# Value heads online, on small games"
+    yield ""
+    yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores."
+    yield ""
+    yield (
+        f"Return of the greedy policy after {settings.steps:,} steps, {settings.seeds} seeds, Student's 95 % "
+        "intervals. *Relative* is divided by the mean over all heads in each game and averaged over games."
+    )
+    yield ""
+    yield "| head | " + " | ".join(result["scores"]) + " | relative |"
+    yield "|---" * (len(result["scores"]) + 2) + "|"
+    for head in tried:
+        cells = [_text(_summary(by_head[head][-1])) for by_head in result["scores"].values()]
+        yield f"| `{head}` | " + " | ".join([*cells, _text(result["relative"][head])]) + " |"
+    yield ""
+    found = sorted(tried, key=lambda head: -result["relative"][head]["mean"])
+    yield f"Found: {' > '.join(found)}."
+    if set(PUBLISHED) == set(tried):
+        yield f"Published, on Atari: {' > '.join(PUBLISHED)}."
+        yield ""
+        yield "| published pair | difference of relative scores | holds |"
+        yield "|---|---|---|"
+        each = relative(result["scores"])
+        for better, worse in itertools.pairwise(PUBLISHED):
+            difference = _summary(each[better] - each[worse])
+            low, high = difference["ci95"]
+            verdict = "yes" if low > 0 else "the contrary does" if high < 0 else "not decided"
+            yield f"| {better} > {worse} | {_text(difference)} | {verdict} |"
+
+
+def _summary(each: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(np.mean(each)), "ci95": list(statistics.interval(each)), "each": each}
+
+
+def _text(summary: Mapping[str, Any]) -> str:
+    return "{:.2f} [{:.2f}, {:.2f}]".format(summary["mean"], *summary["ci95"])
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
