@@ -91,3 +91,11 @@ def test_without_gymnax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "gymnax", None)
     with pytest.raises(ImportError, match=r"headway\[games\]"):
         paper.run(TINY)
+
+
+@pytest.mark.slow
+def test_breakout_is_learnt() -> None:
+    """A policy that does not see its cells earns less than 1."""
+    settings = paper.Settings(seeds=2, steps=25_600)
+    scores = paper.learn(settings, paper.game("Breakout-MinAtar"), "hl_gauss")
+    assert scores[-1].min() > 2
