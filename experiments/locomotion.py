@@ -4,9 +4,9 @@
     python -m experiments.locomotion --datasets=hopper-expert-regen-v5 --agents=iql,edac --updates=100000
 
 The data are regenerated (`rl.data.recipes.locomotion`): other policies, on gymnasium's -v5. A published number beside
-ours is therefore the number of another dataset, and here it is one of a hundredth of the training, with smaller networks
-and one setting of each agent for all tiers (published: up to one each). Scores are normalised by D4RL's references.
-Finished runs are not run again.
+ours is therefore the number of another dataset, and here it is one of a hundredth of the training, with smaller
+networks and one setting of each agent for all tiers (published: up to one each). Scores are normalised by D4RL's
+references. Finished runs are not run again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from experiments import flags, model_based, offline
 from rl import agents, log, plot
 from rl.data import d4rl, recipes
 
-# What each agent's authors do to data or weights, one setting for all tiers; but CQL draws 4 actions of each kind (theirs
-# are 10), which costs less than half. All else are the agents' defaults.
+# What each agent's authors do to data or weights, one setting for all tiers; but CQL draws 4 actions of each kind
+# (theirs are 10), which costs less than half. All else are the agents' defaults.
 OFFLINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bc": ({}, {}),
     "iql": ({"reward_scale": "return_range"}, {}),
