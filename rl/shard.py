@@ -3,7 +3,9 @@
 A mesh has two axes. Seeds of a population divide over ``seed`` and never talk to each other; the rows of
 every batch divide over ``data``, whose devices hold equal copies of the parameters and average their
 gradients. Learners and `rl.train` know neither: the same epoch runs on one device or on a pod, with the same
-results up to rounding. No agent, file or logger is known here. Every host runs the same program:
+results up to rounding. No agent, file or logger is known here. Language models that are too large for that lie on a
+`grid` instead, whose axes are ``data`` and ``model``: parameters and optimisers are split over both
+(`place_language`). Every host runs the same program:
 
     shard.initialize()
     mesh = shard.mesh(seed=4)
@@ -17,7 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -84,13 +88,30 @@ def mesh(seed: int = 1, data: int = -1) -> Mesh:
     Raises:
       ValueError: if ``seed * data`` is not the number of devices.
     """
+    return _mesh({"seed": seed, "data": data}, rest="data")
+
+
+def grid(data: int = -1, model: int = 1) -> Mesh:
+    """All devices of all hosts, as ``data`` groups of ``model`` devices each; -1 takes what is left.
+
+    Devices of one group share every product, so they must be near each other: those of one host, as a rule.
+
+    Raises:
+      ValueError: if ``data * model`` is not the number of devices.
+    """
+    return _mesh({"data": data, "model": model}, rest="data")
+
+
+def _mesh(sizes: dict[str, int], rest: str) -> Mesh:
     devices = jax.device_count()
-    if data == -1 and seed > 0:
-        data = max(devices // seed, 1)
-    if seed < 1 or data < 1 or seed * data != devices:
-        raise ValueError(f"{devices} devices do not divide into seed={seed} times data={data}")
+    (other,) = (size for name, size in sizes.items() if name != rest)
+    if sizes[rest] == -1 and other > 0:
+        sizes[rest] = max(devices // other, 1)
+    if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
+        asked = " times ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ValueError(f"{devices} devices do not divide into {asked}")
     # Explicit axes, the default since JAX 0.9, refuse `array[index]` on a sharded array.
-    return jax.make_mesh((seed, data), ("seed", "data"), axis_types=(AxisType.Auto, AxisType.Auto))
+    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 # ---- placement: arrays that every host holds in full become global ones -----------------------------------
@@ -167,6 +188,62 @@ def _part(length: int, mesh: Mesh, axis: str) -> int:
     if length % parts:
         raise ValueError(f"{length} does not divide over the {parts} devices of the mesh's {axis!r} axis")
     return length // parts
+
+
+# ---- language models: parameters over two axes ------------------------------------------------------------
+
+# Ends of parameters' names -> how their last axes are split. Along ``model`` each device has some heads, some of the
+# feed-forward layer's units and some of the vocabulary's rows, so that a block needs two sums over devices
+# (Shoeybi et al. 2019, "Megatron-LM"); along ``data`` what is left of each is split and gathered when it is needed
+# (Rajbhandari et al. 2020, "ZeRO"). Optimisers' moments have the names of their parameters.
+_SPLITS = (
+    (r"(query|key|value|gate|up)/kernel", ("data", "model")),
+    (r"(query|key|value|gate|up)/bias", ("model",)),
+    (r"(out|down)/kernel", ("model", "data")),
+    (r"(un)?embedding", ("model", "data")),
+    (r"position", (None, "data")),
+    (r"rows", ("model", None, "data")),  # of `rl.networks.token_heads.vocabulary_values`
+    (r"rows_bias", ("model", None)),
+)
+
+
+def language_specs(tree: Tree, mesh: Mesh) -> Tree:
+    """How the parameters of language models and their value heads, and all that is named after them, lie on a `grid`.
+
+    What no rule names is whole on every device, and so is an axis that does not divide.
+
+    Args:
+      tree: arrays, or `jax.ShapeDtypeStruct`: parameters, or a whole `rl.types.State`.
+      mesh: from `grid`.
+    """
+
+    def spec(keys: tuple[Any, ...], leaf: Any) -> P:
+        name = jax.tree_util.keystr(keys, simple=True, separator="/")
+        for pattern, axes in _SPLITS:
+            if re.search(rf"(^|/){pattern}$", name) and leaf.ndim >= len(axes):
+                sizes = leaf.shape[leaf.ndim - len(axes) :]
+                fit = [a if a and n % mesh.shape[a] == 0 else None for a, n in zip(axes, sizes, strict=True)]
+                return P(*(None,) * (leaf.ndim - len(axes)), *fit)
+        return P()
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def place_language(state: Tree, mesh: Mesh) -> Tree:
+    """A language learner's state, laid out by `language_specs`."""
+    return jax.tree.map(lambda part, spec: place(part, mesh, spec), state, language_specs(state, mesh))
+
+
+def over_grid(epoch: Epoch, mesh: Mesh) -> Epoch:
+    """An epoch of `rl.train.scan_updates` that leaves its state where `place_language` puts it."""
+
+    def placed(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
+        state, report = epoch(state, dataset, key)
+        specs = language_specs(state, mesh)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (specs, P()))
+        return jax.lax.with_sharding_constraint((state, report), shardings)
+
+    return placed
 
 
 # ---- the main path: one program, partitioned by the compiler ---------------------------------------------

@@ -58,8 +58,8 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def launch(call: str, devices: int, **environment: str) -> subprocess.Popen[str]:
-    """A new process with that many devices, in which one of the functions below is called."""
+def launch(call: str, devices: int, module: str = "test_shard", **environment: str) -> subprocess.Popen[str]:
+    """A new process with that many devices, in which one of the functions below (or in ``module``) is called."""
     flags = (
         f"--xla_force_host_platform_device_count={devices}"
         # Eight devices on a busy machine with two cores may wait long for each other.
@@ -69,7 +69,7 @@ def launch(call: str, devices: int, **environment: str) -> subprocess.Popen[str]
     here = Path(__file__).parent
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.Popen(
-        [sys.executable, "-c", f"import test_shard; test_shard.{call}"],
+        [sys.executable, "-c", f"import {module}; {module}.{call}"],
         env=inherited
         | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
         | environment,

@@ -99,6 +99,35 @@ def pretrained(lm: LM, params: Params) -> LM:
     return lm._replace(init=lambda key: jax.tree.map(jnp.array, params))
 
 
+def accumulated(lm: LM, rows: int) -> LM:
+    """The model whose features are computed ``rows`` rows at a time, and again in the backward pass.
+
+    This is gradient accumulation, for any loss: the gradient of the parameters is summed over groups of rows, while the
+    loss still sees the features of the whole batch, so that its means are over all of its tokens. Memory is that of
+    ``rows`` rows and of the features; of logits, see `rl.values.tokens.survey`. Rows of one group are taken at equal
+    distances, so that a batch split over devices stays so.
+
+    Raises:
+      ValueError: when traced, if a batch does not divide into groups of ``rows``.
+    """
+
+    def features(params: Params, tokens: Array, segment: Array) -> Array:
+        if tokens.shape[0] % rows:
+            raise ValueError(f"{tokens.shape[0]} rows do not divide into groups of {rows}")
+
+        def split(x: Array) -> Array:
+            return jnp.swapaxes(x.reshape(rows, -1, *x.shape[1:]), 0, 1)
+
+        @jax.checkpoint
+        def some(group: tuple[Array, Array]) -> Array:
+            return lm.features(params, *group)
+
+        found = jax.lax.map(some, (split(tokens), split(segment)))
+        return jnp.swapaxes(found, 0, 1).reshape(*tokens.shape, -1)
+
+    return lm._replace(features=features)
+
+
 def log_probabilities(lm: LM, params: Params, tokens: Array, segment: Array, chunk: int = 128) -> Array:
     """log p(token | the tokens before it) of tokens [B, T], [B, T] float32; 0 at column 0.
 

@@ -1,0 +1,175 @@
+"""Language learners on eight devices compute what they do on one, and continue from their checkpoints to the bit."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import PartitionSpec as P
+from test_shard import launch, succeed
+
+from rl import checkpoint, shard, train
+from rl.agents import bcoder, ilql
+from rl.language import model
+from rl.language.model import LM, Config
+from rl.networks.transformer import Shape
+from rl.replay import tokens as replay
+from rl.replay.tokens import Turn, episode
+from rl.types import Learner, TokenBatch
+from rl.values import heads
+
+CONFIG = Config(
+    24, 16, Shape(width=16, layers=2, heads=4, kv_heads=2, head_size=8, inner=24, qkv_bias=True), tied=False
+)
+ROWS = 8
+
+
+def data() -> TokenBatch:
+    """Episodes of very different lengths, some of which are copied."""
+    generator = np.random.default_rng(0)
+    made = []
+    for number in range(ROWS):
+        answer = generator.integers(0, 24, 1 + number).tolist()
+        turns = [Turn([3, 1]), Turn(answer, True, float(generator.uniform(-1, 1)))]
+        made.append(episode(turns, terminated=number % 2 == 0, imitate=float(number % 3 == 0)))
+    return jax.tree.map(jnp.asarray, replay.pack(made, 12, together=False))
+
+
+def language_model() -> LM:
+    lm = model.make(CONFIG)
+    generator = np.random.default_rng(1)
+
+    def draw(x: Any) -> Any:
+        return (0.3 * generator.standard_normal(x.shape)).astype(np.float32)
+
+    return model.pretrained(lm, jax.tree.map(draw, jax.eval_shape(lm.init, jax.random.key(0))))
+
+
+def learner(name: str, lm: LM, optimiser: Any = optax.sgd, value_updates: int = 1) -> Learner:
+    if name == "bcoder":
+        config = bcoder.Config(
+            value_updates=value_updates, value_learning_rate=0.1, learning_rate=0.1, inner=8, chunk=4
+        )
+        return bcoder.make(config, lm, heads.scalar(), optimiser)
+    config = ilql.Config(learning_rate=0.1, cql_weight=0.1, target_rate=0.5, inner=8, chunk=4)
+    return ilql.make(config, lm, heads.make("hl_gauss", -2.0, 2.0, 21), optimiser)
+
+
+def epoch(made: Learner, sample: Any, steps: int) -> Any:
+    return train.scan_updates(made.update, sample, steps)
+
+
+def everything(data: TokenBatch, key: Any) -> TokenBatch:
+    return data
+
+
+def close(one: Any, other: Any) -> None:
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), one, other)
+
+
+# ---- accumulation -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["bcoder", pytest.param("ilql", marks=pytest.mark.slow)])
+def test_accumulated_gradients_are_those_of_the_whole_batch(name: str) -> None:
+    lm, batch = language_model(), data()
+    plain, split = (learner(name, one, value_updates=0) for one in (lm, model.accumulated(lm, 2)))
+    state = jax.jit(plain.init)(jax.random.key(0), batch)
+    close(*(jax.jit(one.update)(state, batch, jax.random.key(0))[0] for one in (plain, split)))
+
+
+def test_accumulation_takes_the_memory_of_its_rows() -> None:
+    lm = model.make(dataclasses.replace(CONFIG, context=128))
+    params = jax.eval_shape(lm.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((64, 128), jnp.int32)
+
+    def temporary(lm: LM) -> int:
+        gradient = jax.jit(jax.grad(lambda p, t: lm.features(p, t, jnp.ones_like(t)).sum()))
+        return gradient.lower(params, tokens).compile().memory_analysis().temp_size_in_bytes
+
+    assert 8 * temporary(model.accumulated(lm, 2)) < temporary(lm)
+    with pytest.raises(ValueError, match="64 rows do not divide into groups of 5"):
+        temporary(model.accumulated(lm, 5))
+
+
+# ---- devices ------------------------------------------------------------------------------------------------------
+
+
+def on_eight(name: str) -> None:
+    """Two updates on a grid, from one placement to the next and through a checkpoint, beside one device."""
+    mesh = shard.grid(data=4, model=2)
+    lm, batch = language_model(), data()
+    made = learner(name, model.accumulated(lm, 4))
+    start = jax.jit(made.init)(jax.random.key(0), batch)
+    alone, _ = jax.jit(epoch(made, everything, 2))(start, batch, jax.random.key(0))
+
+    run = jax.jit(shard.over_grid(epoch(made, shard.data_parallel(everything, mesh), 1), mesh))
+    placed, dataset = shard.place_language(start, mesh), shard.place(batch, mesh)
+    key = shard.place(jax.random.key(0), mesh)
+    first, _ = run(placed, dataset, key)
+    last, _ = run(first, dataset, key)
+    close(shard.gather(last, mesh), jax.device_get(alone))
+    for tree in (placed, last):
+        leaf = tree.params["policy"]["blocks"]["query"]["kernel"]
+        assert leaf.sharding.spec == P(None, "data", "model")
+        assert leaf.addressable_shards[0].data.size == leaf.size // 8
+
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint.save(folder, 1, first, {"agent": name})
+        restored, _ = checkpoint.restore(folder, placed, {"agent": name})  # type: ignore[misc]
+        assert restored.params["policy"]["embedding"].sharding.spec == P("model", "data")
+        again, _ = run(restored, dataset, key)
+        jax.tree.map(np.testing.assert_array_equal, shard.gather(again, mesh), shard.gather(last, mesh))
+        single, _ = checkpoint.restore(folder, jax.device_get(start), {"agent": name})  # type: ignore[misc]
+        jax.tree.map(np.testing.assert_array_equal, single, shard.gather(first, mesh))
+
+
+@pytest.mark.parametrize("name", ["bcoder", pytest.param("ilql", marks=pytest.mark.slow)])
+def test_eight_devices_compute_what_one_does(name: str) -> None:
+    succeed(launch(f"on_eight({name!r})", 8, "test_shard_language"))
+
+
+# ---- rules --------------------------------------------------------------------------------------------------------
+
+
+class Two(NamedTuple):
+    """A mesh, as far as rules look at it."""
+
+    shape: Mapping[str, int] = MappingProxyType({"data": 2, "model": 4})
+
+
+def test_rules_name_every_large_array() -> None:
+    lm = language_model()
+    for name in ("bcoder", "ilql"):
+        made = learner(name, lm, optax.adamw)
+        state = jax.eval_shape(made.init, jax.random.key(0), data())
+        specs = checkpoint.named(state)
+        found = shard.language_specs(state, Two())  # type: ignore[arg-type]
+        flat = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, P))
+        split = dict(zip(specs, flat, strict=True))
+        for path, leaf in specs.items():
+            big = leaf.size >= 16 * 16 and "/head/" not in path and "inner" not in path.split("/")[-1]
+            if big and "Dense" not in path:
+                assert any(split[path]), path
+        moments = [path for path in specs if path.endswith("mu/blocks/down/kernel")]
+        assert moments and all(split[path] == P(None, "model", "data") for path in moments)
+        assert split["step"] == P()
+
+
+def test_what_does_not_divide_stays_whole() -> None:
+    tree = {"blocks": {"query": {"kernel": jax.ShapeDtypeStruct((2, 16, 6), jnp.float32)}}}
+    assert shard.language_specs(tree, Two())["blocks"]["query"]["kernel"] == P(None, "data", None)  # type: ignore[arg-type]
+
+
+def test_grids_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="1 devices do not divide into data=1 times model=3"):
+        shard.grid(model=3)
+    assert dict(shard.grid().shape) == {"data": 1, "model": 1}
