@@ -117,11 +117,7 @@ def maps(
     Raises:
         ValueError: no images, or one that is not [H, W].
     """
-    pictures = {label: np.asarray(image, float) for label, image in images.items()}
-    if not pictures or any(picture.ndim != 2 for picture in pictures.values()):
-        raise ValueError(
-            f"{path} needs pictures [H, W], got shapes {[picture.shape for picture in pictures.values()]}"
-        )
+    pictures = _pictures(path, images)
     columns = min(columns, len(pictures))
     figure, row = _panels(-(-len(pictures) // columns), columns, (3.6, 3.5))
     for axes in row[len(pictures) :]:
@@ -149,6 +145,39 @@ def maps(
         figure.legend(
             handles, names, loc="outside lower left", ncols=2, facecolor="#555555", labelcolor="white"
         )
+    _save(figure, path)
+
+
+def cells(
+    path: str | os.PathLike[str],
+    images: Mapping[str, ArrayLike],
+    limits: tuple[float, float],
+    *,
+    title: str = "",
+    columns: int = 3,
+) -> None:
+    """Draws functions on the cells of a grid as pictures in the same colours.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        images: {label: values [H, W]}; row 0 is at the top. Where a value is NaN there is a wall.
+        limits: values where the colours start and end.
+        title: above all.
+        columns: pictures in a row.
+
+    Raises:
+        ValueError: no images, or one that is not [H, W].
+    """
+    pictures = _pictures(path, images)
+    columns = min(columns, len(pictures))
+    figure, row = _panels(-(-len(pictures) // columns), columns, (3.2, 2.7))
+    for axes in row:
+        axes.set_axis_off()
+    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
+        drawn = axes.imshow(picture, vmin=limits[0], vmax=limits[1], cmap="viridis")
+        axes.set_title(f"{label}\nfrom {np.nanmin(picture):.3g} to {np.nanmax(picture):.3g}", fontsize=10)
+    figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     _save(figure, path)
 
 
@@ -308,6 +337,15 @@ def _coverage(figure: Figure, axes: Axes, coverage: np.ndarray) -> None:
     axes.set_xlabel("action (white: never taken)", fontsize=12)
     axes.set_ylabel("dimension", fontsize=12)
     figure.colorbar(image, ax=axes, label="share of steps")
+
+
+def _pictures(path: str | os.PathLike[str], images: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+    pictures = {label: np.asarray(image, float) for label, image in images.items()}
+    if not pictures or any(picture.ndim != 2 for picture in pictures.values()):
+        raise ValueError(
+            f"{path} needs pictures [H, W], got shapes {[picture.shape for picture in pictures.values()]}"
+        )
+    return pictures
 
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:

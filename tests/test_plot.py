@@ -236,7 +236,20 @@ def test_maps_share_their_colours_and_say_what_is_beyond_them(tmp_path: Path, fi
     assert max(one.get_lines()[0].get_xdata()) == 1.0
 
 
+def test_cells_are_drawn_from_the_top_with_walls_left_out(tmp_path: Path, figures: list):
+    grid = np.array([[np.nan, 1.0], [2.0, 3.0]])
+    plot.cells(tmp_path / "cells.png", {"truth": grid, "learnt": 2 * grid}, (0.0, 4.0), columns=2)
+    image_size(tmp_path / "cells.png")
+    one, other = figures[0].axes[:2]
+    assert one.get_images()[0].get_clim() == other.get_images()[0].get_clim() == (0.0, 4.0)
+    assert one.get_images()[0].origin == "upper"
+    np.testing.assert_array_equal(np.ma.filled(one.get_images()[0].get_array(), np.nan), grid)
+    assert other.get_title() == "learnt\nfrom 2 to 6"
+
+
 @pytest.mark.parametrize("images", [{}, {"flat": np.zeros(3)}])
 def test_what_is_no_picture_is_refused(tmp_path: Path, images: dict):
     with pytest.raises(ValueError, match=r"needs pictures \[H, W\]"):
         plot.maps(tmp_path / "x.png", images, 1.0, (0.0, 1.0))
+    with pytest.raises(ValueError, match=r"needs pictures \[H, W\]"):
+        plot.cells(tmp_path / "x.png", images, (0.0, 1.0))

@@ -1,0 +1,586 @@
+"""Do values rank programs better than simpler things do? B-Coder on programs that an imperfect writer taught a model.
+
+    python -m experiments.papers.bcoder_dsl
+
+The problems are those of `rl.programs.dsl`: a description in a few words, a program in one line, five unit tests that
+are really run. A small language model is trained on programs of a writer who confuses some things with others, always
+the same ones, so that it is often wrong where it is most certain. It then writes programs for problems to learn from,
+these are judged, and every learner starts from the model and gets the same programs:
+
+- B-Coder with the ground truth, or without any: anchored on the programs that passed. Its ablations: the operator (max,
+  sarsa), TD alone, the paper's alpha, the HL-Gauss head.
+- The controls, without values: fine-tuning on the ground truth (SFT) and on the programs that passed (RFT, rejection
+  fine-tuning), for as many updates as B-Coder's policy; the model itself, and sharpened.
+
+Half of every batch is what is imitated (where there is such a thing), half are programs of the model; for all alike.
+Learners rank programs for held-out problems, whoever wrote them: B-Coder by the rewards that its values imply, the
+others by log-probability. Programs are the model's *own*, or those of *another* writer, with other mistakes.
+
+*easy* is one map and one filter (280 problems, 56 of them held out): a check that the implementation is right. A
+prototype had shown that the controls do as well there, which is why *hard* exists: two of each, held-out compositions,
+and fewer than one program in twenty right, so that the graded rewards of programs that fail say something that
+fine-tuning throws away.
+
+Published are the algorithm and its ablations (Yu et al., ICLR 2024), on APPS; the tasks, the sizes and the controls are
+ours. alpha = 0.1 and the numbers of updates come from a prototype on easy that looked at seeds 0 to 2; the defaults
+here leave these seeds out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags
+from rl import log, plot, statistics, train
+from rl.agents import bcoder, lm_bc
+from rl.language import generate, model
+from rl.language.model import LM
+from rl.networks.transformer import Shape
+from rl.programs import dsl
+from rl.programs.pool import REWARDS, Pool, Verdict
+from rl.programs.problems import Problem
+from rl.replay import tokens as replay
+from rl.replay.tokens import Turn
+from rl.types import Array, Key, Params, State, TokenBatch
+from rl.values import heads
+from rl.values.tokens import per_episode
+
+END, START = 0, 1  # after a program; between a description and a program
+WORDS = ("<end>", "<program>", *dsl.VOCABULARY)
+SHARPER = 4.0
+LESSONS = 8192  # programs of the writer that the model is trained on
+CLASSES = {  # from best to worst
+    "pass": (Verdict.PASSED,),
+    "fail": (Verdict.FAILED,),
+    "runtime error": (Verdict.RUNTIME_ERROR, Verdict.TIMEOUT),
+    "compile error": (Verdict.COMPILE_ERROR,),
+}
+
+
+class Task(NamedTuple):
+    """Problems, and who writes programs for them."""
+
+    depth: int  # maps and filters of a problem
+    writer: dsl.Noise  # whom the model learns from
+    other: dsl.Noise  # whose programs are ranked too
+    learnt: int  # problems to learn from
+    held_out: int
+    candidates: int  # programs to be ranked, per held-out problem and writer
+
+
+class Variant(NamedTuple):
+    """A learner. Without an operator it is cloning; what imitates nothing learns from TD alone."""
+
+    imitates: str  # truth, passed, or nothing
+    operator: str = "conservative"
+    alpha: float = 0.1
+    head: str = "scalar"
+
+
+TASKS = {
+    "easy": Task(1, dsl.USUAL, dsl.Noise(confusion=0.0, misreading=0.3), 224, 56, 16),
+    # Nobody's confusions, more slips and misreadings than the writer's.
+    "hard": Task(2, dsl.HARD, dsl.Noise(confusion=0.0, slips=0.4, misreading=0.55), 384, 64, 32),
+}
+BCODER, CODER_OF_PASSES = "B-Coder, ground truth", "B-Coder, passing programs"
+MODEL, SHARPENED, RFT, SFT = "the model itself", "the model, sharpened", "RFT", "SFT on ground truth"
+MAIN = {
+    BCODER: Variant("truth"),
+    CODER_OF_PASSES: Variant("passed"),
+    "B-Coder, passing, HL-Gauss": Variant("passed", head="hl_gauss"),
+    "B-Coder, passing, sarsa": Variant("passed", "sarsa"),
+    RFT: Variant("passed", ""),
+    SFT: Variant("truth", ""),
+}
+ABLATIONS = {
+    "B-Coder, passing, max": Variant("passed", "max"),
+    "B-Coder, ground truth, alpha 1": Variant("truth", alpha=1.0),
+    "TD only, conservative": Variant("nothing"),
+    "TD only, max": Variant("nothing", "max"),
+}
+VARIANTS = {"easy": MAIN | ABLATIONS, "hard": MAIN}
+CONTROLS = (MODEL, SHARPENED, RFT, SFT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    seeds: int = 5  # splits, each with its own model, programs and learners
+    seed: int = 3  # the first of them; settings were chosen on 0 to 2
+    tasks: str = "easy,hard"  # which to run
+    pretraining: int = 900  # updates of the language model
+    samples: int = 16  # programs for each problem to learn from
+    value_updates: int = 500  # of B-Coder's value stage
+    updates: int = 500  # of its policy stage, and of the controls
+    batch_size: int = 64  # programs per update
+    learning_rate: float = 3e-4  # of everything
+    width: int = 64  # of the transformer's two layers
+    out: str = "results/papers/bcoder_dsl"  # where result.json, the figures and the table land
+
+
+class Candidates(NamedTuple):
+    """``m`` programs for each of ``P`` held-out problems."""
+
+    rows: TokenBatch  # [P * m, T]
+    verdicts: np.ndarray  # [P, m] of `Verdict`
+
+    @property
+    def passed(self) -> np.ndarray:
+        return self.verdicts == Verdict.PASSED
+
+
+class Learnt(NamedTuple):
+    """What a variant's training and judging compile to."""
+
+    learn: Callable[[Params, Any, Key], State]  # from the model's parameters, with what `halves` samples
+    score: Callable[[State, TokenBatch], Array]  # of programs, [N]
+
+
+class Workshop(NamedTuple):
+    """Everything that is compiled for one task."""
+
+    length: int  # of a row
+    pretrain: Callable[[TokenBatch, Key], Params]
+    write: dict[str, Callable[[Params, np.ndarray, Key], list[str]]]  # greedily, and at temperature 1
+    models: dict[str, Callable[[Params, TokenBatch], Array]]  # scores of programs [N] by the model
+    variants: dict[str, Learnt]
+
+
+# ---- the study ----------------------------------------------------------------------------------------------------
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Writes, judges, learns and ranks; returns what result.json holds.
+
+    Raises:
+      ValueError: an unknown task, too few seeds for an interval, or a model none of whose programs passes.
+      IsolationError: nothing here can isolate the programs.
+    """
+    names = settings.tasks.split(",")
+    if unknown := set(names) - set(TASKS):
+        raise ValueError(f"--tasks has {', '.join(sorted(unknown))}: choose from {', '.join(TASKS)}")
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    began = time.time()
+    found = {}
+    stages = sum(3 + len(VARIANTS[name]) for name in names) * settings.seeds
+    with Pool() as pool, log.progress(stages, "dsl") as bar:
+        for name in names:
+            shop = workshop(settings, TASKS[name], VARIANTS[name])
+            each = []
+            for seed in range(settings.seed, settings.seed + settings.seeds):
+                bar.set_postfix_str(f"{name}, seed {seed}")
+                each.append(one_seed(settings, name, shop, pool, seed, bar.update))
+            found[name] = _stack(each)
+        isolation = pool.isolation
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "isolation": isolation,
+        "wall_seconds": time.time() - began,
+        "tasks": found,
+        "differences": {name: differences(own["ranked"]) for name, own in found.items()},
+        "checks": checks(found),
+    }
+    folder = Path(settings.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_json(folder / log.RESULT, result)
+    draw(folder, found)
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result)) + "\n")
+    return result
+
+
+def one_seed(
+    settings: Settings, name: str, shop: Workshop, pool: Pool, seed: int, finished: Callable[[int], Any]
+) -> dict[str, Any]:
+    """All learners on one split; ``finished`` is told of every stage by the number 1."""
+    task = TASKS[name]
+    rng, keys = np.random.default_rng(seed), jax.random.split(jax.random.key(seed), 5)
+    everything, held_out = dsl.split(dsl.compositions(task.depth), rng)
+
+    lessons = [everything[i] for i in rng.integers(len(everything), size=LESSONS)]
+    written = [dsl.write(one, rng, task.writer) for one in lessons]
+    params = shop.pretrain(rows([dsl.problem(one, rng) for one in lessons], written, shop.length), keys[0])
+    finished(1)
+
+    problems = [dsl.problem(one, rng) for one in everything[: task.learnt]]
+    asked = [problem for problem in problems for _ in range(settings.samples)]
+    programs = shop.write["sampled"](params, prompts(asked), keys[1])
+    verdicts = judge(pool, asked, programs)
+    own = rows(asked, programs, shop.length, verdicts, imitate=0.0)
+    truth = [expression(problem) for problem in problems]
+    right = np.full(len(problems), Verdict.PASSED)
+    anchors = {
+        "truth": (rows(problems, truth, shop.length, right), len(problems)),
+        "passed": passing(rows(asked, programs, shop.length, verdicts), verdicts),
+        "nothing": (own, len(asked)),
+    }
+    finished(1)
+
+    held_out = held_out[: task.held_out]
+    problems = [dsl.problem(one, rng) for one in held_out]
+    asked = [problem for problem in problems for _ in range(task.candidates)]
+    theirs = [dsl.write(one, rng, task.other) for one in held_out for _ in range(task.candidates)]
+    candidates = {}
+    for who, programs in {
+        "own": shop.write["sampled"](params, prompts(asked), keys[2]),
+        "another": theirs,
+    }.items():
+        judged = judge(pool, asked, programs)
+        candidates[who] = Candidates(
+            rows(asked, programs, shop.length, judged), judged.reshape(-1, task.candidates)
+        )
+    finished(1)
+
+    ranked: dict[str, dict[str, float]] = {
+        who: {
+            "random": generate.pass_at_k(those.passed, 1),
+            "oracle": float(those.passed.any(1).mean()),
+        }
+        for who, those in candidates.items()
+    }
+    means: dict[str, dict[str, dict[str, float]]] = {who: {} for who in candidates}
+    policies = {MODEL: solved(shop, pool, params, problems, keys[3])}
+
+    def rank(name: str, score: Callable[[TokenBatch], Array]) -> None:
+        for who, those in candidates.items():
+            scores = np.asarray(score(those.rows)).reshape(those.verdicts.shape)
+            ranked[who][name] = generate.ranked_pass_at_k(those.passed, scores, 1)
+            means[who][name] = class_means(scores, those.verdicts)
+
+    for variant, judges in shop.models.items():
+        rank(variant, functools.partial(judges, params))
+    for variant, made in shop.variants.items():
+        anchor = anchors[VARIANTS[name][variant].imitates]
+        state = made.learn(params, (*anchor, own), keys[4])
+        rank(variant, functools.partial(made.score, state))
+        policies[variant] = solved(shop, pool, state.params["policy"], problems, keys[3])
+        finished(1)
+    kinds = {kind: int(np.isin(verdicts, of).sum()) for kind, of in CLASSES.items()}
+    return {"learnt_from": kinds, "ranked": ranked, "class_means": means, "policies": policies}
+
+
+def solved(
+    shop: Workshop, pool: Pool, params: Params, problems: Sequence[Problem], key: Key
+) -> dict[str, float]:
+    """The share of problems that the policy's own program solves: its likeliest, or one at temperature 1."""
+    return {
+        how: float((judge(pool, problems, write(params, prompts(problems), key)) == Verdict.PASSED).mean())
+        for how, write in shop.write.items()
+    }
+
+
+def class_means(scores: np.ndarray, verdicts: np.ndarray) -> dict[str, float]:
+    """The mean score of programs of each kind; NaN where there is none."""
+    chosen = {kind: scores[np.isin(verdicts, of)] for kind, of in CLASSES.items()}
+    return {kind: float(own.mean()) if len(own) else float("nan") for kind, own in chosen.items()}
+
+
+# ---- programs as tokens -------------------------------------------------------------------------------------------
+
+
+def judge(pool: Pool, problems: Sequence[Problem], expressions: Sequence[str]) -> np.ndarray:
+    """The verdicts on programs for problems, [N]."""
+    pairs = zip(problems, map(dsl.program, expressions), strict=True)
+    return np.array(pool.run(pairs))
+
+
+def expression(problem: Problem) -> str:
+    """What the ground truth returns."""
+    return problem.reference.removeprefix(dsl.program(""))
+
+
+def prompts(problems: Sequence[Problem]) -> np.ndarray:
+    """Descriptions as tokens, [N, T]; all of a task are equally long."""
+    return np.array([[*encode(problem.prompt), START] for problem in problems], np.int32)
+
+
+def encode(text: str) -> list[int]:
+    """The tokens of a text, which has spaces between them."""
+    return [WORDS.index(word) for word in text.split()]
+
+
+def rows(
+    problems: Sequence[Problem],
+    expressions: Sequence[str],
+    length: int,
+    verdicts: np.ndarray | None = None,
+    imitate: float = 1.0,
+) -> TokenBatch:
+    """Descriptions and programs, one of each in a row of ``length`` tokens; without verdicts, no rewards.
+
+    A program that was cut off is ended: it was judged as it stood.
+    """
+    rewards = [0.0] * len(problems) if verdicts is None else [REWARDS[Verdict(v)] for v in verdicts]
+    episodes = [
+        replay.episode([Turn(prompt), Turn([*encode(text), END], True, reward)], True, imitate)
+        for prompt, text, reward in zip(prompts(problems), expressions, rewards, strict=True)
+    ]
+    return jax.device_put(replay.pack(episodes, length, together=False, bounds=(-1, 1)))
+
+
+def passing(data: TokenBatch, verdicts: np.ndarray) -> tuple[TokenBatch, int]:
+    """The rows with those that passed first, and their number; all rows stay, so that shapes do not change.
+
+    Raises:
+      ValueError: none passed.
+    """
+    passed = verdicts == Verdict.PASSED
+    if not passed.any():
+        raise ValueError(f"none of {len(passed)} programs passed: raise --samples or --pretraining")
+    return replay.take(data, np.argsort(~passed, kind="stable")), int(passed.sum())
+
+
+def halves(batch_size: int) -> Callable[[Any, Key], TokenBatch]:
+    """Of (anchors, count, programs), samples half a batch from the first ``count`` anchors, half from the programs."""
+
+    def sample(data: tuple[TokenBatch, Array, TokenBatch], key: Key) -> TokenBatch:
+        anchors, count, programs = data
+        keys, half = jax.random.split(key), batch_size // 2
+        one = replay.take(anchors, jax.random.randint(keys[0], (half,), 0, count))
+        return jax.tree.map(lambda *x: jnp.concatenate(x), one, replay.sampler(half)(programs, keys[1]))
+
+    return sample
+
+
+# ---- learners -----------------------------------------------------------------------------------------------------
+
+
+def workshop(settings: Settings, task: Task, variants: Mapping[str, Variant]) -> Workshop:
+    """The model of a task and all that is done with it, compiled when first used and then for every seed."""
+    longest = max(len(expression(_problem(one)).split()) for one in dsl.compositions(task.depth))
+    prompt, steps = 2 * task.depth + 2, longest + 1  # a slip may double a token
+    length = prompt + steps + 1
+    size = settings.width // 2
+    shape = Shape(settings.width, layers=2, heads=2, kv_heads=2, head_size=size, inner=2 * settings.width)
+    lm = model.make(model.Config(len(WORDS), length, shape))
+
+    def writer(temperature: float) -> Callable[[Params, np.ndarray, Key], list[str]]:
+        sample = generate.generator(generate.decoder(lm), steps, temperature=temperature, stop=[END])
+
+        def write(params: Params, prompts: np.ndarray, key: Key) -> list[str]:
+            made = sample(params, prompts, np.ones_like(prompts), key)
+            texts = zip(np.asarray(made.tokens), np.asarray(made.length), strict=True)
+            return [" ".join(WORDS[t] for t in text[:end] if t != END) for text, end in texts]
+
+        return write
+
+    cloning = lm_bc.make(lm_bc.Config(settings.learning_rate), lm, heads.scalar())
+    epoch = train.scan_updates(cloning.update, replay.sampler(settings.batch_size), settings.pretraining)
+    return Workshop(
+        length,
+        jax.jit(lambda data, key: epoch(cloning.init(key, data), data, key)[0].params["policy"]),
+        {"greedy": writer(0.0), "sampled": writer(1.0)},
+        {MODEL: _log_prob(lm), SHARPENED: _log_prob(sharpened(lm))},
+        {name: _learnt(settings, lm, variant) for name, variant in variants.items()},
+    )
+
+
+def sharpened(lm: LM) -> LM:
+    """The model at a temperature of 1 / `SHARPER`."""
+    return lm._replace(logits=lambda params, features: SHARPER * lm.logits(params, features))
+
+
+def _learnt(settings: Settings, lm: LM, variant: Variant) -> Learnt:
+    head = heads.make(variant.head, -1.0, 1.0, 51)
+    cloning = not variant.operator
+    anchored = variant.imitates != "nothing"
+    config = bcoder.Config(
+        alpha=variant.alpha,
+        operator=variant.operator or "conservative",
+        value_updates=settings.value_updates,
+        advantage_weight=0.1 if anchored else 0.0,
+        imitation_weight=0.5 if anchored else 0.0,
+        value_learning_rate=settings.learning_rate,
+        learning_rate=settings.learning_rate,
+        inner=2 * settings.width,
+    )
+
+    @jax.jit
+    def learn(params: Params, data: Any, key: Key) -> State:
+        start = model.pretrained(lm, params)
+        if cloning:
+            learner = lm_bc.make(lm_bc.Config(settings.learning_rate, config.weight_decay), start, head)
+        else:
+            learner = bcoder.make(config, start, head)
+        updates = settings.updates + (0 if cloning else settings.value_updates)
+        epoch = train.scan_updates(learner.update, halves(settings.batch_size), updates)
+        return epoch(learner.init(key, data[0]), data, key)[0]
+
+    if cloning:
+        likelihood = _log_prob(lm)
+        return Learnt(learn, lambda state, data: likelihood(state.params["policy"], data))
+    judges = bcoder.judge(config, lm, head)
+    score = lambda state, data: per_episode(judges(state, data).reward, data.segment, 1)[:, 0]
+    return Learnt(learn, jax.jit(score))
+
+
+def _log_prob(lm: LM) -> Callable[[Params, TokenBatch], Array]:
+    """The log-probability of each program, its end included, [N]."""
+
+    @jax.jit
+    def score(params: Params, data: TokenBatch) -> Array:
+        each = model.log_probabilities(lm, params, data.tokens, data.segment)
+        return per_episode(jnp.where(data.is_action, each, 0.0), data.segment, 1)[:, 0]
+
+    return score
+
+
+def _problem(composition: dsl.Composition) -> Problem:
+    return dsl.problem(composition, np.random.default_rng(0))
+
+
+# ---- what came out ------------------------------------------------------------------------------------------------
+
+
+def differences(ranked: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any]:
+    """{whose programs: {learner: {control: pass@1 of the one minus that of the other, within seeds}}}."""
+    return {
+        who: {
+            name: {control: _summary(own[name] - own[control]) for control in CONTROLS}
+            for name in own
+            if name.startswith("B-Coder")
+        }
+        for who, own in ranked.items()
+    }
+
+
+def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """What a right implementation does on easy, in every seed; and what values are claimed to do, on hard."""
+    verdicts: dict[str, bool] = {}
+    if own := found.get("easy"):
+        ranked, policies = own["ranked"]["own"], own["policies"]
+        means = np.array([own["class_means"]["own"][BCODER][kind] for kind in CLASSES])
+        greedy = policies[BCODER]["greedy"] - policies[MODEL]["greedy"]
+        verdicts |= {
+            "easy: B-Coder's pass@1 is above random's by 0.3, in every seed": bool(
+                (ranked[BCODER] - ranked["random"] >= 0.3).all()
+            ),
+            "easy: mean scores are ordered pass > fail > runtime error > compile error, in every seed": bool(
+                (np.diff(means, axis=0) < 0).all()
+            ),
+            "easy: B-Coder's likeliest program solves 0.2 more than the model's, on average": bool(
+                greedy.mean() >= 0.2
+            ),
+        }
+    if own := found.get("hard"):
+        verdicts["hard: fewer than 5 % of the programs pass"] = all(
+            ranked["random"].mean() < 0.05 for ranked in own["ranked"].values()
+        )
+        for who, by in differences(own["ranked"]).items():
+            for control, difference in by[CODER_OF_PASSES].items():
+                verdicts[f"hard, {who} programs: {CODER_OF_PASSES}, ranks better than {control}"] = (
+                    difference["ci95"][0] > 0
+                )
+    return verdicts
+
+
+def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Pass@1 of every ranking, one figure per task and writer."""
+    for name, own in found.items():
+        for who, ranked in own["ranked"].items():
+            plot.bars(
+                folder / f"{name}_{who}.png",
+                {ranker: (scores.mean(), *statistics.interval(scores)) for ranker, scores in ranked.items()},
+                "pass@1 on held-out problems (95 % interval)",
+                title=f"{name}: {'the model' if who == 'own' else 'another writer'}'s programs",
+            )
+
+
+def table(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings = result["settings"]
+    last = settings["seed"] + settings["seeds"] - 1
+    yield "# B-Coder on small programs"
+    yield ""
+    yield (
+        f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; seeds "
+        f"{settings['seed']} to {last}, means and Student's 95 % intervals. "
+        "[The program](../../../experiments/papers/bcoder_dsl.py) says what is compared."
+    )
+    for name, own in result["tasks"].items():
+        task, counts = TASKS[name], own["learnt_from"]
+        yield ""
+        yield f"## {name.capitalize()}"
+        yield ""
+        total = sum(count.mean() for count in counts.values())
+        yield (
+            f"Learnt from {task.learnt} problems and {total:.0f} programs of the model: "
+            + ", ".join(f"{count.mean():.0f} {kind}" for kind, count in counts.items())
+            + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
+        )
+        yield ""
+        yield (
+            "| | pass@1 ranking the model's programs | another's | likeliest program solves | one sample solves |"
+        )
+        yield "|---|---|---|---|---|"
+        for ranker in own["ranked"]["own"]:
+            cells = [_text(own["ranked"][who][ranker]) for who in ("own", "another")]
+            solves = own["policies"].get(ranker, {})
+            cells += [_text(solves[how]) if solves else "" for how in ("greedy", "sampled")]
+            yield f"| {ranker} | {' | '.join(cells)} |"
+        yield ""
+        yield "Mean score of the model's programs for held-out problems:"
+        yield ""
+        yield "| | " + " | ".join(CLASSES) + " |"
+        yield "|---" * (1 + len(CLASSES)) + "|"
+        for ranker, means in own["class_means"]["own"].items():
+            yield f"| {ranker} | " + " | ".join(f"{np.nanmean(means[kind]):.2f}" for kind in CLASSES) + " |"
+        yield ""
+        yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
+        yield ""
+        yield "| programs of | learner | " + " | ".join(CONTROLS) + " |"
+        yield "|---" * (2 + len(CONTROLS)) + "|"
+        for who, by in result["differences"][name].items():
+            for ranker, difference in by.items():
+                cells = [_difference(difference[control]) for control in CONTROLS]
+                yield f"| {'the model' if who == 'own' else 'another'} | {ranker} | {' | '.join(cells)} |"
+    yield ""
+    yield "## Checks"
+    yield ""
+    for claim, holds in result["checks"].items():
+        yield f"- {'yes' if holds else 'NO'}: {claim}"
+
+
+def _stack(rows: Sequence[Any]) -> Any:
+    """Nested dicts of one number per seed as one of arrays [S], in the order that they have."""
+    if isinstance(rows[0], Mapping):
+        return {name: _stack([row[name] for row in rows]) for name in rows[0]}
+    return np.array(rows)
+
+
+def _summary(values: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(values.mean()), "ci95": list(statistics.interval(values)), "each": values}
+
+
+def _text(values: np.ndarray) -> str:
+    low, high = statistics.interval(values)
+    return f"{values.mean():.3f} ± {(high - low) / 2:.3f}"
+
+
+def _difference(summary: Mapping[str, Any]) -> str:
+    low, high = summary["ci95"]
+    text = f"{summary['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    return text if low <= 0 <= high else f"**{text}**"
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,638 @@
+"""Does token-level Q-learning find a way that no logged walk shows? ILQL on the double-T maze of LMRL-Gym.
+
+    python -m experiments.papers.ilql_maze
+
+A small transformer reads where it is (row, column, walls) and writes a move. Its log are walks that each stay in one
+part of the maze. Two designs of that log:
+
+- *corrected*: moves aim at random cells. The most frequent move is wrong almost everywhere, so that the way out has to
+  be put together from pieces of different walks, by a backup ("stitching").
+- *published*: moves aim at the goal, as LMRL-Gym describes its data. The most frequent move is the best one everywhere,
+  so that greedy cloning is optimal and whatever sharpens cloning looks like reinforcement learning.
+
+Which cells make a part is our choice, and so are the corrected design and all checks here. Compared are cloning
+(sampled, four times sharpened, greedy, of successful walks only), Monte Carlo and ILQL, each value in every head. A
+head starts at one given value: a scalar by its bias, a categorical one by the middle of its support, so that nothing
+but the representation differs. ILQL is run in three settings: one that was known to work (tau 0.8); one known to fail,
+although it had looked fine on the seed it was tuned on (tau 0.9, slow targets, another start); and tau 0.9 with the
+targets and the start of the first, which tells tau from the rest. All were chosen on seed 0, which is not reported.
+
+With 26 cells everything can be computed: the values and policies that each method has in a table, from the same log;
+how far the network's V is from those; and the return of a policy, its expectation and not a sample. A move is one of
+four words: the policy is renormalised over these, and the share that they had is reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from absl import app
+
+from experiments import flags
+from rl import log, plot, statistics, train
+from rl.agents import ilql, lm_bc
+from rl.envs import double_t_maze as maze
+from rl.envs.tabular import Episodes
+from rl.language import model
+from rl.language.model import LM
+from rl.networks.transformer import Shape
+from rl.replay import tokens as replay
+from rl.types import Array, Key, Params, State, TokenBatch
+from rl.values import heads
+from rl.values.heads import ValueHead
+
+
+class Recipe(NamedTuple):
+    """A way to learn values, and what was chosen for it on seed 0."""
+
+    backup: str
+    expectile: float = 0.7  # tau
+    target_rate: float = 0.05  # Polyak step
+    start: float = -15.0  # of every value; categorical heads represent [2 start, 0]
+
+
+MC = "MC"
+RECIPES = {
+    MC: Recipe("mc", start=-22.5),
+    "ILQL, tau 0.8": Recipe("expectile", 0.8),
+    "ILQL, tau 0.9": Recipe("expectile", 0.9),
+    "ILQL, tau 0.9, slow": Recipe("expectile", 0.9, 0.02, -10.0),
+}
+HEADS = ("scalar", "two_hot", "hl_gauss")
+OUTPUTS = 31  # of the categorical heads
+STEERING = (1.0, 4.0, 16.0)  # beta
+REPORTED = 4.0  # the one chosen on seed 0
+SHARPER = 4.0
+SHARP = f"BC, sharpened x{SHARPER:g}"
+GOOD, FAILED = "ILQL, tau 0.8, scalar", "ILQL, tau 0.9, slow"
+OPTIMUM = -6.84
+DISCOUNT = 0.99  # per token
+PARTS = {"corrected": False, "published": True}
+# Values learnt on each design of the log; that which is there to be dismissed gets fewer.
+CORRECTED = [(MC, "scalar"), *((name, head) for name in RECIPES if name != MC for head in HEADS)]
+PUBLISHED = CORRECTED[:2]
+
+STATES = len(maze.CELLS)
+STARTS = np.array([state for state in range(STATES) if state != maze.GOAL])
+
+
+def words(text: str) -> list[str]:
+    """The tokens of a text of the maze: row, column, all walls; or a move and the newline that ends it."""
+    return text.split(" ", 2) if " " in text else [text.strip(), "\n"]
+
+
+_TEXTS = [maze.see(state) for state in range(STATES)] + [f"{action}\n" for action in maze.ACTIONS]
+VOCABULARY = tuple(dict.fromkeys(word for text in _TEXTS for word in words(text)))
+SEEN = np.array([[VOCABULARY.index(word) for word in words(maze.see(state))] for state in range(STATES)])
+SAID = np.array([[VOCABULARY.index(word) for word in words(action + "\n")] for action in maze.ACTIONS])
+TURN = SEEN.shape[1] + SAID.shape[1]  # tokens from one sight to the next
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    seeds: int = 4  # logs, each with its own agents
+    seed: int = 1  # the first of them; all settings were chosen on seed 0
+    walks: int = 1240  # in a log
+    updates: int = 6000  # of values
+    cloning: int = 1000  # updates of cloning
+    batch_size: int = 64  # moves per update
+    learning_rate: float = 1e-3  # falls to 0 along a cosine
+    width: int = 32  # of the one-layer transformer
+    parts: str = "corrected,published"  # designs of the log
+    out: str = "results/papers/ilql_maze"  # where result.json, the figures and the table land
+
+
+class Log(NamedTuple):
+    """Logged moves, valid ones first; ``M`` rows of one move and what was seen next."""
+
+    rows: TokenBatch  # [M, T]; the reward is the move's
+    returns: np.ndarray  # [M] the discounted return from the move's last token to the end of its walk
+    counts: np.ndarray  # [S, A, S] how often each move was made
+    won: np.ndarray  # [M] bool: of a walk that reaches the goal
+    valid: int  # rows
+
+
+class Outcome(NamedTuple):
+    """Of one method on one log: policies [S, A] and what is known of its values."""
+
+    policies: dict[float, np.ndarray]  # by beta
+    legal: dict[float, float]  # share of the probability that moves had among all words
+    value: np.ndarray  # [S]; 0 at the goal
+    errors: np.ndarray  # [T] largest |V - exact V| over the cells, over time
+
+
+# ---- the study ----------------------------------------------------------------------------------------------------
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Logs, trains and evaluates everything; returns what result.json holds.
+
+    Raises:
+      ValueError: an unknown part, or too few seeds for an interval.
+    """
+    parts = settings.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    if settings.seeds < 2:
+        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    began = time.time()
+    chosen = {part: PUBLISHED if PARTS[part] else CORRECTED for part in parts}
+    runs = sum(map(len, chosen.values())) * settings.seeds
+    clone = cloner(settings)
+    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    with log.progress(runs * settings.updates, "maze") as bar:
+        learners = {
+            (name, head): value_learner(settings, RECIPES[name], head, bar.update)
+            for name, head in dict.fromkeys(pair for pairs in chosen.values() for pair in pairs)
+        }
+        for part in parts:
+            own = {pair: learners[pair] for pair in chosen[part]}
+            found[part] = {}
+            for seed in range(settings.seed, settings.seed + settings.seeds):
+                bar.set_postfix_str(f"{part}, seed {seed}")
+                for name, row in one_log(settings, part, seed, clone, own):
+                    found[part].setdefault(name, []).append(row)
+    stacked = {
+        part: {
+            name: {key: np.array([row[key] for row in rows]) for key in rows[0]} for name, rows in by.items()
+        }
+        for part, by in found.items()
+    }
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "recipes": {name: recipe._asdict() for name, recipe in RECIPES.items()},
+        "wall_seconds": time.time() - began,
+        "parts": stacked,
+        "checks": checks(stacked),
+    }
+    folder = Path(settings.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_json(folder / log.RESULT, result)
+    draw(folder, settings, stacked)
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result)) + "\n")
+    return result
+
+
+def one_log(
+    settings: Settings,
+    part: str,
+    seed: int,
+    clone: Callable[[Log, np.ndarray, Key], Params],
+    learners: Mapping[tuple[str, str], Callable[[Log, Params, Key], Outcome]],
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(method, what it did) on one log, in tables and by networks."""
+    data = logged(np.random.default_rng(seed), settings.walks, published=PARTS[part])
+    keys = jax.random.split(jax.random.key(seed), 3)
+    yield from (("exact: " + name, {"return": x}) for name, x in exact_returns(data).items())
+    cloned = clone(data, np.ones(len(data.won)), keys[0])
+    filtered = clone(data, data.won, keys[0])
+    logits = word_logits(settings, cloned)
+    yield "BC", {"return": expected_return(_softmax(logits))}
+    yield SHARP, {"return": expected_return(_softmax(SHARPER * logits))}
+    yield "BC, greedy", {"return": expected_return(_greedy(logits))}
+    yield "BC of successes", {"return": expected_return(_softmax(word_logits(settings, filtered)))}
+    yield "BC of successes, greedy", {"return": expected_return(_greedy(word_logits(settings, filtered)))}
+    for (name, head), learn in learners.items():
+        outcome = learn(data, cloned, keys[1])
+        yield (
+            f"{name}, {head}",
+            {
+                "return": expected_return(outcome.policies[REPORTED]),
+                "by_steering": [expected_return(policy) for policy in outcome.policies.values()],
+                "legal": list(outcome.legal.values()),
+                "value": outcome.value,
+                "exact_value": exact_value(data, RECIPES[name]),
+                "errors": outcome.errors,
+            },
+        )
+
+
+# ---- the log ------------------------------------------------------------------------------------------------------
+
+
+def logged(rng: np.random.Generator, walks: int, *, published: bool) -> Log:
+    """A log of `maze.logged`, one row per move: what was seen, what was said, what was seen next."""
+    episodes = maze.logged(rng, walks, published=published)
+    returns = returns_to_go(episodes)
+    won = np.repeat(((episodes.next_state == maze.GOAL) & episodes.valid).any(1), maze.MOVES)
+    order = np.argsort(~episodes.valid.reshape(-1), kind="stable")
+    state, action, following, returns = (
+        x.reshape(-1)[order] for x in (episodes.state, episodes.action, episodes.next_state, returns)
+    )
+    tokens = np.concatenate([SEEN[state], SAID[action], SEEN[following]], 1).astype(np.int32)
+    said = np.arange(tokens.shape[1])[None] - SEEN.shape[1]
+    said = np.broadcast_to((said >= 0) & (said < SAID.shape[1]), tokens.shape)
+    last = np.zeros(tokens.shape, bool)
+    last[:, TURN - 1] = True
+    valid = int(episodes.valid.sum())
+    counts = np.zeros((STATES, len(maze.ACTIONS), STATES))
+    np.add.at(counts, (state[:valid], action[:valid], following[:valid]), 1)
+    there = (following == maze.GOAL)[:, None]
+    return Log(
+        rows=TokenBatch(
+            tokens=tokens,
+            segment=np.ones_like(tokens),
+            is_action=said,
+            reward=np.where(last & ~there, -1.0, 0.0).astype(np.float32),
+            discount=np.where(last & there, 0.0, 1.0).astype(np.float32),
+            imitate=said.astype(np.float32),
+        ),
+        returns=returns,
+        counts=counts,
+        won=won[order],
+        valid=valid,
+    )
+
+
+def returns_to_go(episodes: Episodes) -> np.ndarray:
+    """From the last token of each move, discounted per token, [N, T]; a walk that was cut off ends there."""
+    total = np.zeros(episodes.state.shape)
+    after = np.zeros(len(total))
+    for t in reversed(range(total.shape[1])):
+        after = (
+            np.where(episodes.next_state[:, t] == maze.GOAL, 0.0, -1.0) + DISCOUNT ** SAID.shape[1] * after
+        )
+        after = np.where(episodes.valid[:, t], after, 0.0)
+        total[:, t] = after
+    return total
+
+
+def sampler(batch_size: int) -> Callable[[tuple[TokenBatch, Array], Key], TokenBatch]:
+    """Draws from the valid rows of (rows, how many are valid); that number may differ without a recompilation."""
+
+    def sample(data: tuple[TokenBatch, Array], key: Key) -> TokenBatch:
+        rows, valid = data
+        return replay.take(rows, jax.random.randint(key, (batch_size,), 0, valid))
+
+    return sample
+
+
+# ---- in a table ---------------------------------------------------------------------------------------------------
+
+
+def exact_returns(data: Log) -> dict[str, float]:
+    """What each method returns that has a table and the log's frequencies; MC at its best beta."""
+    often = data.counts.sum(-1)
+    cloned = often / np.maximum(often.sum(-1, keepdims=True), 1)
+    with np.errstate(divide="ignore"):
+        logits = np.log(cloned)
+    q = {MC: monte_carlo(data)} | {f"ILQL, tau {tau:g}": expectile_values(data, tau)[0] for tau in (0.8, 0.9)}
+    steer = lambda name, beta: expected_return(_softmax(logits + beta * q[name]))
+    return {
+        "BC": expected_return(cloned),
+        SHARP: expected_return(_softmax(SHARPER * logits)),
+        "BC, greedy": expected_return(_greedy(logits)),
+        f"{MC}, beta {REPORTED:g}": steer(MC, REPORTED),
+        f"{MC}, best beta": max(steer(MC, beta) for beta in (0.25, *STEERING)),
+        **{f"{name}, beta {REPORTED:g}": steer(name, REPORTED) for name in q if name != MC},
+    }
+
+
+def exact_value(data: Log, recipe: Recipe) -> np.ndarray:
+    """V [S] that ``recipe`` has in a table; of MC the values of the logged moves are averaged."""
+    if recipe.backup == "mc":
+        often = data.counts.sum(-1)
+        return (often * monte_carlo(data)).sum(-1) / np.maximum(often.sum(-1), 1)
+    return expectile_values(data, recipe.expectile)[1]
+
+
+def expectile_values(data: Log, tau: float) -> tuple[np.ndarray, np.ndarray]:
+    """Q [S, A] of the first word of a move and V [S], by iteration on the log's frequencies; 0 at the goal."""
+    often = data.counts.sum(-1)
+    chance = data.counts / np.maximum(often[..., None], 1)
+    reward = -(1 - chance[..., maze.GOAL])
+    value, change = np.zeros(STATES), 1.0
+    while change > 1e-10:
+        q = DISCOUNT * (reward + DISCOUNT * chance @ value)
+        # The expectile is a mean under weights that depend on it.
+        weight = often * np.where(q > value[:, None], tau, 1 - tau)
+        following = (weight * q).sum(-1) / np.maximum(weight.sum(-1), 1e-12)
+        following[maze.GOAL] = 0.0
+        value, change = following, np.abs(following - value).max()
+    return q, value
+
+
+def monte_carlo(data: Log) -> np.ndarray:
+    """Mean discounted return after the first word of each move, [S, A]; 0 where it was never made."""
+    rows = data.rows.tokens[: data.valid]
+    code = np.full((len(VOCABULARY),), -1)
+    code[SAID[:, 0]] = np.arange(len(SAID))
+    cell = {tuple(seen): state for state, seen in enumerate(SEEN[:, :2].tolist())}
+    where = np.zeros((len(VOCABULARY),) * 2, int)
+    for (y, x), state in cell.items():
+        where[y, x] = state
+    index = where[rows[:, 0], rows[:, 1]], code[rows[:, SEEN.shape[1]]]
+    total = np.zeros((STATES, len(maze.ACTIONS)))
+    np.add.at(total, index, DISCOUNT * data.returns[: data.valid])
+    return total / np.maximum(data.counts.sum(-1), 1)
+
+
+def expected_return(policy: np.ndarray) -> float:
+    """The mean over the 25 starts of the return that a policy [S, A] expects, with the limit on moves."""
+    following, reward = maze.step(np.arange(STATES)[:, None], np.arange(len(maze.ACTIONS)))
+    alive = np.arange(STATES) != maze.GOAL
+    value = -1.0 * alive
+    for _ in range(maze.MOVES):
+        value = np.where(alive, (policy * (reward + value[following])).sum(-1), 0.0)
+    return float(value[STARTS].mean())
+
+
+# ---- by networks --------------------------------------------------------------------------------------------------
+
+
+def language_model(settings: Settings) -> LM:
+    """A transformer that reads one turn at a time: where it is says all, so that it need not remember."""
+    size = settings.width // 2
+    shape = Shape(settings.width, layers=1, heads=2, kv_heads=2, head_size=size, inner=2 * settings.width)
+    whole = model.make(model.Config(len(VOCABULARY), 2 * TURN, shape))
+
+    def features(params: Params, tokens: Array, segment: Array) -> Array:
+        turn = 1 + jnp.arange(tokens.shape[1]) // TURN
+        return whole.features(params, tokens, jnp.where(segment > 0, turn, 0))
+
+    return whole._replace(features=features)
+
+
+def cloner(settings: Settings) -> Callable[[Log, np.ndarray, Key], Params]:
+    """A function of (log, weights [M] of its rows, key) to the parameters of a model that imitates them."""
+    config = lm_bc.Config(learning_rate=settings.learning_rate)
+    learner = lm_bc.make(config, language_model(settings), heads.scalar(), optimiser(settings.cloning))
+    update = train.scan_updates(learner.update, sampler(settings.batch_size), settings.cloning)
+    epoch, init = jax.jit(update), jax.jit(learner.init)
+
+    def clone(data: Log, weight: np.ndarray, key: Key) -> Params:
+        rows = data.rows._replace(imitate=data.rows.imitate * weight[:, None].astype(np.float32))
+        rows = jax.device_put(rows)
+        keys = jax.random.split(key)
+        state = init(keys[0], replay.take(rows, jnp.arange(2)))
+        return epoch(state, (rows, data.valid), keys[1])[0].params["policy"]
+
+    return clone
+
+
+def value_learner(
+    settings: Settings, recipe: Recipe, head_name: str, finished: Callable[[int], Any]
+) -> Callable[[Log, Params, Key], Outcome]:
+    """A function of (log, parameters of its clone, key); ``finished`` is told of updates by their number."""
+    lm, head = language_model(settings), make_head(recipe, head_name)
+    config = ilql.Config(
+        discount=DISCOUNT,
+        backup=recipe.backup,
+        expectile=recipe.expectile,
+        cql_weight=0.01,
+        bc_weight=0.0,
+        target_rate=recipe.target_rate,
+        learning_rate=settings.learning_rate,
+        inner=2 * settings.width,
+        bias=recipe.start if head.size == 1 else 0.0,
+    )
+    learner = ilql.make(config, lm, head, optimiser(settings.updates))
+    steps = max(1, settings.updates // 16)
+    epoch = jax.jit(train.scan_updates(learner.update, sampler(settings.batch_size), steps), donate_argnums=0)
+    init, value = jax.jit(learner.init), jax.jit(learner.value)
+    policies = {
+        beta: jax.jit(functools.partial(_steered, dataclasses.replace(config, steering=beta), lm, head))
+        for beta in STEERING
+    }
+
+    def learn(data: Log, cloned: Params, key: Key) -> Outcome:
+        target = exact_value(data, recipe)
+        reward = data.rows.reward
+        if recipe.backup == "mc":  # the row holds one move: the rest of its walk is paid at once
+            reward = np.where(reward != 0, data.returns[:, None], 0.0).astype(np.float32)
+        rows = jax.device_put(data.rows._replace(reward=reward))
+        keys = jax.random.split(key)
+        state = init(keys[0], replay.take(rows, jnp.arange(2)))
+        state = state._replace(params={**state.params, "policy": jax.tree.map(jnp.array, cloned)})
+        errors = []
+        for _ in range(settings.updates // steps):
+            state, report = epoch(state, (rows, data.valid), keys[1])
+            train.check_finite(report)
+            v = np.where(np.arange(STATES) == maze.GOAL, 0.0, value(state, jnp.asarray(SEEN), keys[1]))
+            errors.append(np.abs(v - target).max())
+            finished(steps)
+        found = {beta: np.asarray(policy(state)) for beta, policy in policies.items()}
+        chances = {beta: _softmax(logits)[:, SAID[:, 0]] for beta, logits in found.items()}
+        return Outcome(
+            policies={beta: _softmax(logits[:, SAID[:, 0]]) for beta, logits in found.items()},
+            legal={beta: float(chance[STARTS].sum(-1).mean()) for beta, chance in chances.items()},
+            value=v,
+            errors=np.array(errors),
+        )
+
+    return learn
+
+
+def make_head(recipe: Recipe, name: str) -> ValueHead:
+    """The head called ``name``; a categorical one starts in the middle of its support, at ``recipe.start``."""
+    return heads.make(name, 2 * recipe.start, 0.0, OUTPUTS)
+
+
+def optimiser(updates: int) -> Callable[[Any], optax.GradientTransformation]:
+    """AdamW without decay, with clipped gradients and a learning rate that falls to 0."""
+
+    def make(rate: Any) -> optax.GradientTransformation:
+        schedule = optax.cosine_decay_schedule(rate, updates)
+        return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
+
+    return make
+
+
+def word_logits(settings: Settings, params: Params) -> np.ndarray:
+    """The model's logits [S, A] of the first words of moves, in every cell."""
+    return np.asarray(_cell_logits(language_model(settings), params))[:, SAID[:, 0]]
+
+
+def _cell_logits(lm: LM, params: Params) -> Array:
+    return lm.logits(params, lm.features(params, jnp.asarray(SEEN), jnp.ones(SEEN.shape, jnp.int32))[:, -1])
+
+
+def _steered(config: ilql.Config, lm: LM, head: ValueHead, state: State) -> Array:
+    """The logits [S, V] that the learner samples from, in every cell."""
+    decoder = ilql.decoder(config, lm, head)
+    segment = jnp.ones(SEEN.shape, jnp.int32)
+    return decoder.extend(
+        ilql.decoder_params(state), jnp.asarray(SEEN, jnp.int32), segment, decoder.cache(*SEEN.shape)
+    )[0]
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis; uniform where nothing is known."""
+    top = logits.max(-1, keepdims=True)
+    weight = np.exp(logits - np.where(np.isfinite(top), top, 0.0))
+    weight = np.where(weight.sum(-1, keepdims=True) > 0, weight, 1.0)
+    return weight / weight.sum(-1, keepdims=True)
+
+
+def _greedy(logits: np.ndarray) -> np.ndarray:
+    return np.eye(logits.shape[-1])[logits.argmax(-1)]
+
+
+# ---- what came out ------------------------------------------------------------------------------------------------
+
+
+def checks(parts: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]) -> dict[str, bool]:
+    """What the argument predicts, of those parts that were run."""
+    verdicts: dict[str, bool] = {}
+
+    def median(part: str, name: str) -> float:
+        return float(np.median(parts[part][name]["return"]))
+
+    if "corrected" in parts:
+        good, carlo, cloned = (median("corrected", name) for name in (GOOD, f"{MC}, scalar", "BC"))
+        verdicts |= {
+            "corrected: in a table ILQL is within 0.5 of the optimum, in every seed": bool(
+                (parts["corrected"]["exact: ILQL, tau 0.8, beta 4"]["return"] > OPTIMUM - 0.5).all()
+            ),
+            "corrected: no kind of cloning gets half way to the optimum from -101": all(
+                median("corrected", name) < (OPTIMUM - 101) / 2
+                for name in parts["corrected"]
+                if name.startswith("BC")
+            ),
+            "corrected: ILQL's median return (tau 0.8, scalar) is above MC's by 25": good >= carlo + 25,
+            "corrected: MC's is above cloning's by 15": carlo >= cloned + 15,
+        }
+        for name in RECIPES:
+            if name != MC:
+                ours, theirs = (
+                    parts["corrected"][f"{name}, {head}"]["errors"][:, -1] for head in ("hl_gauss", "scalar")
+                )
+                verdicts[
+                    f"corrected, {name}: V is nearer to the exact one with HL-Gauss than with a scalar"
+                ] = bool(statistics.interval(theirs - ours).low > 0)
+        verdicts["corrected: HL-Gauss cures the setting that failed (median return above -12)"] = (
+            median("corrected", f"{FAILED}, hl_gauss") > -12
+        )
+    if "published" in parts:
+        verdicts["published: greedy cloning is within 0.5 of the optimum, in every seed"] = bool(
+            (parts["published"]["BC, greedy"]["return"] > OPTIMUM - 0.5).all()
+        )
+        verdicts["published: cloning, sharpened, is above cloning by 25 (median)"] = (
+            median("published", SHARP) >= median("published", "BC") + 25
+        )
+    return verdicts
+
+
+def draw(
+    folder: Path, settings: Settings, parts: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]
+) -> None:
+    """Returns of every method; on the corrected design the values over the maze, and how fast they come right."""
+    for part, found in parts.items():
+        plot.bars(
+            folder / f"returns_{part}.png",
+            {
+                name: (own["return"].mean(), *statistics.interval(own["return"]))
+                for name, own in found.items()
+            },
+            f"mean return (95 % interval; optimum {OPTIMUM})",
+            title=f"Double-T maze, {part} design of the log",
+        )
+    if "corrected" not in parts:
+        return
+    found = parts["corrected"]
+    learnt = [name for name in RECIPES if name != MC]
+    times = len(found[GOOD]["errors"][0])
+    updates = settings.updates // times * np.arange(1, times + 1)
+    plot.learning_curves(
+        folder / "propagation.png",
+        {
+            f"largest |V - exact V|: {name}": {
+                head: (updates, found[f"{name}, {head}"]["errors"].T) for head in HEADS
+            }
+            for name in learnt
+        },
+        title="How fast values come right",
+    )
+    pictures = {}
+    for name in learnt:
+        pictures[f"{name}: exact"] = found[f"{name}, scalar"]["exact_value"][0]
+        pictures |= {f"{name}: {head}": found[f"{name}, {head}"]["value"][0] for head in HEADS}
+    plot.cells(
+        folder / "values.png",
+        {label: picture(value) for label, value in pictures.items()},
+        (-25.0, 0.0),
+        title=f"V of every cell, log {settings.seed}: in a table, and learnt",
+        columns=1 + len(HEADS),
+    )
+
+
+def picture(value: np.ndarray) -> np.ndarray:
+    """Values [S] on the map, NaN in walls."""
+    rows, columns = np.transpose(maze.CELLS)
+    found = np.full((rows.max() + 2, columns.max() + 2), np.nan)
+    found[rows, columns] = value
+    return found
+
+
+def table(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings = result["settings"]
+    last = settings["seed"] + settings["seeds"] - 1
+    yield "# ILQL on the double-T maze"
+    yield ""
+    yield (
+        f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; logs "
+        f"{settings['seed']} to {last}. Mean return over the 25 starts (optimum {OPTIMUM}, at worst -101), its mean "
+        "over logs and Student's 95 % interval. [The program](../../../experiments/papers/ilql_maze.py) says what is "
+        "compared."
+    )
+    for part, found in result["parts"].items():
+        yield ""
+        yield f"## The {part} design"
+        yield ""
+        yield "| | return | each log |"
+        yield "|---|---|---|"
+        for name, own in found.items():
+            yield f"| {name} | {_text(own['return'])} | {' '.join(f'{x:.1f}' for x in own['return'])} |"
+        yield ""
+        yield (
+            "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
+            "the exact one over the cells, at the end."
+        )
+        yield ""
+        yield (
+            "| | "
+            + " | ".join(f"beta {beta:g}" for beta in STEERING)
+            + " | moves, by beta | distance | each log |"
+        )
+        yield "|---" * (4 + len(STEERING)) + "|"
+        for name, own in found.items():
+            if "errors" in own:
+                cells = [_text(own["by_steering"][:, i]) for i in range(len(STEERING))]
+                cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
+                off = own["errors"][:, -1]
+                cells += [_text(off), " ".join(f"{x:.1f}" for x in off)] if MC not in name else ["", ""]
+                yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    yield "## Checks"
+    yield ""
+    for claim, holds in result["checks"].items():
+        yield f"- {'yes' if holds else 'NO'}: {claim}"
+
+
+def _text(values: np.ndarray) -> str:
+    low, high = statistics.interval(values)
+    return f"{values.mean():.1f} ± {(high - low) / 2:.1f}"
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
