@@ -53,6 +53,19 @@ def test_a_game_is_the_one_of_gymnax_seen_as_a_vector() -> None:
     assert ended
 
 
+def test_actions_are_sticky() -> None:
+    """The paddle of Breakout goes where it is told to, but for one step in ten."""
+    game = paper.game("Breakout-MinAtar")
+    count = 4000
+    seen, world = game.reset(jax.random.split(jax.random.key(0), count))
+    keys = jax.random.split(jax.random.key(1), count)
+    right = jnp.full(count, 2, jnp.int32)
+    _, after, _, ended = game.step(keys, world, right)
+    paddle = lambda cells: np.asarray(cells).reshape(count, 10, 10, -1)[..., 0].argmax(2)[:, -1]
+    moved = (paddle(after) != paddle(seen))[~np.asarray(ended)]
+    assert abs(moved.mean() - (1 - paper.STICKY)) < 0.02
+
+
 def test_a_policy_is_scored_by_first_episodes() -> None:
     """One that never moves earns something from the balls that come to it, and less than its episodes' length."""
     from rl.types import Learner

@@ -3,9 +3,10 @@
     python -m experiments.papers.stop_regressing_games
 
 The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than squared
-error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019) as gymnax (extra: games) has them,
-10 x 10 cells with sticky actions; the network reads the cells without convolutions; and the budget is a hundred
-thousand steps. Everything but the head is the same: learning rate, support [-10, 10] and 51 outputs, as on Atari.
+error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax (extra:
+games) has them, with MinAtar's sticky actions, which gymnax leaves out; the network reads the cells without
+convolutions; and the budget is a hundred thousand steps. Everything but the head is the same: learning rate, support
+[-10, 10] and 51 outputs, as on Atari.
 
 One program acts, remembers and learns: blocks of steps in all environments, then the updates that these allow. The
 score is the mean return of whole episodes of the greedy policy, in new environments; for the ordering over games each
@@ -39,6 +40,7 @@ SUPPORT, OUTPUTS = (-10.0, 10.0), 51
 ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
 STEPS_PER_UPDATE = 4
+STICKY = 0.1  # how often an action is the one before, whatever was chosen
 EVALUATED = 64  # environments
 LONGEST = 1000  # steps of an episode, gymnax's own limit
 
@@ -139,7 +141,7 @@ def blocks(settings: Settings) -> int:
 
 
 def game(name: str) -> Game:
-    """A game of gymnax, whose cells are seen as one vector of 0 and 1."""
+    """A game of gymnax with sticky actions, whose cells are seen as one vector of 0 and 1."""
     import gymnax
 
     environment, params = gymnax.make(name)
@@ -149,9 +151,12 @@ def game(name: str) -> Game:
 
     def reset(keys: Key) -> tuple[Array, Any]:
         observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
-        return flat(observation), state
+        return flat(observation), (state, jnp.zeros(len(keys), jnp.int32))
 
-    def step(keys: Key, state: Any, action: Array) -> tuple[dict[str, Array], Array, Any, Array]:
+    def step(keys: Key, world: Any, chosen: Array) -> tuple[dict[str, Array], Array, Any, Array]:
+        state, before = world
+        stuck = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), STICKY))(keys)
+        action = jnp.where(stuck, before, chosen)
         seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
             keys, state, action, params
         )
@@ -160,7 +165,8 @@ def game(name: str) -> Game:
             "discount": 1.0 - terminated,
             "next_observation": flat(info["final_observation"]),
         }
-        return row, flat(seen), state, terminated | truncated
+        ended = terminated | truncated
+        return row, flat(seen), (state, jnp.where(ended, 0, action)), ended
 
     size = int(np.prod(environment.observation_space(params).shape))
     return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
@@ -290,6 +296,7 @@ def draw(settings: Settings, out: Path, scores: Mapping[str, Mapping[str, np.nda
             for name, by_head in scores.items()
         },
         title="DQN by value head, greedy policy",
+        xlabel="steps",
     )
     plot.bars(
         out / "heads.png",
