@@ -1,0 +1,303 @@
+"""Token-level Q-learning: what an update costs beside a plain language-model step, and beside how others write it.
+
+    python -m benchmarks.language
+
+One trunk of random weights, one batch of rows without padding, every token but the first an action. Timed are
+
+  lm step       fine-tuning (`rl.agents.lm_bc`): the trunk and the logits, forward and backward: the measure
+  forward       the trunk alone, forward: what an update's target network or frozen model cannot do without
+  ilql          `rl.agents.ilql` without the model that it clones (which is one more `lm step`)
+  bcoder value, bcoder policy
+                `rl.agents.bcoder`'s two stages; they need one and two forward passes of frozen models
+  one-hot       ilql's loss in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values of all tokens, and
+                [N, N] selectors for N = batch x (length - 1)
+  torch         ilql's loss with PyTorch and transformers' model, where they are installed
+  generate, generate torch
+                sampling with a cache, and transformers' `generate`
+  programs      programs of CodeGen-16B judged by `rl.programs` with two workers, where the files are at hand
+
+A round runs each once, and the table holds medians over --repeats rounds. `of aim` is the time of an update by 1.3
+times that of the `lm step` plus its unavoidable forward passes: at most 1 is the aim. Memory is what the compiled
+update holds beside its arguments, at the length and at twice it, by XLA's own account; a loss that is linear in the
+tokens at most doubles it. Model FLOPs count six per trained parameter and token and two per frozen one, attention and
+what is computed twice not counted; --peak_tflops says what share of the hardware's that is.
+
+Examples:
+
+  On a CPU (minutes):      python -m benchmarks.language
+  On a GPU:                python -m benchmarks.language --size=135m --batch=64 --length=512 --bfloat16 --remat
+                               --peak_tflops=989
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from benchmarks import language_peer as peer
+from benchmarks import table
+from experiments import flags
+from experiments.papers import bcoder_rank
+from rl import log
+from rl.agents import bcoder, ilql, lm_bc
+from rl.language import generate, model
+from rl.language.model import LM, Config
+from rl.networks.transformer import Shape
+from rl.programs.pool import Limits, Pool
+from rl.programs.problems import read_humaneval, read_samples
+from rl.types import Learner, Params, State, TokenBatch
+from rl.values import heads
+
+SIZES = {
+    "tiny": Config(64, 256, Shape(width=16, layers=2, heads=2, kv_heads=1, head_size=8, inner=32)),
+    "small": Config(4096, 2048, Shape(width=256, layers=6, heads=8, kv_heads=4, head_size=32, inner=704)),
+    "135m": Config(49_152, 8192, Shape(width=576, layers=30, heads=9, kv_heads=3, head_size=64, inner=1536)),
+}
+INNER = 256  # width of the value heads' hidden layer
+NAIVE = 2**31  # bytes of the largest selector that is tried
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    size: str = "small"  # of the trunk: tiny, small, or 135m, SmolLM2's
+    batch: int = 8  # rows per update
+    length: int = 128  # tokens per row
+    bfloat16: bool = False  # arithmetic of the trunk
+    remat: bool = False  # blocks are computed again in the backward pass
+    steps: int = 64  # tokens generated per row
+    programs: int = 600  # run per round; 0: none
+    data: str = ""  # their folder, as for experiments.papers.bcoder_rank
+    repeats: int = 5  # rounds
+    torch: bool = True  # measure PyTorch too, where it is installed with transformers
+    peak_tflops: float = 0.0  # of the hardware, for the share of it; 0: not stated
+    out: str = ""  # JSON file; by default results/benchmarks/language-HARDWARE.json
+
+
+class Case(NamedTuple):
+    """One row of the table."""
+
+    name: str
+    call: Callable[[], Any]  # done when it returns
+    work: int  # tokens, or programs, in a call
+    flops: float = 0.0  # of the model, per call
+    forwards: int = 0  # passes of frozen models
+    bytes: tuple[int, int] | None = None  # held beside arguments, at the length and at twice it
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Measures, writes and returns the results.
+
+    Raises:
+      ValueError: an unknown size.
+    """
+    if settings.size not in SIZES:
+        raise ValueError(f"--size={settings.size}: choose from {', '.join(SIZES)}")
+    versions = peer.versions() if settings.torch else {}
+    results: dict[str, Any] = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "peer": versions,
+        "parameters": _sizes(SIZES[settings.size]),
+        "rows": [],
+    }
+    path = Path(settings.out or f"results/benchmarks/language-{table.slug(results['hardware'])}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cases = _cases(settings, bool(versions))
+    times: list[list[float]] = [[] for _ in cases]
+    with log.progress((settings.repeats + 1) * len(cases), "calls") as bar:
+        for turn in range(settings.repeats + 1):
+            for case, seconds in zip(cases, times, strict=True):
+                bar.set_postfix_str(case.name)
+                began = time.perf_counter()
+                case.call()
+                if turn:  # the first compiles
+                    seconds.append(time.perf_counter() - began)
+                bar.update(1)
+    results["rows"] = [
+        {**case._replace(call=None)._asdict(), "seconds": seconds}  # type: ignore[arg-type]
+        for case, seconds in zip(cases, times, strict=True)
+    ]
+    log.write_json(path, results)
+    with log.replacing(path.with_suffix(".md")) as partial:
+        partial.write_text(render(results))
+    return results
+
+
+def example(config: Config, rows: int, length: int) -> TokenBatch:
+    """A batch [rows, length] whose tokens are actions all but the first, the last one rewarded."""
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(1, config.vocabulary, (rows, length)).astype(np.int32)
+    ones = np.ones((rows, length), np.float32)
+    is_action = np.broadcast_to(np.arange(length) > 0, tokens.shape)
+    last = (np.arange(length) == length - 1) * ones
+    return TokenBatch(tokens, np.ones_like(tokens), is_action, last, 1 - last, is_action * ones)
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    """Parameters of the blocks, and of the matrix that makes logits."""
+    shapes = jax.eval_shape(model.make(config).init, jax.random.key(0))
+    blocks = sum(leaf.size for leaf in jax.tree.leaves(shapes["blocks"]))
+    return {"blocks": blocks, "logits": config.vocabulary * config.shape.width}
+
+
+def _cases(settings: Settings, torch: bool) -> list[Case]:
+    config = SIZES[settings.size]
+    lm = model.make(config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
+    params = jax.jit(lm.init)(jax.random.key(0))
+    lm = model.pretrained(lm, params)
+    batch = example(config, settings.batch, settings.length)
+    size, tokens = _sizes(config), settings.batch * settings.length
+    step = 6.0 * (size["blocks"] + size["logits"]) * tokens  # trained
+    once = 2.0 * (size["blocks"] + size["logits"]) * tokens  # frozen, with its logits
+    trunk = 2.0 * size["blocks"] * tokens  # frozen, without
+    q = 2 * INNER * config.vocabulary  # weights of two members' last layers
+    scalar = heads.scalar()
+    coder = functools.partial(bcoder.Config, inner=INNER)
+    add = functools.partial(_update, settings, config)
+    found = [
+        add("lm step", lm_bc.make(lm_bc.Config(), lm, scalar), step, 0),
+        _forward(lm, params, batch, trunk),
+        add("ilql", ilql.make(peer.CONFIG, lm, scalar), 4 * trunk + 6.0 * q * tokens, 1),
+        add("bcoder value", bcoder.make(coder(value_updates=2**30), lm, scalar), once + 3 * trunk, 1),
+        add("bcoder policy", bcoder.make(coder(value_updates=0), lm, scalar), step + once + trunk, 2),
+    ]
+    if 4 * tokens**2 <= NAIVE:
+        found.append(add("one-hot", peer.one_hot(lm), 0.0, 1))
+    found.append(_generation(settings, lm, params, batch))
+    if torch:
+        found += [
+            Case("torch", peer.torch_update(config, batch), tokens, 0.0, 1),
+            Case(
+                "generate torch",
+                peer.torch_generate(config, batch.tokens, settings.steps),
+                settings.batch * settings.steps,
+            ),
+        ]
+    return found + _programs(settings)
+
+
+def _update(
+    settings: Settings, config: Config, name: str, learner: Learner, flops: float, forwards: int
+) -> Case:
+    """Updates of one learner, each from the state that the last one left."""
+    batch = jax.device_put(example(config, settings.batch, settings.length))
+    key = jax.random.key(0)
+    start = jax.eval_shape(learner.init, key, batch)
+    update = jax.jit(learner.update, donate_argnums=0)
+    longer = jax.eval_shape(
+        lambda: jax.tree.map(jnp.asarray, example(config, settings.batch, 2 * settings.length))
+    )
+    compiled = [update.lower(start, given, key).compile() for given in (batch, longer)]
+    state: State | None = None
+
+    def call() -> None:
+        nonlocal state
+        state = jax.jit(learner.init)(key, batch) if state is None else state
+        state, _ = jax.block_until_ready(compiled[0](state, batch, key))
+
+    once, twice = (program.memory_analysis().temp_size_in_bytes for program in compiled)
+    return Case(name, call, settings.batch * settings.length, flops, forwards, (once, twice))
+
+
+def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
+    features = jax.jit(lm.features)
+    return Case(
+        "forward",
+        lambda: features(params, batch.tokens, batch.segment).block_until_ready(),
+        batch.tokens.size,
+        flops,
+    )
+
+
+def _generation(settings: Settings, lm: LM, params: Params, batch: TokenBatch) -> Case:
+    sample = generate.generator(generate.decoder(lm), settings.steps)
+    return Case(
+        "generate",
+        lambda: jax.block_until_ready(sample(params, batch.tokens, batch.segment, jax.random.key(0))),
+        settings.batch * settings.steps,
+    )
+
+
+def _programs(settings: Settings) -> list[Case]:
+    """Distinct programs of CodeGen-16B, drawn by chance; none where the files are absent."""
+    try:
+        folder = bcoder_rank.folder_of(settings.data)
+    except FileNotFoundError:
+        if settings.data:
+            raise
+        return []
+    if not settings.programs:
+        return []
+    problems = {problem.name: problem for problem in read_humaneval(folder / bcoder_rank.PROBLEMS)}
+    samples = read_samples(folder / bcoder_rank.SAMPLES)
+    every = [(problems[one.name], one.prompt + text) for one in samples for text in one.completions]
+    distinct = list(dict.fromkeys(every))
+    chosen = np.random.default_rng(0).permutation(len(distinct))[: settings.programs]
+
+    def call() -> None:
+        with Pool(2, limits=Limits(seconds=1)) as pool:  # a new one: it remembers its verdicts
+            pool.run([distinct[number] for number in chosen])
+
+    return [Case("programs", call, len(chosen))]
+
+
+def render(results: Mapping[str, Any]) -> str:
+    """The table as Markdown, with where it is from."""
+    settings, rows = results["settings"], {row["name"]: row for row in results["rows"]}
+    median = {name: statistics.median(row["seconds"]) for name, row in rows.items()}
+    compared = {"generate": "generate torch"} | dict.fromkeys(("ilql", "one-hot"), "torch")
+    cells = [("", "tokens/s", "x lm step", "of aim", "x torch", "MB held", "at twice", "model TFLOP/s")]
+    if settings["peak_tflops"]:
+        cells[0] += ("of peak",)  # type: ignore[assignment]
+    for name, row in rows.items():
+        seconds, update = median[name], row["bytes"] is not None
+        aim = 1.3 * median["lm step"] + row["forwards"] * median["forward"]
+        theirs = median.get(compared.get(name, ""))
+        rate = row["flops"] / seconds / 1e12
+        cells.append(
+            (
+                name,
+                table.digits(row["work"] / seconds),
+                table.digits(seconds / median["lm step"]) if update else "",
+                f"{seconds / aim:.2f}" if row["forwards"] else "",
+                table.digits(theirs / seconds) if theirs else "",
+                *(table.digits(size / 1e6) if update else "" for size in row["bytes"] or (0, 0)),
+                f"{rate:.3f}" if row["flops"] else "",
+                *(
+                    [f"{rate / settings['peak_tflops']:.1%}" if rate else ""]
+                    if settings["peak_tflops"]
+                    else []
+                ),
+            )
+        )
+    sizes = results["parameters"]
+    notes = [
+        "",
+        f"{settings['batch']} x {settings['length']} tokens; {sizes['blocks'] / 1e6:.1f}M parameters in blocks, "
+        f"{sizes['logits'] / 1e6:.1f}M make logits. The row `programs` counts programs per second.",
+    ]
+    if "one-hot" not in rows:
+        notes.append("The selectors of `one-hot` would be too large for this batch.")
+    if not results["peer"]:
+        notes.append("PyTorch and transformers are not installed, or were left out.")
+    return "\n".join([*table.source(results, results["peer"]), "", *table.aligned(cells), *notes]) + "\n"
+
+
+def main(_: list[str]) -> None:
+    print(render(run(flags.read(Settings()))))
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,655 @@
+"""Ranking real programs by token-level values, on problems that no value was trained on (B-Coder, ICLR 2024).
+
+    python -m experiments.papers.bcoder_rank
+
+CodeGen-16B wrote programs for 126 problems of HumanEval (CodeT, Chen et al. 2022). They are run against the problems'
+tests, which gives B-Coder's four rewards. Values are learnt from the programs of some problems and rank those of
+others, off-policy throughout: another, a hundred times larger model wrote them. Of every problem the programs are the
+first ``--programs`` that are short enough, as they were sampled; of the k that score highest, does one pass?
+
+  random              the share of programs that pass; for k > 1 the unbiased estimate of Chen et al. (2021)
+  log-probability     of SmolLM2-135M, the program's tokens without the end: per token, and in sum
+  rejection           the same after fine-tuning on the training problems' programs that passed; no values
+  V-only              B-Coder's value stage with alpha = 0: V of the finished program
+  B-Coder             both stages; the sum of the rewards that its values imply
+  oracle              the tests themselves
+
+The published study ranks programs of a 770M model by a value of the same size, trained on 1.4 million programs of APPS,
+and has no log-probability beside it. This one runs on two cores, so the language model is frozen and read once
+(`rl.language.cached`); what is trained is a transformer block above it, for the policy and the value each, and the
+logits cover the tokens that occur in the programs or are likeliest at some place. The anchors of B-Coder and the
+rejection baseline both copy the programs that passed; no human code is used.
+
+Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
+reported; the others are held out fold by fold, each once. Intervals are Student's over folds; differences are paired.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import flags
+from rl import log, plot, statistics, train
+from rl.agents import bcoder, lm_bc
+from rl.data.recipes.collector import default_folder
+from rl.language import cached, generate, model, pretrained
+from rl.language.cached import Batch, Store
+from rl.language.model import Config
+from rl.programs.pool import REWARDS, Limits, Pool, Verdict
+from rl.programs.problems import read_humaneval, read_samples
+from rl.replay import tokens as replay
+from rl.types import Array, Key, Learner, Params, State, TokenBatch
+from rl.values import heads
+
+PROBLEMS, SAMPLES = "HumanEval.jsonl.gz", "humaneval_codegen16b_samples.jsonl.gz"
+KS = (1, 5)
+BOUNDS = (-2.0, 2.0)  # of values: the rewards' [-1, 1], and room for what the advantages of a program sum to
+CONTROLS = ("log-probability, per token", "log-probability, sum")
+HEADS = ("scalar", "hl_gauss")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about this study."""
+
+    data: str = (
+        ""  # folder of HumanEval and the samples; default: $HEADWAY_DATA/programs, ../shared/data/programs
+    )
+    model: str = pretrained.SMOLLM2  # the language model: a folder, a .gguf file, or the packaged one
+    layers: int = 0  # of it that are used, from below; 0: all
+    programs: int = 16  # candidates per problem
+    length: int = 128  # the most tokens that a program may have, its end included
+    cache: str = ""  # folder for what the model made of the programs; default: ~/.headway/bcoder_rank
+    development: int = 26  # problems that are never held out
+    tune: bool = False  # hold these out instead, to choose settings
+    folds: int = 5  # into which the others are divided
+    blocks: int = 1  # trained above the frozen model
+    inner: int = 576  # width inside their feed-forward layers
+    value_updates: int = 120  # B-Coder's first stage; and all of V-only
+    policy_updates: int = 60  # its second stage; and all of rejection fine-tuning
+    rows: int = 4  # of 256 tokens per update
+    learning_rate: float = 3e-4  # of everything
+    alpha: float = 0.1  # B-Coder's temperature
+    seed: int = 0  # of everything
+    out: str = "results/papers/bcoder_rank"  # where result.json, the figures and the table land
+
+
+ROW = 256  # tokens of a row
+CHUNK = 20  # updates per call
+
+
+class Part(NamedTuple):
+    """One problem's programs, what became of them and what the frozen model makes of them: ``n`` texts, ``P`` places.
+
+    A text's places are the prompt's last token and its own.
+    """
+
+    candidates: np.ndarray  # [m] int, which text; the same one several times, if it was sampled so
+    verdict: np.ndarray  # [n] int, `Verdict`
+    size: np.ndarray  # [n] int, places
+    token: np.ndarray  # [P] int32, of the language model
+    activation: np.ndarray  # [P, D] float16
+    log_prob: np.ndarray  # [P] float32, 0 at a text's first place
+    best: np.ndarray  # [P] int32, likeliest next token
+
+
+class Corpus(NamedTuple):
+    """All of it: ``N`` texts, ``P`` places."""
+
+    names: np.ndarray  # [problems] str
+    candidates: np.ndarray  # [problems, m] int
+    verdict: np.ndarray  # [N] int
+    start: np.ndarray  # [N + 1] int, a text's first place
+    token: np.ndarray  # [P] int32
+    activation: np.ndarray  # [P, D] float16
+    log_prob: np.ndarray  # [P] float32
+    best: np.ndarray  # [P] int32
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Everything from the files of programs to the table; returns what result.json holds.
+
+    Raises:
+      FileNotFoundError: no programs where ``settings.data`` says; the message has the remedy.
+      ValueError: settings out of range.
+    """
+    _check(settings)
+    began = time.time()
+    found = pretrained.load(settings.model)
+    frozen, params = _lower(found.config, found.params, settings.layers)
+    corpus = prepare(settings, found, frozen, params)
+    read = time.time()
+    bench = _Bench(settings, corpus, frozen, params)
+    folds = divide(settings, len(corpus.names))
+    outcomes = []
+    arms = bench.arms()
+    total = len(folds) * sum(arm.updates for arm in arms.values())
+    with log.progress(total, "updates") as bar:
+        for number, fold in enumerate(folds):
+            bar.set_postfix_str(f"fold {number + 1} of {len(folds)}")
+            scores = bench.scores(arms, fold, jax.random.key(settings.seed * 1000 + number), bar.update)
+            outcomes.append(outcome(corpus, fold, scores))
+    result = {
+        **log.provenance(),
+        "settings": dataclasses.asdict(settings),
+        "reading_seconds": read - began,
+        "wall_seconds": time.time() - began,
+        "corpus": describe(corpus),
+        "arms": summary(outcomes),
+        "differences": differences(outcomes),
+        "folds": outcomes,
+    }
+    result["checks"] = checks(result["differences"])
+    folder = Path(settings.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    log.write_json(folder / log.RESULT, result)
+    draw(folder, result)
+    with log.replacing(folder / "README.md") as partial:
+        partial.write_text("\n".join(table(result)) + "\n")
+    return result
+
+
+def _check(settings: Settings) -> None:
+    if settings.folds < 2 and not settings.tune:
+        raise ValueError(f"--folds={settings.folds}: an interval over folds needs at least 2")
+    if settings.programs < max(KS):
+        raise ValueError(f"--programs={settings.programs}: pass@{max(KS)} needs at least {max(KS)}")
+    for name in ("value_updates", "policy_updates"):
+        if getattr(settings, name) % CHUNK:
+            raise ValueError(f"--{name}={getattr(settings, name)} must be a multiple of {CHUNK}")
+
+
+# ---- programs -----------------------------------------------------------------------------------------------------
+
+
+def folder_of(data: str) -> Path:
+    """Where the programs lie.
+
+    Raises:
+      FileNotFoundError: not there.
+    """
+    beside = Path(__file__).parents[2].parent / "shared" / "data"
+    folder = Path(data) if data else Path(os.environ.get("HEADWAY_DATA", beside)) / "programs"
+    absent = [name for name in (PROBLEMS, SAMPLES) if not (folder / name).exists()]
+    if absent:
+        raise FileNotFoundError(
+            f"no {' and no '.join(absent)} in {folder}: name the folder with --data. The first is in OpenAI's "
+            "human-eval repository; the second is CodeT's, CodeGen-16B's samples for HumanEval, under that name"
+        )
+    return folder
+
+
+def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, params: Params) -> Corpus:
+    """Runs and reads the programs of one problem after another; what was done before is taken from the cache."""
+    folder = folder_of(settings.data)
+    cache = Path(settings.cache) if settings.cache else default_folder("bcoder_rank")
+    cache.mkdir(parents=True, exist_ok=True)
+    problems = {problem.name: problem for problem in read_humaneval(folder / PROBLEMS)}
+    encode = found.tokenizer.encode
+    # The last piece of a text, for models whose files name no end.
+    end = found.end if found.end is not None else encode("\n").ids[-1]
+    samples = read_samples(folder / SAMPLES)
+    short = settings.length // 4
+    read = cached.reader(model.make(config), lengths=(short, 2 * short, settings.length))
+    params = jax.device_put(params)
+    names, parts = [], []
+    with Pool(limits=Limits(seconds=3)) as pool, log.progress(len(samples), "problems run and read") as bar:
+        for sample in samples:
+            bar.update(1)
+            texts = {text: [*encode(text).ids, end] for text in sample.completions}
+            chosen = [text for text in sample.completions if 1 < len(texts[text]) <= settings.length]
+            if len(chosen) < settings.programs:
+                continue
+            problem, chosen = problems[sample.name], chosen[: settings.programs]
+            key = repr((settings.model, config, settings.length, problem.tests, sample.prompt, chosen))
+            path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
+            if not path.exists():
+                distinct = list(dict.fromkeys(chosen))
+                verdicts = pool.run([(problem, sample.prompt + text) for text in distinct])
+                before = encode(sample.prompt).ids
+                readings = read(params, before, [texts[text] for text in distinct])
+                part = _part(
+                    [distinct.index(text) for text in chosen],
+                    verdicts,
+                    [[before[-1], *texts[text]] for text in distinct],
+                    readings,
+                )
+                with log.replacing(path) as partial, open(partial, "wb") as file:
+                    np.savez(file, **part._asdict())
+            with np.load(path) as held:
+                parts.append(Part(*(held[name] for name in Part._fields)))
+            names.append(sample.name)
+    if not parts:
+        raise ValueError(
+            f"no problem has --programs={settings.programs} of at most --length={settings.length} tokens"
+        )
+    return join(names, parts)
+
+
+def _part(
+    candidates: Sequence[int],
+    verdicts: Sequence[Verdict],
+    tokens: Sequence[Sequence[int]],
+    readings: Sequence[cached.Reading],
+) -> Part:
+    return Part(
+        candidates=np.array(candidates),
+        verdict=np.array([verdict.value for verdict in verdicts]),
+        size=np.array([len(one) for one in tokens]),
+        token=np.concatenate(tokens).astype(np.int32),
+        activation=np.concatenate([one.activation for one in readings]),
+        log_prob=np.concatenate([np.pad(one.log_prob, (1, 0)) for one in readings]),
+        best=np.concatenate([one.best for one in readings]),
+    )
+
+
+def join(names: Sequence[str], parts: Sequence[Part]) -> Corpus:
+    """Numbers the texts of all problems through."""
+    before = np.cumsum([0, *(len(part.verdict) for part in parts)])
+
+    def every(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return Corpus(
+        names=np.array(names),
+        candidates=np.stack([part.candidates + first for part, first in zip(parts, before, strict=False)]),
+        verdict=every("verdict"),
+        start=np.concatenate([[0], np.cumsum(every("size"))]),
+        token=every("token"),
+        activation=every("activation"),
+        log_prob=every("log_prob"),
+        best=every("best"),
+    )
+
+
+def describe(corpus: Corpus) -> dict[str, Any]:
+    """Counts, and the share that passes."""
+    of_candidates = corpus.verdict[corpus.candidates]
+    return {
+        "problems": len(corpus.names),
+        "candidates": corpus.candidates.size,
+        "distinct": len(corpus.verdict),
+        "tokens": len(corpus.token) - len(corpus.verdict),
+        "verdicts": {v.name.lower(): float((of_candidates == v.value).mean()) for v in Verdict},
+    }
+
+
+class Fold(NamedTuple):
+    """Problems by their numbers."""
+
+    held_out: np.ndarray
+    trained_on: np.ndarray
+    probed: np.ndarray  # of those trained on, as many as are held out: how well is known what was seen?
+
+
+def divide(settings: Settings, problems: int) -> list[Fold]:
+    """The folds that are reported, or the one that settings are chosen on.
+
+    Raises:
+      ValueError: too few problems.
+    """
+    order = np.random.default_rng(settings.seed).permutation(problems)
+    development, others = order[: settings.development], order[settings.development :]
+    if len(others) < settings.folds or not len(development):
+        raise ValueError(
+            f"{problems} problems do not divide into --development={settings.development} and "
+            f"--folds={settings.folds}"
+        )
+    held_out = [development] if settings.tune else np.array_split(others, settings.folds)
+
+    def fold(part: np.ndarray) -> Fold:
+        rest = order[~np.isin(order, part)]
+        return Fold(part, rest, rest[: len(part)])
+
+    return [fold(part) for part in held_out]
+
+
+# ---- training -----------------------------------------------------------------------------------------------------
+
+
+class Arm(NamedTuple):
+    """A way to score programs that has to be trained."""
+
+    learner: Learner
+    updates: int
+    places: Callable[[State, Batch], Array]  # [B, T], what it says of each token
+    scores: Callable[
+        [np.ndarray], dict[str, float]
+    ]  # of what it says of a program's tokens -> {suffix: score}
+
+
+class Data(NamedTuple):
+    """What an epoch reads."""
+
+    rows: TokenBatch  # [N, ROW], tokens are places
+    store: Store
+    index: Array  # [N] int32, the rows to train on come first
+    count: Array  # [], how many these are
+
+
+class _Bench:
+    """Compiled once: the programs on the device, and every arm's epoch."""
+
+    def __init__(self, settings: Settings, corpus: Corpus, frozen: Config, params: Params) -> None:
+        self.settings, self.corpus = settings, corpus
+        rows, self.owner = pack(corpus)
+        table = params["embedding" if frozen.tied else "unembedding"]
+        store = cached.store(corpus.token, corpus.activation, corpus.best, table)
+        self.rows, self.store = jax.device_put((rows, store))
+        self.build = cached.on_top(frozen, params, settings.blocks, settings.inner)
+        self.compiled: dict[str, Any] = {}
+
+    def arms(self) -> dict[str, Arm]:
+        settings, build = self.settings, self.build
+        found: dict[str, Arm] = {}
+        config = lm_bc.Config(learning_rate=settings.learning_rate)
+        found["rejection"] = Arm(
+            cached.learner(lambda lm: lm_bc.make(config, lm, heads.scalar()), build),
+            settings.policy_updates,
+            lambda state, batch: cached.log_probabilities(build, state.params["policy"], batch),
+            likelihoods,
+        )
+        found["V-only, hl_gauss"] = self._bcoder("hl_gauss", 0.0)
+        for head in HEADS:
+            found[f"B-Coder, {head}"] = self._bcoder(head, settings.alpha)
+        return found
+
+    def _bcoder(self, name: str, alpha: float) -> Arm:
+        settings, build, head = self.settings, self.build, heads.make(name, *BOUNDS, 101)
+        config = bcoder.Config(
+            alpha=alpha,
+            maximum=BOUNDS[1],
+            value_updates=settings.value_updates,
+            value_learning_rate=settings.learning_rate,
+            learning_rate=settings.learning_rate,
+        )
+
+        def places(state: State, batch: Batch) -> Array:
+            found = bcoder.judge(config, build(batch), head)(state, batch.tokens)
+            return found.reward if alpha else found.v
+
+        return Arm(
+            cached.learner(lambda lm: bcoder.make(config, lm, head), build),
+            settings.value_updates + (settings.policy_updates if alpha else 0),
+            places,
+            lambda said: {"": float(said.sum() if alpha else said[-1])},
+        )
+
+    def scores(
+        self, arms: Mapping[str, Arm], fold: Fold, key: Key, finished: Callable[[int], Any]
+    ) -> dict[str, np.ndarray]:
+        """{way to score: [N] scores of all texts}; those of trained arms for the held-out and the probed problems."""
+        corpus = self.corpus
+        found = {name: np.zeros(len(corpus.verdict)) for name in CONTROLS}
+        for text, said in self._texts(corpus.log_prob, range(len(corpus.verdict))):
+            for suffix, score in likelihoods(said).items():
+                found[f"log-probability{suffix}"][text] = score
+        seen = np.isin(self.owner, fold.trained_on)
+        data = Data(self.rows, self.store, jnp.asarray(np.argsort(~seen)), jnp.asarray(seen.sum()))
+        scored = np.flatnonzero(np.isin(self.owner, np.concatenate([fold.held_out, fold.probed])))
+        for name, arm in arms.items():
+            state = self._train(name, arm, data, key, finished)
+            said = self._say(name, arm, state, scored)
+            for text, own in self._texts(said, range(len(corpus.verdict))):
+                for suffix, score in arm.scores(own).items():
+                    found.setdefault(name + suffix, np.zeros(len(corpus.verdict)))[text] = score
+        return found
+
+    def _train(self, name: str, arm: Arm, data: Data, key: Key, finished: Callable[[int], Any]) -> State:
+        if name not in self.compiled:
+            epoch = train.scan_updates(arm.learner.update, self._sample, CHUNK)
+            self.compiled[name] = jax.jit(epoch, donate_argnums=0), jax.jit(arm.places)
+        example = self._sample(data, key)
+        state = jax.jit(arm.learner.init)(key, example)
+        for _ in range(arm.updates // CHUNK):
+            state, report = self.compiled[name][0](state, data, key)
+            train.check_finite(report)
+            finished(CHUNK)
+        return state
+
+    def _sample(self, data: Data, key: Key) -> Batch:
+        index = data.index[jax.random.randint(key, (self.settings.rows,), 0, data.count)]
+        return cached.gather(replay.take(data.rows, index), data.store)
+
+    def _say(self, name: str, arm: Arm, state: State, rows: np.ndarray) -> np.ndarray:
+        """What the arm says of the places in ``rows``, [P]; 0 elsewhere."""
+        said, width = np.zeros(len(self.corpus.token), np.float32), 2 * self.settings.rows
+        for start in range(0, len(rows), width):
+            index = np.resize(rows[start : start + width], width)
+            held = replay.take(self.rows, index)
+            values = np.asarray(self.compiled[name][1](state, cached.gather(held, self.store)))
+            used = np.asarray(held.is_action)
+            said[np.asarray(held.tokens)[used]] = values[used]
+        return said
+
+    def _texts(self, said: np.ndarray, texts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """The places of each text without the prompt's."""
+        start = self.corpus.start
+        return ((text, said[start[text] + 1 : start[text + 1]]) for text in texts)
+
+
+def likelihoods(log_prob: np.ndarray) -> dict[str, float]:
+    """Scores of a program whose tokens, the end last, have these log-probabilities."""
+    return {", per token": float(log_prob[:-1].mean()), ", sum": float(log_prob[:-1].sum())}
+
+
+def pack(corpus: Corpus) -> tuple[TokenBatch, np.ndarray]:
+    """Rows [R, ROW] whose tokens are places, and whose they are [R]: no row holds programs of two problems."""
+    parts, owner = [], []
+    for problem, texts in enumerate(corpus.candidates):
+        rows = replay.pack([_episode(corpus, text) for text in dict.fromkeys(texts)], ROW, bounds=(-1, 1))
+        parts.append(rows)
+        owner += [problem] * len(rows.tokens)
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts), np.array(owner)
+
+
+def _episode(corpus: Corpus, text: int) -> replay.Episode:
+    place = np.arange(corpus.start[text], corpus.start[text + 1], dtype=np.int32)
+    verdict = Verdict(corpus.verdict[text])
+    reward = np.zeros(len(place), np.float32)
+    reward[-1] = REWARDS[verdict]
+    passed = float(verdict == Verdict.PASSED)
+    return replay.Episode(place, np.arange(len(place)) > 0, reward, terminated=True, imitate=passed)
+
+
+def _lower(config: Config, params: Params, layers: int) -> tuple[Config, Params]:
+    """The model without the blocks above the first ``layers``."""
+    layers = layers or config.shape.layers
+    if not 0 < layers <= config.shape.layers:
+        raise ValueError(f"--layers={layers}: the model has {config.shape.layers}")
+    shape = dataclasses.replace(config.shape, layers=layers)
+    blocks = jax.tree.map(lambda x: x[:layers], params["blocks"])
+    return dataclasses.replace(config, shape=shape), {**params, "blocks": blocks}
+
+
+# ---- what came out ------------------------------------------------------------------------------------------------
+
+
+def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """One fold: of every arm pass@k of each held-out problem, and how well it tells programs apart."""
+    passed = corpus.verdict[corpus.candidates] == Verdict.PASSED.value
+    held_out = passed[fold.held_out]
+    arms: dict[str, Any] = {
+        "random": {f"pass@{k}": [generate.pass_at_k(row[None], k) for row in held_out] for k in KS},
+        "oracle": {f"pass@{k}": held_out.any(1).astype(float) for k in KS},
+    }
+    for name, of_text in scores.items():
+        own = of_text[corpus.candidates]
+        arms[name] = {
+            f"pass@{k}": [
+                generate.ranked_pass_at_k(p[None], x[None], k)
+                for p, x in zip(held_out, own[fold.held_out], strict=True)
+            ]
+            for k in KS
+        }
+        arms[name]["told apart"] = told_apart(held_out, own[fold.held_out])
+        arms[name]["told apart, trained on"] = told_apart(passed[fold.probed], own[fold.probed])
+        arms[name]["mean score"] = {
+            v.name.lower(): float(of_text[texts].mean())
+            for v in Verdict
+            if len(texts := _texts_of(corpus, fold.held_out, v))
+        }
+    return {"held_out": corpus.names[fold.held_out], "arms": arms}
+
+
+def _texts_of(corpus: Corpus, problems: np.ndarray, verdict: Verdict) -> np.ndarray:
+    texts = np.unique(corpus.candidates[problems])
+    return texts[corpus.verdict[texts] == verdict.value]
+
+
+def told_apart(passed: np.ndarray, scores: np.ndarray) -> float:
+    """How often a program that passes scores above one of the same problem that does not, ties counting half.
+
+    The mean over the problems [problems, m] that have both; NaN where none has.
+    """
+    shares = [
+        np.mean((np.sign(x[p][:, None] - x[~p]) + 1) / 2)
+        for p, x in zip(passed, scores, strict=True)
+        if p.any() and not p.all()
+    ]
+    return float(np.mean(shares)) if shares else float("nan")
+
+
+def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Means over folds with their intervals."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, first in outcomes[0]["arms"].items():
+        numbers = [key for key in first if key != "mean score"]
+        found[name] = {
+            key: _with_interval([np.mean(one["arms"][name][key]) for one in outcomes]) for key in numbers
+        }
+    return found
+
+
+def differences(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Of each trained arm to each way of scoring by log-probability and to rejection, paired, over folds.
+
+    Beside it the interval over problems, by resampling them: narrower, and blind to what problems of one fold share.
+    """
+    names = list(outcomes[0]["arms"])
+    others = [name for name in names if name.startswith(("log-probability", "rejection"))]
+    values = [name for name in names if name not in (*others, "random", "oracle")]
+    found: dict[str, dict[str, Any]] = {}
+    for name in values:
+        for other in others:
+            for k in KS:
+                each = [
+                    np.subtract(one["arms"][name][f"pass@{k}"], one["arms"][other][f"pass@{k}"])
+                    for one in outcomes
+                ]
+                over = statistics.bootstrap(statistics.mean, np.concatenate(each)[:, None])
+                found[f"{name} - {other}, pass@{k}"] = {
+                    **_with_interval([one.mean() for one in each]),
+                    "problems": list(over),
+                }
+    return found
+
+
+def _with_interval(values: Sequence[float]) -> dict[str, Any]:
+    known = [float(value) for value in values if np.isfinite(value)]
+    bounds = statistics.interval(known) if known else (float("nan"),) * 2
+    return {"mean": float(np.mean(known)) if known else float("nan"), "interval": list(bounds)}
+
+
+def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+    """What was hoped for: better than both ways of ranking by log-probability, and than rejection fine-tuning."""
+    arms = dict.fromkeys(key.split(" - ")[0] for key in found)
+    return {
+        f"{arm} ranks better than {other}, pass@{k}: interval over folds above 0": all(
+            value["interval"][0] > 0
+            for key, value in found.items()
+            if key.startswith(f"{arm} - {other}") and key.endswith(f"pass@{k}")
+        )
+        for arm in arms
+        for other in ("log-probability", "rejection")
+        for k in KS
+    }
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """Pass@k of every way to rank, and what values add to the model's own log-probability."""
+    for k in KS:
+        plot.bars(
+            folder / f"pass_at_{k}.png",
+            {
+                name: (row[f"pass@{k}"]["mean"], *row[f"pass@{k}"]["interval"])
+                for name, row in result["arms"].items()
+            },
+            f"pass@{k} on held-out problems, 95 % interval over folds",
+            title=f"{result['settings']['programs']} programs of CodeGen-16B per problem, ranked",
+        )
+    tell = {
+        name: (row["told apart"]["mean"], *row["told apart"]["interval"])
+        for name, row in result["arms"].items()
+        if "told apart" in row
+    }
+    plot.bars(
+        folder / "told_apart.png",
+        tell,
+        "how often a right program scores above a wrong one of its problem (0.5: chance)",
+        title="Held-out problems, 95 % interval over folds",
+    )
+
+
+def table(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings, corpus = result["settings"], result["corpus"]
+    shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in corpus["verdicts"].items())
+    yield "# Ranking CodeGen-16B's programs on held-out problems of HumanEval"
+    yield ""
+    yield (
+        f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores, "
+        f"{result['reading_seconds']:.0f} s of it running and reading the programs, or finding them in the cache."
+    )
+    yield ""
+    yield (
+        f"{corpus['problems']} problems with {settings['programs']} candidates each ({corpus['distinct']} distinct, "
+        f"{corpus['tokens']} tokens): {shares}. Trained: {settings['blocks']} block of inner width "
+        f"{settings['inner']} above {settings['model']}, {settings['value_updates']} + "
+        f"{settings['policy_updates']} updates of {settings['rows']} rows of {ROW} tokens. "
+        f"{settings['folds']} folds; {settings['development']} problems are in none of them."
+    )
+    yield ""
+    yield "Mean over folds [95 % interval]. *Told apart*: how often a right program scores above a wrong one."
+    yield ""
+    yield "| ranked by | pass@1 | pass@5 | told apart | told apart, trained on |"
+    yield "|---|---|---|---|---|"
+    for name, row in result["arms"].items():
+        cells = [_cell(row.get(key)) for key in ("pass@1", "pass@5", "told apart", "told apart, trained on")]
+        yield f"| {name} | {' | '.join(cells)} |"
+    yield ""
+    yield "| paired difference | mean [over folds] | [over problems] |"
+    yield "|---|---|---|"
+    for name, row in result["differences"].items():
+        low, high = row["problems"]
+        yield f"| {name} | {_cell(row)} | [{low:.3f}, {high:.3f}] |"
+    yield ""
+    yield "| what was hoped for | |"
+    yield "|---|---|"
+    for name, holds in result["checks"].items():
+        yield f"| {name} | {'yes' if holds else 'NO'} |"
+
+
+def _cell(row: Mapping[str, Any] | None) -> str:
+    return f"{row['mean']:.3f} [{row['interval'][0]:.3f}, {row['interval'][1]:.3f}]" if row else ""
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    run(settings)
+    print((Path(settings.out) / "README.md").read_text())
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,184 @@
+"""A language model on top of another one that is frozen, and was run once over texts that are read many times.
+
+Training then costs what lies above the frozen model: some new blocks, whose branches start at zero, so that the model
+starts as the frozen one to the last bit of its logits. The texts are *answers*, programs for instance: what the new
+blocks read is the last token of the prompt and the answer, both of which the frozen layers have seen the whole prompt
+for. Logits cover the tokens that occur, which is the frozen model's vocabulary without the rest.
+
+Agents know nothing of this: `learner` gives them an `rl.language.model.LM` whose features start from the activations
+that came with the batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.language import generate, model
+from rl.language.model import LM, Config
+from rl.networks import transformer
+from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
+from rl.values.tokens import survey
+
+
+class Reading(NamedTuple):
+    """What a frozen model makes of one answer of ``S`` tokens; NumPy."""
+
+    activation: np.ndarray  # [S + 1, D] float16, of the prompt's last token and of the answer's
+    log_prob: np.ndarray  # [S] float32, of the answer's tokens, over the whole vocabulary
+    best: np.ndarray  # [S + 1] int32, the token that was likeliest to follow
+
+
+class Store(NamedTuple):
+    """Everything that was read, in one row of ``P`` places; a data set's ``tokens`` are places in it."""
+
+    token: Array  # [P] int32, as the rows of `unembedding` are numbered
+    activation: Array  # [P, D]
+    unembedding: Array  # [A, D]
+
+
+class Batch(NamedTuple):
+    """A batch and what the frozen model says of its tokens."""
+
+    tokens: TokenBatch  # [B, T]
+    activation: Array  # [B, T, D]
+    unembedding: Array  # [A, D]
+
+
+def reader(
+    lm: LM, rows: int = 4, lengths: Sequence[int] = (32, 64, 128)
+) -> Callable[[Params, Sequence[int], Sequence[Sequence[int]]], list[Reading]]:
+    """A function of (params, prompt, answers) that reads the prompt once for all answers to it.
+
+    Args:
+      lm: the model; its activations are those before the last norm, divided by their size.
+      rows: answers read at a time.
+      lengths: to which answers are padded; few different ones mean few compilations.
+
+    Raises:
+      ValueError: when called, an answer that is empty or longer than the last of ``lengths``.
+    """
+
+    @jax.jit
+    def read(params: Params, prompt: Array, seen: Array, answers: Array, segment: Array) -> tuple[Array, ...]:
+        cache = lm.cache(1, prompt.shape[1] + answers.shape[1])
+        before, cache = lm.extend(params, prompt, seen, cache)
+        many = functools.partial(jnp.repeat, repeats=len(answers), axis=1)
+        cache = cache._replace(
+            key=many(cache.key), value=many(cache.value), segment=jnp.repeat(cache.segment, len(answers), 0)
+        )
+        after, _ = lm.extend(params, answers, segment, cache)
+        last = jnp.broadcast_to(before[:, -1:], (len(answers), 1, before.shape[-1]))
+        features = jnp.concatenate([last, after], 1)
+        chosen = jnp.pad(answers, ((0, 0), (0, 1)))[..., None]
+        found = survey(functools.partial(lm.logits, params), features, chosen, chunk=32)
+        log_prob = (found.chosen[..., 0] - found.total)[:, :-1]
+        norm = params["norm"]
+        activation = (features - norm.get("bias", 0.0)) / norm["scale"]
+        return activation.astype(jnp.float16), log_prob, found.best
+
+    def run(params: Params, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Reading]:
+        if not all(0 < len(answer) <= lengths[-1] for answer in answers):
+            raise ValueError(f"answers must have from 1 to {lengths[-1]} tokens")
+        tokens, seen = generate.pad_left([prompt], -(-len(prompt) // lengths[0]) * lengths[0])
+        found: list[Reading | None] = [None] * len(answers)
+        order = sorted(range(len(answers)), key=lambda number: len(answers[number]))
+        for start in range(0, len(order), rows):
+            group = order[start : start + rows]
+            width = next(length for length in lengths if length >= len(answers[group[-1]]))
+            padded, segment = np.zeros((2, rows, width), np.int32)
+            for row, number in enumerate(group):
+                padded[row, : len(answers[number])], segment[row, : len(answers[number])] = answers[number], 1
+            every = jax.device_get(read(params, tokens, seen, padded, segment))
+            for row, number in enumerate(group):
+                size = len(answers[number])
+                activation, log_prob, best = (x[row] for x in every)
+                found[number] = Reading(activation[: size + 1], log_prob[:size], best[: size + 1])
+        return [one for one in found if one is not None]
+
+    return run
+
+
+def store(token: np.ndarray, activation: np.ndarray, best: np.ndarray, table: np.ndarray) -> Store:
+    """A store whose vocabulary is the tokens that occur and those that were likeliest somewhere.
+
+    Args:
+      token: [P], of the frozen model, one text after another: each the prompt's last token and the answer's.
+      activation: [P, D], as in `Reading`.
+      best: [P], as in `Reading`.
+      table: [vocabulary, D], the frozen model's embedding, or unembedding if it has one.
+    """
+    kept, number = np.unique(np.concatenate([token, best]), return_inverse=True)
+    return Store(number[: len(token)].astype(np.int32), activation.astype(np.float32), table[kept])
+
+
+def gather(data: TokenBatch, store: Store) -> Batch:
+    """The batch whose tokens are the places that ``data`` has."""
+    place = data.tokens
+    return Batch(data._replace(tokens=store.token[place]), store.activation[place], store.unembedding)
+
+
+def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[[Batch], LM]:
+    """The models that have ``blocks`` new blocks above the frozen one, as a function of what they read.
+
+    Their parameters are ``{"blocks", "norm"}``; they cannot generate, because they read no text that is new to the
+    frozen model.
+
+    Args:
+      frozen: the architecture below.
+      params: its parameters, of which the last norm's are copied.
+      blocks: how many.
+      inner: width inside their feed-forward layers.
+    """
+    shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False)
+    body = transformer.trunk(shape)
+    norm = jax.tree.map(np.asarray, params["norm"])
+
+    def init(key: Key) -> Params:
+        made = body.init(key)
+        for branch in ("out", "down"):
+            made["blocks"][branch] = jax.tree.map(jnp.zeros_like, made["blocks"][branch])
+        return {**made, "norm": jax.tree.map(jnp.asarray, norm)}
+
+    def build(batch: Batch) -> LM:
+        def features(params: Params, tokens: Array, segment: Array) -> Array:
+            del tokens
+            return body.apply(params, batch.activation, transformer.positions(segment), segment)
+
+        def logits(params: Params, features: Array) -> Array:
+            del params
+            return features.astype(jnp.float32) @ batch.unembedding.T
+
+        config = Config(batch.unembedding.shape[0], frozen.context, shape)
+        return LM(config, init, features, logits, _no_cache, _no_cache)
+
+    return build
+
+
+def learner(make: Callable[[LM], Learner], build: Callable[[Batch], LM]) -> Learner:
+    """The learner of `Batch` that ``make`` gives for the models of ``build`` (`on_top`); it cannot act."""
+
+    def init(key: Key, batch: Batch) -> State:
+        return make(build(batch)).init(key, batch.tokens)
+
+    def update(state: State, batch: Batch, key: Key) -> tuple[State, Metrics]:
+        return make(build(batch)).update(state, batch.tokens, key)
+
+    return Learner(init, update, _no_cache)
+
+
+def log_probabilities(build: Callable[[Batch], LM], params: Params, batch: Batch) -> Array:
+    """As `rl.language.model.log_probabilities`, over the tokens that occur."""
+    return model.log_probabilities(build(batch), params, batch.tokens.tokens, batch.tokens.segment)
+
+
+def _no_cache(*_: object) -> Any:
+    raise NotImplementedError(
+        "a model on cached activations reads no new text: it can neither act nor generate"
+    )

@@ -1,0 +1,139 @@
+"""benchmarks.language: peers compute the same losses, every row is measured, and the table says what it should."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import language, language_peer
+from rl.agents import ilql
+from rl.language import huggingface, model
+from rl.types import State, TokenBatch
+from rl.values import heads
+
+CONFIG = language.SIZES["tiny"]
+
+
+def batch() -> TokenBatch:
+    return language.example(CONFIG, 2, 7)
+
+
+@functools.cache
+def ours() -> tuple[State, dict[str, float], State]:
+    """A start whose slow copies are others, and the losses and the state of the first update."""
+    learner = ilql.make(language_peer.CONFIG, model.make(CONFIG), heads.scalar())
+    state = jax.jit(learner.init)(jax.random.key(0), batch())
+    state = state._replace(target=jax.tree.map(lambda x: 0.5 * x, state.target))
+    after, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
+    return state, {name: float(value) for name, value in metrics.items()}, after
+
+
+def test_one_hot_selectors_compute_the_same_update() -> None:
+    state, expected, after = ours()
+    learner = language_peer.one_hot(model.make(CONFIG))
+    found, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
+    for name, value in metrics.items():
+        assert float(value) == pytest.approx(expected[name], rel=1e-4), name
+    for name in ("q", "v"):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), found.params[name], after.params[name]
+        )
+
+
+def test_torch_computes_the_same_losses(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    state, expected, _ = ours()
+    parts = language_peer.torch_parts(CONFIG)
+    huggingface.save(tmp_path / "trunk", CONFIG, state.params["trunk"])
+    huggingface.save(tmp_path / "slow", CONFIG, state.target["trunk"])
+    parts["trunk"] = transformers.AutoModel.from_pretrained(tmp_path / "trunk")
+
+    def fill(head: Any, weights: list[Any]) -> None:
+        for parameter, value in zip(head.parameters(), weights, strict=True):
+            parameter.data = torch.from_numpy(np.array(value))
+
+    def of_member(q: Any, member: int) -> list[Any]:
+        one = jax.tree.map(lambda x: np.asarray(x)[member], q)
+        return [one["inner"].T, one["inner_bias"], one["rows"][:, 0], one["rows_bias"][:, 0]]
+
+    first, last = state.params["v"]["Dense_0"], state.params["v"]["Dense_1"]
+    fill(parts["v"], [first["kernel"].T, first["bias"], last["kernel"].T, last["bias"]])
+    slow = copy.deepcopy(parts["q"])
+    for q_heads, q in ((slow, state.target["q"]), (parts["q"], state.params["q"])):
+        for member, head in enumerate(q_heads):
+            fill(head, of_member(q, member))
+    slow_trunk = transformers.AutoModel.from_pretrained(tmp_path / "slow")
+    update = language_peer.torch_update(CONFIG, batch(), parts, (slow_trunk, slow))
+    for name, value in update().items():
+        assert value == pytest.approx(expected[name], rel=1e-3), name
+
+
+@pytest.mark.slow
+def test_every_row_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "language.json"
+    settings = language.Settings(
+        size="tiny", batch=2, length=8, steps=3, programs=0, repeats=1, torch=False, out=str(path)
+    )
+    language.run(settings)
+    rows = json.loads(path.read_text())["rows"]
+    names = ["lm step", "forward", "ilql", "bcoder value", "bcoder policy", "one-hot", "generate"]
+    assert [row["name"] for row in rows] == names
+    assert all(len(row["seconds"]) == 1 and min(row["seconds"]) > 0 for row in rows)
+    assert "| ilql" in path.with_suffix(".md").read_text()
+    with pytest.raises(ValueError, match="--size=7b: choose from tiny, small, 135m"):
+        language.run(language.Settings(size="7b"))
+
+
+ROWS = [
+    {"name": "lm step", "seconds": [1.0], "work": 1000, "flops": 4e12, "forwards": 0, "bytes": [2e6, 4e6]},
+    {"name": "forward", "seconds": [0.2], "work": 1000, "flops": 1e12, "forwards": 0, "bytes": None},
+    {
+        "name": "ilql",
+        "seconds": [3.0, 1.2, 1.0],
+        "work": 1000,
+        "flops": 3e12,
+        "forwards": 1,
+        "bytes": [3e6, 6e6],
+    },
+    {"name": "torch", "seconds": [2.4], "work": 1000, "flops": 0.0, "forwards": 1, "bytes": None},
+    {"name": "programs", "seconds": [4.0], "work": 600, "flops": 0.0, "forwards": 0, "bytes": None},
+]
+
+
+def test_the_table_holds_rates_of_medians() -> None:
+    hardware = {"cpu": "X", "cores": 2, "memory_gib": 1.0, "backend": "cpu", "device": "cpu"}
+    versions = dict.fromkeys(("python", "jax", "jaxlib"), "1")
+    given = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
+    settings = {"batch": 8, "length": 125, "peak_tflops": 10.0}
+    results = given | {
+        "settings": settings,
+        "peer": {"torch": "2"},
+        "rows": ROWS,
+        "parameters": {"blocks": 1_000_000, "logits": 2_000_000},
+    }
+    text = language.render(results)
+    cells = {
+        row[0]: row[1:]
+        for row in (
+            [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
+        )
+    }
+    assert cells["lm step"] == ["1,000", "1", "", "", "2", "4", "4.000", "40.0%"]
+    assert cells["ilql"] == ["833", "1.2", f"{1.2 / 1.5:.2f}", "2", "3", "6", "2.500", "25.0%"]
+    assert cells["programs"][0] == "150"
+    assert "would be too large" in text and "not installed" not in text
+    assert "not installed" in language.render(results | {"peer": {}})
+
+
+def test_an_example_is_one_episode_a_row() -> None:
+    found = batch()
+    assert found.is_action.sum() == 12 and found.reward.sum() == 2
+    np.testing.assert_array_equal(np.argwhere(found.discount == 0), [[0, 6], [1, 6]])

@@ -1,0 +1,116 @@
+"""A model on cached activations starts as the model that was cached, and learns."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small_models import CONFIGS, random_params
+
+from rl import train
+from rl.agents import bcoder, lm_bc
+from rl.language import cached, model
+from rl.language.cached import Batch, Store
+from rl.replay import tokens as replay
+from rl.values import heads
+
+PROMPT = [3, 1, 4, 1, 5]
+ANSWERS = [[9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [3], [2, 3, 8, 4], [6, 2, 6]]
+
+
+@functools.cache
+def readings(name: str) -> list[cached.Reading]:
+    read = cached.reader(model.make(CONFIGS[name]), rows=3, lengths=(4, 8))
+    return read(random_params(CONFIGS[name]), PROMPT, ANSWERS)
+
+
+def stored(name: str) -> tuple[Batch, list[int]]:
+    """All answers as one batch over the whole vocabulary, one in each row, and their lengths."""
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    token = np.concatenate([[PROMPT[-1], *answer] for answer in ANSWERS]).astype(np.int32)
+    activation = np.concatenate([one.activation for one in readings(name)]).astype(np.float32)
+    store = Store(token, activation, params["embedding" if config.tied else "unembedding"])
+    sizes = [len(answer) + 1 for answer in ANSWERS]
+    ends = np.cumsum(sizes)
+    episodes = []
+    for number, (end, size) in enumerate(zip(ends, sizes, strict=True)):
+        reward = np.zeros(size, np.float32)
+        reward[-1] = 1.0 if number == 1 else -1.0
+        place = np.arange(end - size, end, dtype=np.int32)
+        episodes.append(replay.Episode(place, np.arange(size) > 0, reward, True, float(number == 1)))
+    rows = jax.tree.map(jnp.asarray, replay.pack(episodes, 8, together=False))
+    return cached.gather(rows, jax.tree.map(jnp.asarray, store)), sizes
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_reading_is_that_of_the_whole_text(name: str) -> None:
+    config, params = CONFIGS[name], random_params(CONFIGS[name])
+    lm = model.make(config)
+    rows = np.zeros((len(ANSWERS), 12), np.int32)
+    for row, answer in zip(rows, ANSWERS, strict=True):
+        row[: len(PROMPT) + len(answer)] = PROMPT + answer
+    logits = jax.jit(lambda p, x: lm.logits(p, lm.features(p, x, jnp.ones_like(x))))(params, rows)
+    log_p = np.asarray(jax.nn.log_softmax(logits))
+    for row, (answer, found) in enumerate(zip(ANSWERS, readings(name), strict=True)):
+        first = len(PROMPT) - 1
+        expected = [log_p[row, first + i, token] for i, token in enumerate(answer)]
+        np.testing.assert_allclose(found.log_prob, expected, atol=1e-4)
+        assert found.activation.shape == (len(answer) + 1, config.shape.width)
+        np.testing.assert_array_equal(found.best, log_p[row, first : first + len(answer) + 1].argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_it_starts_as_the_frozen_model(name: str) -> None:
+    batch, sizes = stored(name)
+    build = cached.on_top(CONFIGS[name], random_params(CONFIGS[name]), blocks=2, inner=12)
+    params = jax.jit(build(batch).init)(jax.random.key(0))
+    found = jax.jit(functools.partial(cached.log_probabilities, build))(params, batch)
+    for row, (size, reading) in enumerate(zip(sizes, readings(name), strict=True)):
+        np.testing.assert_allclose(found[row, 1:size], reading.log_prob, atol=2e-2)  # kept in 16 bits
+    assert jax.tree.leaves(params["blocks"])[0].shape[0] == 2
+
+
+def trained(make: Any, batch: Batch, updates: int) -> Any:
+    learner = cached.learner(make, cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12))
+    state = jax.jit(learner.init)(jax.random.key(0), batch)
+    epoch = jax.jit(train.scan_updates(learner.update, lambda data, key: data, updates))
+    return epoch(state, batch, jax.random.key(1))[0]
+
+
+def test_a_store_keeps_the_rows_that_are_needed() -> None:
+    table = np.arange(20.0).reshape(10, 2)
+    made = cached.store(np.array([7, 3, 7]), np.zeros((3, 2)), np.array([3, 9, 3]), table)
+    np.testing.assert_array_equal(made.unembedding, table[[3, 7, 9]])
+    np.testing.assert_array_equal(made.token, [1, 0, 1])
+
+
+def test_agents_learn_on_it() -> None:
+    batch, sizes = stored("llama")
+    config = lm_bc.Config(learning_rate=1e-2)
+    state = trained(lambda lm: lm_bc.make(config, lm, heads.scalar()), batch, 100)
+    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12)
+    found = np.asarray(cached.log_probabilities(build, state.params["policy"], batch))
+    assert found[1, 1 : sizes[1]].mean() > -0.2 > readings("llama")[1].log_prob.mean()
+
+    values = bcoder.Config(alpha=0.0, value_updates=1000, value_learning_rate=1e-2, inner=16)
+    state = trained(lambda lm: bcoder.make(values, lm, heads.scalar()), batch, 250)
+    said = np.asarray(bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
+    last = [said[row, size - 1] for row, size in enumerate(sizes)]
+    np.testing.assert_allclose(last, np.where(np.arange(5) == 1, 1.0, -1.0), atol=0.25)
+
+
+def test_what_it_cannot_do_is_said() -> None:
+    read = cached.reader(model.make(CONFIGS["llama"]), lengths=(4,))
+    for answer in ([], [1] * 5):
+        with pytest.raises(ValueError, match="answers must have from 1 to 4 tokens"):
+            read(random_params(CONFIGS["llama"]), PROMPT, [answer])
+    batch, _ = stored("llama")
+    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12)
+    learner = cached.learner(lambda lm: lm_bc.make(lm_bc.Config(), lm, heads.scalar()), build)
+    with pytest.raises(NotImplementedError, match="can neither act nor generate"):
+        learner.act(None, None, None)  # type: ignore[arg-type]
+    assert batch.activation.shape == (5, 8, 16)
