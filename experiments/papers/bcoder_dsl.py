@@ -119,11 +119,11 @@ class Settings:
     seeds: int = 5  # splits, each with its own model, programs and learners
     seed: int = 3  # the first of them; settings were chosen on 0 to 2
     tasks: str = "easy,hard"  # which to run
-    pretraining: int = 900  # updates of the language model
+    pretraining: int = 1500  # updates of the language model
     samples: int = 16  # programs for each problem to learn from
     value_updates: int = 500  # of B-Coder's value stage
     updates: int = 500  # of its policy stage, and of the controls
-    batch_size: int = 64  # programs per update
+    batch_size: int = 32  # programs per update
     learning_rate: float = 3e-4  # of everything
     width: int = 64  # of the transformer's two layers
     out: str = "results/papers/bcoder_dsl"  # where result.json, the figures and the table land

@@ -78,7 +78,7 @@ def run(settings: Settings) -> dict[str, Any]:
     names = settings.environments.split(",")
     if unknown := set(names) - set(PUBLISHED):
         raise ValueError(f"--environments: {', '.join(sorted(unknown))} is none of {', '.join(ENVIRONMENTS)}")
-    root = Path(settings.runs)
+    root, provenance = Path(settings.runs), log.provenance()  # before anything stored is drawn again
     found = {}
     for name in names:
         if not (root / name / log.RESULT).exists():
@@ -86,7 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
         steps, returns = curve(root / name)
         draw(root / f"{name}.png", name, steps, returns)
         found[name] = beside(name, steps, returns)
-    result = {**log.provenance(), "settings": settings, "environments": found}
+    result = {**provenance, "settings": settings, "environments": found}
     log.write_json(root / "result.json", result)
     with log.replacing(root / "README.md") as unfinished:
         unfinished.write_text(table(result))
