@@ -8,7 +8,7 @@ they come here: ten episodes of one policy say nothing about the next seed. No J
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -147,6 +147,12 @@ def interval(scores: ArrayLike, confidence: float = 0.95) -> Interval:
     centre = x.mean()
     half = special.stdtrit(len(x) - 1, (1 + confidence) / 2) * x.std(ddof=1) / np.sqrt(len(x))
     return Interval(float(centre - half), float(centre + half))
+
+
+def summary(scores: ArrayLike) -> dict[str, Any]:
+    """What a result says of one score per seed [S]: its mean, Student's 95 % interval, and each."""
+    each = np.asarray(scores, float)
+    return {"mean": float(each.mean()), "ci95": list(interval(each)), "each": each}
 
 
 def _resample(rng: np.random.Generator, matrix: np.ndarray, count: int) -> np.ndarray:

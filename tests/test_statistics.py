@@ -159,3 +159,9 @@ def test_importing_it_does_not_import_jax() -> None:
     code = "import sys, json, rl.statistics; print(json.dumps(sorted(sys.modules)))"
     modules = json.loads(subprocess.check_output([sys.executable, "-c", code]))
     assert "jax" not in modules
+
+
+def test_a_summary_holds_the_mean_the_interval_and_each() -> None:
+    found = statistics.summary([1, 2, 3])
+    assert found["mean"] == 2.0 and found["ci95"] == list(statistics.interval(np.array([1.0, 2.0, 3.0])))
+    np.testing.assert_array_equal(found["each"], [1.0, 2.0, 3.0])

@@ -451,7 +451,7 @@ def differences(ranked: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any
     """{whose programs: {learner: {control: pass@1 of the one minus that of the other, within seeds}}}."""
     return {
         who: {
-            name: {control: _summary(own[name] - own[control]) for control in CONTROLS}
+            name: {control: statistics.summary(own[name] - own[control]) for control in CONTROLS}
             for name in own
             if name.startswith("B-Coder")
         }
@@ -561,10 +561,6 @@ def _stack(rows: Sequence[Any]) -> Any:
     if isinstance(rows[0], Mapping):
         return {name: _stack([row[name] for row in rows]) for name in rows[0]}
     return np.array(rows)
-
-
-def _summary(values: np.ndarray) -> dict[str, Any]:
-    return {"mean": float(values.mean()), "ci95": list(statistics.interval(values)), "each": values}
 
 
 def _text(values: np.ndarray) -> str:

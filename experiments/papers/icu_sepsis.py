@@ -97,10 +97,14 @@ def run(settings: Settings) -> dict[str, Any]:
         **log.provenance(),
         "settings": settings,
         "methods": {name: method._asdict() for name, method in METHODS.items()},
-        "survival": {place: {name: _summary(x) for name, x in by.items()} for place, by in survival.items()},
+        "survival": {
+            place: {name: statistics.summary(x) for name, x in by.items()} for place, by in survival.items()
+        },
         "gain_over": {
             baseline: {
-                place: {name: _summary(by[name] - by[baseline]) for name in METHODS if name != baseline}
+                place: {
+                    name: statistics.summary(by[name] - by[baseline]) for name in METHODS if name != baseline
+                }
                 for place, by in survival.items()
             }
             for baseline in BASELINES
@@ -265,10 +269,6 @@ def _earned(world: MDP, policy: Array, price: Array) -> Array:
 
 def _name(kind: str, size: float) -> str:
     return f"{kind} {size:g}" if size else kind
-
-
-def _summary(values: np.ndarray) -> dict[str, Any]:
-    return {"mean": values.mean(), "ci95": list(statistics.interval(values)), "each": values}
 
 
 def _draw(

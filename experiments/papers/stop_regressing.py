@@ -205,7 +205,7 @@ def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
 def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
     """The error at the end of every phase."""
     by_phase = errors.reshape(len(PHASES), -1, errors.shape[-1])
-    return [_summary(phase[-TAIL:].mean(0)) for phase in by_phase]
+    return [statistics.summary(phase[-TAIL:].mean(0)) for phase in by_phase]
 
 
 # ---- four rooms --------------------------------------------------------------------------------------------------
@@ -473,11 +473,7 @@ def _scores(by: Mapping[str, Score]) -> dict[str, Any]:
 
 
 def _score(score: Score) -> dict[str, Any]:
-    return {"error": _summary(score.error), "return": _summary(score.earned)}
-
-
-def _summary(values: np.ndarray) -> dict[str, Any]:
-    return {"mean": values.mean(), "ci95": list(statistics.interval(values)), "each": values}
+    return {"error": statistics.summary(score.error), "return": statistics.summary(score.earned)}
 
 
 def main(_: list[str]) -> None:

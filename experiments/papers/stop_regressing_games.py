@@ -101,7 +101,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "settings": dataclasses.asdict(settings),
         "wall_seconds": time.time() - began,
         "scores": scores,  # {game: {head: [evaluations, seeds]}}
-        "relative": {head: _summary(x) for head, x in relative(scores).items()},
+        "relative": {head: statistics.summary(x) for head, x in relative(scores).items()},
     }
     out = Path(settings.out)
     out.mkdir(parents=True, exist_ok=True)
@@ -321,7 +321,7 @@ def table(settings: Settings, result: Mapping[str, Any]) -> Iterator[str]:
     yield "| head | " + " | ".join(result["scores"]) + " | relative |"
     yield "|---" * (len(result["scores"]) + 2) + "|"
     for head in tried:
-        cells = [_text(_summary(by_head[head][-1])) for by_head in result["scores"].values()]
+        cells = [_text(statistics.summary(by_head[head][-1])) for by_head in result["scores"].values()]
         yield f"| `{head}` | " + " | ".join([*cells, _text(result["relative"][head])]) + " |"
     yield ""
     found = sorted(tried, key=lambda head: -result["relative"][head]["mean"])
@@ -333,14 +333,10 @@ def table(settings: Settings, result: Mapping[str, Any]) -> Iterator[str]:
         yield "|---|---|---|"
         each = relative(result["scores"])
         for better, worse in itertools.pairwise(PUBLISHED):
-            difference = _summary(each[better] - each[worse])
+            difference = statistics.summary(each[better] - each[worse])
             low, high = difference["ci95"]
             verdict = "yes" if low > 0 else "the contrary does" if high < 0 else "not decided"
             yield f"| {better} > {worse} | {_text(difference)} | {verdict} |"
-
-
-def _summary(each: np.ndarray) -> dict[str, Any]:
-    return {"mean": float(np.mean(each)), "ci95": list(statistics.interval(each)), "each": each}
 
 
 def _text(summary: Mapping[str, Any]) -> str:
