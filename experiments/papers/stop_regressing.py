@@ -119,7 +119,9 @@ def run(settings: Settings) -> dict[str, Any]:
     result = {
         **log.provenance(),
         "settings": settings,
-        "plasticity": {name: {"each": x, "phases": _phases(x)} for name, x in errors.items()},
+        "plasticity": {
+            name: {"curve": thinned(settings, x), "phases": _phases(x)} for name, x in errors.items()
+        },
         "noise": {f"{kind}, eta {eta:g}": _scores(by) for (kind, eta), by in noisy.items()},
         "widths": {f"{bins} bins, width {width:g}": _score(x) for (bins, width), x in swept.items()},
         "rates": rates,
@@ -363,16 +365,15 @@ def draw(
     noisy: Mapping[tuple[str, float], Mapping[str, Score]],
 ) -> None:
     """The plasticity study over time, and the error against the noise for both kinds of dynamics."""
-    every = max(1, settings.phase_steps // 20)
-    steps = np.arange(every, len(PHASES) * settings.phase_steps + 1, every)
-    root = {
-        name: (steps, np.sqrt(x[: len(steps) * every].reshape(len(steps), every, -1).mean(1)))
-        for name, x in errors.items()
-    }
+    every = _every(settings)
+    root = {}
+    for name, x in errors.items():
+        curve = thinned(settings, x)
+        root[name] = (every * np.arange(1, len(curve) + 1), 0.5 * np.log10(curve))
     plot.learning_curve(
         out / "plasticity.png",
         root,
-        ylabel="root mean squared error",
+        ylabel="log10 of the root mean squared error",
         title="Targets that jump by 8 in every phase",
         xlabel="gradient steps",
     )
@@ -386,6 +387,17 @@ def draw(
                 ylabel="error of max Q" if what == "error" else "return of the greedy policy",
                 title=f"Four rooms, {kind} actions",
             )
+
+
+def thinned(settings: Settings, errors: np.ndarray) -> np.ndarray:
+    """About twenty points of each phase [T, S], means over the steps [steps, S] between them."""
+    every = _every(settings)
+    points = len(errors) // every
+    return errors[: points * every].reshape(points, every, -1).mean(1)
+
+
+def _every(settings: Settings) -> int:
+    return max(1, settings.phase_steps // 20)
 
 
 def _curve(scores: list[np.ndarray]) -> tuple[list[float], list[float], list[float]]:
