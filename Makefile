@@ -46,6 +46,8 @@ $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
 	$(RUN) -m pip install -q -e '.[ogbench]'
 	touch $@
 
+# gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
 $(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
 	$(RUN) -m pip install -q -e '.[dev]'
+	$(RUN) -m pip install -q --no-deps 'gymnax>=1.0.1'
 	touch $@

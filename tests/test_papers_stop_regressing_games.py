@@ -102,7 +102,7 @@ def test_wrong_settings_are_refused(wrong: dict, message: str) -> None:
 
 def test_without_gymnax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gymnax", None)
-    with pytest.raises(ImportError, match=r"headway\[games\]"):
+    with pytest.raises(ImportError, match="pip install --no-deps gymnax"):
         paper.run(TINY)
 
 

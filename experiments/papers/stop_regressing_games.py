@@ -3,10 +3,10 @@
     python -m experiments.papers.stop_regressing_games
 
 The paper's figure 4: over 60 Atari games of 200 million frames, DQN with HL-Gauss is better than C51, that than squared
-error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax (extra:
-games) has them, with MinAtar's sticky actions, which gymnax leaves out; the network reads the cells without
-convolutions; and the budget is a hundred thousand steps. Everything but the head is the same: learning rate, support
-[-10, 10] and 51 outputs, as on Atari.
+error, that than two-hot. Here the games are those of MinAtar (Young & Tian 2019), 10 x 10 cells, as gymnax
+(``pip install --no-deps gymnax``) has them, with MinAtar's sticky actions, which gymnax leaves out; the network reads
+the cells without convolutions; and the budget is a hundred thousand steps. Everything but the head is the same:
+learning rate, support [-10, 10] and 51 outputs, as on Atari.
 
 One program acts, remembers and learns: blocks of steps in all environments, then the updates that these allow. The
 score is the mean return of whole episodes of the greedy policy, in new environments; for the ordering over games each
@@ -117,7 +117,7 @@ def check(settings: Settings) -> None:
     try:
         import gymnax
     except ImportError as error:
-        raise ImportError("MinAtar's games need gymnax: pip install 'headway[games]'") from error
+        raise ImportError("MinAtar's games need gymnax: pip install --no-deps gymnax") from error
 
     known = {"games": [name for name in gymnax.registered_envs if "MinAtar" in name], "heads": heads.NAMES}
     for flag, allowed in known.items():
