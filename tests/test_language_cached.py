@@ -100,7 +100,8 @@ def test_agents_learn_on_it() -> None:
     state = trained(lambda lm: bcoder.make(values, lm, heads.scalar()), batch, 250)
     said = np.asarray(bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
     last = [said[row, size - 1] for row, size in enumerate(sizes)]
-    np.testing.assert_allclose(last, np.where(np.arange(5) == 1, 1.0, -1.0), atol=0.25)
+    # The third answer is one token: its state is the prompt, from which one of five answers earns 1.
+    np.testing.assert_allclose(last, [-1.0, 1.0, -0.6, -1.0, -1.0], atol=0.1)
 
 
 def test_what_it_cannot_do_is_said() -> None:

@@ -69,9 +69,12 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     arms = result["arms"]
     assert arms["random"]["pass@1"]["mean"] == pytest.approx(3 / 7)
     assert arms["oracle"]["pass@1"]["mean"] == 1
-    assert {"V-only, hl_gauss", "B-Coder, hl_gauss", "rejection, per token", "log-probability, sum"} <= set(
-        arms
-    )
+    assert {
+        "V-only, hl_gauss",
+        "B-Coder, hl_gauss, sum",
+        "rejection, per token",
+        "log-probability, sum",
+    } <= set(arms)
     assert all(0 <= row["pass@1"]["mean"] <= row["pass@5"]["mean"] <= 1 for row in arms.values())
     held_out = np.concatenate([fold["held_out"] for fold in result["folds"]])
     assert len(held_out) == len(set(held_out)) == 4

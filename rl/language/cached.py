@@ -38,9 +38,9 @@ class Reading(NamedTuple):
 class Store(NamedTuple):
     """Everything that was read, in one row of ``P`` places; a data set's ``tokens`` are places in it."""
 
-    token: Array  # [P] int32, as the rows of `unembedding` are numbered
-    activation: Array  # [P, D]
-    unembedding: Array  # [A, D]
+    token: Any  # [P] int32, as the rows of `unembedding` are numbered
+    activation: Any  # [P, D]
+    unembedding: Any  # [A, D]
 
 
 class Batch(NamedTuple):
