@@ -59,7 +59,7 @@ _TD3 = td3.Config(hidden=(64, 64), learning_rate=1e-3, target_rate=0.02, explora
 # {label: (settings, hyper-parameters)}
 RUNS: dict[str, tuple[online.Settings, Any]] = {
     **{f"dqn, {head}": (dataclasses.replace(_CART_POLE, head=head), _DQN) for head in heads.NAMES},
-    "sac": (_PENDULUM, sac.Config(hidden=(64, 64), learning_rate=1e-3)),
+    "sac": (_PENDULUM, sac.Config(hidden=(128, 128), learning_rate=1e-3)),
     "td3": (dataclasses.replace(_PENDULUM, agent="td3"), _TD3),
 }
 
