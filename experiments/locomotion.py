@@ -16,9 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from absl import app
-
-from experiments import flags, model_based, offline
+from experiments import model_based, offline, studies
 from rl import agents, log, plot
 from rl.data import d4rl, recipes
 
@@ -169,12 +167,9 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Raises ValueError on what `run` would find out only after an hour."""
-    known = {"agents": (*OFFLINE, *MODEL_BASED), "datasets": tuple(recipes.LOCOMOTION)}
-    for flag, names in known.items():
-        if unknown := set(getattr(settings, flag).split(",")) - set(names):
-            raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(names)}")
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval needs at least 2")
+    studies.names("agents", settings.agents, (*OFFLINE, *MODEL_BASED))
+    studies.names("datasets", settings.datasets, recipes.LOCOMOTION)
+    studies.check_seeds(settings.seeds)
     if settings.updates % 4:
         raise ValueError(f"--updates={settings.updates} must be a multiple of 4, the number of evaluations")
 
@@ -229,8 +224,7 @@ def _cell(settings: Settings, name: str, data: Path, agent: str) -> dict[str, An
 
 def write(folder: Path, result: dict[str, Any]) -> None:
     """result.json, a figure for each dataset, and the table."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     for name, score in result["data_scores"].items():
         bars = {"the data": (score, float("nan"), float("nan"))} | {
             cell["agent"]: (
@@ -243,8 +237,6 @@ def write(folder: Path, result: dict[str, Any]) -> None:
         plot.bars(
             folder / f"{name}.png", bars, "normalised return, 95 % interval over seeds", title=f"{name}, last"
         )
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
@@ -277,11 +269,5 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             )
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import app
 
-from experiments import flags, offline
+from experiments import flags, offline, studies
 from rl import agents, log
 from rl.data import recipes
 from rl.values import heads
@@ -104,11 +104,8 @@ def finished(workdir: Path) -> list[dict[str, Any]]:
 
 def check(settings: Settings) -> None:
     """Raises ValueError on what `run` would find out only after an hour."""
-    known = {"agents": list(CONFIGS), "heads": list(heads.NAMES)}
-    for flag, names in known.items():
-        unknown = set(getattr(settings, flag).split(",")) - set(names)
-        if unknown:
-            raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(names)}")
+    studies.names("agents", settings.agents, CONFIGS)
+    studies.names("heads", settings.heads, heads.NAMES)
     if not settings.dataset.startswith("pointmaze-"):
         raise ValueError(f"--dataset={settings.dataset}: the weights in this file are for pointmaze-...")
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -117,29 +117,23 @@ def maps(
     Raises:
         ValueError: no images, or one that is not [H, W].
     """
-    pictures = _pictures(path, images)
-    columns = min(columns, len(pictures))
-    figure, row = _panels(-(-len(pictures) // columns), columns, (3.6, 3.5))
-    for axes in row[len(pictures) :]:
-        axes.set_axis_off()
-    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
-        drawn = axes.imshow(
-            picture,
-            vmin=limits[0],
-            vmax=limits[1],
-            origin="lower",
-            extent=(-extent, extent, -extent, extent),
-            cmap="viridis",
-        )
+    figure, row = _pictures(
+        path,
+        images,
+        limits,
+        columns,
+        (3.6, 3.5),
+        title,
+        origin="lower",
+        extent=(-extent, extent, -extent, extent),
+    )
+    for axes in row:
         for (name, half), style in zip((squares or {}).items(), _STYLES, strict=False):
             edge = [-half, half, half, -half, -half]
             axes.plot(
                 edge, [-half, -half, half, half, -half], "w", linestyle=style, linewidth=1.3, label=name
             )
         axes.label_outer()
-        axes.set_title(f"{label}\nfrom {picture.min():.3g} to {picture.max():.3g}", fontsize=10)
-    figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     if squares:
         handles, names = row[0].get_legend_handles_labels()
         figure.legend(
@@ -168,16 +162,9 @@ def cells(
     Raises:
         ValueError: no images, or one that is not [H, W].
     """
-    pictures = _pictures(path, images)
-    columns = min(columns, len(pictures))
-    figure, row = _panels(-(-len(pictures) // columns), columns, (3.2, 2.7))
+    figure, row = _pictures(path, images, limits, columns, (3.2, 2.7), title)
     for axes in row:
         axes.set_axis_off()
-    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
-        drawn = axes.imshow(picture, vmin=limits[0], vmax=limits[1], cmap="viridis")
-        axes.set_title(f"{label}\nfrom {np.nanmin(picture):.3g} to {np.nanmax(picture):.3g}", fontsize=10)
-    figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     _save(figure, path)
 
 
@@ -339,13 +326,31 @@ def _coverage(figure: Figure, axes: Axes, coverage: np.ndarray) -> None:
     figure.colorbar(image, ax=axes, label="share of steps")
 
 
-def _pictures(path: str | os.PathLike[str], images: Mapping[str, ArrayLike]) -> dict[str, np.ndarray]:
+def _pictures(
+    path: str | os.PathLike[str],
+    images: Mapping[str, ArrayLike],
+    limits: tuple[float, float],
+    columns: int,
+    size: tuple[float, float],
+    title: str,
+    **placed: Any,
+) -> tuple[Figure, list[Axes]]:
+    """The images [H, W] in the same colours, each ``placed`` as `imshow` says; the axes that hold one."""
     pictures = {label: np.asarray(image, float) for label, image in images.items()}
     if not pictures or any(picture.ndim != 2 for picture in pictures.values()):
         raise ValueError(
             f"{path} needs pictures [H, W], got shapes {[picture.shape for picture in pictures.values()]}"
         )
-    return pictures
+    columns = min(columns, len(pictures))
+    figure, row = _panels(-(-len(pictures) // columns), columns, size)
+    for axes in row[len(pictures) :]:
+        axes.set_axis_off()
+    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
+        drawn = axes.imshow(picture, vmin=limits[0], vmax=limits[1], cmap="viridis", **placed)
+        axes.set_title(f"{label}\nfrom {np.nanmin(picture):.3g} to {np.nanmax(picture):.3g}", fontsize=10)
+    figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    return figure, row[: len(pictures)]
 
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 from collections.abc import Callable
@@ -88,7 +87,7 @@ def mesh(seed: int = 1, data: int = -1) -> Mesh:
     Raises:
       ValueError: if ``seed * data`` is not the number of devices.
     """
-    return _mesh({"seed": seed, "data": data}, rest="data")
+    return _mesh(("seed", "data"), seed, data)
 
 
 def grid(data: int = -1, model: int = 1) -> Mesh:
@@ -99,19 +98,20 @@ def grid(data: int = -1, model: int = 1) -> Mesh:
     Raises:
       ValueError: if ``data * model`` is not the number of devices.
     """
-    return _mesh({"data": data, "model": model}, rest="data")
+    return _mesh(("data", "model"), model, data)
 
 
-def _mesh(sizes: dict[str, int], rest: str) -> Mesh:
+def _mesh(axes: tuple[str, str], other: int, data: int) -> Mesh:
+    """A mesh of ``data`` devices along that axis by ``other`` along the one beside it."""
     devices = jax.device_count()
-    (other,) = (size for name, size in sizes.items() if name != rest)
-    if sizes[rest] == -1 and other > 0:
-        sizes[rest] = max(devices // other, 1)
-    if min(sizes.values()) < 1 or math.prod(sizes.values()) != devices:
-        asked = " times ".join(f"{name}={size}" for name, size in sizes.items())
+    if data == -1 and other > 0:
+        data = max(devices // other, 1)
+    sizes = tuple(data if axis == "data" else other for axis in axes)
+    if other < 1 or data < 1 or data * other != devices:
+        asked = " times ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
         raise ValueError(f"{devices} devices do not divide into {asked}")
     # Explicit axes, the default since JAX 0.9, refuse `array[index]` on a sharded array.
-    return jax.make_mesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto, AxisType.Auto))
 
 
 # ---- placement: arrays that every host holds in full become global ones -----------------------------------

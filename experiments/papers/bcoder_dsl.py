@@ -38,9 +38,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.language import generate, model
@@ -172,8 +171,7 @@ def run(settings: Settings) -> dict[str, Any]:
     names = settings.tasks.split(",")
     if unknown := set(names) - set(TASKS):
         raise ValueError(f"--tasks has {', '.join(sorted(unknown))}: choose from {', '.join(TASKS)}")
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    studies.check_seeds(settings.seeds)
     began = time.time()
     found = {}
     stages = sum(3 + len(VARIANTS[name]) for name in names) * settings.seeds
@@ -196,11 +194,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "checks": checks(found),
     }
     folder = Path(settings.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     draw(folder, found)
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
     return result
 
 
@@ -574,11 +569,5 @@ def _difference(summary: Mapping[str, Any]) -> str:
     return text if low <= 0 <= high else f"**{text}**"
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

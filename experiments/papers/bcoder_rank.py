@@ -44,9 +44,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
@@ -158,11 +157,8 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     result["checks"] = checks(result["differences"])
     folder = Path(settings.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     draw(folder, result)
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
     return result
 
 
@@ -656,11 +652,5 @@ def _cell(row: Mapping[str, Any] | None) -> str:
     return f"{row['mean']:.3f} [{row['interval'][0]:.3f}, {row['interval'][1]:.3f}]" if row else ""
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

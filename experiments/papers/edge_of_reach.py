@@ -31,9 +31,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, model_based, plot, train
 from rl.agents import sac_n
 from rl.dynamics import base, termination
@@ -141,11 +140,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "checks": checks(outcomes),
     }
     folder = Path(settings.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result, outcomes))
     draw(folder, settings, outcomes)
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result, outcomes)) + "\n")
     return result
 
 
@@ -154,8 +150,7 @@ def chosen(settings: Settings) -> list[Variant]:
     parts = settings.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    studies.check_seeds(settings.seeds)
     return list(dict.fromkeys(variant for part in parts for variant in PARTS[part]))
 
 
@@ -171,12 +166,12 @@ def describe(variant: Variant) -> str:
 
 def recall(settings: Settings, variant: Variant) -> Outcome | None:
     """What is finished of ``variant``, if it was trained by these settings and this commit."""
-    path, identity = _finished(settings, variant)
-    if not path.exists() or "-dirty" in identity or '"commit": null' in identity:
+    commit, path = log.commit(), _file(settings, variant)
+    if commit is None or commit.endswith("-dirty") or not path.exists():
         return None
     with np.load(path) as found:
         arrays = dict(found)
-    if str(arrays.pop("identity")) != identity:
+    if str(arrays.pop("identity")) != _identity(settings, variant, commit):
         return None
     seconds, drawn = arrays.pop("seconds").item(), arrays.pop("landscape")
     return Outcome(arrays, drawn, seconds)
@@ -184,20 +179,27 @@ def recall(settings: Settings, variant: Variant) -> Outcome | None:
 
 def remember(settings: Settings, variant: Variant, outcome: Outcome) -> None:
     """Stores what `recall` finds."""
-    path, identity = _finished(settings, variant)
+    path = _file(settings, variant)
     path.parent.mkdir(parents=True, exist_ok=True)
     with log.replacing(path) as partial, partial.open("wb") as file:
         np.savez(
-            file, identity=identity, seconds=outcome.seconds, landscape=outcome.landscape, **outcome.metrics
+            file,
+            identity=_identity(settings, variant, log.commit()),
+            seconds=outcome.seconds,
+            landscape=outcome.landscape,
+            **outcome.metrics,
         )
 
 
-def _finished(settings: Settings, variant: Variant) -> tuple[Path, str]:
-    """The file of a finished variant, and what it must say of itself."""
+def _file(settings: Settings, variant: Variant) -> Path:
+    return Path(settings.workdir) / f"{describe(variant)}.npz"
+
+
+def _identity(settings: Settings, variant: Variant, commit: str | None) -> str:
+    """All that an outcome depends on."""
     places = ("parts", "workdir", "out")
     chosen = {name: x for name, x in dataclasses.asdict(settings).items() if name not in places}
-    identity = {"commit": log.commit(), **variant._asdict(), **chosen}
-    return Path(settings.workdir) / f"{describe(variant)}.npz", json.dumps(identity)
+    return json.dumps({"commit": commit, **variant._asdict(), **chosen})
 
 
 # ---- training ---------------------------------------------------------------------------------------------
@@ -418,11 +420,5 @@ def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterat
         yield f"| {name} | {'yes' if holds else 'NO'} |"
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

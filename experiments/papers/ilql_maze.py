@@ -35,9 +35,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import ilql, lm_bc
 from rl.envs import double_t_maze as maze
@@ -144,8 +143,7 @@ def run(settings: Settings) -> dict[str, Any]:
     parts = settings.parts.split(",")
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    studies.check_seeds(settings.seeds)
     began = time.time()
     chosen = {part: PUBLISHED if PARTS[part] else CORRECTED for part in parts}
     runs = sum(map(len, chosen.values())) * settings.seeds
@@ -178,11 +176,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "checks": checks(stacked),
     }
     folder = Path(settings.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     draw(folder, settings, stacked)
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
     return result
 
 
@@ -628,11 +623,5 @@ def _text(values: np.ndarray) -> str:
     return f"{values.mean():.1f} ± {(high - low) / 2:.1f}"
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

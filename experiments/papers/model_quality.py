@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app
 
-from experiments import flags, model_based
+from experiments import model_based, studies
 from rl import log, plot
 from rl.data import recipes
 
@@ -70,11 +69,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "rows": rows,
     }
     folder = Path(settings.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     draw(folder, settings, rows)
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
     return result
 
 
@@ -150,11 +146,5 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

@@ -26,9 +26,8 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import data, envs, log, plot, statistics, train
 from rl.agents import cql, robust
 from rl.dynamics import ensemble
@@ -78,8 +77,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Logs, fits, trains and evaluates; returns what result.json holds."""
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval over seeds needs at least 2")
+    studies.check_seeds(settings.seeds)
     started = time.time()
     logs = [collect(settings, seed) for seed in range(settings.seeds)]
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
@@ -244,8 +242,7 @@ def summary(returns: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, A
 
 def report_to(folder: Path, result: dict[str, Any]) -> None:
     """Writes result.json, README.md and one figure per kind of world."""
-    folder.mkdir(parents=True, exist_ok=True)
-    log.write_json(folder / log.RESULT, result)
+    studies.write(folder, result, table(result))
     for world, factors in WORLDS.items():
         curves = {
             name: (
@@ -262,8 +259,6 @@ def report_to(folder: Path, result: dict[str, Any]) -> None:
             "steps upright",
             title=f"{ENVIRONMENT} with kicks, trained at nominal {world}",
         )
-    with log.replacing(folder / "README.md") as partial:
-        partial.write_text("\n".join(table(result)) + "\n")
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
@@ -306,10 +301,5 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{text} ({gain})" if low <= 0 <= high else f"{text} (**{gain}**)"
 
 
-def main(_: list[str]) -> None:
-    result = run(flags.read(Settings()))
-    print("\n".join(table(result)))
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from absl import app
 
-from experiments import flags, online
+from experiments import flags, online, studies
 from rl import log, plot, statistics
 from rl.agents import sac
 
@@ -75,9 +75,7 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: an environment without published curves here.
     """
-    names = settings.environments.split(",")
-    if unknown := set(names) - set(PUBLISHED):
-        raise ValueError(f"--environments: {', '.join(sorted(unknown))} is none of {', '.join(ENVIRONMENTS)}")
+    names = studies.names("environments", settings.environments, ENVIRONMENTS)
     root, provenance = Path(settings.runs), log.provenance()  # before anything stored is drawn again
     found = {}
     for name in names:
@@ -87,9 +85,7 @@ def run(settings: Settings) -> dict[str, Any]:
         draw(root / f"{name}.png", name, steps, returns)
         found[name] = beside(name, steps, returns)
     result = {**provenance, "settings": settings, "environments": found}
-    log.write_json(root / "result.json", result)
-    with log.replacing(root / "README.md") as unfinished:
-        unfinished.write_text(table(result))
+    studies.write(root, result, table(result).splitlines())
     return result
 
 

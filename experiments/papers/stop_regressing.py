@@ -31,9 +31,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics, train
 from rl.agents import dqn, robust_vi
 from rl.envs import tabular
@@ -126,10 +125,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "widths": {f"{bins} bins, width {width:g}": _score(x) for (bins, width), x in swept.items()},
         "rates": rates,
     }
-    log.write_json(out / "result.json", result)
+    studies.write(out, result, table(settings, result).splitlines())
     draw(settings, out, errors, noisy)
-    with log.replacing(out / "README.md") as unfinished:
-        unfinished.write_text(table(settings, result))
     return result
 
 
@@ -488,11 +485,5 @@ def _score(score: Score) -> dict[str, Any]:
     return {"error": statistics.summary(score.error), "return": statistics.summary(score.earned)}
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

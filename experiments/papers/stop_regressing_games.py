@@ -25,9 +25,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, online, plot, statistics, train
 from rl.agents import dqn
 from rl.replay import ring
@@ -104,11 +103,8 @@ def run(settings: Settings) -> dict[str, Any]:
         "relative": {head: statistics.summary(x) for head, x in relative(scores).items()},
     }
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    log.write_json(out / log.RESULT, result)
+    studies.write(out, result, table(settings, result))
     draw(settings, out, scores)
-    with log.replacing(out / "README.md") as partial:
-        partial.write_text("\n".join(table(settings, result)) + "\n")
     return result
 
 
@@ -119,12 +115,9 @@ def check(settings: Settings) -> None:
     except ImportError as error:
         raise ImportError("MinAtar's games need gymnax: pip install --no-deps gymnax") from error
 
-    known = {"games": [name for name in gymnax.registered_envs if "MinAtar" in name], "heads": heads.NAMES}
-    for flag, allowed in known.items():
-        if unknown := set(getattr(settings, flag).split(",")) - set(allowed):
-            raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(allowed)}")
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval needs at least 2")
+    studies.names("games", settings.games, [name for name in gymnax.registered_envs if "MinAtar" in name])
+    studies.names("heads", settings.heads, heads.NAMES)
+    studies.check_seeds(settings.seeds)
     if settings.evaluations < 1 or blocks(settings) < 1:
         raise ValueError(
             f"--steps={settings.steps} are fewer than {ENVIRONMENTS * BLOCK} for each of "
@@ -343,11 +336,5 @@ def _text(summary: Mapping[str, Any]) -> str:
     return "{:.2f} [{:.2f}, {:.2f}]".format(summary["mean"], *summary["ci95"])
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "README.md").read_text())
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)
