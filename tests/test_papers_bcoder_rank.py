@@ -30,6 +30,10 @@ def write_problems(folder: Path, count: int) -> None:
         prompt = f"def add(x):\n    '{n}'\n"
         test = f"def check(f):\n    assert f(1) == {1 + n}\n"
         problems.append({"task_id": f"T/{n}", "prompt": prompt, "entry_point": "add", "test": test})
+        if n > 1:
+            problems[-1]["canonical_solution"] = (
+                f"    return {n} - (-x)\n" if n < 4 else f"    return x + {n}\n"
+            )
         bodies = [f"    return {body.format(n=n)}\n" for body in BODIES]
         samples.append({"task_id": f"T/{n}", "prompt": prompt, "samples": bodies})
     for name, rows in ((paper.PROBLEMS, problems), (paper.SAMPLES, samples)):
@@ -64,6 +68,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     result = paper.run(settings)
     corpus = result["corpus"]
     assert (corpus["problems"], corpus["candidates"], corpus["distinct"]) == (5, 35, 30)
+    assert corpus["human"] == 4
     shares = {name: round(7 * share) for name, share in corpus["verdicts"].items()}
     assert shares == {"compile_error": 1, "runtime_error": 1, "timeout": 0, "failed": 2, "passed": 3}
     arms = result["arms"]
@@ -73,6 +78,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "V-only, hl_gauss",
         "B-Coder, hl_gauss, sum",
         "rejection, per token",
+        "human, sum",
         "log-probability, sum",
     } <= set(arms)
     assert all(0 <= row["pass@1"]["mean"] <= row["pass@5"]["mean"] <= 1 for row in arms.values())
@@ -86,7 +92,11 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = [path.stat().st_mtime_ns for path in read]
     found = paper.pretrained.load(settings.model)
     again = paper.prepare(settings, found, found.config, found.params)
-    assert [path.stat().st_mtime_ns for path in read] == before and len(again.verdict) == 30
+    assert [path.stat().st_mtime_ns for path in read] == before
+    # Two of the reference solutions are candidates, too.
+    assert len(again.verdict) == 30 + 2 and again.human[0] == -1
+    assert [text in again.candidates for text in again.human] == [False, False, False, True, True]
+    assert (again.verdict[again.human[1:]] == Verdict.PASSED.value).all()
 
 
 def corpus(verdicts: list[list[Verdict]]) -> paper.Corpus:
@@ -95,6 +105,7 @@ def corpus(verdicts: list[list[Verdict]]) -> paper.Corpus:
     return paper.Corpus(
         names=np.array([f"T/{n}" for n in range(len(verdicts))]),
         candidates=np.arange(count).reshape(len(verdicts), -1),
+        human=np.full(len(verdicts), -1),
         verdict=np.array([one.value for row in verdicts for one in row]),
         start=2 * np.arange(count + 1),
         token=np.zeros(2 * count, np.int32),
@@ -133,6 +144,19 @@ def test_differences_are_paired_and_checked() -> None:
     assert checks["V ranks better than log-probability, pass@1: interval over folds above 0"]
 
 
+def test_problems_without_reference_solutions_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    write_model(tmp_path / "model")
+    monkeypatch.setattr(paper, "prepare", lambda *_: corpus([[RIGHT, WRONG]] * 5))
+    settings = dataclasses.replace(TINY, model=str(tmp_path / "model"))
+    with pytest.raises(
+        ValueError, match=r"no problem to train on whose reference .* at most --length=24 tokens"
+    ):
+        paper.run(settings)
+
+
 def test_folds_share_nothing_and_leave_development_out() -> None:
     settings = paper.Settings(development=6, folds=4)
     folds = paper.divide(settings, 26)
@@ -152,11 +176,15 @@ def test_scores_by_likelihood_leave_the_end_out() -> None:
 
 
 def test_episodes_are_rewarded_at_their_end() -> None:
-    rows, owner = paper.pack(corpus([[RIGHT, WRONG], [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR]]))
+    made = corpus([[RIGHT, WRONG], [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR]])
+    rows, owner = paper.pack(made, made.candidates)
     np.testing.assert_array_equal(owner, [0, 1])
     np.testing.assert_allclose(rows.reward[:, :4], [[0, 1, 0, -0.3], [0, -1, 0, -0.6]])
     np.testing.assert_array_equal(rows.imitate[:, :4], [[0, 1, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_array_equal(np.sort(rows.tokens[0, :4]), [0, 1, 2, 3])
+    rows, owner = paper.pack(made, np.array([[-1], [2]]))
+    np.testing.assert_array_equal(owner, [1])
+    np.testing.assert_array_equal(rows.tokens[0, :3], [4, 5, 0])
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:

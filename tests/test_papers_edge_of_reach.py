@@ -38,7 +38,7 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings())
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2)
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (4 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
 
 
@@ -109,7 +109,7 @@ def test_two_critics_run_away_and_twenty_do_not() -> None:
     assert ravl["return"][-1] > 35 and ravl["q"][-1] < 90
 
 
-def patched_batch(patch: str) -> tuple[Transition, Transition]:
+def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transition]:
     """A batch before and after the oracle; every second next state is at the edge of reach."""
     seen = []
 
@@ -117,7 +117,7 @@ def patched_batch(patch: str) -> tuple[Transition, Transition]:
         seen.append(batch)
         return state, {}
 
-    point = jnp.tile(jnp.array([[11.5, 0.0], [1.0, 0.0]]), (32, 1))
+    point = jnp.tile(jnp.array([[11.5, 0.0], [inner, 0.0]]), (32, 1))
     one = jnp.ones(64)
     batch = Transition(point, point, 0.5 * one, one, point, point, 0 * one)
     learner = paper.patched(Learner(None, update, None), paper.Variant(patch=patch))  # type: ignore[arg-type]
@@ -134,6 +134,17 @@ def test_the_oracle_gives_the_values_of_states_at_the_edge_of_reach_alone() -> N
     assert expected[0] > 100
 
 
+def test_the_other_oracles_give_nothing_or_correct_more() -> None:
+    _, found = patched_batch("edge, worth 0", inner=10.5)
+    np.testing.assert_array_equal(found.discount, np.arange(64) % 2)
+    np.testing.assert_array_equal(found.reward, 0.5)
+    batch, found = patched_batch("last two steps", inner=10.5)
+    assert not found.discount.any()
+    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99))
+    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+    assert patched_batch("last two steps", inner=9.5)[1].discount.sum() == 32
+
+
 def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
     batch, found = patched_batch("random")
     where = np.asarray(found.discount) == 0
@@ -143,7 +154,9 @@ def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="--parts has heads: choose from story, k, N, ablation, start"):
+    with pytest.raises(
+        ValueError, match="--parts has heads: choose from story, k, N, ablation, start, oracle"
+    ):
         paper.run(dataclasses.replace(TINY, parts="story,heads"))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
         paper.run(dataclasses.replace(TINY, seeds=1))

@@ -9,6 +9,7 @@ first ``--programs`` that are short enough, as they were sampled; of the k that 
 
   random              the share of programs that pass; for k > 1 the unbiased estimate of Chen et al. (2021)
   log-probability     of SmolLM2-135M, the program's tokens without the end: per token, and in sum
+  human               the same after fine-tuning on the training problems' reference solutions, which people wrote
   rejection           the same after fine-tuning on the training problems' programs that passed; no values
   V-only              B-Coder's value stage with alpha = 0: V of the finished program
   B-Coder             both stages; the sum of the rewards that its values imply, and per token
@@ -22,7 +23,7 @@ The published study ranks programs of a 770M model by a value of the same size, 
 and has no log-probability beside it. This one runs on two cores, so the language model is frozen and read once
 (`rl.language.cached`); what is trained is a transformer block above it, for the policy and the value each, and the
 logits cover the tokens that occur in the programs or are likeliest at some place. The anchors of B-Coder and the
-rejection baseline both copy the programs that passed; no human code is used.
+rejection baseline both copy the programs that passed; nothing but ``human`` sees code that people wrote.
 
 Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
 reported; the others are held out fold by fold, each once. Intervals are Student's over folds; differences are paired.
@@ -61,6 +62,7 @@ from rl.values import heads
 PROBLEMS, SAMPLES = "HumanEval.jsonl.gz", "humaneval_codegen16b_samples.jsonl.gz"
 KS = (1, 5)
 BOUNDS = (-2.0, 2.0)  # of values: the rewards' [-1, 1], and room for what the advantages of a program sum to
+OTHERS = ("log-probability", "human", "rejection")  # whose scores are likelihoods
 CONTROLS = ("log-probability, per token", "log-probability, sum")
 HEADS = ("scalar", "hl_gauss")
 
@@ -97,10 +99,12 @@ CHUNK = 20  # updates per call
 class Part(NamedTuple):
     """One problem's programs, what became of them and what the frozen model makes of them: ``n`` texts, ``P`` places.
 
-    A text's places are the prompt's last token and its own.
+    A text's places are the prompt's last token and its own. The last text is the reference solution if it is short
+    enough, and no candidate unless it was sampled, too.
     """
 
     candidates: np.ndarray  # [m] int, which text; the same one several times, if it was sampled so
+    human: np.ndarray  # [] int, which text a person wrote; -1: none
     verdict: np.ndarray  # [n] int, `Verdict`
     size: np.ndarray  # [n] int, places
     token: np.ndarray  # [P] int32, of the language model
@@ -114,6 +118,7 @@ class Corpus(NamedTuple):
 
     names: np.ndarray  # [problems] str
     candidates: np.ndarray  # [problems, m] int
+    human: np.ndarray  # [problems] int, -1: none
     verdict: np.ndarray  # [N] int
     start: np.ndarray  # [N + 1] int, a text's first place
     token: np.ndarray  # [P] int32
@@ -135,8 +140,12 @@ def run(settings: Settings) -> dict[str, Any]:
     frozen, params = _lower(found.config, found.params, settings.layers)
     corpus = prepare(settings, found, frozen, params)
     read = time.time()
-    bench = _Bench(settings, corpus, frozen, params)
     folds = divide(settings, len(corpus.names))
+    if any((corpus.human[fold.trained_on] < 0).all() for fold in folds):
+        raise ValueError(
+            f"a fold has no problem to train on whose reference solution has at most --length={settings.length} tokens"
+        )
+    bench = _Bench(settings, corpus, frozen, params)
     outcomes = []
     arms = bench.arms()
     total = len(folds) * sum(arm.updates for arm in arms.values())
@@ -209,20 +218,27 @@ def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, pa
     with Pool(limits=Limits(seconds=3)) as pool, log.progress(len(samples), "problems run and read") as bar:
         for sample in samples:
             bar.update(1)
-            texts = {text: [*encode(text).ids, end] for text in sample.completions}
+            problem = problems[sample.name]
+            solution = problem.reference.removeprefix(problem.prompt)
+            texts = {text: [*encode(text).ids, end] for text in (*sample.completions, solution)}
             chosen = [text for text in sample.completions if 1 < len(texts[text]) <= settings.length]
             if len(chosen) < settings.programs:
                 continue
-            problem, chosen = problems[sample.name], chosen[: settings.programs]
-            key = repr((settings.model, config, settings.length, problem.tests, sample.prompt, chosen))
+            chosen = chosen[: settings.programs]
+            distinct = list(dict.fromkeys([*chosen, solution]))
+            if not 1 < len(texts[solution]) <= settings.length:
+                distinct.remove(solution)
+            key = repr(
+                (settings.model, config, settings.length, problem.tests, sample.prompt, chosen, distinct)
+            )
             path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
             if not path.exists():
-                distinct = list(dict.fromkeys(chosen))
                 verdicts = pool.run([(problem, sample.prompt + text) for text in distinct])
                 before = encode(sample.prompt).ids
                 readings = read(params, before, [texts[text] for text in distinct])
                 part = _part(
                     [distinct.index(text) for text in chosen],
+                    distinct.index(solution) if solution in distinct else -1,
                     verdicts,
                     [[before[-1], *texts[text]] for text in distinct],
                     readings,
@@ -241,12 +257,14 @@ def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, pa
 
 def _part(
     candidates: Sequence[int],
+    human: int,
     verdicts: Sequence[Verdict],
     tokens: Sequence[Sequence[int]],
     readings: Sequence[cached.Reading],
 ) -> Part:
     return Part(
         candidates=np.array(candidates),
+        human=np.array(human),
         verdict=np.array([verdict.value for verdict in verdicts]),
         size=np.array([len(one) for one in tokens]),
         token=np.concatenate(tokens).astype(np.int32),
@@ -266,6 +284,12 @@ def join(names: Sequence[str], parts: Sequence[Part]) -> Corpus:
     return Corpus(
         names=np.array(names),
         candidates=np.stack([part.candidates + first for part, first in zip(parts, before, strict=False)]),
+        human=np.array(
+            [
+                part.human + first if part.human >= 0 else -1
+                for part, first in zip(parts, before, strict=False)
+            ]
+        ),
         verdict=every("verdict"),
         start=np.concatenate([[0], np.cumsum(every("size"))]),
         token=every("token"),
@@ -278,11 +302,13 @@ def join(names: Sequence[str], parts: Sequence[Part]) -> Corpus:
 def describe(corpus: Corpus) -> dict[str, Any]:
     """Counts, and the share that passes."""
     of_candidates = corpus.verdict[corpus.candidates]
+    texts = np.unique(corpus.candidates)
     return {
         "problems": len(corpus.names),
         "candidates": corpus.candidates.size,
-        "distinct": len(corpus.verdict),
-        "tokens": len(corpus.token) - len(corpus.verdict),
+        "distinct": len(texts),
+        "tokens": int(np.diff(corpus.start)[texts].sum()) - len(texts),
+        "human": int((corpus.human >= 0).sum()),
         "verdicts": {v.name.lower(): float((of_candidates == v.value).mean()) for v in Verdict},
     }
 
@@ -329,6 +355,7 @@ class Arm(NamedTuple):
     scores: Callable[
         [np.ndarray], dict[str, float]
     ]  # of what it says of a program's tokens -> {suffix: score}
+    learns_from: str = "programs"  # or "human"
 
 
 class Data(NamedTuple):
@@ -345,10 +372,12 @@ class _Bench:
 
     def __init__(self, settings: Settings, corpus: Corpus, frozen: Config, params: Params) -> None:
         self.settings, self.corpus = settings, corpus
-        rows, self.owner = pack(corpus)
+        packed = {"programs": pack(corpus, corpus.candidates), "human": pack(corpus, corpus.human[:, None])}
         table = params["embedding" if frozen.tied else "unembedding"]
         store = cached.store(corpus.token, corpus.activation, corpus.best, table)
-        self.rows, self.store = jax.device_put((rows, store))
+        self.store = jax.device_put(store)
+        self.rows = {name: jax.device_put(rows) for name, (rows, _) in packed.items()}
+        self.owner = {name: owner for name, (_, owner) in packed.items()}
         self.build = cached.on_top(frozen, params, settings.blocks, settings.inner)
         self.compiled: dict[str, Any] = {}
 
@@ -356,12 +385,14 @@ class _Bench:
         settings, build = self.settings, self.build
         found: dict[str, Arm] = {}
         config = lm_bc.Config(learning_rate=settings.learning_rate)
-        found["rejection"] = Arm(
+        cloning = Arm(
             cached.learner(lambda lm: lm_bc.make(config, lm, heads.scalar()), build),
             settings.policy_updates,
             lambda state, batch: cached.log_probabilities(build, state.params["policy"], batch),
             likelihoods,
         )
+        found["human"] = cloning._replace(learns_from="human")
+        found["rejection"] = cloning
         found["V-only, hl_gauss"] = self._bcoder("hl_gauss", 0.0)
         for head in HEADS:
             found[f"B-Coder, {head}"] = self._bcoder(head, settings.alpha)
@@ -397,16 +428,19 @@ class _Bench:
         for text, said in self._texts(corpus.log_prob, range(len(corpus.verdict))):
             for suffix, score in likelihoods(said).items():
                 found[f"log-probability{suffix}"][text] = score
-        seen = np.isin(self.owner, fold.trained_on)
-        data = Data(self.rows, self.store, jnp.asarray(np.argsort(~seen)), jnp.asarray(seen.sum()))
-        scored = np.flatnonzero(np.isin(self.owner, np.concatenate([fold.held_out, fold.probed])))
+        owner = self.owner["programs"]
+        scored = np.flatnonzero(np.isin(owner, np.concatenate([fold.held_out, fold.probed])))
         for name, arm in arms.items():
-            state = self._train(name, arm, data, key, finished)
+            state = self._train(name, arm, self._data(arm.learns_from, fold), key, finished)
             said = self._say(name, arm, state, scored)
             for text, own in self._texts(said, range(len(corpus.verdict))):
                 for suffix, score in arm.scores(own).items():
                     found.setdefault(name + suffix, np.zeros(len(corpus.verdict)))[text] = score
         return found
+
+    def _data(self, name: str, fold: Fold) -> Data:
+        seen = np.isin(self.owner[name], fold.trained_on)
+        return Data(self.rows[name], self.store, jnp.asarray(np.argsort(~seen)), jnp.asarray(seen.sum()))
 
     def _train(self, name: str, arm: Arm, data: Data, key: Key, finished: Callable[[int], Any]) -> State:
         if name not in self.compiled:
@@ -429,7 +463,7 @@ class _Bench:
         said, width = np.zeros(len(self.corpus.token), np.float32), 2 * self.settings.rows
         for start in range(0, len(rows), width):
             index = np.resize(rows[start : start + width], width)
-            held = replay.take(self.rows, index)
+            held = replay.take(self.rows["programs"], index)
             values = np.asarray(self.compiled[name][1](state, cached.gather(held, self.store)))
             used = np.asarray(held.is_action)
             said[np.asarray(held.tokens)[used]] = values[used]
@@ -451,11 +485,19 @@ def likelihoods(log_prob: np.ndarray) -> dict[str, float]:
     return normalised(log_prob[:-1])
 
 
-def pack(corpus: Corpus) -> tuple[TokenBatch, np.ndarray]:
-    """Rows [R, ROW] whose tokens are places, and whose they are [R]: no row holds programs of two problems."""
+def pack(corpus: Corpus, texts: np.ndarray) -> tuple[TokenBatch, np.ndarray]:
+    """Rows [R, ROW] whose tokens are places, and whose they are [R]: no row holds programs of two problems.
+
+    Args:
+      corpus: all texts.
+      texts: [problems, n] which to pack, each once; -1: none.
+    """
     parts, owner = [], []
-    for problem, texts in enumerate(corpus.candidates):
-        rows = replay.pack([_episode(corpus, text) for text in dict.fromkeys(texts)], ROW, bounds=(-1, 1))
+    for problem, own in enumerate(texts):
+        episodes = [_episode(corpus, text) for text in dict.fromkeys(own) if text >= 0]
+        if not episodes:
+            continue
+        rows = replay.pack(episodes, ROW, bounds=(-1, 1))
         parts.append(rows)
         owner += [problem] * len(rows.tokens)
     return jax.tree.map(lambda *x: np.concatenate(x), *parts), np.array(owner)
@@ -540,12 +582,12 @@ def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 def differences(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each trained arm to each way of scoring by log-probability and to rejection, paired, over folds.
+    """Of each arm with values to each way of scoring by a log-probability, paired, over folds.
 
     Beside it the interval over problems, by resampling them: narrower, and blind to what problems of one fold share.
     """
     names = list(outcomes[0]["arms"])
-    others = [name for name in names if name.startswith(("log-probability", "rejection"))]
+    others = [name for name in names if name.startswith(OTHERS)]
     values = [name for name in names if name not in (*others, "random", "oracle")]
     found: dict[str, dict[str, Any]] = {}
     for name in values:
@@ -570,7 +612,7 @@ def _with_interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
-    """What was hoped for: better than both ways of ranking by log-probability, and than both after rejection."""
+    """What was hoped for: better than both ways of ranking by log-probability, before and after fine-tuning."""
     arms = dict.fromkeys(key.split(" - ")[0] for key in found)
     return {
         f"{arm} ranks better than {other}, pass@{k}: interval over folds above 0": all(
@@ -579,7 +621,7 @@ def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
             if key.startswith(f"{arm} - {other}") and key.endswith(f"pass@{k}")
         )
         for arm in arms
-        for other in ("log-probability", "rejection")
+        for other in OTHERS
         for k in KS
     }
 
@@ -624,7 +666,8 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
         f"{corpus['problems']} problems with {settings['programs']} candidates each ({corpus['distinct']} distinct, "
         f"{corpus['tokens']} tokens): {shares}. Trained: {settings['blocks']} block of inner width "
         f"{settings['inner']} above {settings['model']}, {settings['value_updates']} + "
-        f"{settings['policy_updates']} updates of {settings['rows']} rows of {ROW} tokens. "
+        f"{settings['policy_updates']} updates of {settings['rows']} rows of {ROW} tokens. {corpus['human']} "
+        "problems have a reference solution that is short enough for *human*. "
         f"{settings['folds']} folds; {settings['development']} problems are in none of them."
     )
     yield ""

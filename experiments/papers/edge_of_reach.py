@@ -11,6 +11,7 @@ continue from their values, and nothing ever trains these. The study asks, with 
   k and N   base with other rollout lengths; k = 10 with other numbers of critics
   ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
   start     two and twenty critics from other initial weights
+  oracle    other corrections: those points worth 0 instead of their value; the points that the last two steps reach
 
 and checks the outcome that the paper's argument predicts. All of it is an hour and a half of one core; what is finished
 in --workdir under the same commit is not trained again, so that ``--parts`` may be run side by side first.
@@ -57,7 +58,7 @@ class Variant(NamedTuple):
     diversity: float = 0.0  # eta
     head: str = "scalar"
     start: str = "biased"  # initial weights; see `started`
-    patch: str = ""  # whose target values the oracle gives: those at the "edge", as many at "random", or none
+    patch: str = ""  # which target values the oracle gives: see `patched`
 
 
 BASE, WHOLE, RAVL = Variant(), Variant(length=plane.LIMIT), Variant(critics=20)
@@ -75,6 +76,7 @@ STARTS = ("biased", "library", "transposed")
 ABLATION = [
     Variant(critics, 10, diversity, head) for head in HEADS for critics in (2, 20) for diversity in (0.0, 0.1)
 ]
+ORACLES = [Variant(patch=patch) for patch in ("edge", "random", "edge, worth 0", "last two steps")]
 START = [Variant(critics, start=start) for start in STARTS for critics in (2, 20)]
 
 
@@ -88,7 +90,7 @@ class Settings:
     rollouts: int = 256  # started per epoch
     batch_size: int = 256  # rows per update
     hidden: tuple[int, ...] = (64, 64)  # widths of every network's layers
-    parts: str = "story,k,N,ablation,start"  # what to run, comma-separated
+    parts: str = "story,k,N,ablation,start,oracle"  # what to run, comma-separated
     seed: int = 0  # of everything
     workdir: str = "runs/edge_of_reach"  # of what is finished
     out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
@@ -100,6 +102,7 @@ PARTS: dict[str, list[Variant]] = {
     "N": [Variant(critics=n) for n in CRITICS],
     "ablation": ABLATION,
     "start": START,
+    "oracle": ORACLES,
 }
 
 
@@ -289,16 +292,22 @@ def logged(key: Key) -> Dataset:
 
 
 def patched(learner: Learner, variant: Variant) -> Learner:
-    """The learner whose targets at some next states continue with the best policy's true value."""
+    """The learner whose targets at some next states do not continue with what the critics say.
+
+    They continue with the best policy's true value at the ``edge`` of reach, at as many states chosen at ``random``, or
+    at those that only the ``last two steps`` reach, few of which are ever trained; or with 0: ``edge, worth 0``.
+    """
     if not variant.patch:
         return learner
+    length = variant.length - (variant.patch == "last two steps")
+    worth = 0.0 if variant.patch == "edge, worth 0" else DISCOUNT
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         choice_key, update_key = jax.random.split(key)
-        where = plane.edge_of_reach(batch.next_observation, variant.length)
+        where = plane.edge_of_reach(batch.next_observation, length)
         if variant.patch == "random":
             where = jax.random.permutation(choice_key, where)
-        known = DISCOUNT * plane.value(batch.next_observation, DISCOUNT)
+        known = worth * plane.value(batch.next_observation, DISCOUNT)
         corrected = batch._replace(
             reward=batch.reward + jnp.where(where, known, 0.0), discount=batch.discount * ~where
         )
