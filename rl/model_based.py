@@ -206,8 +206,9 @@ Edge = Callable[[Array, Array, Array], Array]
 def unfamiliar(following: Array, final: Array, trained: Array) -> Array:
     """An estimate of which states are edge-of-reach where nobody knows: final ones unlike any that was trained.
 
-    A state is unlike them if its nearest neighbour in one half of ``trained``, each dimension in units of its
-    deviation, is farther away than that of 99 % of the other half.
+    A state is unlike them if its nearest neighbour in the first half of ``trained``, each dimension in units of its
+    deviation, is farther away than that of 99 % of the second half. The halves must be of different rollouts, so that
+    neither has seen more steps than the other.
     """
     deviation = trained.std(0)
     scale = jnp.where(deviation > 1e-6, deviation, 1.0)  # a constant dimension has no unit of its own
@@ -253,8 +254,7 @@ def diagnosis(
         final = jnp.zeros(rolled.valid.shape, bool).at[-1].set(rolled.transitions.discount[-1] > 0)
         part = jax.tree.map(lambda x: x[:, :chosen].reshape(-1, *x.shape[2:]), (rolled, final))
         (steps, valid), final = part
-        others = rolled.transitions.observation[:, -2 * chosen :]
-        at_edge = edge(steps.next_observation, final, others.reshape(-1, *others.shape[2:])) & valid
+        at_edge = edge(steps.next_observation, final, _trained(rolled, 2 * chosen)) & valid
         q = value(state, steps.next_observation, key)
         spread = critics(state, steps.observation, steps.action).std(0)
         prediction = dynamics.predict(world, steps.observation, steps.action)
@@ -293,6 +293,13 @@ def check_values(report: train.Report, largest: float, factor: float = 10.0) -> 
             "continue from states that rollouts reach at their last step alone, whose values nothing corrects. More "
             "critics or diversity (RAVL) hold them down; longer rollouts reach them"
         )
+
+
+def _trained(rolled: Rollouts, count: int) -> Array:
+    """Observations [N, O] of the last ``count`` rollouts, one rollout after another; an ended one repeats its first."""
+    own = rolled.transitions.observation[:, -count:]
+    own = jnp.where(rolled.valid[:, -count:, None], own, own[0])
+    return own.swapaxes(0, 1).reshape(-1, own.shape[-1])
 
 
 def _mean(rolled: Rollouts) -> Array:

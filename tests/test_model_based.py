@@ -272,7 +272,7 @@ def test_diagnosis_by_hand() -> None:
     finals = []
 
     def edge(following: Any, final: Any, trained: Any) -> Any:
-        finals.append(final)
+        finals.append((final, trained[:, 0]))
         return following[:, 0] > 15
 
     found = model_based.diagnosis(stub(), critics, world, edge, truth)(
@@ -286,7 +286,16 @@ def test_diagnosis_by_hand() -> None:
     np.testing.assert_allclose(found["aleatoric"], 6)
     np.testing.assert_allclose(found["spread_aleatoric"], 1, rtol=1e-5)
     np.testing.assert_allclose(found["reward_error"], np.mean([7 - x for x in valid]))
-    assert finals[0].tolist() == [False] * 3 + [True] * 3
+    final, trained = finals[0]
+    assert final.tolist() == [False] * 3 + [True] * 3
+    assert trained.tolist() == [
+        0,
+        3,
+        1,
+        1,
+        2,
+        5,
+    ]  # rollout after rollout; what follows the end of one is not trained
 
 
 def test_a_perfect_model_is_correlated_with_nothing() -> None:

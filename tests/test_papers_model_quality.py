@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from experiments.papers import model_quality as paper
@@ -41,3 +44,35 @@ def test_the_study_from_end_to_end(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"][0]["method"] == "base"
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"interpolation.png", "q_in_the_truth.png", "README.md"} <= left
+    report = (tmp_path / "out" / "README.md").read_text()
+    assert report.count("| ravl | 1 |") == 2 and "RAVL's does not | yes" in report
+
+
+def row(method: str, world: float, returns: list[float], q: list[float]) -> dict[str, Any]:
+    return {"method": method, "world": world, "return": np.array(returns), "q": np.array(q)}
+
+
+def test_predictions_are_of_every_seed() -> None:
+    learned, true = row("base", 0, [50, 60], [200, 200]), row("base", 1, [8, 9], [2000, 400])
+    ravl = row("ravl", 1, [70, 80], [150, 200])
+    assert list(paper.checks([learned, true, ravl], 300).values()) == [True] * 4
+    assert list(paper.checks([learned, true, ravl], 500).values()) == [False, True, True, True]
+    assert paper.checks([true, row("ravl", 1, [7, 80], [150, 350])], 300) == {
+        "true dynamics: base's Q ends above all that rewards allow": True,
+        "true dynamics: RAVL's does not": False,
+        "true dynamics: RAVL's worst seed returns more than base's best": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"methods": "base,iql"}, "--methods: iql is none of base, mopo"),
+        ({"truths": "0,2"}, "--truths=0,2: worlds are numbers from -1"),
+        ({"truths": "0,truth"}, "--truths=0,truth: worlds are numbers"),
+        ({"seeds": 1}, "--seeds=1: an interval"),
+    ],
+)
+def test_wrong_settings_are_refused_before_anything_is_made(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paper.run(dataclasses.replace(paper.Settings(), **change))
