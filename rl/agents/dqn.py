@@ -6,7 +6,8 @@
 With the `c51` head this is C51, with `quantile` QR-DQN, with `hl_gauss` the agent of "Stop Regressing"
 (each with the double estimator unless ``double=False``). The `scalar` head's squared error stands where
 the 2015 paper clips the error's gradient. Images (observations [H, W, C]) go through the 2015 paper's
-convolutions. Targets over several steps are made by the replay (`rl.replay.ring.transitions`).
+convolutions, histories of vectors (observations [T, D]) through a causal transformer. Targets over
+several steps are made by the replay (`rl.replay.ring.transitions`).
 
 It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.state import Optimiser, descend, follow, require, start
-from rl.networks import cnn, mlp
+from rl.networks import cnn, mlp, transformer
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman
 from rl.values.heads import ValueHead
@@ -39,8 +40,11 @@ class Config:
     epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
     learning_rate: float = 3e-4  # Adam
     adam_epsilon: float = 1e-8  # Adam's (Dopamine: 1.5e-4, with categorical heads 3.125e-4)
-    hidden: tuple[int, ...] = (256, 256)  # widths of the layers; 512 after the convolutions of images
-    layer_norm: bool = False  # in the network, where it has no convolutions
+    hidden: tuple[int, ...] = (
+        256,
+        256,
+    )  # widths of the layers, or blocks; 512 after the convolutions of images
+    layer_norm: bool = False  # in the network, where it has nothing but dense layers
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
@@ -49,6 +53,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | Non
     optimiser = optimiser or functools.partial(optax.adam, eps=config.adam_epsilon)
     if len(spec.observation_shape) == 3:
         network = cnn.action_values(spec, head.size, config.hidden)
+    elif len(spec.observation_shape) == 2:
+        network = transformer.action_values(spec, head.size, config.hidden)
     else:
         network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"q": optimiser(config.learning_rate)}

@@ -11,16 +11,24 @@ scanned over it. The first ``n`` layers alone are ``jax.tree.map(lambda x: x[:n]
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rl.networks.base import from_linen
-from rl.types import Array, Key, Params
+from rl.networks.base import Network, from_linen
+from rl.networks.mlp import MLP
+from rl.types import Array, Key, Params, Spec
+
+QUERIES = (
+    512  # that attend at a time; what holds scores grows with this times the length, not with its square
+)
+# query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
+Attend = Callable[[Array, Array, Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +104,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
 
     def init(key: Key) -> Params:
         x, position = jnp.zeros((1, 1, shape.width)), jnp.zeros((1, 1), jnp.int32)
-        inputs = (x, rotations(shape, position), jnp.ones((1, 1, 1, 1), bool))
+        inputs = (x, rotations(shape, position), lambda query, key, value: query)
         keys = jax.random.split(key, shape.layers)
         return {
             "blocks": jax.vmap(lambda k: block.init(k, *inputs))(keys),
@@ -104,13 +112,10 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         }
 
     def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
-        length = x.shape[1]
-        rotation = rotations(shape, position)
-        causal = jnp.arange(length)[:, None] >= jnp.arange(length)
-        mask = (causal & (segment[:, :, None] == segment[:, None, :]))[:, None]
+        rotation, attend = rotations(shape, position), functools.partial(_causal, segment)
 
         def layer(x: Array, p: Params) -> tuple[Array, None]:
-            return block.apply(p, x, rotation, mask)[0], None
+            return block.apply(p, x, rotation, attend)[0], None
 
         x, _ = jax.lax.scan(
             jax.checkpoint(layer, prevent_cse=False) if remat else layer, x.astype(dtype), params["blocks"]
@@ -127,13 +132,12 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         rotation = rotations(shape, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
-        causal = slot[:, None] >= jnp.arange(segments.shape[1])
-        mask = (causal & (segment[:, :, None] == segments[:, None, :]))[:, None]
+        attend = lambda query, key, value: _masked(segments, key, value, (slot, segment, query))
 
         def layer(carry, inputs):
             x, key, value = carry
             p, index = inputs
-            x, (key, value) = block.apply(p, x, rotation, mask, (key, value, index, cache.used))
+            x, (key, value) = block.apply(p, x, rotation, attend, (key, value, index, cache.used))
             return (x, key, value), None
 
         start = (x.astype(dtype), cache.key, cache.value)
@@ -142,6 +146,42 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         return features, Cache(key, value, segments, cache.used + x.shape[1])
 
     return Trunk(shape, init, apply, cache, extend)
+
+
+def action_values(spec: Spec, outputs: int, hidden: Sequence[int]) -> Network:
+    """Q of every discrete action of a history: the last ``T`` observations [..., T, D] -> head outputs [..., A, K].
+
+    A Q-network with memory, as in deep transformer Q-networks (Esslinger et al. 2022), of the blocks that language
+    models have: one for each of ``hidden``, which all are the trunk's width.
+
+    Raises:
+      ValueError: ``hidden`` are not equal multiples of 8.
+    """
+    width = hidden[0] if hidden else 0
+    if not width or width % 8 or set(hidden) != {width}:
+        raise ValueError(f"hidden={tuple(hidden)}: a transformer has blocks of one width, a multiple of 8")
+    heads = 4
+    body = trunk(Shape(width, len(hidden), heads, heads, width // heads, 2 * width))
+    into = from_linen(MLP((), width))
+    out = from_linen(MLP((), spec.action_size * outputs))
+
+    def init(key: Key, history: Array) -> Params:
+        keys = jax.random.split(key, 3)
+        features = jnp.zeros((*history.shape[:-2], width))
+        return {
+            "into": into.init(keys[0], history),
+            "trunk": body.init(keys[1]),
+            "out": out.init(keys[2], features),
+        }
+
+    def apply(params: Params, history: Array) -> Array:
+        batch, length = history.shape[:-2], history.shape[-2]
+        x = into.apply(params["into"], history).reshape(-1, length, width)
+        position = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
+        features = body.apply(params["trunk"], x, position, jnp.ones_like(position))[:, -1]
+        return out.apply(params["out"], features).reshape(*batch, spec.action_size, outputs)
+
+    return Network(init, apply)
 
 
 def positions(segment: Array) -> Array:
@@ -179,6 +219,45 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
 
 
+def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
+    """Attention of all positions to those before them, in memory linear in their number.
+
+    Queries come `QUERIES` at a time, one such part after the other, and the backward pass computes their scores again.
+    The price is that parts also meet the keys that come after them.
+    """
+    length = query.shape[1]
+    if length <= QUERIES:
+        return _masked(segment, key, value, (jnp.arange(length), segment, query))
+    # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
+    query, segment = jax.lax.optimization_barrier((query, segment))
+    every = jax.checkpoint(functools.partial(_masked, segment, key, value))
+    parts = -(-length // QUERIES)
+
+    def split(x: Array, axis: int) -> Array:
+        """[..., length, ...] -> [parts, ..., QUERIES, ...]; what fills the last part up attends to anything."""
+        widths = [(0, parts * QUERIES - length) if i == axis else (0, 0) for i in range(x.ndim)]
+        x = jnp.pad(x, widths)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, QUERIES, *x.shape[axis + 1 :]), axis, 0)
+
+    found = jax.lax.map(every, (split(jnp.arange(length), 0), split(segment, 1), split(query, 1)))
+    return jnp.moveaxis(found, 0, 1).reshape(-1, parts * QUERIES, *query.shape[2:])[:, :length]
+
+
+def _masked(segments: Array, key: Array, value: Array, queries: tuple[Array, Array, Array]) -> Array:
+    """Attention [B, S, heads, head_size] to M keys, whose segments are [B, M].
+
+    Args:
+      segments: of the keys.
+      key: [B, M, kv_heads, head_size].
+      value: the same.
+      queries: their slots [S] among the keys, their segments [B, S], and themselves.
+    """
+    slot, segment, query = queries
+    causal = slot[:, None] >= jnp.arange(segments.shape[1])
+    mask = causal & (segment[:, :, None] == segments[:, None, :])
+    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+
+
 class _Block(nn.Module):
     """Attention, then the feed-forward layers, each on a residual path."""
 
@@ -187,7 +266,7 @@ class _Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Array, rotation, mask: Array, held=None
+        self, x: Array, rotation, attend: Attend, held=None
     ) -> tuple[Array, tuple[Array, Array] | None]:
         s = self.shape
         residual = 0.02 / math.sqrt(2 * s.layers)  # GPT-2: the sum of all branches has the scale of one
@@ -206,7 +285,7 @@ class _Block(nn.Module):
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
-        attended = jax.nn.dot_product_attention(query, key, value, mask=mask)
+        attended = attend(query, key, value)
         x = x + dense("out", s.width, s.out_bias, residual)(attended.reshape(*x.shape[:-1], -1))
 
         h = _norm(s, self.dtype, "inner_norm")(x)

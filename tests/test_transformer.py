@@ -1,0 +1,88 @@
+"""The trunk apart from language: long sequences, and agents that read histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.agents import dqn
+from rl.networks import transformer
+from rl.networks.transformer import Shape
+from rl.types import Spec, Transition
+from rl.values import heads
+
+KEY = jax.random.key(0)
+SMALL = Shape(width=8, layers=1, heads=2, kv_heads=1, head_size=4, inner=8)
+
+
+def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    trunk = transformer.trunk(SMALL)
+    params = trunk.init(KEY)
+    x = jax.random.normal(KEY, (2, 11, 8))
+    segment = jnp.array([[1] * 4 + [2] * 7, [1] * 9 + [0] * 2])
+    position = transformer.positions(segment)
+
+    def both() -> Any:
+        loss = lambda params, x: jnp.square(trunk.apply(params, x, position, segment)[:, ::2]).sum()
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
+
+    at_once = both()
+    monkeypatch.setattr(transformer, "QUERIES", 3)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), both(), at_once)
+
+
+def test_memory_is_linear_in_the_length() -> None:
+    """Temporary bytes of one training step of the trunk, as the compiler counts them."""
+    trunk = transformer.trunk(SMALL)
+    params = trunk.init(KEY)
+
+    def step(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return jax.grad(lambda p: trunk.apply(p, x, transformer.positions(one), one).sum())(params)
+
+    size = [
+        jax.jit(step).lower(params, jnp.zeros((1, length, 8))).compile().memory_analysis().temp_size_in_bytes
+        for length in (2048, 4096)
+    ]
+    assert size[1] < 2.3 * size[0]
+
+
+SPEC = Spec(observation_shape=(6, 3), action_size=2, discrete=True)
+
+
+def cue(key: Any, rows: int) -> tuple[Transition, Any]:
+    """Histories whose first observation alone says which of two actions is rewarded; the episode ends there."""
+    keys = jax.random.split(key, 3)
+    history = jax.random.normal(keys[0], (rows, *SPEC.observation_shape))
+    right = jax.random.randint(keys[1], (rows,), 0, 2)
+    history = history.at[:, :, 0].set(0).at[:, 0, 0].set(2.0 * right - 1)
+    action = jax.random.randint(keys[2], (rows,), 0, 2)
+    zero = jnp.zeros(rows)
+    return Transition(history, action, 1.0 * (action == right), zero, history, action, zero), right
+
+
+def test_dqn_remembers() -> None:
+    config = dqn.Config(hidden=(16, 16), learning_rate=3e-3)
+    learner = dqn.make(config, SPEC, heads.make("hl_gauss", -0.5, 1.5, 11))
+
+    @jax.jit
+    def trained(key: Any) -> Any:
+        def one(state: Any, key: Any) -> Any:
+            return learner.update(state, cue(key, 64)[0], key)
+
+        state = learner.init(key, cue(key, 64)[0])
+        return jax.lax.scan(one, state, jax.random.split(key, 150))[0]
+
+    batch, right = cue(jax.random.key(7), 256)
+    chosen = learner.act(trained(KEY), batch.observation, KEY)
+    assert (chosen == right).mean() > 0.97
+
+
+@pytest.mark.parametrize("hidden", [(), (16, 32), (12,)])
+def test_impossible_widths_are_refused(hidden: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="a transformer has blocks of one width, a multiple of 8"):
+        dqn.make(dqn.Config(hidden=hidden), SPEC, heads.scalar())
