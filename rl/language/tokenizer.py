@@ -11,7 +11,7 @@ from rl.replay.tokens import Episode, Turn
 from rl.replay.tokens import episode as join
 
 _INSTALL = "the package 'tokenizers' is missing: pip install 'headway[lm]'"
-_CONTROL = 3  # llama.cpp's kind of token that no text contains
+_CONTROL, _ADDED = 3, 4  # llama.cpp's kinds of tokens that no merge makes: those that say no text, and others
 _SPARE = 0.05  # share of an embedding's rows that may have no token: some are padded to a round number
 
 
@@ -31,8 +31,10 @@ def read(folder: str | os.PathLike[str]) -> Any:
 def from_gguf(metadata: Mapping[str, Any]) -> Any:
     """The `tokenizers.Tokenizer` that a GGUF file's metadata describe: byte-level BPE.
 
+    It puts the file's first token before a text where llama.cpp does.
+
     Raises:
-      ValueError: it is of another kind.
+      ValueError: it is of another kind, or splits texts in another way than those known here.
       ImportError: the package is missing.
     """
     package = _package()
@@ -45,14 +47,23 @@ def from_gguf(metadata: Mapping[str, Any]) -> Any:
     tokens = metadata["tokenizer.ggml.tokens"]
     merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    tokenizer = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges))
-    bytes_ = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    splits = [package.pre_tokenizers.Digits(individual_digits=True)] if _SPLITS[before] else []
+    llama = before == "llama-bpe"  # whose words that are tokens are not merged
+    tokenizer = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges, ignore_merges=llama))
+    splits = [package.pre_tokenizers.Split(package.Regex(pattern), "isolated") for pattern in _SPLITS[before]]
+    bytes_ = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = package.pre_tokenizers.Sequence([*splits, bytes_])
+    if before == "qwen2":
+        tokenizer.normalizer = package.normalizers.NFC()
     tokenizer.decoder = package.decoders.ByteLevel()
-    kinds = metadata.get("tokenizer.ggml.token_type", [])
-    control = [token for token, kind in zip(tokens, kinds, strict=False) if kind == _CONTROL]
-    tokenizer.add_special_tokens(control)
+    kinds = list(zip(tokens, metadata.get("tokenizer.ggml.token_type", []), strict=False))
+    tokenizer.add_special_tokens([token for token, kind in kinds if kind == _CONTROL])
+    added = [token for token, kind in kinds if kind == _ADDED]
+    tokenizer.add_tokens([package.AddedToken(token, normalized=False) for token in added])
+    first = metadata.get("tokenizer.ggml.bos_token_id")
+    if first is not None and metadata.get("tokenizer.ggml.add_bos_token", llama):
+        tokenizer.post_processor = package.processors.TemplateProcessing(
+            single=f"{tokens[first]} $A", special_tokens=[(tokens[first], first)]
+        )
     return tokenizer
 
 
@@ -74,9 +85,41 @@ def characters(texts: Iterable[str]) -> Any:
     return tokenizer
 
 
-def episode(tokenizer: Any, turns: Iterable[Any], terminated: bool, imitate: float = 1.0) -> Episode:
-    """An episode in words (turns with ``text``, ``is_action`` and ``reward``) as tokens, each turn by itself."""
-    said = [Turn(tokenizer.encode(turn.text).ids, turn.is_action, turn.reward) for turn in turns]
+def prompt(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of a text's beginning: with those that the tokenizer puts before a text, without those after it.
+
+    A Llama tokenizer, for instance, puts one before every text that it is given. What goes on with a text that has
+    begun must have none: ``tokenizer.encode(text, add_special_tokens=False).ids``.
+    """
+    found = tokenizer.encode(text)
+    own = [place for place, special in enumerate(found.special_tokens_mask) if not special]
+    return found.ids[: own[-1] + 1] if own else found.ids
+
+
+def episode(
+    tokenizer: Any, turns: Iterable[Any], terminated: bool, imitate: float = 1.0, end: int | None = None
+) -> Episode:
+    """An episode in words as tokens, each turn by itself, the first one as `prompt` has it.
+
+    Args:
+      tokenizer: a `tokenizers.Tokenizer`.
+      turns: with ``text``, ``is_action`` and ``reward``, as `rl.envs.text.Turn`.
+      terminated: as in `rl.replay.tokens.Episode`.
+      imitate: the same.
+      end: a token to put after each of the agent's turns, where their texts do not have it themselves.
+
+    Raises:
+      ValueError: as `rl.replay.tokens.episode`.
+    """
+    said: list[Turn] = []
+    for turn in turns:
+        ids = (
+            tokenizer.encode(turn.text, add_special_tokens=False).ids
+            if said
+            else prompt(tokenizer, turn.text)
+        )
+        after = [end] if turn.is_action and end is not None else []
+        said.append(Turn([*ids, *after], turn.is_action, turn.reward))
     return join(said, terminated, imitate)
 
 
@@ -89,8 +132,19 @@ def check(tokenizer: Any, vocabulary: int) -> None:
         )
 
 
-# llama.cpp's name of what splits a text before BPE -> whether every digit stands alone
-_SPLITS = {"gpt-2": False, "smollm": True}
+# llama.cpp's name of what splits a text before BPE -> what splits it, one after another. Qwen2's and Llama 3's, as in
+# the tokenizer.json of their authors, differ in how many digits stand together.
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_NEWER = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPLITS = {
+    "gpt-2": (_GPT2,),
+    "smollm": (r"\p{N}", _GPT2),
+    "qwen2": (_NEWER % r"\p{N}",),
+    "llama-bpe": (_NEWER % r"\p{N}{1,3}",),
+}
 
 
 def _package() -> Any:

@@ -9,7 +9,7 @@ import ast
 import gzip
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -51,9 +51,11 @@ def read_humaneval(path: str | Path) -> list[Problem]:
     completed, the tests have their own copy of them.
 
     Raises:
-        ValueError: the file is not in that layout, or a problem has no tests.
+        ValueError: the file is not in that layout, or a problem's prompt or tests do not compile or test nothing; the
+            message names the file and the problem.
     """
-    return [_humaneval_problem(row) for row in _rows(path, "task_id", "prompt", "entry_point", "test")]
+    rows = _rows(path, "task_id", "prompt", "entry_point", "test")
+    return [_made(path, _humaneval_problem, row) for row in rows]
 
 
 def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
@@ -66,12 +68,17 @@ def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
         split: one of `MBPP_SPLITS`; by default all.
 
     Raises:
-        ValueError: the file is not in that layout, a problem has no tests, or the split is unknown.
+        ValueError: the file is not in that layout, a problem's program or tests do not compile or test nothing, or
+            the split is unknown; the message names the file and the problem.
     """
     if split is not None and split not in MBPP_SPLITS:
         raise ValueError(f"MBPP has no split {split!r}, but {', '.join(MBPP_SPLITS)}")
     rows = _rows(path, "task_id", "code", "test_list")
-    return [_mbpp_problem(row) for row in rows if split is None or row["task_id"] in MBPP_SPLITS[split]]
+    return [
+        _made(path, _mbpp_problem, row)
+        for row in rows
+        if split is None or row["task_id"] in MBPP_SPLITS[split]
+    ]
 
 
 def read_samples(path: str | Path) -> list[Samples]:
@@ -85,25 +92,35 @@ def read_samples(path: str | Path) -> list[Samples]:
 
 
 def check(problem: Problem) -> None:
-    """Do nothing if the problem's tests can tell programs apart.
+    """Do nothing if the problem's tests can tell programs apart, as far as their text says.
+
+    An assertion behind a condition that never holds is not noticed.
 
     Raises:
-        ValueError: they do not compile, or assert nothing, so that any program would pass.
+        ValueError: they do not compile, or no assertion in them can be reached, so that any program would pass.
     """
+    tree = _parse(problem.tests, "tests", problem.name)
+    if not any(isinstance(node, ast.Assert) for node in _reached(tree)):
+        raise ValueError(
+            f"problem {problem.name!r} has no tests: there is no assert statement in them, or only in functions that "
+            "nothing calls"
+        )
+
+
+def _made(path: str | Path, make: Callable[[Mapping[str, Any]], Problem], row: Mapping[str, Any]) -> Problem:
     try:
-        tree = _parse(problem.tests)
-    except SyntaxError as error:
-        raise ValueError(f"the tests of problem {problem.name!r} do not compile: {error}") from None
-    if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-        raise ValueError(f"problem {problem.name!r} has no tests: there is no assert statement in them")
+        return make(row)
+    except (AttributeError, TypeError, ValueError) as error:  # the first two for a value of another type
+        raise ValueError(f"{path}, task {row['task_id']!r}: {error}") from None
 
 
 def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
-    entry = row["entry_point"]
-    helpers = [node for node in _parse(row["prompt"]).body if getattr(node, "name", None) != entry]
+    name, entry = row["task_id"], row["entry_point"]
+    statements = _parse(row["prompt"], "prompt", name).body
+    helpers = [node for node in statements if getattr(node, "name", None) != entry]
     tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
     reference = row["prompt"] + row.get("canonical_solution", "")
-    return _checked(Problem(row["task_id"], row["prompt"], tests, (entry,), reference))
+    return _checked(Problem(name, row["prompt"], tests, (entry,), reference))
 
 
 def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
@@ -112,20 +129,19 @@ def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
     setup = row.get("test_setup_code", "")
     tests = "\n".join([*row.get("test_imports", ()), setup, assertions]).replace("\r\n", "\n")
     reference = row["code"].replace("\r\n", "\n")
-    imports, entry = _taken_from(reference, tests)
+    imports, entry = _taken_from(_parse(reference, "code", name), _parse(tests, "tests", name))
     text = row.get("prompt", row.get("text", ""))
     return _checked(
         Problem(name, f'"""\n{text}\n{assertions}\n"""\n', "\n".join([*imports, tests]), entry, reference)
     )
 
 
-def _taken_from(reference: str, tests: str) -> tuple[list[str], tuple[str, ...]]:
+def _taken_from(reference: ast.Module, tests: ast.Module) -> tuple[list[str], tuple[str, ...]]:
     """Of the names that the tests use: the imports that bring some, and those that the reference program defines."""
-    test_tree = _parse(tests)
-    used = {node.id for node in ast.walk(test_tree) if isinstance(node, ast.Name)}
-    used -= {name for node in test_tree.body for name in _defined(node)}
+    used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
+    used -= {name for node in tests.body for name in _defined(node)}
     imports, entry = [], []
-    for node in _parse(reference).body:
+    for node in reference.body:
         if not isinstance(node, ast.Import | ast.ImportFrom):
             entry += sorted(_defined(node) & used)
         elif used & {alias.asname or alias.name for alias in node.names}:
@@ -141,10 +157,32 @@ def _defined(statement: ast.stmt) -> set[str]:
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
 
 
-def _parse(source: str) -> ast.Module:
+def _reached(tree: ast.Module) -> Iterator[ast.AST]:
+    """The nodes that can be executed: the body of a function only if something that can be executed names it."""
+    named: set[Any] = set()
+    bodies: dict[str, list[ast.stmt]] = {}
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        body: list[ast.stmt] = []
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body
+            bodies[node.name] = [*bodies.get(node.name, ()), *body]
+        waiting += [child for child in ast.iter_child_nodes(node) if child not in body]
+        # As a name, an attribute, or a text with which it is looked up.
+        named |= {getattr(node, field, None) for field in ("id", "attr", "value")}
+        for name in [name for name in bodies if name in named or name.startswith("__")]:
+            waiting += bodies.pop(name)
+
+
+def _parse(source: str, what: str, problem: str) -> ast.Module:
     with warnings.catch_warnings():  # about escapes in strings that others wrote
         warnings.simplefilter("ignore")
-        return ast.parse(source)
+        try:
+            return ast.parse(source)
+        except (SyntaxError, ValueError) as error:  # the second for null bytes
+            raise ValueError(f"the {what} of problem {problem!r} will not compile: {error}") from None
 
 
 def _checked(problem: Problem) -> Problem:
@@ -161,7 +199,7 @@ def _rows(path: str | Path, *keys: str) -> Iterator[Mapping[str, Any]]:
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} is not JSON, JSON lines, or either compressed by gzip: {error}") from None
     for i, row in enumerate(rows):
-        missing = [key for key in keys if key not in row]
+        missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
         if missing:
             raise ValueError(f"{path}: row {i} has no {', '.join(missing)}")
         yield row

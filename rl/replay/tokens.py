@@ -7,6 +7,7 @@ sampled batch is one gather. For a stream of new episodes, `rl.replay.ring` keep
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -38,9 +39,11 @@ def episode(turns: Sequence[Turn], terminated: bool, imitate: float = 1.0) -> Ep
     """Joins turns to an episode.
 
     Raises:
-      ValueError: the agent's first token has nothing before it, an agent's turn is empty, the environment has a
-        reward, or a reward is not finite.
+      ValueError: there are no turns, the agent's first token has nothing before it, an agent's turn is empty, the
+        environment has a reward, or a reward is not finite.
     """
+    if not turns:
+        raise ValueError("an episode without turns: it needs at least a prompt and an answer")
     for number, turn in enumerate(turns):
         if turn.is_action and not len(turn.tokens):
             raise ValueError(f"turn {number} is the agent's and has no tokens: give it at least a stop token")
@@ -67,6 +70,7 @@ def pack(
     *,
     together: bool = True,
     bounds: tuple[float, float] | None = None,
+    vocabulary: int | None = None,
 ) -> TokenBatch:
     """Rows of ``length`` tokens that hold the episodes, as NumPy arrays [N, length].
 
@@ -75,16 +79,20 @@ def pack(
       length: at most the model's context.
       together: several episodes in a row where they fit, each into the fullest row with room for it, the
         longest first; no episode sees another. False: one in each row, in the order given.
-      bounds: the smallest and largest reward that there may be.
+      bounds: the smallest and largest reward that a turn of the agent may earn, 0 too. Where episodes have one such
+        turn, these are the bounds of what values must represent: a categorical head's support, and at most
+        `rl.agents.bcoder.Config.maximum`. Where they have several, values are sums of rewards and reach further.
+      vocabulary: rows of the model's embedding (``lm.config.vocabulary``). What a token beyond them stands for is an
+        accident of the device, and no error there.
 
     Raises:
       ValueError: an episode that is longer than ``length``, has no action, starts with one, or has a reward that is
-        not finite or outside ``bounds``; or no episodes at all.
+        not finite or outside ``bounds``, or a token below 0 or outside the vocabulary; or no episodes at all.
     """
     if not episodes:
         raise ValueError("there are no episodes to pack")
     for number, one in enumerate(episodes):
-        _check(one, f"episode {number}", length, bounds)
+        _check(one, f"episode {number}", length, bounds, vocabulary)
     rows = _best_fit(episodes, length) if together else [[number] for number in range(len(episodes))]
     shape = (len(rows), length)
     batch = TokenBatch(
@@ -142,6 +150,33 @@ def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
     ]
 
 
+def returns_to_go(one: Episode, discount: float) -> np.ndarray:
+    """The discounted return from each of its actions to its end, [actions]. Where it was cut off nothing followed."""
+    backwards = one.reward[one.is_action][::-1].tolist()
+    found = itertools.accumulate(backwards, lambda total, reward: reward + discount * total)
+    return np.array(list(found))[::-1]
+
+
+def value_bounds(episodes: Sequence[Episode], discount: float) -> tuple[float, float]:
+    """A support for categorical value heads: no policy's value on these data lies far outside it.
+
+    The returns of the log, widened by their own span on either side for policies better or worse than the logged one,
+    but never beyond as many of the smallest or largest rewards as any episode has rewards: a single verdict at the end
+    bounds every value by itself.
+    """
+    rewards = np.concatenate([one.reward for one in episodes])
+    most = max(np.count_nonzero(one.reward) for one in episodes)
+    returns = np.concatenate([returns_to_go(one, discount) for one in episodes])
+    span = np.ptp(returns)
+    low, high = (
+        max(most * rewards.min(), returns.min() - span),
+        min(most * rewards.max(), returns.max() + span),
+    )
+    if high - low < 1e-6:  # constant returns: any support with an interior will do
+        low, high = low - 0.5, high + 0.5
+    return float(low), float(high)
+
+
 def _best_fit(episodes: Sequence[Episode], length: int) -> list[list[int]]:
     """Which episodes share a row: the longest first, each into the fullest row that has room for it."""
     rows: list[list[int]] = []
@@ -160,7 +195,11 @@ def _best_fit(episodes: Sequence[Episode], length: int) -> list[list[int]]:
 
 
 def _check(
-    one: Episode, what: str, length: int | None = None, bounds: tuple[float, float] | None = None
+    one: Episode,
+    what: str,
+    length: int | None = None,
+    bounds: tuple[float, float] | None = None,
+    vocabulary: int | None = None,
 ) -> None:
     if length is not None and len(one.tokens) > length:
         raise ValueError(
@@ -172,8 +211,17 @@ def _check(
         raise ValueError(f"{what} starts with an action: put a prompt, or the model's first token, before it")
     if not np.isfinite(one.reward).all():
         raise ValueError(f"{what} has a reward that is not finite")
+    top = np.inf if vocabulary is None else vocabulary
+    strange = one.tokens[(one.tokens < 0) | (one.tokens >= top)]
+    if len(strange):
+        raise ValueError(
+            f"{what} has the token {strange[0]}, outside the vocabulary [0, {top}): use the model's own tokenizer"
+        )
     if bounds is None:
         return
-    beyond = one.reward[(one.reward != 0) & (one.reward != np.clip(one.reward, *bounds))]
+    last = one.is_action & ~np.append(
+        one.is_action[1:], False
+    )  # of a turn, or of several without an answer between
+    beyond = one.reward[(last | (one.reward != 0)) & (one.reward != np.clip(one.reward, *bounds))]
     if len(beyond):
         raise ValueError(f"{what} has a reward of {beyond[0]}, outside the stated {list(bounds)}")
