@@ -11,7 +11,7 @@ One trunk of random weights, one batch of rows without padding, every token but 
                 `rl.agents.bcoder`'s two stages; they need one and two forward passes of frozen models
   one-hot       ilql's loss in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values of all tokens, and
                 [N, N] selectors for N = batch x (length - 1)
-  torch         ilql's loss with PyTorch and transformers' model, where they are installed
+  ... torch     the same updates with PyTorch and transformers' model, where they are installed
   generate, generate torch
                 sampling with a cache, and transformers' `generate`
   programs      programs of CodeGen-16B judged by `rl.programs` with two workers, where the files are at hand
@@ -53,7 +53,7 @@ from rl.agents import bcoder, ilql, lm_bc
 from rl.language import generate, model
 from rl.language.model import LM, Config
 from rl.networks.transformer import Shape
-from rl.programs.pool import Limits, Pool
+from rl.programs.pool import IsolationError, Limits, Pool
 from rl.programs.problems import read_humaneval, read_samples
 from rl.types import Learner, Params, State, TokenBatch
 from rl.values import heads
@@ -64,7 +64,7 @@ SIZES = {
     "135m": Config(49_152, 8192, Shape(width=576, layers=30, heads=9, kv_heads=3, head_size=64, inner=1536)),
 }
 INNER = 256  # width of the value heads' hidden layer
-NAIVE = 2**31  # bytes of the largest selector that is tried
+NAIVE = 2**33  # bytes of the largest selector that is tried
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +164,7 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
     trunk = 2.0 * size["blocks"] * tokens  # frozen, without
     q = 2 * INNER * config.vocabulary  # weights of two members' last layers
     scalar = heads.scalar()
-    coder = functools.partial(bcoder.Config, inner=INNER)
+    coder = functools.partial(dataclasses.replace, peer.CODER)
     add = functools.partial(_update, settings, config)
     found = [
         add("lm step", lm_bc.make(lm_bc.Config(), lm, scalar), step, 0),
@@ -177,8 +177,19 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
         found.append(add("one-hot", peer.one_hot(lm), 0.0, 1))
     found.append(_generation(settings, lm, params, batch))
     if torch:
+        manner = peer.Manner(settings.bfloat16, settings.remat)
         found += [
-            Case("torch", peer.torch_update(config, batch), tokens, 0.0, 1),
+            Case("ilql torch", peer.torch_ilql(config, batch, manner=manner), tokens, 0.0, 1),
+            *(
+                Case(
+                    f"bcoder {stage} torch",
+                    peer.torch_bcoder(config, batch, stage, manner=manner),
+                    tokens,
+                    0.0,
+                    passes,
+                )
+                for stage, passes in (("value", 1), ("policy", 2))
+            ),
             Case(
                 "generate torch",
                 peer.torch_generate(config, batch.tokens, settings.steps),
@@ -231,7 +242,7 @@ def _generation(settings: Settings, lm: LM, params: Params, batch: TokenBatch) -
 
 
 def _programs(settings: Settings) -> list[Case]:
-    """Distinct programs of CodeGen-16B, drawn by chance; none where the files are absent."""
+    """Distinct programs of CodeGen-16B, drawn by chance; none where the files or any isolation are absent."""
     try:
         folder = bcoder_rank.folder_of(settings.data)
     except FileNotFoundError:
@@ -239,6 +250,10 @@ def _programs(settings: Settings) -> list[Case]:
             raise
         return []
     if not settings.programs:
+        return []
+    try:
+        Pool(1).close()
+    except IsolationError:
         return []
     problems = {problem.name: problem for problem in read_humaneval(folder / bcoder_rank.PROBLEMS)}
     samples = read_samples(folder / bcoder_rank.SAMPLES)
@@ -257,7 +272,7 @@ def render(results: Mapping[str, Any]) -> str:
     """The table as Markdown, with where it is from."""
     settings, rows = results["settings"], {row["name"]: row for row in results["rows"]}
     median = {name: statistics.median(row["seconds"]) for name, row in rows.items()}
-    compared = {"generate": "generate torch"} | dict.fromkeys(("ilql", "one-hot"), "torch")
+    compared = {name: f"{name} torch" for name in rows} | {"one-hot": "ilql torch"}
     cells = [("", "tokens/s", "x lm step", "of aim", "x torch", "MB held", "at twice", "model TFLOP/s")]
     if settings["peak_tflops"]:
         cells[0] += ("of peak",)  # type: ignore[assignment]

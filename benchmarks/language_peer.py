@@ -1,23 +1,26 @@
-"""ILQL's update as others write it: with one-hot selectors in JAX, and with PyTorch and transformers.
+"""Updates as others write them: ILQL's with one-hot selectors in JAX, ILQL's and B-Coder's with PyTorch.
 
-Written for timing, with the arithmetic and the sizes of `rl.agents.ilql` (scalar head, no cloned model), whose losses
-they equal (tests/test_benchmarks_language.py). The first follows LMRL-Gym's code: Q of every token, of both members
-and their slow copies, in float32, and a matrix [N, N] that picks the states of actions among N = batch x (length - 1).
+Written for timing, with the arithmetic and the sizes of `rl.agents.ilql` (scalar head, no cloned model) and
+`rl.agents.bcoder`, whose losses they equal (tests/test_benchmarks_language.py). The first follows LMRL-Gym's code: Q
+of every token, of both members and their slow copies, in float32, and a matrix [N, N] that picks the states of actions
+among N = batch x (length - 1). With PyTorch, the models are those of transformers.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.metadata
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from rl.agents import ilql
+from rl.agents import bcoder, ilql
 from rl.agents.state import descend, follow
 from rl.language import huggingface
 from rl.language.model import LM, Config
@@ -26,6 +29,7 @@ from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import heads
 
 CONFIG = ilql.Config(bc_weight=0.0)
+CODER = bcoder.Config()
 
 
 def versions() -> dict[str, str]:
@@ -94,98 +98,206 @@ def one_hot(lm: LM) -> Learner:
 # ---- PyTorch --------------------------------------------------------------------------------------------------
 
 
-def torch_trunk(config: Config) -> Any:
+class Manner(NamedTuple):
+    """How PyTorch computes, as `rl.language.model.make` has it."""
+
+    bfloat16: bool = False
+    remat: bool = False
+
+
+PLAIN = Manner()
+
+
+def torch_model(config: Config, manner: Manner = PLAIN) -> Any:
     """transformers' model of the same architecture, on the GPU if torch finds one."""
     import torch
     import transformers
 
-    described = transformers.LlamaConfig(**huggingface.describe(config))
-    return transformers.LlamaModel(described).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**huggingface.describe(config)))
+    if manner.remat:
+        model.train()
+        model.gradient_checkpointing_enable()
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def torch_update(
-    config: Config, batch: TokenBatch, parts: dict[str, Any] | None = None, slow: Any = None
+def torch_head(config: Config, model: Any, outputs: int) -> Any:
+    """A head of two layers, where the model is."""
+    from torch import nn
+
+    layers = nn.Linear(config.shape.width, CONFIG.inner), nn.ReLU(), nn.Linear(CONFIG.inner, outputs)
+    return nn.Sequential(*layers).to(next(model.parameters()).device)
+
+
+def torch_ilql(
+    config: Config,
+    batch: TokenBatch,
+    parts: dict[str, Any] | None = None,
+    slow: Any = None,
+    manner: Manner = PLAIN,
 ) -> Callable[[], dict[str, float]]:
     """One update of ILQL that returns its losses, as a function.
 
     Args:
       config: the trunk's.
       batch: every row one whole episode.
-      parts: as from `torch_parts`, which makes them by default.
+      parts: trunk, q and v; made by default.
       slow: the slow copies of the trunk and the Q heads; by default equal to them.
+      manner: how to compute.
     """
     import torch
+    from torch import nn
     from torch.nn import functional
 
-    parts = parts or torch_parts(config)
+    if parts is None:
+        trunk = torch_model(config, manner).model
+        pair = nn.ModuleList([torch_head(config, trunk, config.vocabulary) for _ in range(2)])
+        parts = {"trunk": trunk, "q": pair, "v": torch_head(config, trunk, 1)}
     trunk, q_heads, v_head = parts["trunk"], parts["q"], parts["v"]
     slow_trunk, slow_heads = slow or (copy.deepcopy(trunk), copy.deepcopy(q_heads))
-    device = next(trunk.parameters()).device
     trained = [*trunk.parameters(), *q_heads.parameters(), *v_head.parameters()]
     adam = torch.optim.AdamW(trained, lr=CONFIG.learning_rate, weight_decay=0.0)
-    tokens, reward, discount = (
-        torch.from_numpy(np.array(x)).to(device)
-        for x in (batch.tokens.astype(np.int64), batch.reward[:, 1:], batch.discount[:, 1:])
-    )
-    action = tokens[:, 1:]
+    tokens, action, reward, discount = _given(trunk, batch)
 
-    def of_action(every: Any) -> Any:
-        return every.gather(-1, action[..., None])[..., 0]
-
-    def update() -> dict[str, float]:
+    def losses() -> dict[str, Any]:
         with torch.no_grad():
             hidden = slow_trunk(input_ids=tokens, use_cache=False).last_hidden_state[:, :-1]
-            slow = torch.minimum(*(of_action(head(hidden)) for head in slow_heads))
+            slow = torch.minimum(*(_of(head(hidden), action) for head in slow_heads))
         hidden = trunk(input_ids=tokens, use_cache=False).last_hidden_state
         v = v_head(hidden)[..., 0]
         target = reward + CONFIG.discount * discount * v[:, 1:].detach()
         v = v[:, :-1]
         weight = torch.where(slow > v, CONFIG.expectile, 1 - CONFIG.expectile)
         value = (weight * (v - slow) ** 2).mean()
-        critic = cql = torch.zeros((), device=device)
+        critic = cql = torch.zeros((), device=tokens.device)
         for head in q_heads:
             every = head(hidden[:, :-1])
-            critic = critic + ((of_action(every) - target) ** 2).mean()
+            critic = critic + ((_of(every, action) - target) ** 2).mean()
             cql = cql + functional.cross_entropy(every.flatten(0, 1), action.flatten())
-        adam.zero_grad()
-        (critic + value + CONFIG.cql_weight * cql).backward()
-        adam.step()
+        total = critic + value + CONFIG.cql_weight * cql
+        return {"critic_loss": critic, "value_loss": value, "cql": cql, "total": total}
+
+    def update() -> dict[str, float]:
+        found = _descend(adam, losses, tokens, manner)
         with torch.no_grad():
             for module, own in ((slow_trunk, trunk), (slow_heads, q_heads)):
                 for old, new in zip(module.parameters(), own.parameters(), strict=True):
                     old.lerp_(new, CONFIG.target_rate)
-        losses = {"critic_loss": critic, "value_loss": value, "cql": cql}
-        return {name: float(loss.detach()) for name, loss in losses.items()}
+        return found
 
     return update
 
 
-def torch_parts(config: Config) -> dict[str, Any]:
-    """The trunk, and heads of two layers each."""
-    from torch import nn
+def torch_bcoder(
+    config: Config,
+    batch: TokenBatch,
+    stage: str,
+    parts: dict[str, Any] | None = None,
+    frozen: Any = None,
+    manner: Manner = PLAIN,
+) -> Callable[[], dict[str, float]]:
+    """One update of B-Coder's ``stage``, value or policy, as `torch_ilql` has it.
 
-    trunk = torch_trunk(config)
+    Args:
+      config: the models'.
+      batch: every row one whole episode, every action to be imitated.
+      stage: which.
+      parts: policy, residual, trunk and head of the value; made by default.
+      frozen: what the policy and the residual were at the start; by default equal to them.
+      manner: how to compute.
+    """
+    import torch
+    from torch.nn import functional
 
-    def head(outputs: int) -> Any:
-        layers = nn.Linear(config.shape.width, CONFIG.inner), nn.ReLU(), nn.Linear(CONFIG.inner, outputs)
-        return nn.Sequential(*layers).to(next(trunk.parameters()).device)
+    if parts is None:
+        policy = torch_model(config, manner)
+        small = [torch_head(config, policy, 1) for _ in range(2)]
+        parts = {
+            "policy": policy,
+            "residual": small[0],
+            "trunk": torch_model(config, manner).model,
+            "head": small[1],
+        }
+    policy, residual, trunk, head = (parts[name] for name in ("policy", "residual", "trunk", "head"))
+    checkpoint, old_residual = frozen or (copy.deepcopy(policy), copy.deepcopy(residual))
+    modules = (trunk, head) if stage == "value" else (policy, residual)
+    rate = CODER.value_learning_rate if stage == "value" else CODER.learning_rate
+    trained = [parameter for module in modules for parameter in module.parameters()]
+    adam = torch.optim.AdamW(trained, lr=rate, weight_decay=CODER.weight_decay)
+    tokens, action, reward, discount = _given(policy, batch)
 
-    return {
-        "trunk": trunk,
-        "q": nn.ModuleList([head(config.vocabulary), head(config.vocabulary)]),
-        "v": head(1),
-    }
+    def read(model: Any) -> tuple[Any, Any]:
+        hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
+        return hidden, model.lm_head(hidden)
+
+    def advantages(logits: Any) -> Any:
+        return CODER.alpha * (logits - logits.max(-1, keepdim=True).values)
+
+    def outputs() -> Any:
+        return head(trunk(input_ids=tokens, use_cache=False).last_hidden_state)[..., 0]
+
+    def error(advantage: Any, v: Any, ahead: Any) -> Any:
+        v = CODER.maximum - ((functional.softplus(v) + functional.softplus(-v)) / 2 - math.log(2))
+        target = reward + CODER.discount * discount * (v + ahead)[:, 1:].detach()
+        return ((advantage + v[:, :-1] - target) ** 2).mean()
+
+    def value_losses() -> dict[str, Any]:
+        with torch.no_grad():
+            advantage = _of(advantages(read(checkpoint)[1])[:, :-1], action)
+        critic = error(advantage, outputs(), 0.0)
+        return {"critic_loss": critic, "total": critic}
+
+    def policy_losses() -> dict[str, Any]:
+        with torch.no_grad():
+            best, base = read(checkpoint)[1].argmax(-1), outputs()
+        hidden, logits = read(policy)
+        every = advantages(logits)
+        advantage = _of(every[:, :-1], action)
+        change = (residual(hidden) - old_residual(hidden))[..., 0]
+        critic = error(advantage, base + change, _of(every, best))
+        imitation = functional.cross_entropy(logits[:, :-1].flatten(0, 1), action.flatten())
+        anchor = -advantage.mean()
+        total = critic + CODER.advantage_weight * anchor + CODER.imitation_weight * imitation
+        return {"critic_loss": critic, "imitation_loss": imitation, "advantage_loss": anchor, "total": total}
+
+    return functools.partial(
+        _descend, adam, value_losses if stage == "value" else policy_losses, tokens, manner
+    )
+
+
+def _given(model: Any, batch: TokenBatch) -> tuple[Any, ...]:
+    """Tokens [B, T]; and actions, rewards and discounts [B, T - 1], where the model is."""
+    import torch
+
+    device = next(model.parameters()).device
+    found = batch.tokens.astype(np.int64), batch.reward[:, 1:], batch.discount[:, 1:]
+    tokens, reward, discount = (torch.from_numpy(np.array(x)).to(device) for x in found)
+    return tokens, tokens[:, 1:], reward, discount
+
+
+def _of(every: Any, action: Any) -> Any:
+    return every.gather(-1, action[..., None])[..., 0]
+
+
+def _descend(
+    adam: Any, losses: Callable[[], dict[str, Any]], tokens: Any, manner: Manner
+) -> dict[str, float]:
+    """One step down the total; the losses before it."""
+    import torch
+
+    with torch.autocast(tokens.device.type, torch.bfloat16, enabled=manner.bfloat16):
+        found = losses()
+    adam.zero_grad()
+    found.pop("total").backward()
+    adam.step()
+    return {name: float(loss.detach()) for name, loss in found.items()}
 
 
 def torch_generate(config: Config, prompts: np.ndarray, steps: int) -> Callable[[], Any]:
     """Samples ``steps`` tokens after each of ``prompts`` [B, T] with transformers' own loop and cache."""
     import torch
-    import transformers
 
-    described = transformers.LlamaConfig(**huggingface.describe(config))
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = transformers.LlamaForCausalLM(described).to(device).eval()
-    given = torch.from_numpy(prompts.astype(np.int64)).to(device)
+    model = torch_model(config).eval()
+    given = torch.from_numpy(prompts.astype(np.int64)).to(model.device)
     chosen = {"do_sample": True, "top_k": 0, "max_new_tokens": steps, "min_new_tokens": steps}
 
     def call() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import json
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from benchmarks import language, language_peer
-from rl.agents import ilql
+from rl.agents import bcoder, ilql
 from rl.language import huggingface, model
 from rl.types import State, TokenBatch
 from rl.values import heads
@@ -47,33 +48,75 @@ def test_one_hot_selectors_compute_the_same_update() -> None:
         )
 
 
-def test_torch_computes_the_same_losses(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
+def fill(head: Any, weights: list[Any]) -> None:
+    import torch
+
+    for parameter, value in zip(head.parameters(), weights, strict=True):
+        parameter.data = torch.from_numpy(np.array(value))
+
+
+def layers(params: Any) -> list[Any]:
+    first, last = params["Dense_0"], params["Dense_1"]
+    return [first["kernel"].T, first["bias"], last["kernel"].T, last["bias"]]
+
+
+def test_torch_computes_the_same_losses_as_ilql(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     state, expected, _ = ours()
-    parts = language_peer.torch_parts(CONFIG)
     huggingface.save(tmp_path / "trunk", CONFIG, state.params["trunk"])
     huggingface.save(tmp_path / "slow", CONFIG, state.target["trunk"])
-    parts["trunk"] = transformers.AutoModel.from_pretrained(tmp_path / "trunk")
-
-    def fill(head: Any, weights: list[Any]) -> None:
-        for parameter, value in zip(head.parameters(), weights, strict=True):
-            parameter.data = torch.from_numpy(np.array(value))
+    trunk, slow_trunk = (
+        transformers.AutoModel.from_pretrained(tmp_path / name) for name in ("trunk", "slow")
+    )
+    head = functools.partial(language_peer.torch_head, CONFIG, trunk)
+    parts = {"trunk": trunk, "q": [head(CONFIG.vocabulary), head(CONFIG.vocabulary)], "v": head(1)}
+    fill(parts["v"], layers(state.params["v"]))
 
     def of_member(q: Any, member: int) -> list[Any]:
         one = jax.tree.map(lambda x: np.asarray(x)[member], q)
         return [one["inner"].T, one["inner_bias"], one["rows"][:, 0], one["rows_bias"][:, 0]]
 
-    first, last = state.params["v"]["Dense_0"], state.params["v"]["Dense_1"]
-    fill(parts["v"], [first["kernel"].T, first["bias"], last["kernel"].T, last["bias"]])
+    import torch
+
+    parts["q"] = torch.nn.ModuleList(parts["q"])
     slow = copy.deepcopy(parts["q"])
     for q_heads, q in ((slow, state.target["q"]), (parts["q"], state.params["q"])):
-        for member, head in enumerate(q_heads):
-            fill(head, of_member(q, member))
-    slow_trunk = transformers.AutoModel.from_pretrained(tmp_path / "slow")
-    update = language_peer.torch_update(CONFIG, batch(), parts, (slow_trunk, slow))
+        for member, one in enumerate(q_heads):
+            fill(one, of_member(q, member))
+    update = language_peer.torch_ilql(CONFIG, batch(), parts, (slow_trunk, slow))
     for name, value in update().items():
         assert value == pytest.approx(expected[name], rel=1e-3), name
+
+
+@pytest.mark.parametrize("stage", ["value", "policy"])
+def test_torch_computes_the_same_losses_as_bcoder(stage: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    updates = 2**30 if stage == "value" else 0
+    lm = model.make(CONFIG)
+    config = dataclasses.replace(language_peer.CODER, value_updates=updates)
+    learner = bcoder.make(config, lm, heads.scalar())
+    state = jax.jit(learner.init)(jax.random.key(0), batch())
+    state = state._replace(target=jax.tree.map(lambda x: 0.5 * x, state.target))
+    expected = jax.jit(learner.update)(state, batch(), jax.random.key(0))[1]
+
+    def load(name: str, params: Any, kind: Any = transformers.AutoModelForCausalLM) -> Any:
+        huggingface.save(tmp_path / name, CONFIG, params)
+        return kind.from_pretrained(tmp_path / name)
+
+    policy = load("policy", state.params["policy"])
+    residual, old, head = (language_peer.torch_head(CONFIG, policy, 1) for _ in range(3))
+    given = (state.params["residual"], state.target["residual"], state.params["value"]["head"])
+    for one, params in zip((residual, old, head), given, strict=True):
+        fill(one, layers(params))
+    trunk = load("value", state.params["value"]["lm"], transformers.AutoModel)
+    parts = {"policy": policy, "residual": residual, "trunk": trunk, "head": head}
+    frozen = load("old", state.target["policy"]), old
+    found = language_peer.torch_bcoder(CONFIG, batch(), stage, parts, frozen)()
+    assert "critic_loss" in found
+    for name, value in found.items():
+        assert value == pytest.approx(float(expected[name]), rel=1e-3), name
 
 
 @pytest.mark.slow
@@ -103,7 +146,7 @@ ROWS = [
         "forwards": 1,
         "bytes": [3e6, 6e6],
     },
-    {"name": "torch", "seconds": [2.4], "work": 1000, "flops": 0.0, "forwards": 1, "bytes": None},
+    {"name": "ilql torch", "seconds": [2.4], "work": 1000, "flops": 0.0, "forwards": 1, "bytes": None},
     {"name": "programs", "seconds": [4.0], "work": 600, "flops": 0.0, "forwards": 0, "bytes": None},
 ]
 
