@@ -11,11 +11,12 @@ part of the maze. Two designs of that log:
   so that greedy cloning is optimal and whatever sharpens cloning looks like reinforcement learning.
 
 Which cells make a part is our choice, and so are the corrected design and all checks here. Compared are cloning
-(sampled, four times sharpened, greedy, of successful walks only), Monte Carlo and ILQL, each value in every head. A
-head starts at one given value: a scalar by its bias, a categorical one by the middle of its support, so that nothing
-but the representation differs. ILQL is run in three settings: one that was known to work (tau 0.8); one known to fail,
-although it had looked fine on the seed it was tuned on (tau 0.9, slow targets, another start); and tau 0.9 with the
-targets and the start of the first, which tells tau from the rest. All were chosen on seed 0, which is not reported.
+(sampled, four times sharpened, greedy, of successful walks only), Monte Carlo with the scalar head and ILQL with the
+scalar, two-hot and HL-Gauss heads. A head starts at one given value: a scalar by its bias, a categorical one by the
+middle of its support, so that nothing but the representation differs. ILQL is run in three settings: one that was
+known to work (tau 0.8); one known to fail, although it had looked fine on the seed it was tuned on (tau 0.9, slow
+targets, another start); and tau 0.9 with the targets and the start of the first, which tells tau from the rest. All
+were chosen on seed 0, which is not reported.
 
 With 26 cells everything can be computed: the values and policies that each method has in a table, from the same log;
 how far the network's V is from those; and the return of a policy, its expectation and not a sample. A move is one of
