@@ -11,7 +11,7 @@ import pytest
 from experiments import classic_control, online
 from rl import log
 
-FAST = ("dqn, hl_gauss", "dqn, scalar", "sac", "td3")
+FAST = ("dqn, hl_gauss", "td3")
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ BATCH, STEPS, SEEDS = 152, 3, 2  # 152 = 8 * 19 is the length of nothing else in
 # Every agent, and every head with some agent.
 CASES = [
     ("continuous", "bc", "scalar"),
-    ("continuous", "cql", "c51"),
-    ("continuous", "edac", "scalar"),
+    pytest.param(("continuous", "cql", "c51"), marks=pytest.mark.slow),
+    pytest.param(("continuous", "edac", "scalar"), marks=pytest.mark.slow),
     ("continuous", "iql", "hl_gauss"),
     ("continuous", "rebrac", "two_hot"),
-    ("continuous", "sac_n", "quantile"),
+    pytest.param(("continuous", "sac_n", "quantile"), marks=pytest.mark.slow),
     ("continuous", "td3_bc", "scalar"),
     ("discrete", "cql", "hl_gauss"),
     ("discrete", "dqn", "c51"),
@@ -169,7 +169,7 @@ def lengths(program: str) -> set[int]:
 # ---- eight devices ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES, ids="-".join)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(case))
 def test_eight_devices_compute_what_one_does(case: tuple[str, str, str]) -> None:
     succeed(launch(f"on_eight_devices{case}", 8))
 
