@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,8 +13,10 @@ import pytest
 
 from rl.agents import robust_vi
 from rl.envs import double_t_maze as maze
-from rl.envs import tabular, wordle
-from rl.envs.text import Dialogue, Turn
+from rl.envs import programs, tabular, wordle
+from rl.envs.text import Dialogue, Turn, play
+from rl.programs.pool import Verdict
+from rl.programs.problems import Problem
 
 WORDS = ("crane", "slate", "trace", "eerie", "geese", "abbey")
 
@@ -212,6 +215,104 @@ def test_a_walk_in_words(rng: np.random.Generator) -> None:
         assert said.terminated == (actions[-1].reward == 0)
         assert [maze.parse(turn.text) for turn in actions] == walks.action[walk][walks.valid[walk]].tolist()
         assert said.turns[2].text == maze.see(walks.next_state[walk, 0])
+
+
+# ---- played in words ------------------------------------------------------------------------------------------------
+
+
+def careful(dialogues: list[Dialogue]) -> list[str]:
+    """The first word that agrees with all that it was told, in each game."""
+    said = []
+    for one in dialogues:
+        told = [
+            (guess.text[::2].strip(), answer.text[::2].strip())
+            for guess, answer in zip(one.turns[1::2], one.turns[2::2], strict=True)
+        ]
+        agree = [word for word in WORDS if all(colours(guess, word) == answer for guess, answer in told)]
+        said.append(" ".join(agree[0]))
+    return said
+
+
+def test_wordle_is_played_until_the_word_is_found(rng: np.random.Generator) -> None:
+    played = play(wordle.game(wordle.make(WORDS)), careful, 60, rng)
+    assert {len(one.turns) for one in played} >= {3, 5}  # some are over before others
+    for one in played:
+        *before, last = [turn for turn in one.turns if turn.is_action]
+        assert one.terminated and one.turns[0] == Turn("Wordle:\n")
+        assert one.turns[-1] == Turn("g g g g g\n") and last.reward == 0
+        assert all(turn.reward == -1 for turn in before) and one.returned == -len(before)
+
+
+def test_wordle_by_who_knows_no_word(rng: np.random.Generator) -> None:
+    game = wordle.game(wordle.make(WORDS), bad_word=-10.0)
+    played = play(game, lambda dialogues: ["hello"] * len(dialogues), 2, rng)
+    assert played == [Dialogue((Turn("Wordle:\n"), *(Turn("hello", True, -10.0), Turn("\n")) * 6))] * 2
+
+
+def test_the_maze_is_walked_by_what_is_seen(rng: np.random.Generator) -> None:
+    table = clone(maze.logged(rng, published=True)).argmax(1)
+
+    def cell(turn: Turn) -> int:
+        return maze.CELLS.index(tuple(map(int, turn.text.split()[:2])))
+
+    walks = play(
+        maze.game(), lambda walks: [maze.ACTIONS[table[cell(one.turns[-1])]] for one in walks], 200, rng
+    )
+    starts = np.array([cell(one.turns[0]) for one in walks])
+    assert set(starts) == set(STARTS)
+    np.testing.assert_array_equal(
+        [one.returned for one in walks], maze.returns(lambda state: table[state], starts)
+    )
+    assert all(one.terminated and cell(one.turns[-1]) == maze.GOAL for one in walks)
+    (stuck,) = play(maze.game(), lambda walks: ["left\n"] * len(walks), 1, rng)
+    assert (len(stuck.turns), stuck.returned, stuck.terminated) == (201, -100, False)
+
+
+def test_games_log_what_their_data_policies_do() -> None:
+    env = wordle.make(WORDS)
+    for game, again in (
+        (wordle.game(env), lambda rng: wordle.dialogue(env, wordle.play(env, wordle.logged, 3, rng), 2)),
+        (maze.game(), lambda rng: maze.dialogue(maze.logged(rng, 3), 2)),
+    ):
+        assert game.logged is not None
+        found = game.logged(3, np.random.default_rng(5))
+        assert len(found) == 3 and found[2] == again(np.random.default_rng(5))
+        assert all(turn.text.endswith(game.end) for turn in found[2].turns if turn.is_action)
+
+
+class Judge:
+    """In place of a pool: passes what says so, and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[Problem, str]] = []
+
+    def run(self, pairs: Any) -> list[Verdict]:
+        found = list(pairs)
+        self.given += found
+        return [Verdict.PASSED if "right" in program else Verdict.FAILED for _, program in found]
+
+
+def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generator) -> None:
+    tasks = [Problem(name, f"# {name}\n", "assert f()", ("f",), "") for name in "abc"]
+    pool = Judge()
+    played = play(
+        programs.game(pool, tasks),
+        lambda all_: ["right" if "b" in one.turns[0].text else "" for one in all_],
+        6,
+        rng,
+    )
+    assert sorted(one.turns[0].text for one in played) == sorted(2 * [task.prompt for task in tasks])
+    assert all(program == task.prompt + "right" * (task.name == "b") for task, program in pool.given)
+    for one in played:
+        right = "b" in one.turns[0].text
+        assert one.terminated and one.turns[1:] == (Turn("right" * right, True, 1.0 if right else -0.3),)
+    verdicts, rewards = programs.step(
+        pool, tasks[:2], ["x", "y"], lambda task, text: text + "right" * (text == "y")
+    )
+    assert verdicts == [Verdict.FAILED, Verdict.PASSED] and rewards.tolist() == [-0.3, 1.0]
+    said = programs.dialogue(tasks[0], "x", Verdict.COMPILE_ERROR)
+    assert said == Dialogue((Turn("# a\n"), Turn("x", True, -1.0)), terminated=True, imitate=0.0)
+    assert programs.dialogue(tasks[0], "x", Verdict.PASSED).imitate == 1
 
 
 @pytest.fixture

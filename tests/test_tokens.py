@@ -111,6 +111,23 @@ def test_sampling_draws_whole_rows() -> None:
     jax.tree.map(lambda x, all_rows: np.testing.assert_array_equal(x, all_rows[which]), batch, data)
 
 
+def said(*rewards: float) -> Episode:
+    """An episode of as many turns of the agent, of two tokens each, as rewards."""
+    turns = [[Turn([1]), Turn([2, 3], True, reward)] for reward in rewards]
+    return episode([turn for pair in turns for turn in pair], terminated=True)
+
+
+def test_returns_of_an_episode_and_the_bounds_of_values_by_hand() -> None:
+    assert replay.returns_to_go(said(-1.0, 2.0), 0.5).tolist() == [-0.25, -0.5, 1.0, 2.0]
+    # One verdict at the end bounds all values; games lose at most as often as the longest did, and win nothing.
+    assert replay.value_bounds([said(-1.0), said(1.0)], 0.9) == (-1.0, 1.0)
+    assert replay.value_bounds([said(-1.0, -1.0, -1.0), said(0.0)], 1.0) == (-3.0, 0.0)
+    # Twice the span of the returns that there were, where rewards would allow more.
+    low, high = replay.value_bounds([said(*[1.0, -1.0] * 10), said(2.0)], 1.0)
+    assert (low, high) == (-1.0 - 3.0, 2.0 + 3.0)
+    assert replay.value_bounds([said(0.0)], 1.0) == (-0.5, 0.5)
+
+
 def test_the_best_episodes() -> None:
     def weights(share: float) -> list[float]:
         episodes = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3, 3, 2)]

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rl.envs.tabular import MDP, Episodes
-from rl.envs.text import Dialogue, Turn
+from rl.envs.text import Dialogue, Game, Turn
 
 MOVES = 100  # after which a walk is cut off
 ACTIONS = ("left", "right", "up", "down")
@@ -116,6 +116,33 @@ def logged(
         state = following
     states, actions, followings, valid = (np.stack(column, 1) for column in zip(*steps, strict=True))
     return Episodes(states.astype(np.int32), actions.astype(np.int32), followings.astype(np.int32), valid)
+
+
+# ---- in words -------------------------------------------------------------------------------------------------------
+
+
+def game() -> Game:
+    """To be walked in words, as in `dialogue`, from any cell but the goal. Its data policy is `logged`.
+
+    What `returns` counts for a walk that is cut off, 1 more, no action is charged for: there is none that earned it.
+    """
+
+    def begin(episodes: int, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
+        state = _draw(np.tile(np.arange(len(CELLS)) != GOAL, (episodes, 1)), rng)
+        return state, [see(cell) for cell in state]
+
+    def move(
+        state: np.ndarray, said: list[str], rng: np.random.Generator
+    ) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
+        following, reward = step(state, np.array([parse(text) for text in said]))
+        following = np.where(state == GOAL, GOAL, following)
+        return following, [see(cell) for cell in following], reward, following == GOAL
+
+    def log(episodes: int, rng: np.random.Generator) -> list[Dialogue]:
+        walks = logged(rng, episodes)
+        return [dialogue(walks, number) for number in range(episodes)]
+
+    return Game(begin, move, MOVES, "\n", log)
 
 
 def dialogue(walks: Episodes, walk: int) -> Dialogue:

@@ -1,8 +1,15 @@
-"""What an episode in words is: turns of an agent and of its environment, as `rl.replay.tokens` has them in tokens."""
+"""What an episode in words is: turns of an agent and of its environment, as `rl.replay.tokens` has them in tokens.
+
+And how environments in words are played, many episodes at a time, by whatever can answer: NumPy and strings only.
+Models that answer are made by `rl.language.speak`. Letter: ``B`` episodes side by side.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Turn(NamedTuple):
@@ -18,3 +25,49 @@ class Dialogue(NamedTuple):
 
     turns: tuple[Turn, ...]
     terminated: bool = True  # False: it was cut off, and might have gone on
+    imitate: float = 1.0  # weight of its actions in likelihood losses
+
+    @property
+    def returned(self) -> float:
+        """The sum of its rewards."""
+        return sum(turn.reward for turn in self.turns)
+
+
+class Game(NamedTuple):
+    """An environment in words. What it knows of ``B`` episodes is its own, and what it is told of those that are over
+    it does not read.
+    """
+
+    reset: Callable[[int, np.random.Generator], tuple[Any, list[str]]]  # B -> state, what is said first
+    # state, what the agent says [B] -> state, the answers [B], the rewards [B], and whether each is over [B]
+    step: Callable[[Any, list[str], np.random.Generator], tuple[Any, list[str], np.ndarray, np.ndarray]]
+    moves: int  # after which an episode is cut off
+    end: str | None = None  # what an action ends with, if that is the environment's to say
+    logged: Callable[[int, np.random.Generator], list[Dialogue]] | None = (
+        None  # episodes of its data policy, if any
+    )
+
+
+Policy = Callable[[list[Dialogue]], list[str]]  # what to say next in each of ``B`` dialogues
+
+
+def play(game: Game, policy: Policy, episodes: int, rng: np.random.Generator) -> list[Dialogue]:
+    """Plays that many episodes to their end, side by side.
+
+    The policy is always asked about all of them, so that a compiled one has one shape; what it says in those that are
+    over is ignored.
+    """
+    state, said = game.reset(episodes, rng)
+    turns = [[Turn(text)] for text in said]
+    over = np.zeros(episodes, bool)
+    for _ in range(game.moves):
+        actions = policy([Dialogue(tuple(own), terminated=False) for own in turns])
+        state, answers, rewards, done = game.step(state, actions, rng)
+        for i in np.flatnonzero(~over):
+            turns[i].append(Turn(actions[i], True, float(rewards[i])))
+            if answers[i]:
+                turns[i].append(Turn(answers[i]))
+        over = over | done
+        if over.all():
+            break
+    return [Dialogue(tuple(own), bool(done)) for own, done in zip(turns, over, strict=True)]

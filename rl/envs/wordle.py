@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl.envs.text import Dialogue, Turn
+from rl.envs.text import Dialogue, Game, Turn
 
 LETTERS, TRIES = 5, 6
 NO_WORD = -1  # as a guess: something that is not in the list; as feedback: none
 SOLVED = 3**LETTERS - 1  # the feedback of five greens
+_FIRST = "Wordle:\n"
 _COLOURS = "byg"  # black: nowhere in the word; yellow: elsewhere; green: here
 
 
@@ -186,9 +187,29 @@ def make_informed() -> Policy:
 # ---- in words -------------------------------------------------------------------------------------------------------
 
 
+def game(env: Wordle, *, bad_word: float = -1.0) -> Game:
+    """To be played in words, as in `dialogue`; ``bad_word`` as in `step`. Its data policy is `logged`."""
+
+    def begin(episodes: int, rng: np.random.Generator) -> tuple[State, list[str]]:
+        return reset(env, episodes), [_FIRST] * episodes
+
+    def move(
+        state: State, said: list[str], rng: np.random.Generator
+    ) -> tuple[State, list[str], np.ndarray, np.ndarray]:
+        guess = np.array([parse(env, text) for text in said])
+        state, feedback, reward = step(env, state, guess, rng, bad_word=bad_word)
+        return state, [feedback_text(one) for one in feedback], reward, state.done
+
+    def log(episodes: int, rng: np.random.Generator) -> list[Dialogue]:
+        games = play(env, logged, episodes, rng)
+        return [dialogue(env, games, number) for number in range(episodes)]
+
+    return Game(begin, move, TRIES, "\n", log)
+
+
 def dialogue(env: Wordle, games: Games, game: int) -> Dialogue:
     """A game in LMRL-Gym's text form: letters and colours with spaces between them, a line each."""
-    turns = [Turn("Wordle:\n")]
+    turns = [Turn(_FIRST)]
     for guess, feedback in zip(games.guess[game], games.feedback[game], strict=True):
         if guess != NO_WORD:
             turns += [

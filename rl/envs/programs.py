@@ -1,0 +1,57 @@
+"""Program synthesis in words: a problem is said, a program answers, and its tests pay for it.
+
+The reward of a program stands on its last token (`rl.programs.pool.REWARDS`: CodeRL; B-Coder, Yu et al. 2024, section
+3). Programs run in a `rl.programs.pool.Pool`, nowhere else. Letter: ``B`` programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from rl.envs.text import Dialogue, Game, Turn
+from rl.programs.pool import REWARDS, Pool, Verdict
+from rl.programs.problems import Problem
+
+Text = Callable[[Problem, str], str]  # problem, completion -> the program that is judged
+
+
+def whole(problem: Problem, completion: str) -> str:
+    """The prompt and what completes it, as in HumanEval and MBPP."""
+    return problem.prompt + completion
+
+
+def step(
+    pool: Pool, problems: Sequence[Problem], completions: Sequence[str], text: Text = whole
+) -> tuple[list[Verdict], np.ndarray]:
+    """Judges one completion for each problem: the verdicts [B] and the rewards [B].
+
+    Raises:
+        ValueError: the tests of a problem do not compile or assert nothing.
+        IsolationError: a worker of the pool died, and no other could be started.
+    """
+    verdicts = pool.run(zip(problems, map(text, problems, completions), strict=True))
+    return verdicts, np.array([REWARDS[verdict] for verdict in verdicts])
+
+
+def dialogue(problem: Problem, completion: str, verdict: Verdict) -> Dialogue:
+    """A problem and its completion; what passed is what is worth imitating."""
+    turns = Turn(problem.prompt), Turn(completion, True, REWARDS[verdict])
+    return Dialogue(turns, imitate=float(verdict == Verdict.PASSED))
+
+
+def game(pool: Pool, problems: Sequence[Problem], text: Text = whole) -> Game:
+    """Problems to be solved in one move: each in turn, from a random one on. There is no data policy."""
+
+    def begin(episodes: int, rng: np.random.Generator) -> tuple[list[Problem], list[str]]:
+        first = int(rng.integers(len(problems)))
+        asked = [problems[(first + i) % len(problems)] for i in range(episodes)]
+        return asked, [problem.prompt for problem in asked]
+
+    def move(
+        asked: list[Problem], said: list[str], rng: np.random.Generator
+    ) -> tuple[list[Problem], list[str], np.ndarray, np.ndarray]:
+        return asked, [""] * len(said), step(pool, asked, said, text)[1], np.ones(len(said), bool)
+
+    return Game(begin, move, moves=1)
