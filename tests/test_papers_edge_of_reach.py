@@ -37,9 +37,12 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_variants_of_several_parts_are_trained_once() -> None:
-    every = paper.chosen(paper.Settings())
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (4 - 2)
+    every = paper.chosen(paper.Settings(parts=",".join(paper.PARTS)))
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (4 - 2) + (6 - 2) + (5 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
+    assert (
+        paper.describe(paper.Variant(head="two_hot", support=10.0)) == "N = 2, k = 10, two_hot, support x 10"
+    )
 
 
 def test_initial_weights_are_those_of_the_start_asked_for() -> None:
@@ -138,6 +141,9 @@ def test_the_other_oracles_give_nothing_or_correct_more() -> None:
     _, found = patched_batch("edge, worth 0", inner=10.5)
     np.testing.assert_array_equal(found.discount, np.arange(64) % 2)
     np.testing.assert_array_equal(found.reward, 0.5)
+    _, found = patched_batch("random, worth 0")
+    assert (found.discount == 0).sum() == 32 and (found.reward == 0.5).all()
+    assert 8 < (found.discount[::2] == 0).sum() < 24
     batch, found = patched_batch("last two steps", inner=10.5)
     assert not found.discount.any()
     expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99))
@@ -155,7 +161,7 @@ def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
 
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(
-        ValueError, match="--parts has heads: choose from story, k, N, ablation, start, oracle"
+        ValueError, match="--parts has heads: choose from story, k, N, ablation, support, start, oracle"
     ):
         paper.run(dataclasses.replace(TINY, parts="story,heads"))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
