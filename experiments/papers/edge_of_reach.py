@@ -16,7 +16,7 @@ continue from their values, and nothing ever trains these. The study asks, with 
 
 and checks the outcome that the paper's argument predicts. By default the story and the sweeps are run, 40 minutes of
 one core; the ablation alone is an hour and a half. What is finished in --workdir under the same commit is not trained
-again: parts may be run side by side first, and then all for one report, --parts=story,k,N,ablation,support,start,oracle.
+again: parts may be run side by side, and then all for one report: --parts=story,k,N,ablation,support,start,oracle.
 
 Published are k = 10, the horizon of 30 and the oracle; the random control, the sweeps and the ablation are what
 reviewers asked for, or new.
