@@ -1,16 +1,17 @@
-"""How fast is an epoch of offline model-based training, beside the same in PyTorch and beside its matrix products?
+"""How fast are epochs of offline model-based training, beside the same in PyTorch and beside their matrix products?
 
     python -m benchmarks.model_based
 
 An epoch is 50,000 rollouts of 5 steps in an ensemble of seven networks and 1,000 updates of RAVL (batch 256, ten
-critics) on halfcheetah's sizes; ``fit`` is a thousand updates of the ensemble. Three programs do each, in rounds:
+critics) on halfcheetah's sizes; ``fit`` is an epoch of the ensemble's own training: one pass over the training rows of
+a log of 1,024,000 in batches of 256, and a check on the fifth that is held out. Three programs do each, in rounds:
 
   ours      as the library trains: one compiled call
   products  the matrix products of it and nothing else: the limit
   torch     `benchmarks.model_based_peer`: one update per Python step, indices drawn on the host, where torch is there
 
-Only --part of an epoch is timed (rollouts and updates alike), and the table gives whole epochs. Several seeds are one
-program for ours, and one after another for torch. Nothing else should run meanwhile.
+Only --part of an epoch is timed (rollouts, updates, and rows to fit alike), and the table gives whole epochs. Several
+seeds are one program for ours, and one after another for torch. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from rl.replay import dataset as replay
 from rl.values import heads
 
 EPOCH_UPDATES, EPOCH_ROLLOUTS, LENGTH = 1000, 50_000, 5
-FIT_UPDATES = 1000
+FIT_BLOCKS, BLOCK = 200, 5120  # of rows to fit: 16 batches, and 1024 rows that are held out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +47,8 @@ class Settings:
     critics: int = 10  # N
     diversity: float = 1.0  # eta
     seeds: tuple[int, ...] = (1,)  # trained at once; each number is a block of the table
-    part: float = 0.02  # of an epoch and of a fit, that is timed
-    transitions: int = 100_000  # logged rows
+    part: float = 0.02  # of either epoch that is timed, a multiple of 0.005
+    transitions: int = 100_000  # logged rows that updates draw from
     repeats: int = 3  # timed rounds
     out: str = ""  # JSON file; by default results/benchmarks/model_based-HARDWARE.json
     no_torch: bool = False  # leave PyTorch out even where it is installed
@@ -85,7 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def _measure(
     programs: Programs, settings: Settings, finished: Callable[[int], Any]
 ) -> dict[str, list[float]]:
-    """{program: seconds of every round, of a whole epoch or fit}; a first round warms up."""
+    """{program: seconds of every round, of a whole epoch}; a first round warms up."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     for number in range(1 + settings.repeats):
         for name, call in programs.items():
@@ -142,22 +143,42 @@ def epoch(settings: Settings, seeds: int) -> Programs:
 
 
 def fit(settings: Settings, seeds: int) -> Programs:
-    """Updates of the ensemble's networks on their own batches."""
-    count = _scaled(FIT_UPDATES, settings)
-    config = ensemble.Config(updates=count)
-    network = ensemble.make(config, cases.SPEC)
-    dataset = cases.synthetic(settings.transitions)
-    rows, _, _ = ensemble._prepare(dataset, cases.SPEC)
-    keys = jax.random.split(jax.random.key(0), seeds)
-    model = jax.eval_shape(network.init, keys[0])
+    """One pass of the ensemble's networks over their own training rows, and a check on the held-out ones."""
+    config = ensemble.Config()
+    rows, _, _ = ensemble._prepare(cases.synthetic(_scaled(FIT_BLOCKS, settings) * BLOCK), cases.SPEC)
+    start, advance = ensemble._programs(config, cases.SPEC, len(rows.inputs), ensemble._equal, stacked=True)
+    state, split, keys = start(jax.random.split(jax.random.key(0), seeds))
+
+    def ours() -> None:
+        nonlocal state
+        state = jax.block_until_ready(advance(state, rows, split, keys))
+
+    parts = _fit_limit(config, rows, seeds)
+    return {"ours": ours, "products": lambda: [part() for part in parts]}
+
+
+def _fit_limit(config: ensemble.Config, rows: Any, seeds: int) -> list[Callable[[], Any]]:
+    """The products of the updates, and those of the check."""
+    model = jax.eval_shape(ensemble.make(config, cases.SPEC).init, jax.random.key(0))
     params = {"members": model.members, "bounds": model.bounds}
-    example = jax.tree.map(
+    batch = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct((config.members, config.batch_size, *x.shape[1:]), x.dtype), rows
     )
-    weight = jax.ShapeDtypeStruct((config.members, config.batch_size, rows.outputs.shape[1]), np.float32)
-    gradient = lambda params, batch, weight: jax.grad(ensemble._loss, 1)(config, params, batch, weight)
-    limit = _limit(products.find(gradient, params, example, weight), count * seeds)
-    return {"ours": lambda: jax.block_until_ready(network.fit(dataset, keys)), "products": limit}
+    chunk = jax.ShapeDtypeStruct((1, ensemble._HOLDOUT_ROWS), np.int32)
+
+    def update(params: Any, batch: Any) -> Any:
+        weight = ensemble._weigh(ensemble._equal, batch.next_observation)
+        return jax.grad(ensemble._loss, 1)(config, params, batch, weight)
+
+    def check(params: Any, rows: Any, chunk: Any) -> Any:
+        return ensemble._holdout_error(params, rows, ensemble._Split(chunk, chunk), ensemble._equal)
+
+    count = len(rows.inputs)
+    checks = ensemble._held_out(config, count) // ensemble._HOLDOUT_ROWS
+    return [
+        _limit(products.find(update, params, batch), ensemble._plan(config, count).updates * seeds),
+        _limit(products.find(check, params, rows, chunk), checks * seeds),
+    ]
 
 
 def _limit(found: list[products.Product], steps: int) -> Callable[[], Any]:
@@ -211,16 +232,19 @@ def _torch_fit(settings: Settings) -> Callable[[], Any]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = peer.Model(cases.SPEC, device)
     rng = np.random.default_rng(0)
-    rows = settings.transitions * 4 // 5
-    # Each network's bootstrap sample is a copy of the training rows, as in the published code.
-    draw = lambda width: torch.as_tensor(rng.standard_normal((7, rows, width), np.float32), device=device)
+    rows = _scaled(FIT_BLOCKS, settings) * BLOCK
+    held = rows // 5
+    draw = lambda *shape: torch.as_tensor(rng.standard_normal(shape, np.float32), device=device)
     size = cases.SPEC.observation_shape[0]
-    inputs, outputs = draw(size + cases.SPEC.action_size), draw(size + 1)
+    widths = size + cases.SPEC.action_size, size + 1
+    # Each network's bootstrap sample is a copy of the training rows, as in the published code.
+    inputs, outputs = (draw(7, rows - held, width) for width in widths)
+    holdout = [draw(held, width) for width in widths]
 
     def call() -> None:
-        for _ in range(_scaled(FIT_UPDATES, settings)):
-            chosen = rng.integers(0, rows, 256)
+        for chosen in rng.permutation(rows - held).reshape(-1, 256):
             model.update(inputs[:, chosen], outputs[:, chosen])
+        model.errors(*holdout)
 
     return call
 
@@ -244,13 +268,14 @@ def render(results: Mapping[str, Any]) -> str:
                 f"{limit / ours:.2f}",
                 table.digits(theirs) if theirs else "",
                 table.digits(theirs * row["seeds"] / ours) if theirs else "",
-                table.digits(row["seeds"] / ours) if row["work"] == "epoch" else "",
+                table.digits(row["seeds"] / ours),
             )
         )
     settings = results["settings"]
     note = (
-        f"epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
-        f"{settings['critics']}, eta = {settings['diversity']:g}; fit: {FIT_UPDATES:,} updates of seven networks. "
+        f"Whole epochs. epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
+        f"{settings['critics']}, eta = {settings['diversity']:g}; fit: {FIT_BLOCKS * BLOCK * 4 // 5:,} rows once "
+        f"through each of seven networks, in batches of 256, and a check on {FIT_BLOCKS * BLOCK // 5:,} more. "
         f"A share of {settings['part']:g} was timed."
     )
     versions = {"torch": results["torch"]} if results["torch"] else None

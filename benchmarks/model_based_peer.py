@@ -172,6 +172,12 @@ class Model:
         self.adam.step()
         return loss.item()
 
+    @torch.no_grad()
+    def errors(self, inputs: torch.Tensor, outputs: torch.Tensor) -> list[float]:
+        """Each network's squared error on rows [B, ...] that all share, in one piece as in the published code."""
+        mean, _ = self.distribution(inputs.expand(7, -1, -1))
+        return (mean - outputs).square().mean((1, 2)).tolist()
+
 
 def rollouts(agent: Agent, model: Model, buffer: Buffer, states: torch.Tensor, length: int) -> None:
     """``length`` steps from each of ``states``, added to the buffer."""

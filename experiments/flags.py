@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from absl import flags, logging
 
 from rl import checkpoint, train
+from rl.programs.pool import IsolationError
 
 T = TypeVar("T")
 
@@ -29,6 +30,7 @@ _EXPLAINED = (
     ImportError,
     OSError,
     FloatingPointError,
+    IsolationError,
     train.Diverged,
     checkpoint.CheckpointError,
 )

@@ -5,7 +5,10 @@ r"""Train an offline agent in a model of the logged world, several seeds at once
 ``--agent`` is a method of `rl.model_based`: base, mopo, mopo_disagreement, mobile or ravl, and sac_n or edac, which
 use no model. They differ in settings only, which ``--agent=NAME --help`` lists. ``--truth`` moves the world from an
 untrained model over the learned one to the true dynamics, where the environment has them. The run folder is that of
-`experiments.offline`, and the same command continues an interrupted run.
+`experiments.offline`, and the same command continues an interrupted run to the same bits. The price is that a
+checkpoint holds the model's rows, too: ``--agent.rollouts`` times ``--agent.length`` times ``--agent.retain`` of them
+for each seed, 245 MB of halfcheetah's at the defaults, and two checkpoints are kept. ``--agent.rollouts=5000`` makes it
+a tenth, ``--agent.retain=1`` a fifth.
 """
 
 from __future__ import annotations
@@ -26,7 +29,17 @@ from experiments import flags, offline
 from rl import checkpoint, envs, evaluate, log, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
+from rl.dynamics.termination import Rule
 from rl.types import Key, Learner
+
+# Settings of the dynamics ensemble that are flags.
+_MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
+
+# Settings that another checkpoint in the same folder must agree on.
+_IDENTITY = (
+    *("agent", "dataset", "environment", "clip_actions", "truth", *(f"model_{name}" for name in _MODEL)),
+    *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +58,10 @@ class Settings:
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
     truth: float = 0.0  # of the world: -1 untrained model, 0 learned, 1 true dynamics; mixtures between
     model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log
+    model_patience: int = ensemble.Config.patience  # of that rule: epochs without improvement of 1 %
+    model_min_epochs: int = ensemble.Config.min_epochs  # before which it does not stop
+    model_max_epochs: int = ensemble.Config.max_epochs  # after which it stops in any case
+    model_deterministic: bool = False  # the ensemble predicts means only
     head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
     head_size: int = 101  # outputs of the head (the scalar head has one)
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
@@ -55,7 +72,7 @@ class Settings:
     eval_every: int = 10  # epochs between evaluations, each with a checkpoint
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
-    runaway: float = 10.0  # stop where mean Q is so many times what rewards allow at most; 0: never
+    runaway: float = 10.0  # stop where mean Q is so many times what rewards and entropy allow; 0: never
     workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True  # write TensorBoard events
@@ -98,24 +115,23 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
       checkpoint.CheckpointError: the run folder holds another run.
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
-    check(settings)
+    check(settings, config)
     plain = _as_offline(settings, config)
     workdir = offline.folder(plain)
     task = offline.problem(plain, config.discount)
+    bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
-    terminates = termination.of(name)
-    _check_length(config, task.loaded.environment)
+    terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     card = {
-        "settings": {
-            key: getattr(settings, key) for key in ("agent", "truth", "model_updates", "head", "seeds")
-        },
+        "settings": {key: getattr(settings, key) for key in _IDENTITY},
         "config": dataclasses.asdict(config),
         "digest": task.loaded.digest,
         "support": task.support,
     }
-    network = ensemble.make(ensemble.Config(updates=settings.model_updates), task.loaded.spec)
+    of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
+    network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
     where = world(settings, config, network, keys, name)
     loop = model_based.make(
         config,
@@ -134,15 +150,15 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     start = {"carry": carry, "world": where.params(jax.vmap(network.init)(keys)), "seconds": np.zeros(())}
     earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
     saved, step = earlier or (start, 0)
-    total = settings.epochs * config.updates
-    if step >= total and (result := offline.finished(workdir, step, total)):
+    total, done = settings.epochs * config.updates, step // config.updates
+    if step >= total and (result := offline.finished(workdir, done, settings.epochs, "epochs")):
         return result
     started = time.time() - saved["seconds"].item()
     params = saved["world"]
-    if where.learns and not earlier:
-        fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-        params = where.params(network.fit(task.dataset, fit_keys))
-    bound = model_based.largest_value(task.dataset, config.discount)
+
+    def save(carry: model_based.Carry) -> None:
+        tree = {"carry": carry, "world": params, "seconds": np.asarray(time.time() - started)}
+        checkpoint.save(workdir / "checkpoints", step, tree, card)
 
     with ExitStack() as stack:
         episodes = (
@@ -150,13 +166,22 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             if task.loaded.environment
             else None
         )
-        if settings.overwrite:
+        if episodes:
+            offline.check_fit(task.loaded, episodes.spec)
+        fitting = where.learns and not earlier
+        if fitting:
+            _check_new(workdir, settings)
+            fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
+            params = where.params(network.fit(task.dataset, fit_keys))
+        if settings.overwrite:  # not before everything that can be wrong with this run has been tried
             offline.clear(workdir)
         record = stack.enter_context(
             log.open_run(
                 workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
             )
         )
+        if fitting:  # which may have taken longer than anything that follows
+            save(saved["carry"])
         bar = stack.enter_context(log.progress(total, settings.agent, initial=step))
         stopping = stack.enter_context(train.stop_requests())
         epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
@@ -175,8 +200,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             if due or stopping:
-                tree = {"carry": carry, "world": params, "seconds": np.asarray(time.time() - started)}
-                checkpoint.save(workdir / "checkpoints", step, tree, card)
+                save(carry)
             if stopping and step < total:
                 raise train.Interrupted(
                     f"stopped at update {step}; the same command continues from {workdir}"
@@ -185,6 +209,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             **card,
             "source": task.loaded.source,
             "environment": task.loaded.environment,
+            "epochs": step // config.updates,
             "updates": step,
             "scores": offline.summary(workdir),
             "wall_seconds": time.time() - started,
@@ -195,8 +220,8 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     return result
 
 
-def check(settings: Settings) -> None:
-    """Raises ValueError, naming the flag, on numbers that no run can have."""
+def check(settings: Settings, config: Config) -> None:
+    """Raises ValueError, naming the flag, on settings that no run can have."""
     for name in ("seeds", "epochs", "eval_every"):
         if getattr(settings, name) < 1:
             raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
@@ -204,8 +229,13 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--eval_episodes={settings.eval_episodes}: give at least 2")
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
-    if settings.model_updates < 0 or settings.runaway < 0:
-        raise ValueError("--model_updates and --runaway must not be negative")
+    if settings.runaway < 0:
+        raise ValueError(f"--runaway={settings.runaway} must not be negative")
+    if settings.model_deterministic and config.uncertainty == "aleatoric":
+        raise ValueError(
+            "--model_deterministic predicts no deviation for --agent.uncertainty=aleatoric to doubt: take "
+            "--agent.uncertainty=disagreement or bellman"
+        )
 
 
 def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: Key, name: str) -> World:
@@ -214,11 +244,11 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: 
     Raises:
       ValueError: true dynamics are asked for where there are none.
     """
-    true = _truth(name, needed=settings.truth > 0)
     model = base.learned(network)
-    share = jnp.full(len(keys), abs(settings.truth))
     if config.real == 1:
         return World(model, lambda model: (), False, None)
+    true = _truth(name, needed=settings.truth > 0)
+    share = jnp.full(len(keys), abs(settings.truth))
     if true and settings.truth == 1:
         return World(true, lambda model: (), False, true)
     if true and settings.truth > 0:
@@ -244,11 +274,28 @@ def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
         return None
 
 
-def _check_length(config: Config, environment: str | None) -> None:
-    """Raises ValueError if rollouts would be longer than an episode of the environment can be."""
+def _rule(config: Config, name: str, environment: str | None) -> Rule:
+    """Where episodes of rollouts end; without rollouts there are none.
+
+    Raises:
+      ValueError: nobody knows, or rollouts would be longer than an episode of the environment can be.
+    """
+    if config.real == 1:
+        return termination.never
+    rule = termination.of(name)
     limit = envs.make(environment).spec.max_episode_steps if environment else None
     if limit and config.length > limit:
         raise ValueError(f"--agent.length={config.length}: episodes of {environment} end after {limit} steps")
+    return rule
+
+
+def _check_new(workdir: Path, settings: Settings) -> None:
+    """Raises CheckpointError, before the model is fitted, if the results of another run would be in its way."""
+    if not settings.overwrite and (workdir / log.RESULT).exists():
+        raise checkpoint.CheckpointError(
+            f"{workdir} holds a finished run without its checkpoints: choose another --workdir, or --overwrite to "
+            "start again"
+        )
 
 
 def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Problem) -> evaluate.Evaluator:

@@ -387,7 +387,7 @@ def scorer(
                     base_seed=settings.seed,
                 )
             )
-            _check_fit(task.loaded, episodes.spec)
+            check_fit(task.loaded, episodes.spec)
         if settings.policy_estimates and shard.is_main():
             fit = evaluate.FittedQ(discount=discount, updates=settings.policy_estimates)
             estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head, fit)
@@ -456,7 +456,7 @@ def _anywhere(asked: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.asarray(asked))))
 
 
-def _check_fit(loaded: data.Loaded, environment: Spec) -> None:
+def check_fit(loaded: data.Loaded, environment: Spec) -> None:
     """Raises ValueError if policies trained on the data cannot act in the environment."""
     spec = loaded.spec
     if spec.discrete:  # the largest integer actions may never have been logged

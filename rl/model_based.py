@@ -42,7 +42,12 @@ _ROLLOUTS = np.uint32(2**32 - 1)  # no update has this number: the key of an epo
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The loop's hyper-parameters; defaults are those of RAVL's code."""
+    """The loop's hyper-parameters; defaults are those of RAVL's code.
+
+    No environment is known here: with a ``length`` beyond its time limit rollouts go on where episodes would have been
+    cut. `experiments.model_based` refuses that where it can, which is not where a log names no environment. The buffer
+    takes ``rollouts * length * retain`` rows of the device's memory and of every checkpoint.
+    """
 
     rollouts: int = 50_000  # started per epoch
     length: int = 5  # k, steps of a rollout
@@ -275,23 +280,44 @@ def diagnosis(
     return diagnose
 
 
-def largest_value(dataset: Dataset, discount: float) -> float:
-    """``max |r| / (1 - gamma)``: no policy's value is farther from 0 if the logged rewards are all there are."""
-    return float(np.abs(np.asarray(dataset.transitions.reward)).max()) / (1 - discount)
+class Largest(NamedTuple):
+    """What no policy's value exceeds: ``reward + alpha * entropy``, alpha being the temperature."""
+
+    reward: float  # max |r| / (1 - gamma)
+    entropy: float  # D ln 2 / (1 - gamma): that of uniform actions in [-1, 1]^D at every step
 
 
-def check_values(report: train.Report, largest: float, factor: float = 10.0) -> None:
-    """Raises `RunawayQ` if the mean Q of an epoch is beyond ``factor`` times the ``largest`` value there can be.
+def largest_value(dataset: Dataset, discount: float) -> Largest:
+    """The bound if the logged rewards are all there are; actions [N, D].
 
-    Call it on the reports of `rl.train.epochs`; a study of the phenomenon leaves it out.
+    Raises:
+      ValueError: a reward is not finite.
+    """
+    reward, action = (np.asarray(x) for x in (dataset.transitions.reward, dataset.transitions.action))
+    bad = np.flatnonzero(~np.isfinite(reward))
+    if bad.size:
+        raise ValueError(
+            f"{bad.size} rewards of the dataset are not finite, the first in row {bad[0]}: mend or drop these rows"
+        )
+    horizon = 1 / (1 - discount)
+    return Largest(float(np.abs(reward).max()) * horizon, action.shape[-1] * float(np.log(2)) * horizon)
+
+
+def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -> None:
+    """Raises `RunawayQ` if the mean Q of an epoch exceeds ``factor`` times the ``largest`` value there can be.
+
+    Call it on the reports of `rl.train.epochs`; a study of the phenomenon leaves it out. Metrics without ``alpha`` are
+    of an agent without an entropy bonus. Below 0 there is no limit: penalties are no part of the logged rewards.
     """
     q = np.atleast_1d(np.asarray(report.metrics["q"]))
-    seeds = np.flatnonzero(~(np.abs(q) <= factor * largest))
+    limit = np.broadcast_to(largest.reward + report.metrics.get("alpha", 0.0) * largest.entropy, q.shape)
+    seeds = np.flatnonzero(~(q <= factor * limit) | ~np.isfinite(q))
     if seeds.size:
+        first = seeds[0]
         raise RunawayQ(
-            f"Q averages {q[seeds[0]]:.3g}, and rewards allow at most {largest:.3g} (seeds {seeds.tolist()}): targets "
-            "continue from states that rollouts reach at their last step alone, whose values nothing corrects. More "
-            "critics or diversity (RAVL) hold them down; longer rollouts reach them"
+            f"Q averages {q[first]:.3g}, and rewards and entropy allow at most {limit[first]:.3g} (seeds "
+            f"{seeds.tolist()}): targets continue from states that rollouts reach at their last step alone, whose "
+            "values nothing corrects. More critics or diversity (RAVL) hold them down; longer rollouts reach them"
         )
 
 
@@ -327,6 +353,11 @@ def _check(config: Config) -> None:
         raise ValueError(f"real={config.real} must be a share between 0 and 1")
     if config.uncertainty and config.uncertainty not in PENALTIES:
         raise ValueError(f"unknown uncertainty {config.uncertainty!r}: known are {', '.join(PENALTIES)}")
+    if config.real == 1 and config.uncertainty:
+        raise ValueError(
+            f"real=1 leaves no model rows that uncertainty={config.uncertainty!r} could doubt: give a share below "
+            "1, or no uncertainty and penalty 0"
+        )
     if bool(config.uncertainty) != (config.penalty > 0):
         raise ValueError(
             f"uncertainty={config.uncertainty!r} and penalty={config.penalty}: give both, or neither of them"

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import cases, model_based
+from benchmarks import cases, model_based, products
 from rl.agents import sac_n
+from rl.dynamics import ensemble
 from rl.values import heads, losses
 
 TINY = model_based.Settings(
@@ -68,6 +69,20 @@ def test_the_peers_critics_and_diversity_are_ours() -> None:
     np.testing.assert_allclose(theirs._similarity(*tensors).item(), expected, rtol=1e-4)
 
 
+def test_the_limit_of_a_fit_is_an_epoch_of_updates_and_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two blocks, for three seeds; forward and twice backward, but for the inputs of the first layer."""
+    done = []
+    monkeypatch.setattr(
+        model_based, "_limit", lambda found, steps: done.append(products.flops(found) * steps)
+    )
+    rows, _, _ = ensemble._prepare(cases.synthetic(2 * model_based.BLOCK), cases.SPEC)
+    model_based._fit_limit(ensemble.Config(), rows, 3)
+    layers = [23 * 200, *[200 * 200] * 3, 200 * 36]
+    trained, held = 2 * model_based.BLOCK * 4 // 5, 2 * model_based.BLOCK // 5
+    assert done[0] == 3 * 2 * 7 * trained * (3 * sum(layers) - layers[0])
+    assert done[1] == 3 * 2 * 7 * held * sum(layers)
+
+
 def test_the_peer_learns() -> None:
     torch = pytest.importorskip("torch")
     from benchmarks import model_based_peer as peer
@@ -87,3 +102,6 @@ def test_the_peer_learns() -> None:
     peer.updates(agent, logged, made, 2, 20, 0.5)
     errors = [model.update(torch.randn(7, 32, 23), torch.zeros(7, 32, 18)) for _ in range(30)]
     assert errors[-1] < errors[0]
+    inputs, outputs = torch.randn(9, 23), torch.randn(9, 18)
+    third = model.distribution(inputs[None].expand(7, -1, -1))[0][3]
+    assert model.errors(inputs, outputs)[3] == pytest.approx((third - outputs).square().mean().item())

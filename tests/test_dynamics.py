@@ -265,6 +265,9 @@ def test_a_constant_observation_stays_finite() -> None:
     network = ensemble.make(change(updates=20), SPEC)
     model = network.fit(log(observation=flat[0], next_observation=flat[1]), KEY)
     assert np.isfinite(model.error).all() and model.deviation[1] == 1
+    left = np.array([[0.3, 0.0], [0.3, 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
+    found = network.predict(model, left, left[:, :1]), network.step(model, left, left[:, :1], KEY)
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(found))
 
 
 @pytest.mark.parametrize(
@@ -276,6 +279,7 @@ def test_a_constant_observation_stays_finite() -> None:
             "decay has 1 rates: give one for each of the 1 hidden layers and one for the out",
         ),
         ({"holdout": 0.0}, "holdout=0.0 must be a share between 0 and 1"),
+        ({"max_epochs": 0}, "max_epochs=0 of the dynamics model must be at least 1"),
     ],
 )
 def test_a_configuration_without_sense_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -298,3 +302,16 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
 def test_a_fit_that_diverges_says_so() -> None:
     with pytest.raises(FloatingPointError, match=r"diverged: .* lower its learning rate"):
         ensemble.make(change(learning_rate=1e30, updates=40), SPEC).fit(log(), KEY)
+
+
+def test_what_diverges_after_a_good_check_leaves_the_model_of_that_check() -> None:
+    """With the bounds of then, though those that members share are lost with the first of them."""
+    start, advance = ensemble._programs(SMALL, SPEC, 400, ensemble._equal, stacked=False)
+    rows, mean, deviation = ensemble._prepare(log(noise=0.3), SPEC)
+    fit, split, key = start(KEY)
+    fit = advance(fit, rows, split, key)
+    good = jax.tree.map(np.array, ensemble._ranked(SMALL, fit, mean, deviation))
+    np.testing.assert_array_equal(good.bounds["max"], fit.params["bounds"]["max"])
+    broken = fit._replace(params=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), fit.params))
+    left = ensemble._ranked(SMALL, advance(broken, rows, split, key), mean, deviation)
+    jax.tree.map(np.testing.assert_array_equal, left, good)

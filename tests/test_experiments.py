@@ -22,10 +22,11 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
 
-from experiments import classic_control, flags, model_based, offline, online, quickstart
+from experiments import classic_control, flags, language, model_based, offline, online, quickstart
 from rl import agents, checkpoint, evaluate, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
+from rl.programs.pool import IsolationError
 from rl.types import Spec
 from rl.values import heads
 
@@ -166,8 +167,11 @@ def parse(*argv: str) -> absl_flags.FlagValues:
 @pytest.mark.parametrize(
     "owner",
     [
-        *(script.Settings for script in (classic_control, model_based, offline, online, quickstart)),
-        *(module.Config for module in agents.AGENTS.values()),
+        *(
+            script.Settings
+            for script in (classic_control, language, model_based, offline, online, quickstart)
+        ),
+        *(module.Config for module in (*agents.AGENTS.values(), *language.AGENTS.values())),
     ],
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
 )
@@ -293,11 +297,11 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     found = offline.data.load("synthetic-discrete")
-    offline._check_fit(found, Spec((8,), 5, True))
+    offline.check_fit(found, Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline._check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+        offline.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline._check_fit(found, Spec((8,), 2, False))
+        offline.check_fit(found, Spec((8,), 2, False))
 
 
 @pytest.mark.parametrize(
@@ -306,6 +310,7 @@ def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
         (DataError("empty log"), 1, "DataError: empty log"),
         (checkpoint.CheckpointError("another run"), 1, "CheckpointError: another run"),
         (train.Diverged("q not finite"), 1, "Diverged: q not finite"),
+        (IsolationError("nothing isolates"), 1, "IsolationError: nothing isolates"),
         (OSError("disk full"), 1, "OSError: disk full"),
         (train.Interrupted("stopped at update 3"), 130, "stopped at update 3"),
         (KeyboardInterrupt(), 130, "stopped; the same command"),

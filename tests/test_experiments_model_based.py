@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from experiments import model_based as script
-from rl import envs, log, model_based
+from rl import checkpoint, envs, log, model_based
 from rl.dynamics import ensemble
 
 SMALL = {"rollouts": 8, "length": 3, "updates": 4, "batch_size": 20, "real": 0.2, "hidden": (8,)}
@@ -40,7 +42,7 @@ def pendulum(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = lambda updates: REAL(updates=updates, members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
+    tiny = lambda **fields: REAL(**fields, members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
     REAL = ensemble.Config
     monkeypatch.setattr(ensemble, "Config", tiny)
 
@@ -67,17 +69,34 @@ def config(method: str = "base", **fields: Any) -> script.Config:
     return dataclasses.replace(script.config(method), **SMALL | fields)
 
 
+def without_fit(make: Callable[..., ensemble.Ensemble]) -> Callable[..., ensemble.Ensemble]:
+    """Ensembles that have learned what they know."""
+
+    def fit(*_: Any) -> None:
+        raise AssertionError("a model was fitted")
+
+    return lambda *arguments: make(*arguments)._replace(fit=fit)
+
+
 def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
-    pendulum: Path, tmp_path: Path
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a world half-way between the learned one and the truth."""
     whole = script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())
     assert np.isfinite(whole["scores"]["return"]["last"]["mean"]) and whole["updates"] == 8
     script.run(settings(pendulum, tmp_path / "cut", truth=0.5, epochs=1), config())
     (tmp_path / "cut" / "result.json").unlink()
-    script.run(settings(pendulum, tmp_path / "cut", truth=0.5), config())
+    shutil.copytree(tmp_path / "cut", tmp_path / "fitted")
+    shutil.rmtree(tmp_path / "fitted" / "checkpoints" / "4")  # as if it had been killed right after the fit
+    monkeypatch.setattr(ensemble, "make", without_fit(ensemble.make))
     rows = log.read(tmp_path / "whole")
-    assert log.read(tmp_path / "cut") == rows
+    for name in ("cut", "fitted"):
+        script.run(settings(pendulum, tmp_path / name, truth=0.5), config())
+        assert log.read(tmp_path / name) == rows
+    with pytest.raises(ValueError, match="holds a run of 2 epochs, more than --epochs=1"):
+        script.run(settings(pendulum, tmp_path / "cut", truth=0.5, epochs=1), config())
+    with pytest.raises(checkpoint.CheckpointError, match=r"settings\.seed: 0 in the checkpoint, 1 in this"):
+        script.run(settings(pendulum, tmp_path / "cut", truth=0.5, seed=1), config())
     assert {"train/edge_share", "train/reward_error", "train/spread_aleatoric", "eval/return"} <= set(
         rows[-1]
     )
@@ -112,10 +131,30 @@ def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(mean, (1 - abs(truth)) * learned + abs(truth) * other, rtol=1e-3, atol=1e-4)
 
 
-def test_a_run_stops_where_q_runs_away(pendulum: Path, tmp_path: Path) -> None:
-    chosen = settings(pendulum, tmp_path, truth=1.0, seeds=1, runaway=1e-6)
-    with pytest.raises(model_based.RunawayQ, match="rewards allow at most"):
-        script.run(chosen, config())
+def test_a_run_stops_where_q_runs_away(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_based, "largest_value", lambda *_: model_based.Largest(-1e6, 0.0))
+    with pytest.raises(model_based.RunawayQ, match="rewards and entropy allow at most -1e"):
+        script.run(settings(pendulum, tmp_path, truth=1.0, seeds=1), config())
+
+
+def test_without_a_model_no_rule_and_no_length_is_needed(pendulum: Path, tmp_path: Path) -> None:
+    """SAC-N and EDAC start no rollouts; here in an environment that has no rule."""
+    chosen = settings(pendulum, tmp_path, environment="MountainCarContinuous-v0")
+    rule = script._rule(config("edac", real=1.0, length=10**6), chosen.environment, chosen.environment)
+    assert not rule(np.ones((3, 2))).any()
+    with pytest.raises(ValueError, match="no termination rule"):
+        script._rule(config(), chosen.environment, chosen.environment)
+
+
+def test_results_without_checkpoints_are_in_the_way_before_the_fit(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / log.RESULT).write_text("{}")
+    monkeypatch.setattr(ensemble, "make", without_fit(ensemble.make))
+    with pytest.raises(checkpoint.CheckpointError, match="a finished run without its checkpoints"):
+        script.run(settings(pendulum, tmp_path), config())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +163,14 @@ def test_a_run_stops_where_q_runs_away(pendulum: Path, tmp_path: Path) -> None:
         ({"truth": 1.5}, {}, r"--truth=1.5 must be between -1 \(untrained\)"),
         ({"epochs": 0}, {}, "--epochs must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
-        ({"runaway": -1.0}, {}, "must not be negative"),
+        ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),
+        ({"model_patience": 0}, {}, "patience=0 of the dynamics model must be at least 1"),
+        (
+            {"model_deterministic": True},
+            {"uncertainty": "aleatoric", "penalty": 1.0},
+            "--model_deterministic predicts no deviation for --agent.uncertainty=aleatoric",
+        ),
+        ({"environment": "Hopper-v5"}, {}, "environment 'Hopper-v5' does not fit the data"),
         ({}, {"length": 201}, "--agent.length=201: episodes of Pendulum-v1 end after 200 steps"),
         ({"environment": "Reacher-v5", "truth": 1.0}, {}, "no true dynamics for 'Reacher-v5'"),
         (
@@ -135,8 +181,15 @@ def test_a_run_stops_where_q_runs_away(pendulum: Path, tmp_path: Path) -> None:
     ],
 )
 def test_wrong_settings_are_refused(
-    fields: dict[str, Any], changes: dict[str, Any], message: str, pendulum: Path, tmp_path: Path
+    fields: dict[str, Any],
+    changes: dict[str, Any],
+    message: str,
+    pendulum: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Before a model is fitted."""
+    monkeypatch.setattr(ensemble, "make", without_fit(ensemble.make))
     with pytest.raises(ValueError, match=message):
         script.run(settings(pendulum, tmp_path, **fields), config(**changes))
     assert not list(tmp_path.iterdir())

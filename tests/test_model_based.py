@@ -73,8 +73,10 @@ def sac(**fields: Any) -> Learner:
 # ---- batches and buffer -----------------------------------------------------------------------------------
 
 
-def run(made: model_based.Loop, epochs: int, data: Dataset | None = None) -> tuple[Any, list[Any]]:
-    source = jax.device_put(model_based.Source(data or logged(), ()))
+def run(
+    made: model_based.Loop, epochs: int, data: Dataset | None = None, world: Any = ()
+) -> tuple[Any, list[Any]]:
+    source = jax.device_put(model_based.Source(data or logged(), world))
     carry, reports = jax.jit(made.init)(KEY, source.dataset), []
     step = jax.jit(made.epoch)
     for _ in range(epochs):
@@ -153,6 +155,7 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     assert not np.array_equal(rows[48 : 48 + 16], rows[:16])  # the starts of either epoch
 
 
+@pytest.mark.slow
 def test_a_seed_of_many_is_that_seed_alone() -> None:
     """Whether seeds advance together or one after another."""
     made = loop(change(updates=3), sac())
@@ -313,20 +316,40 @@ def test_final_states_unlike_all_that_was_trained_are_unfamiliar() -> None:
     assert model_based.unfamiliar(points, final, trained).tolist() == [False, True, False, False]
 
 
-def report(q: Any) -> train.Report:
-    return train.Report({"q": np.asarray(q)}, {})
+def report(q: Any, **metrics: Any) -> train.Report:
+    return train.Report({"q": np.asarray(q), **metrics}, {})
+
+
+def rewarded(*reward: float) -> Dataset:
+    return logged()._replace(transitions=logged().transitions._replace(reward=np.array(reward)))
 
 
 def test_a_run_stops_where_q_runs_away() -> None:
-    data = logged()._replace(transitions=logged().transitions._replace(reward=np.array([-2.0, 1.0])))
-    assert model_based.largest_value(data, 0.99) == pytest.approx(200)
-    model_based.check_values(report([150.0, -1900.0]), 200)
+    largest = model_based.largest_value(rewarded(-2.0, 1.0), 0.99)
+    np.testing.assert_allclose(largest, [200, 200 * np.log(2)])  # two action dimensions
+    model_based.check_values(report([150.0, 1900.0]), largest)
     with pytest.raises(
-        model_based.RunawayQ, match=r"Q averages -2.1e\+03.* at most 200 \(seeds \[1\]\).*RAVL"
+        model_based.RunawayQ, match=r"Q averages 2.1e\+03.* at most 200 \(seeds \[1\]\).*RAVL"
     ):
-        model_based.check_values(report([150.0, -2100.0]), 200)
-    with pytest.raises(train.Diverged, match=r"seeds \[0\]"):
-        model_based.check_values(report(np.nan), 200)
+        model_based.check_values(report([150.0, 2100.0]), largest)
+    for bad in (np.nan, -np.inf):
+        with pytest.raises(train.Diverged, match=r"seeds \[0\]"):
+            model_based.check_values(report(bad), largest)
+
+
+def test_penalties_and_entropy_are_no_runaway() -> None:
+    """The best policy of a log without rewards is as random as can be, and a penalty knows no bound."""
+    largest = model_based.largest_value(rewarded(0.0, 0.0), 0.99)
+    alpha = np.array([0.5, 0.01])
+    model_based.check_values(report([-1e6, 1.0], alpha=alpha), largest)
+    model_based.check_values(report(alpha * 200 * np.log(2), alpha=alpha), largest, factor=1.001)
+    with pytest.raises(model_based.RunawayQ, match=r"entropy allow at most 1.39 \(seeds \[1\]\)"):
+        model_based.check_values(report([600.0, 14.0], alpha=alpha), largest)
+
+
+def test_rewards_that_are_not_finite_are_not_blamed_on_the_edge_of_reach() -> None:
+    with pytest.raises(ValueError, match="2 rewards of the dataset are not finite, the first in row 1"):
+        model_based.largest_value(rewarded(0.0, np.nan, np.inf), 0.99)
 
 
 # ---- bad input --------------------------------------------------------------------------------------------
@@ -344,6 +367,10 @@ def test_a_run_stops_where_q_runs_away() -> None:
         ),
         ({"uncertainty": "aleatoric"}, r"uncertainty='aleatoric' and penalty=0.0: give both"),
         ({"penalty": 2.0}, r"uncertainty='' and penalty=2.0: give both"),
+        (
+            {"real": 1.0, "uncertainty": "bellman", "penalty": 1.0},
+            "real=1 leaves no model rows that uncertainty='bellman' could doubt",
+        ),
     ],
 )
 def test_settings_without_sense_are_refused(fields: dict[str, Any], message: str) -> None:
@@ -362,6 +389,7 @@ def test_agents_that_lack_what_the_loop_needs_are_refused() -> None:
 
 def test_a_single_logged_episode_is_enough() -> None:
     data = logged(7)._replace(last=np.arange(7) == 6)
-    carry, [found] = run(loop(), 1, data)
+    config = ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0), updates=20)
+    network = ensemble.make(config, Spec((2,), 2))
+    carry, [found] = run(loop(world=base.learned(network)), 1, data, network.fit(data, KEY))
     assert int(carry.buffer.count) == 48 and np.isfinite(found.metrics["rollout_reward"])
-    assert Spec((2,), 2) == plane.SPEC

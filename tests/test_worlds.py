@@ -224,6 +224,18 @@ def test_rollouts_by_hand() -> None:
     assert not steps.has_next_action.any()
 
 
+def test_a_world_that_breaks_down_leaves_no_nan_in_a_row_that_has_ended() -> None:
+    """Hopper's rule ends an episode in a state that is not finite, and 0 times the value of NaN is NaN."""
+    broken = lambda observation, action: (jnp.full_like(observation, jnp.nan), observation[..., 0])
+    act = lambda observation, key: jnp.zeros(observation.shape[:-1])
+    start = jnp.array([[1.25, 0.0, 0.0]])
+    steps, valid = rollout.roll(base.true(broken), termination.hopper, act, 2, (), start, KEY)
+    assert valid[:, 0].tolist() == [True, False] and steps.discount[0, 0] == 0
+    np.testing.assert_array_equal(steps.next_observation[0], start)
+    steps, _ = rollout.roll(base.true(broken), termination.never, act, 1, (), start, KEY)
+    assert np.isnan(steps.next_observation).all()  # what goes on must not hide it
+
+
 def test_a_rollout_cut_by_its_length_is_not_terminated() -> None:
     steps, _ = rollout.roll(
         COUNTER, termination.never, lambda o, k: jnp.ones_like(o), 2, (), jnp.zeros((3, 1)), KEY

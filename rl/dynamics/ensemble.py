@@ -10,9 +10,10 @@ plus, shared by all, ``0.01 (sum max v - sum min v)`` on the learned vectors bet
 deterministic variant has no ``v`` and minimises ``w (m - y)^2``.
 
 Every member learns from its own bootstrap sample of the training rows, and keeps the parameters of its best
-check on the held-out rows. Fitting stops by RAVL's rule: no member has improved its best holdout error by 1 % in
-``patience`` checks, and ``min_epochs`` have passed; the first time this happens earlier, the learning rate falls
-to 0.3 of itself. Or, with ``updates``, after a fixed number.
+check on the held-out rows; the bounds are kept from the last check that was any member's best. Fitting stops by
+RAVL's rule: no member has improved its best holdout error by 1 % in ``patience`` checks, and ``min_epochs`` have
+passed; the first time this happens earlier, the learning rate falls to 0.3 of itself. Or, with ``updates``, after a
+fixed number.
 
 Differences from RAVL's code: a batch is drawn uniformly from the member's bootstrap sample instead of by
 permutations of it, and the statistics of the normaliser are those of the observations.
@@ -229,7 +230,7 @@ class _Fit(NamedTuple):
 
     params: Params  # {"members", "bounds"}
     moments: Any  # Adam's
-    best: Params  # members, each at its best check
+    best: Params  # members, each at its best check; bounds, at the last check that was any member's best
     error: Array  # [E] at that check
     checks: Array  # done
     stale: Array  # checks since a member improved
@@ -279,7 +280,7 @@ def _programs(
 def _begin(model: Model) -> _Fit:
     params = {"members": model.members, "bounds": model.bounds}
     zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    return _Fit(params, _ADAM.init(params), model.members, model.error, zero, zero, no, no)
+    return _Fit(params, _ADAM.init(params), params, model.error, zero, zero, no, no)
 
 
 def _advance(
@@ -305,6 +306,14 @@ def _advance(
     def keep(new: Array, old: Array) -> Array:
         return jnp.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
+    def keep_shared(new: Array, old: Array) -> Array:
+        # A member that diverges takes the bounds with it at once, and the others one update later.
+        return jnp.where(better.any() & jnp.isfinite(new).all(), new, old)
+
+    best = {
+        "members": jax.tree.map(keep, params["members"], fit.best["members"]),
+        "bounds": jax.tree.map(keep_shared, params["bounds"], fit.best["bounds"]),
+    }
     checks = fit.checks + 1
     stale = jnp.where(better.any(), 0, fit.stale + 1)
     stalled = (stale >= config.patience) & (config.updates == 0)
@@ -312,7 +321,7 @@ def _advance(
     after = _Fit(
         params=params,
         moments=moments,
-        best=jax.tree.map(keep, params["members"], fit.best),
+        best=best,
         error=keep(error, fit.error),
         checks=checks,
         stale=stale,
@@ -381,8 +390,8 @@ def _ranked(config: Config, fit: _Fit, mean: Array, deviation: Array) -> Model:
 
     seeds = order.shape[:-1]
     return Model(
-        members=jax.tree.map(arrange, fit.best),
-        bounds=fit.params["bounds"],
+        members=jax.tree.map(arrange, fit.best["members"]),
+        bounds=fit.best["bounds"],
         mean=jnp.broadcast_to(mean, (*seeds, *mean.shape)),
         deviation=jnp.broadcast_to(deviation, (*seeds, *deviation.shape)),
         error=error,
@@ -404,3 +413,6 @@ def _check(config: Config, spec: Spec) -> None:
         )
     if not 0 < config.holdout < 1:
         raise ValueError(f"holdout={config.holdout} must be a share between 0 and 1")
+    for name, least in {"updates": 0, "patience": 1, "min_epochs": 0, "max_epochs": 1}.items():
+        if getattr(config, name) < least:
+            raise ValueError(f"{name}={getattr(config, name)} of the dynamics model must be at least {least}")

@@ -37,7 +37,8 @@ def roll(
     """Rolls ``act`` out in a world.
 
     The last step of a rollout is stored like any other, with discount 1 unless it terminated: that its next
-    observation may be one which no rollout ever starts from is the edge-of-reach problem, and not hidden here.
+    observation may be one which no rollout ever starts from is the edge-of-reach problem, and not hidden here. Where an
+    episode ended in a next observation that is not finite, the row repeats its own observation in place of it.
 
     Args:
       dynamics: the world.
@@ -58,6 +59,9 @@ def roll(
         if penalty:
             reward = reward - penalty(*dynamics.predict(params, observation, action))
         ended = terminates(following)
+        # Rules may end an episode where nothing is finite: no value follows, but 0 times NaN is NaN.
+        lost = ended & ~jnp.isfinite(following).all(-1)
+        following = jnp.where(lost[:, None], observation, following)
         rows = Transition(
             observation=observation,
             action=action,
