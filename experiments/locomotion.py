@@ -249,8 +249,9 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield (
         f"{settings['updates']:,} updates, {settings['seeds']} seeds, layers of {list(settings['hidden'])}: last "
         "normalised return with its 95 % interval over seeds, and the best evaluation, chosen with hindsight. "
-        "*Published* is of D4RL's own file, 1,000,000 updates, the authors' networks and settings for each tier: "
-        "another dataset and another effort."
+        "*Published* is of D4RL's own file, as CORL's README has it (MOPO: OfflineRL-Kit's), after 1,000,000 updates "
+        "or more, with larger networks and settings for each tier: another dataset and another effort. "
+        "RAVL's and its base's scores are published as pictures only."
     )
     for name, score in result["data_scores"].items():
         yield ""
@@ -267,6 +268,11 @@ def table(result: dict[str, Any]) -> Iterator[str]:
             yield (
                 f"| `{cell['agent']}` | {last['mean']:.1f} [{low:.1f}, {high:.1f}] | {best['mean']:.1f} | {published} |"
             )
+    run = {cell["agent"] for cell in result["cells"]}
+    absent = [f"`{agent}`" for agent in (*OFFLINE, *MODEL_BASED) if agent not in run]
+    tiers = [name for name in recipes.LOCOMOTION if name not in result["data_scores"]]
+    yield ""
+    yield f"Not run: {', '.join([*absent, *tiers])}."
 
 
 if __name__ == "__main__":

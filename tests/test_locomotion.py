@@ -63,5 +63,6 @@ def test_a_table_from_collection_to_report(tmp_path: Path) -> None:
     assert {"README.md", "hopper-medium-regen-v5.png"} <= {path.name for path in (tmp_path / "out").iterdir()}
     lines = (tmp_path / "out" / "README.md").read_text().splitlines()
     assert sum("| `bc` |" in line and "53.5 ± 1.8" in line for line in lines) == 1
+    assert lines[-1].startswith("Not run: `iql`, ") and "`ravl`, hopper-random-regen-v5" in lines[-1]
     locomotion.run(settings)  # nothing is trained again
     assert json.loads((tmp_path / "out" / "result.json").read_text())["cells"] == stored["cells"]
