@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import json
 import re
 import shlex
+import string
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 from absl import flags as absl_flags
+from small_models import random_params
 
 from docs import example_agent
-from experiments import flags, offline, quickstart
+from experiments import flags, language, offline, quickstart
 from rl import agents, data, log, train
+from rl.language import pretrained, tokenizer
+from rl.language.model import Config
 from rl.networks import mlp
+from rl.networks.transformer import Shape
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.values import heads
@@ -63,6 +70,11 @@ def test_commands_have_the_flags_they_use(where: str, module: str, argv: list[st
         argv = ["--agent=iql" if word == "--agent=NAME" else word for word in argv]
         flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
         offline.check(flags.read(offline.Settings(), values=values))
+    elif module == "experiments.language":
+        parse = flags.parser(language.Settings(), lambda name: language.agent(name).Config(), values)
+        parse(["language", *argv])
+        if argv:  # not where the command is only named: it needs a log
+            language.check(flags.read(language.Settings(), values=values))
     elif module == "experiments.quickstart":
         flags.parser(quickstart.Settings(), values=values)(["quickstart", *argv])
     elif module == "sweeps.run":
@@ -89,6 +101,57 @@ def test_the_readme_has_commands_to_check() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", path.read_text()):
         assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+# ---- values for language models ------------------------------------------------------------------------------
+
+# What docs/language.md says, and what makes it cheap.
+CHEAPER = {
+    "Pool()": "Pool(1, isolation='none')",  # the programs below do no harm
+    ", dtype=jnp.bfloat16, remat=True": "",
+    "512": "128",
+    "value_updates=3000": "value_updates=1",
+    "range(40)": "range(2)",
+    "sampler(64)": "sampler(2)",
+    "steps=100": "steps=1",
+    "steps=256": "steps=3",
+    "model=2": "model=1",
+}
+ADD = {
+    "task_id": 601,
+    "text": "Add.",
+    "code": "def add(a, b): return a + b",
+    "test_list": ["assert add(1, 2) == 3"],
+}
+PROGRAMS = [ADD["code"], "def add(a, b): return 4", "def add(a, b): return c", "def add(a, b) return 3"]
+
+
+def test_what_the_language_document_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers")
+    shape = Shape(width=8, layers=1, heads=1, kv_heads=1, head_size=8, inner=8)
+    words = tokenizer.characters([string.printable])
+    config = Config(words.get_vocab_size(), 128, shape)
+    tiny = pretrained.Pretrained(config, random_params(config), words, 0)
+    monkeypatch.setattr(pretrained, "load", lambda: tiny)
+    monkeypatch.chdir(tmp_path)
+    Path("mbpp.jsonl").write_text(json.dumps(ADD))
+    Path("samples.jsonl").write_text(json.dumps({"task_id": "MBPP/601", "prompt": "", "samples": PROGRAMS}))
+
+    shown = [text for name, text in blocks("python") if name.startswith("language.md")]
+    assert all(any(said in text for text in shown) for said in CHEAPER)
+    names: dict[str, Any] = {}
+    steps = []
+    for text in shown:
+        for said, cheap in CHEAPER.items():
+            text = text.replace(said, cheap)
+        exec(compile(text, "language.md", "exec"), names)
+        if "range(2)" in text:
+            steps.append(int(names["state"].step))
+    assert names["rewards"] == [1.0, -0.3, -0.6, -1.0]
+    assert names["candidates"] == PROGRAMS and names["best"].shape == (1, 1)
+    assert steps == [2, 2]  # of which B-Coder's second is of its second stage
+    assert names["data"].reward.sum() == pytest.approx(-0.9)
+    assert names["made"].tokens.shape == (1, 3)
 
 
 # ---- the example of a new agent -----------------------------------------------------------------------------

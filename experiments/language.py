@@ -1,0 +1,497 @@
+r"""Learn what tokens are worth from a log of dialogues, programs or games; rank, steer and train a model with it.
+
+    python -m experiments.language --agent=bcoder --log=programs.jsonl --head=hl_gauss --rank=candidates.jsonl
+    python -m experiments.language --agent=ilql --log=games.jsonl --model=folder
+
+A log has one episode in each line, told in turns of the agent (``is_action``) and of its environment:
+
+    {"turns": [{"text": "2+2="}, {"text": "4", "is_action": true, "reward": 1.0}], "terminated": true, "imitate": true}
+
+What a turn of the agent earned is paid on its last token. ``terminated`` is false where the episode was cut off and
+might have gone on; ``imitate``, true or a weight, says whether the agent's words are worth copying. Without a log,
+``--environment=wordle`` or ``maze`` makes one. ``--agent`` is what to learn from it: ilql (Q and V by expectiles, and a
+policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelihood alone, the control);
+``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
+["...", ...]}, beside the log-probability that they have in the untrained model; a finished run does only that.
+
+The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
+for; the same command continues an interrupted run, to the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+from tqdm import tqdm
+
+from experiments import flags, offline
+from rl import checkpoint, data, log, shard, statistics, train
+from rl.agents import bcoder, ilql, lm_bc
+from rl.data import dialogues
+from rl.envs import double_t_maze, programs, text, wordle
+from rl.envs.text import Dialogue, Game, Turn
+from rl.language import generate, huggingface, model, pretrained, speak
+from rl.language.model import LM
+from rl.language.pretrained import Pretrained
+from rl.language.speak import Words
+from rl.programs import problems
+from rl.programs.pool import Pool
+from rl.replay import tokens as replay
+from rl.replay.tokens import Episode
+from rl.types import Key, State, TokenBatch
+from rl.values import heads, tokens
+from rl.values.heads import ValueHead
+
+AGENTS: dict[str, ModuleType] = {"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc}
+ENVIRONMENTS = ("wordle", "maze", "humaneval", "mbpp")  # of which the first two have data policies
+RANKED, POLICY = "ranked.jsonl", "policy"  # in the run folder
+
+# Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
+_IDENTITY = (
+    *(
+        "model",
+        "bfloat16",
+        "environment",
+        "environment_file",
+        "head",
+        "head_size",
+        "seed",
+        "batch_size",
+        "accumulate",
+    ),
+    *("eval_every", "eval_episodes", "action_tokens", "temperature"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Everything about a run that is not the agent's own."""
+
+    agent: str = "ilql"  # bcoder, ilql or lm_bc
+    log: str = ""  # JSON lines, one episode in each, as above
+    model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
+    bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
+    remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
+    stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
+    length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
+    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
+    head_size: int = 101  # outputs of the head (the scalar head has one)
+    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the log
+    head_high: float = float("nan")  # upper end; nan: from the log
+    seed: int = 0  # of heads, batches, the split and games
+    updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
+    eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
+    batch_size: int = 32  # rows per update
+    accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
+    held_out: float = 0.1  # share of the episodes that values are compared on with what really came
+    environment: str = ""  # where to play: wordle, maze, humaneval or mbpp; the first two make a log, too
+    environment_file: str = ""  # the words of wordle, one in a line; the problems of humaneval and mbpp
+    episodes: int = 10_000  # made by the environment's data policy, where there is no --log
+    eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
+    action_tokens: int = 16  # the most of an action that is played
+    temperature: float = 1.0  # of what is played; 0: the likeliest token
+    rank: str = ""  # JSON lines of a prompt and candidates, to be scored at the end: ranked.jsonl
+    export: bool = False  # write the policy to the folder policy, which transformers loads (bcoder, lm_bc)
+    mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
+    mesh_model: int = 1  # devices over which the model is split
+    workdir: str = ""  # run folder; by default runs/LOG_OR_ENVIRONMENT/AGENT-HEAD
+    overwrite: bool = False  # start again where the folder holds a run
+    tensorboard: bool = True  # write TensorBoard events
+    wandb: bool = False  # log to Weights & Biases too (extra: track)
+
+
+class Task(NamedTuple):
+    """The log of a run as its agent sees it, and the model that it starts from."""
+
+    found: Pretrained
+    lm: LM
+    words: Words
+    game: Game | None
+    rows: TokenBatch  # [N, T]
+    held_out: TokenBatch | None
+    support: tuple[float, float]
+    head: ValueHead
+    about: dict[str, Any]  # what result.json says of the log
+    asked: Sequence[dialogues.Candidates]  # to be ranked
+    candidates: TokenBatch | None  # all of them, in their order
+
+
+def run(settings: Settings, config: Any) -> dict[str, Any]:
+    """Trains, evaluates and reports one run; returns what result.json holds.
+
+    A run that is finished is not trained again; what it is asked to rank or export, it does.
+
+    Raises:
+      ValueError: settings or a log that cannot be used; the message names the flag or the line.
+      checkpoint.CheckpointError: the run folder holds another run.
+      train.Diverged: a metric stopped being finite; the last checkpoint is of the epoch before.
+      train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    check(settings)
+    workdir = offline.folder(_as_offline(settings))
+    with ExitStack() as stack:
+        task = problem(settings, config, stack)
+        learner = AGENTS[settings.agent].make(config, task.lm, task.head)
+        key, play_key = jax.random.split(jax.random.key(settings.seed))
+        card = {
+            "agent": settings.agent,
+            "settings": {name: getattr(settings, name) for name in _IDENTITY},
+            "config": dataclasses.asdict(config),
+            "digest": data.digest((task.rows, task.held_out)),
+            "support": task.support,
+        }
+        mesh = shard.grid(settings.mesh_data, settings.mesh_model)
+        start = {
+            "state": shard.place_language(learner.init(key, task.rows), mesh),
+            "seconds": np.zeros(()),
+        }
+        earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
+        saved, step = earlier or (start, 0)
+        state = saved["state"]
+        result = offline.finished(workdir, step, settings.updates) if step >= settings.updates else None
+        if not result:
+            started = time.time() - saved["seconds"].item()
+            score = scorer(settings, config, task, play_key)
+            if settings.agent == "ilql":
+                _warn_of_size(task, config.inner)
+            if settings.overwrite:  # not before everything that can be wrong with this run has been tried
+                offline.clear(workdir, (*offline.LEFT, RANKED, POLICY))
+            record = stack.enter_context(
+                log.open_run(
+                    workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
+                )
+            )
+            bar = stack.enter_context(log.progress(settings.updates, settings.agent, initial=step))
+            stopping = stack.enter_context(train.stop_requests())
+            sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
+            epochs = train.epochs(
+                shard.over_grid(train.scan_updates(learner.update, sample, settings.eval_every), mesh),
+                state,
+                shard.place(task.rows, mesh),
+                shard.place(key, mesh),
+                (settings.updates - step) // settings.eval_every,
+            )
+            for state, report in epochs:
+                step += settings.eval_every
+                scores = score(state, step // settings.eval_every)
+                record.write(
+                    step, {f"train/{name}": value for name, value in report.metrics.items()} | scores
+                )
+                tree = {"state": state, "seconds": np.asarray(time.time() - started)}
+                checkpoint.save(workdir / "checkpoints", step, tree, card)
+                bar.set_postfix({name: f"{value:.4g}" for name, value in scores.items()}, refresh=False)
+                bar.update(settings.eval_every)
+                if stopping and step < settings.updates:
+                    raise train.Interrupted(
+                        f"stopped at update {step}; the same command continues from {workdir}"
+                    )
+            result = {
+                **card,
+                **task.about,
+                "updates": step,
+                "last": log.read(workdir)[-1],
+                "wall_seconds": time.time() - started,
+                **log.provenance(),
+            }
+            record.result(result)
+    if task.asked:
+        rank(settings, config, task, state, workdir / RANKED)
+    if settings.export:
+        params = jax.device_get(state.params["policy"])
+        huggingface.save(workdir / POLICY, task.found.config, params, task.found.tokenizer, task.found.end)
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on settings that no run can have."""
+    agent(settings.agent)
+    offline.check(_as_offline(settings))
+    for name in ("episodes", "action_tokens"):
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
+    rows, batch = settings.accumulate, settings.batch_size
+    if rows < 0 or (rows and batch % rows):
+        raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
+    if not 0 <= settings.held_out < 1:
+        raise ValueError(f"--held_out={settings.held_out} must be a share of at least 0 and below 1")
+    where = settings.environment
+    if where not in ("", *ENVIRONMENTS):
+        raise ValueError(f"--environment={where} is none of {', '.join(ENVIRONMENTS)}")
+    if where not in ("", "maze") and not settings.environment_file:
+        raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
+    if not settings.log and where not in ENVIRONMENTS[:2]:
+        raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
+    if settings.export and settings.agent == "ilql":
+        raise ValueError("--export writes one model, and two decide what ILQL says: leave it out")
+
+
+def agent(name: str) -> ModuleType:
+    """The agent's module.
+
+    Raises:
+      ValueError: there is none of that name.
+    """
+    if name not in AGENTS:
+        raise ValueError(f"unknown agent {name!r}: of language models there are {', '.join(AGENTS)}")
+    return AGENTS[name]
+
+
+def _as_offline(settings: Settings) -> offline.Settings:
+    """The settings that `experiments.offline` would have for this log, head and folder."""
+    shared = {field.name for field in dataclasses.fields(offline.Settings)}
+    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
+    return offline.Settings(**given | {"dataset": settings.log or settings.environment})
+
+
+# ---- the log ------------------------------------------------------------------------------------------------------
+
+
+def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
+    """Loads the model and the log, and chooses the head's support from the log where no flag gives it."""
+    asked = dialogues.read_candidates(settings.rank) if settings.rank else []
+    said = dialogues.read(settings.log) if settings.log else None
+    game = environment(settings, stack)
+    found = pretrained.load(settings.model)
+    lm = model.make(found.config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
+    lm = model.pretrained(lm, found.params)
+    if settings.accumulate:
+        lm = model.accumulated(lm, settings.accumulate)
+    words = _words(found, settings.stop or (game and game.end))
+    limit = settings.length or found.config.context
+    if said is None:
+        assert game and game.logged  # as `check` has seen to
+        said = game.logged(settings.episodes, np.random.default_rng(settings.seed))
+    episodes = _episodes(f"{settings.log}, line" if settings.log else "episode", words, said, limit)
+    returns = [one.reward.sum() for one in episodes]
+    if settings.head in ("scalar", "quantile") and max(returns) > getattr(config, "maximum", math.inf):
+        raise ValueError(
+            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {max(returns)}"
+        )
+    low, high = replay.value_bounds(episodes, getattr(config, "discount", 1.0))
+    low = low if math.isnan(settings.head_low) else settings.head_low
+    high = high if math.isnan(settings.head_high) else settings.head_high
+    length = settings.length or max(len(one.tokens) for one in episodes)
+    order = np.random.default_rng(settings.seed).permutation(len(episodes))
+    apart = round(settings.held_out * len(episodes))
+    return Task(
+        found,
+        lm,
+        words,
+        game,
+        replay.pack([episodes[i] for i in order[apart:]], length),
+        replay.pack([episodes[i] for i in order[:apart]], length) if apart else None,
+        (low, high),
+        heads.make(settings.head, low, high, settings.head_size),
+        {"episodes": len(episodes), "mean_return": float(np.mean(returns))},
+        asked,
+        _candidates(settings.rank, words, asked, found.config.context),
+    )
+
+
+def _warn_of_size(task: Task, inner: int) -> None:
+    """Says so where Q's outputs for every token of the vocabulary are more than the model itself."""
+    rows = 2 * task.found.config.vocabulary * task.head.size * inner
+    own = sum(x.size for x in jax.tree.leaves(task.found.params))
+    if rows > own:
+        print(
+            f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {own / 1e6:.0f}M. Less memory is needed "
+            "with --head=scalar, a smaller --head_size, --agent.inner or --agent.chunk, or a model of fewer tokens",
+            file=sys.stderr,
+        )
+
+
+def _episodes(where: str, words: Words, said: Sequence[Dialogue], limit: int) -> list[Episode]:
+    """Dialogues in tokens.
+
+    Raises:
+      ValueError: one that has no tokens, or more than ``limit``; the message says ``where`` and its number.
+    """
+    found = []
+    for number, one in enumerate(tqdm(said, where.split(",")[0], leave=False, delay=3), start=1):
+        try:
+            found.append(speak.episode(words, one))
+        except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
+            raise ValueError(f"{where} {number}: {error}") from None
+        if len(found[-1].tokens) > limit:
+            raise ValueError(
+                f"{where} {number}: {len(found[-1].tokens)} tokens are more than the {limit} that there is room for"
+            )
+    return found
+
+
+def _candidates(
+    path: str, words: Words, asked: Sequence[dialogues.Candidates], limit: int
+) -> TokenBatch | None:
+    """Prompts with each of their candidates, one in a row; None where nothing is to be ranked."""
+    if not asked:
+        return None
+    episodes = []
+    for number, row in enumerate(asked, start=1):
+        said = [Dialogue((Turn(row.prompt), Turn(text, is_action=True))) for text in row.candidates]
+        episodes += _episodes(f"{path}, line {number}, candidate", words, said, limit)
+    return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def environment(settings: Settings, stack: ExitStack) -> Game | None:
+    """What ``--environment`` names; a pool of sandboxes is closed with ``stack``."""
+    file = settings.environment_file
+    if not settings.environment:
+        return None
+    if settings.environment == "maze":
+        return double_t_maze.game()
+    if settings.environment == "wordle":
+        return wordle.game(wordle.make(wordle.read_words(file)))
+    read = {"humaneval": problems.read_humaneval, "mbpp": problems.read_mbpp}[settings.environment]
+    return programs.game(stack.enter_context(Pool()), read(file))
+
+
+def _words(found: Pretrained, stop: str | None) -> Words:
+    """The model's texts, whose actions end with ``stop``, or else with the model's end of text."""
+    if not stop and found.end is None:
+        raise ValueError("the model's files do not say which token ends a text: give --stop")
+    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end))
+
+
+# ---- what it learnt -----------------------------------------------------------------------------------------------
+
+
+def scorer(settings: Settings, config: Any, task: Task, key: Key) -> Callable[[State, int], dict[str, float]]:
+    """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games."""
+    look = reader(settings, config, task)
+    play = player(settings, config, task)
+
+    def score(state: State, number: int) -> dict[str, float]:
+        scores: dict[str, float] = {}
+        if task.held_out is not None:
+            scores |= against_returns(in_batches(look, state, task.held_out, settings.batch_size))
+        if play:
+            rng = np.random.default_rng([settings.seed, number])
+            scores |= play(state, jax.random.fold_in(key, number), rng)
+        return scores
+
+    return score
+
+
+def reader(
+    settings: Settings, config: Any, task: Task
+) -> Callable[[State, TokenBatch], dict[str, jax.Array]]:
+    """A compiled function of a state and a batch [B, T]: log-probabilities, values and returns, [B, T] at the tokens.
+
+    ``score`` is what texts are ranked by, summed over their tokens: the rewards that B-Coder's values imply, ILQL's
+    advantages, the log-probabilities of what has learnt no values.
+    """
+    module = AGENTS[settings.agent]
+    judge = module.judge(config, task.lm, task.head) if hasattr(module, "judge") else None
+    discount = getattr(config, "discount", 1.0)
+
+    @jax.jit
+    def look(state: State, batch: TokenBatch) -> dict[str, jax.Array]:
+        steps = tokens.steps(batch)
+        found = {
+            "taken": jnp.pad(steps.taken, ((0, 0), (1, 0))),
+            "returns": jnp.pad(tokens.returns_to_go(steps, discount), ((0, 0), (1, 0))),
+            "log_probability": model.log_probabilities(
+                task.lm, state.params["policy"], batch.tokens, batch.segment
+            ),
+        }
+        if judge is None:
+            return found | {"score": found["log_probability"]}
+        judged = judge(state, batch)
+        score = judged.q - judged.v if settings.agent == "ilql" else judged.reward
+        return found | {"score": score, "q": judged.q}
+
+    return look
+
+
+def against_returns(found: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """How far Q of logged actions is from the discounted return that followed them, the root of the mean square, beside
+    the deviation of these returns: what a constant would be off by. Only Monte Carlo backups aim at them.
+    """
+    taken = found["taken"]
+    scores = {"eval/log_probability": found["log_probability"][taken].mean()}
+    if "q" in found:
+        scores["eval/value_error"] = np.sqrt(np.square((found["q"] - found["returns"])[taken]).mean())
+        scores["eval/return_deviation"] = found["returns"][taken].std()
+    return {name: float(value) for name, value in scores.items()}
+
+
+def player(
+    settings: Settings, config: Any, task: Task
+) -> Callable[[State, Key, np.random.Generator], dict[str, float]] | None:
+    """Plays the environment with what the agent would say; None where there is none to be played."""
+    if task.game is None or not settings.eval_episodes:
+        return None
+    game, params = task.game, lambda state: state.params["policy"]
+    decoder = generate.decoder(task.lm)
+    if settings.agent == "ilql":
+        decoder, params = ilql.decoder(config, task.lm, task.head), ilql.decoder_params
+    speaker = speak.speaker(
+        decoder,
+        task.words,
+        task.found.config.context,
+        steps=settings.action_tokens,
+        temperature=settings.temperature,
+    )
+
+    def play(state: State, key: Key, rng: np.random.Generator) -> dict[str, float]:
+        played = text.play(game, speaker(params(state), key), settings.eval_episodes, rng)
+        returns = statistics.summary([one.returned for one in played])
+        low, high = returns["ci95"]
+        return {"eval/played": returns["mean"], "eval/played_low": low, "eval/played_high": high}
+
+    return play
+
+
+def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) -> None:
+    """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on."""
+    look = reader(settings, config, task)
+    own = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
+    found = in_batches(look, state, task.candidates, settings.batch_size)
+    found["own"] = in_batches(own, task.found.params, task.candidates, settings.batch_size)
+    score, likely = (np.where(found["taken"], found[name], 0.0).sum(1) for name in ("score", "own"))
+    ends = np.cumsum([len(row.candidates) for row in task.asked])[:-1]
+    with log.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
+        for row, scores, likelies in zip(
+            task.asked, np.split(score, ends), np.split(likely, ends), strict=True
+        ):
+            order = generate.best_of(scores[None], len(scores))[0]
+            of_each = {"scores": scores, "log_probabilities": likelies, "order": order}
+            out = row._asdict() | {name: values.tolist() for name, values in of_each.items()}
+            file.write(json.dumps(out) + "\n")
+
+
+def in_batches(function: Callable[[Any, TokenBatch], Any], given: Any, rows: TokenBatch, size: int) -> Any:
+    """``function(given, batch)`` of all rows, ``size`` at a time, as NumPy arrays; rows of padding fill the last."""
+    count = len(rows.tokens)
+    padded = jax.tree.map(lambda x: np.pad(x, ((0, -count % size), (0, 0))), rows)
+    found = []
+    for first in tqdm(range(0, count, size), "reading", leave=False, delay=3):
+        batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
+        found.append(jax.device_get(function(given, batch)))
+    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    result = run(settings, flags.read(agent(settings.agent).Config(), "agent."))
+    for name, value in result["last"].items():
+        if name.startswith("eval/"):
+            print(f"{name.removeprefix('eval/')}: {value:.4g}")
+    print(offline.folder(_as_offline(settings)))
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agent(name).Config()))

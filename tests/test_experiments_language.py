@@ -1,0 +1,254 @@
+"""experiments.language: whole runs on a tiny model of characters, resumption, ranking, games, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import re
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+pytest.importorskip("tokenizers")
+
+from experiments import language as script
+from rl import checkpoint, log, train
+from rl.envs import text, wordle
+from rl.language import huggingface, model, pretrained, speak, tokenizer
+from rl.language.generate import Decoder
+from rl.language.model import Config
+from rl.networks.transformer import Shape
+
+OWN = {
+    "bcoder": {"value_updates": 2, "inner": 8},
+    "ilql": {"inner": 16, "backup": "mc", "target_rate": 0.2, "cql_weight": 0.0},
+    "lm_bc": {},
+}
+
+
+def row(asked: int, said: int) -> dict[str, Any]:
+    """To be repeated is right, and what is near earns something."""
+    answer = {"text": str(said), "is_action": True, "reward": 1 - abs(asked - said) / 2}
+    return {"turns": [{"text": f"={asked}"}, answer], "imitate": asked == said}
+
+
+def write(path: Path, rows: list[Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of characters, a log of sums and candidates to rank."""
+    folder = tmp_path_factory.mktemp("files")
+    words = tokenizer.characters(["123=\nWordle: abcgy"])
+    shape = Shape(width=16, layers=1, heads=2, kv_heads=1, head_size=8, inner=16)
+    lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
+    huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, end=0)
+    write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
+    write(
+        folder / "asked.jsonl",
+        [{"prompt": "=1", "candidates": ["1", "3"]}, {"prompt": "=3", "candidates": ["1", "2", "3"]}],
+    )
+    (folder / "words.txt").write_text("abbey\ndodge\nlodge\n")
+    return folder
+
+
+def settings(files: Path, workdir: Path, **fields: Any) -> script.Settings:
+    return script.Settings(
+        **{
+            "agent": "lm_bc",
+            "log": str(files / "log.jsonl"),
+            "model": str(files / "model"),
+            "head_size": 11,
+            "updates": 4,
+            "eval_every": 2,
+            "batch_size": 4,
+            "held_out": 0.25,
+            "tensorboard": False,
+            "workdir": str(workdir),
+        }
+        | fields
+    )
+
+
+def config(agent: str = "lm_bc", **fields: Any) -> Any:
+    return script.agent(agent).Config(**{"learning_rate": 1e-2, "chunk": 160} | OWN[agent] | fields)
+
+
+def ranked(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / script.RANKED).read_text().splitlines()]
+
+
+def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By likelihood, the control; it learns the right answers only, and ranks and writes what it then is."""
+    chosen = settings(
+        files, tmp_path / "whole", updates=240, eval_every=120, rank=str(files / "asked.jsonl"), export=True
+    )
+    result = script.run(chosen, config())
+    assert (result["episodes"], result["updates"], result["agent"]) == (36, 240, "lm_bc")
+    first, second = ranked(tmp_path / "whole")
+    assert second["prompt"] == "=3" and second["candidates"] == ["1", "2", "3"]
+    assert first["order"] == [0, 1] and second["order"][0] == 2
+    assert first["scores"][0] > -0.5 > -3 > first["log_probabilities"][0]
+    # Stopped at the first occasion, and continued.
+    cut = dataclasses.replace(chosen, workdir=str(tmp_path / "cut"))
+    with monkeypatch.context() as patched:
+        patched.setattr(train, "stop_requests", lambda: contextlib.nullcontext([signal.SIGINT]))
+        with pytest.raises(train.Interrupted, match="stopped at update 120; the same command continues"):
+            script.run(cut, config())
+    assert not (tmp_path / "cut" / script.RANKED).exists()
+    script.run(cut, config())
+    assert log.read(tmp_path / "cut") == log.read(tmp_path / "whole")
+    # In a folder where it is finished, what is missing is made again.
+    shutil.rmtree(tmp_path / "whole" / script.POLICY)
+    assert script.run(chosen, config())["updates"] == 240
+    one, other = (pretrained.load(tmp_path / name / script.POLICY) for name in ("whole", "cut"))
+    assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
+    assert ranked(tmp_path / "cut") == [first, second]
+    with pytest.raises(checkpoint.CheckpointError, match=r"settings\.seed: 0 in the checkpoint, 1"):
+        script.run(dataclasses.replace(chosen, seed=1), config())
+
+
+def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By regression on returns, which are then to be found again; answers to a game are anything but words."""
+    chosen = settings(
+        files,
+        tmp_path,
+        agent="ilql",
+        head="hl_gauss",
+        updates=300,
+        eval_every=300,
+        rank=str(files / "asked.jsonl"),
+        environment="wordle",
+        environment_file=str(files / "words.txt"),
+        eval_episodes=2,
+        action_tokens=4,
+    )
+    result = script.run(chosen, config("ilql"))
+    assert "note: Q of all tokens has" in capsys.readouterr().err
+    last = result["last"]
+    assert tuple(result["support"]) == (0.0, 1.0) and result["mean_return"] == pytest.approx(5 / 9)
+    assert last["eval/value_error"] < 0.4 * last["eval/return_deviation"]
+    assert [row["order"][0] for row in ranked(tmp_path)] == [0, 2]
+    assert [last[f"eval/played{which}"] for which in ("", "_low", "_high")] == [-6.0] * 3
+
+
+@pytest.mark.slow
+def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
+    last = script.run(chosen, config("bcoder"))["last"]
+    assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
+    assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+
+
+def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:
+    own = {"log": "", "environment": "wordle", "environment_file": str(files / "words.txt"), "episodes": 40}
+    with contextlib.ExitStack() as stack:
+        task = script.problem(settings(files, tmp_path, **own, length=160), config("ilql"), stack)
+    assert task.support[0] >= -6 and task.support[1] == 0
+    assert task.rows.segment.max() > 1 and task.held_out is not None
+    ends = task.rows.tokens[task.rows.is_action][-1]
+    assert task.found.tokenizer.id_to_token(int(ends)) == "\n"
+
+
+def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_chooses(files: Path) -> None:
+    """The decoder is a table of which token follows which: after a line end ``lodge`` and a line end."""
+    words = speak.make(tokenizer.read(files / "model"), "\n")
+    ids = words.tokenizer.encode("\nlodge\n").ids
+    follows = np.zeros(160, np.int32)
+    follows[ids[:-1]] = ids[1:]
+
+    def extend(params: Any, tokens: Any, segment: Any, cache: Any) -> Any:
+        return jax.nn.one_hot(params[tokens[:, -1]], 160), cache
+
+    decoder = Decoder(lambda rows, slots: (), extend)
+    for context in (160, 10):  # room for a few tokens only
+        speaker = speak.speaker(decoder, words, context, steps=8, temperature=0.0)
+        played = text.play(
+            wordle.game(wordle.make(["lodge", "dodge"])),
+            speaker(follows, jax.random.key(0)),
+            8,
+            np.random.default_rng(0),
+        )
+        assert {turn.text for one in played for turn in one.turns if turn.is_action} == {"lodge"}
+        assert {one.returned for one in played} == {0.0, -6.0}
+    with pytest.raises(ValueError, match="an action of 8 tokens leaves no room to read in a context of 8"):
+        speak.speaker(decoder, words, 8, steps=8)
+    one = max(played, key=lambda one: len(one.turns))
+    whole = speak.episode(words, one).tokens.tolist()
+    assert speak.history(words, one._replace(turns=one.turns[:5])) == whole[: len("Wordle:\n") + 2 * (6 + 10)]
+
+
+# ---- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"agent": "iql"}, "unknown agent 'iql': of language models there are bcoder, ilql, lm_bc"),
+        ({"log": ""}, "nothing to learn from: give --log, or --environment=wordle or maze"),
+        ({"log": "", "environment": "mbpp", "environment_file": "x"}, "nothing to learn from"),
+        ({"environment": "chess"}, "--environment=chess is none of wordle, maze"),
+        ({"environment": "wordle"}, "--environment=wordle needs its words or problems"),
+        ({"accumulate": 3}, "--accumulate=3 must be 0 or divide --batch_size=4"),
+        ({"held_out": 1.0}, "--held_out=1.0 must be a share"),
+        ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
+        ({"action_tokens": 0}, "--action_tokens must be at least 1"),
+        ({"agent": "ilql", "export": True}, "--export writes one model"),
+        ({"stop": "12"}, "'12' cannot end actions: it is 2 tokens"),
+        ({"length": 3}, "log.jsonl, line 1: 4 tokens are more than the 3 that there is room for"),
+        (
+            {"agent": "bcoder", "maximum": 0.5},
+            "--agent.maximum=0.5 bounds all values, and the log has a return of 1.0",
+        ),
+        ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
+        ({"mesh_model": 3}, "devices do not divide into"),
+    ],
+)
+def test_settings_that_cannot_be_run(
+    changes: dict[str, Any], message: str, files: Path, tmp_path: Path
+) -> None:
+    of_agent = {name: changes[name] for name in changes if name == "maximum"}
+    chosen = settings(files, tmp_path, **{name: changes[name] for name in changes if name not in of_agent})
+    with pytest.raises(ValueError, match=re.escape(message)):
+        script.run(chosen, config(chosen.agent if chosen.agent in OWN else "lm_bc", **of_agent))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flag", "bad", "message"),
+    [
+        ("log", {"turns": [{"text": "1", "is_action": True}]}, "line 2: the episode starts with an action"),
+        ("log", {"turns": [{"text": "=1"}]}, "line 2: the episode has no action tokens"),
+        ("log", {"turns": [{"text": "=?"}, {"text": "1", "is_action": True}]}, "line 2: WordLevel error"),
+        ("log", {"text": "=1"}, "line 2: turns is missing. A row is"),
+        ("rank", {"prompt": "=1", "candidates": ["1", "?"]}, "line 2, candidate 2: WordLevel error"),
+        ("rank", {"prompt": "=1", "candidates": []}, "line 2: its candidates are not texts"),
+    ],
+)
+def test_rows_that_cannot_be_used(flag: str, bad: Any, message: str, files: Path, tmp_path: Path) -> None:
+    good = row(1, 1) if flag == "log" else {"prompt": "=1", "candidates": ["1"]}
+    path = write(tmp_path / "rows.jsonl", [good, bad])
+    with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
+        script.run(settings(files, tmp_path / "run", **{flag: path}), config())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files / "model", tmp_path / "model")
+    described = json.loads((tmp_path / "model" / "config.json").read_text())
+    del described["eos_token_id"]
+    (tmp_path / "model" / "config.json").write_text(json.dumps(described))
+    with pytest.raises(ValueError, match="do not say which token ends a text: give --stop"):
+        script.run(settings(files, tmp_path / "run", model=str(tmp_path / "model")), config())
