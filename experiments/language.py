@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app
-from tqdm import tqdm
 
 from experiments import flags, offline
 from rl import checkpoint, data, log, shard, statistics, train
@@ -218,6 +217,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
+    heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
     offline.check(_as_offline(settings))
     for name in ("episodes", "action_tokens"):
         if getattr(settings, name) < 1:
@@ -234,6 +234,9 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
     if not settings.log and where not in ENVIRONMENTS[:2]:
         raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
+    for name in ("log", "rank", "environment_file"):
+        if (path := getattr(settings, name)) and not Path(path).is_file():
+            raise ValueError(f"--{name}={path}: there is no such file")
     if settings.export and settings.agent == "ilql":
         raise ValueError("--export writes one model, and two decide what ILQL says: leave it out")
 
@@ -320,15 +323,17 @@ def _episodes(where: str, words: Words, said: Sequence[Dialogue], limit: int) ->
       ValueError: one that has no tokens, or more than ``limit``; the message says ``where`` and its number.
     """
     found = []
-    for number, one in enumerate(tqdm(said, where.split(",")[0], leave=False, delay=3), start=1):
-        try:
-            found.append(speak.episode(words, one))
-        except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
-            raise ValueError(f"{where} {number}: {error}") from None
-        if len(found[-1].tokens) > limit:
-            raise ValueError(
-                f"{where} {number}: {len(found[-1].tokens)} tokens are more than the {limit} that there is room for"
-            )
+    with log.progress(len(said), f"tokens of each {where.split(',')[0]}", delay=3) as bar:
+        for number, one in enumerate(said, start=1):
+            try:
+                found.append(speak.episode(words, one))
+            except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
+                raise ValueError(f"{where} {number}: {error}") from None
+            if len(found[-1].tokens) > limit:
+                raise ValueError(
+                    f"{where} {number}: {len(found[-1].tokens)} tokens are more than the {limit} that there is room for"
+                )
+            bar.update(1)
     return found
 
 
@@ -478,9 +483,11 @@ def in_batches(function: Callable[[Any, TokenBatch], Any], given: Any, rows: Tok
     count = len(rows.tokens)
     padded = jax.tree.map(lambda x: np.pad(x, ((0, -count % size), (0, 0))), rows)
     found = []
-    for first in tqdm(range(0, count, size), "reading", leave=False, delay=3):
-        batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
-        found.append(jax.device_get(function(given, batch)))
+    with log.progress(count, "rows read", delay=3) as bar:
+        for first in range(0, count, size):
+            batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
+            found.append(jax.device_get(function(given, batch)))
+            bar.update(min(size, count - first))
     return jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
 
 

@@ -172,11 +172,11 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def progress(total: int, desc: str, *, initial: int = 0) -> Any:
+def progress(total: int, desc: str, *, initial: int = 0, delay: float = 0.0) -> Any:
     """A tqdm bar on stderr with rate and ETA; call ``update(n)``, and ``close()`` or use it in a ``with`` block.
 
     Where stderr is no terminal, or in continuous integration, it prints one line at most every 10 seconds. On
-    every process but the first it shows nothing.
+    every process but the first it shows nothing, and nowhere before ``delay`` seconds.
     """
     import jax
     from tqdm import tqdm
@@ -186,6 +186,7 @@ def progress(total: int, desc: str, *, initial: int = 0) -> Any:
         total=total,
         desc=desc,
         initial=initial,
+        delay=delay,
         file=sys.stderr if live else _Lines(),
         disable=jax.process_index() != 0,
         dynamic_ncols=live,

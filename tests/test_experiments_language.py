@@ -199,6 +199,8 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
         ({"agent": "iql"}, "unknown agent 'iql': of language models there are bcoder, ilql, lm_bc"),
         ({"log": ""}, "nothing to learn from: give --log, or --environment=wordle or maze"),
         ({"log": "", "environment": "mbpp", "environment_file": "x"}, "nothing to learn from"),
+        ({"log": "no.jsonl"}, "--log=no.jsonl: there is no such file"),
+        ({"head": "hlgauss"}, "unknown value head 'hlgauss': choose one of scalar"),
         ({"environment": "chess"}, "--environment=chess is none of wordle, maze"),
         ({"environment": "wordle"}, "--environment=wordle needs its words or problems"),
         ({"accumulate": 3}, "--accumulate=3 must be 0 or divide --batch_size=4"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 
-from rl import train
+from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.language import generate, model
 from rl.language.model import LM, Config
@@ -197,21 +198,53 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
     assert np.isfinite(list(metrics.values())).all()
 
 
-def test_stages_train_what_is_theirs() -> None:
+def moved(after: State, before: State) -> set[str]:
+    """The names of the parameters of which anything has changed."""
+    same = jax.tree.map(np.array_equal, after.params, before.params)
+    return {name for name in same if not all(jax.tree.leaves(same[name]))}
+
+
+def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
     lm, batch = language_model(), data()
-    learner = bcoder.make(dataclasses.replace(FAST, value_updates=1), lm, head("scalar"), optax.sgd)
-    update, state = jax.jit(learner.update), jax.jit(learner.init)(jax.random.key(0), batch)
-    for moving in ({"value"}, {"policy", "residual"}):
-        after, _ = update(state, batch, jax.random.key(0))
-        moved = {
-            name
-            for name in state.params
-            if not all(jax.tree.leaves(jax.tree.map(np.array_equal, after.params[name], state.params[name])))
-        }
-        assert moved == moving
-        state = after
+    learner = bcoder.make(dataclasses.replace(FAST, value_updates=1), lm, head("scalar"))
+    run = jax.jit(train.scan_updates(learner.update, replay.sampler(4), 1))
+    start, key = jax.jit(learner.init)(jax.random.key(0), batch), jax.random.key(1)
+    between, _ = run(start, batch, key)
+    assert moved(between, start) == {"value"}
+    checkpoint.save(tmp_path, 1, between, {})
+    last, _ = run(between, batch, key)
+    assert moved(last, between) == {"policy", "residual"}
+    restored, _ = checkpoint.restore(tmp_path, start, {})  # type: ignore[misc]
+    jax.tree.map(np.testing.assert_array_equal, run(restored, batch, key)[0], last)
+
+
+def test_unknown_operators() -> None:
     with pytest.raises(ValueError, match="unknown operator 'soft': choose one of conservative"):
-        bcoder.make(dataclasses.replace(FAST, operator="soft"), lm, head("scalar"))
+        bcoder.make(dataclasses.replace(FAST, operator="soft"), language_model(), head("scalar"))
+
+
+def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
+    """The heads' outputs are made enormous, so that values come to their bounds."""
+    config, lm = dataclasses.replace(FAST, maximum=0.3), without_trunk()
+
+    @jax.jit
+    def values() -> dict[str, Any]:
+        found = {}
+        for name in heads.NAMES:
+            learner = bcoder.make(config, lm, head(name))
+            state = learner.init(jax.random.key(0), data())
+            params = state.params["value"] | {
+                "head": jax.tree.map(lambda x: 1e3 * x, state.params["value"]["head"])
+            }
+            state = state._replace(params=state.params | {"value": params})
+            found[name] = learner.value(state, texts([0, 1], [0, 2], [1, 3], [3, 4]), jax.random.key(0))
+        return found
+
+    found = values()
+    for name in ("scalar", "quantile"):
+        assert (found[name] <= 0.3).all() and found[name].min() < -1, name
+    for name in ("two_hot", "hl_gauss", "c51"):  # from -2 to 1
+        assert 0.3 < found[name].max() < 1.5, name
 
 
 # ---- ILQL --------------------------------------------------------------------------------------------------------
@@ -234,6 +267,10 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     assert jax.jit(learner.act)(state, texts([0], [0]), None).tolist() == [1, 1]
     assert jax.jit(learner.act)(state, texts([0, 1], [0, 2]), None).tolist() == [2, 3]
     assert np.isfinite(list(metrics.values())).all()
+    # The best text has the highest score.
+    found = jax.jit(ilql.judge(QUICK, lm, head(name)))(state, batch)
+    scores = tokens.per_episode(found.q - found.v, batch.segment, 1)[:, 0]
+    assert list(REWARDS)[generate.best_of(scores[None], 1)[0, 0]] == (1, 2)
     # Sampling goes where acting does.
     sample = generate.generator(ilql.decoder(QUICK, lm, head(name)), 2, temperature=0.0)
     made = sample(ilql.decoder_params(state), *generate.pad_left([[0]]), jax.random.key(0))
@@ -259,10 +296,11 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     state = state._replace(target=slow)
 
     @jax.jit
-    def ours(state: State) -> list[Any]:
+    def ours(state: State) -> tuple[list[Any], ilql.Judgement]:
         configs = [dataclasses.replace(QUICK, backup=backup, chunk=1) for backup in ilql.BACKUPS]
         learners = [ilql.make(config, lm, value_head) for config in configs]
-        return [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
+        metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
+        return metrics, ilql.judge(QUICK, lm, value_head)(state, batch)
 
     @jax.jit
     def values(params: Any, slow: Any) -> tuple[Any, ...]:
@@ -276,7 +314,10 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     one_hot = np.eye(5)[np.asarray(batch.tokens[:, 1:3])]
     q, q_slow = (q_all * one_hot).sum(-1), (slow_all * one_hot).sum(-1).min(0)
     reward = np.asarray(batch.reward[:, 1:3])
-    for backup, metrics in zip(ilql.BACKUPS, ours(state), strict=True):
+    losses, judged = ours(state)
+    for mine, plain in zip(judged, (q_slow, v), strict=True):
+        np.testing.assert_allclose(mine, np.pad(plain, ((0, 0), (1, 1))), atol=1e-5)
+    for backup, metrics in zip(ilql.BACKUPS, losses, strict=True):
         following = {"expectile": v[:, 1], "sarsa": q_slow[:, 1], "mc": reward[:, 1]}[backup]
         target = np.stack([reward[:, 0] + 0.9 * following, reward[:, 1]], 1)
         weight = np.where(q_slow > v, 0.9, 0.1)
@@ -299,3 +340,75 @@ def test_terms_that_are_off_leave_their_parameters() -> None:
     jax.tree.map(np.testing.assert_array_equal, after, start.params["policy"])
     metrics = jax.eval_shape(learner.update, start, data(), jax.random.key(0))[1]
     assert not {"cql", "policy_loss"} & set(metrics)
+
+
+# ---- without a trunk, which is what takes time to compile --------------------------------------------------------
+
+
+def without_trunk(vocabulary: int = 5) -> LM:
+    """A language model that sees the last token alone."""
+    shape = dataclasses.replace(CONFIG.shape, layers=0)
+
+    def init(key: Any) -> Any:
+        return {"embedding": 0.3 * jax.random.normal(key, (vocabulary, shape.width))}
+
+    def features(params: Any, tokens: Any, segment: Any) -> Any:
+        del segment
+        return params["embedding"][tokens]
+
+    def logits(params: Any, features: Any) -> Any:
+        return features @ params["embedding"].T
+
+    return LM(Config(vocabulary, 512, shape), init, features, logits, None, None)  # type: ignore[arg-type]
+
+
+SHOWN = ("scalar", "two_hot", "hl_gauss")  # elsewhere, or like another
+ALL_HEADS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SHOWN)) for name in heads.NAMES]
+
+
+@pytest.mark.parametrize("name", ALL_HEADS)
+def test_every_head_trains_everything(name: str) -> None:
+    lm, every = without_trunk(), data()
+    batch = every._replace(imitate=every.is_action.astype(jnp.float32))
+    config = dataclasses.replace(FAST, value_updates=1)
+    coder, values = (
+        bcoder.make(config, lm, head(name), optax.sgd),
+        ilql.make(QUICK, lm, head(name), optax.sgd),
+    )
+
+    @jax.jit
+    def starts() -> list[State]:
+        return [one.init(jax.random.key(0), batch) for one in (coder, coder, values)]
+
+    @jax.jit
+    def updates(states: list[State]) -> list[Any]:
+        states[1] = states[1]._replace(step=jnp.ones((), jnp.int32))  # the second stage
+        learners = (coder, coder, values)
+        return [one.update(s, batch, jax.random.key(0)) for one, s in zip(learners, states, strict=True)]
+
+    trained = [{"value"}, {"policy", "residual"}, {"trunk", "q", "v", "policy"}]
+    before = starts()
+    for start, (after, metrics), names in zip(before, updates(before), trained, strict=True):
+        assert moved(after, start) == names
+        assert np.isfinite(list(metrics.values())).all()
+        assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+
+
+def test_memory_is_that_of_a_chunk_and_linear_in_the_tokens() -> None:
+    """What an update of ILQL holds beside its arguments, by XLA's account, where the vocabulary takes most of it."""
+    rows, length, vocabulary = 2, 128, 8192
+    learner = ilql.make(ilql.Config(inner=4, chunk=8), without_trunk(vocabulary), heads.scalar())
+
+    def peak(length: int) -> int:
+        one = episode([Turn([0]), Turn([1] * (length - 1), True)], True)
+        batch = replay.pack([one] * rows, length)
+        state = jax.eval_shape(learner.init, jax.random.key(0), batch)
+        compiled = jax.jit(learner.update).lower(state, batch, jax.random.key(0)).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    once, twice = peak(length), peak(2 * length)
+    everything = (
+        2 * rows * 2 * length * vocabulary * 4
+    )  # Q of both members; the plain form holds several like it
+    assert twice <= 2.2 * once
+    assert 3 * twice < everything

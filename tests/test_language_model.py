@@ -238,6 +238,16 @@ def test_pass_at_k_is_the_average_over_subsets() -> None:
         assert generate.ranked_pass_at_k(passed, np.zeros((3, 5)), k) == pytest.approx(expected)
 
 
+def test_the_best_of_n_by_hand() -> None:
+    scores = np.array([[1.0, 3.0, 2.0, 3.0], [-1.0, -4.0, -1.0, -2.0]])
+    assert generate.best_of(scores, 3).tolist() == [[1, 3, 2], [0, 2, 3]]
+    assert generate.best_of(jnp.asarray(scores), 1).tolist() == [[1], [0]]
+    with pytest.raises(ValueError, match="cannot take 5 of 4"):
+        generate.best_of(scores, 5)
+    with pytest.raises(ValueError, match="not finite"):
+        generate.best_of(scores * np.inf, 1)
+
+
 def test_ranked_pass_at_k() -> None:
     passed = np.array([[0, 1, 0], [1, 0, 0]], bool)
     scores = np.array([[3.0, 2.0, 1.0], [1.0, 2.0, 2.0]])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -103,11 +104,15 @@ def test_accumulation_takes_the_memory_of_its_rows() -> None:
 # ---- devices ------------------------------------------------------------------------------------------------------
 
 
+# AdamW whose steps still show a gradient that is summed where it should be averaged.
+adamw = functools.partial(optax.adamw, eps=1.0)
+
+
 def on_eight(name: str) -> None:
     """Two updates on a grid, from one placement to the next and through a checkpoint, beside one device."""
     mesh = shard.grid(data=4, model=2)
     lm, batch = language_model(), data()
-    made = learner(name, model.accumulated(lm, 4))
+    made = learner(name, model.accumulated(lm, 4), adamw)
     start = jax.jit(made.init)(jax.random.key(0), batch)
     alone, _ = jax.jit(epoch(made, everything, 2))(start, batch, jax.random.key(0))
 
@@ -118,9 +123,12 @@ def on_eight(name: str) -> None:
     last, _ = run(first, dataset, key)
     close(shard.gather(last, mesh), jax.device_get(alone))
     for tree in (placed, last):
-        leaf = tree.params["policy"]["blocks"]["query"]["kernel"]
-        assert leaf.sharding.spec == P(None, "data", "model")
-        assert leaf.addressable_shards[0].data.size == leaf.size // 8
+        moments = tree.optimiser["policy"][0]
+        for whole in (tree.params["policy"], moments.mu, moments.nu):
+            leaf = whole["blocks"]["query"]["kernel"]
+            assert leaf.sharding.spec == P(None, "data", "model")
+            assert leaf.addressable_shards[0].data.size == leaf.size // 8
+    assert any(np.any(leaf) for leaf in jax.tree.leaves(last.optimiser["policy"][0].mu))
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint.save(folder, 1, first, {"agent": name})

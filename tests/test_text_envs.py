@@ -264,6 +264,7 @@ def test_the_maze_is_walked_by_what_is_seen(rng: np.random.Generator) -> None:
         [one.returned for one in walks], maze.returns(lambda state: table[state], starts)
     )
     assert all(one.terminated and cell(one.turns[-1]) == maze.GOAL for one in walks)
+    assert maze.game().step(np.array([maze.GOAL]), ["up"], rng)[3].all()  # what is over stays so
     (stuck,) = play(maze.game(), lambda walks: ["left\n"] * len(walks), 1, rng)
     assert (len(stuck.turns), stuck.returned, stuck.terminated) == (201, -100, False)
 

@@ -12,10 +12,11 @@ current parameters. The ablations are flags: ``operator='max'`` takes the policy
 the logged one; ``value_updates=0`` leaves the value stage out.
 
 Values are bounded above by ``maximum``: with the scalar head as in appendix G.1, ``maximum - SoftAbs(v)``, where
-SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass); for
-categorical heads the bound is the top of their support. V_r is the difference of two heads with one initialisation,
-of which one learns (appendix G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus
-the scalar A, see `rl.values.tokens.dueling_loss`.
+SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass), and so
+for each output of the quantile head. A categorical head is bounded by its own support, whatever ``maximum`` is: give it
+a support that ends there. V_r is the difference of two heads with one initialisation, of which one learns (appendix
+G.2); with a categorical head it is added to V's logits. Any head's Q is its V plus the scalar A, see
+`rl.values.tokens.dueling_loss`.
 
 Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a
 second copy of it. Both anchors are means over tokens, not sums, and learning rates are constant.
@@ -51,7 +52,7 @@ class Config:
     alpha: float = 1.0  # temperature: Q / alpha are the policy's logits
     operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
     value_updates: int = 18_000  # updates of the value stage, before the policy stage
-    maximum: float = 1.0  # R_max, the largest return
+    maximum: float = 1.0  # R_max, the largest return; categorical heads are bounded by their support
     advantage_weight: float = 0.1  # beta_adv
     imitation_weight: float = 0.5  # beta_ce
     value_learning_rate: float = 1e-5  # AdamW, value stage
@@ -242,7 +243,9 @@ def _outputs(
     if residual is not None:
         one, other, own = residual
         outputs = outputs + body.apply(one, own) - body.apply(other, own)
-    return config.maximum - soft_abs(outputs) if head.size == 1 else outputs
+    # Of the scalar and the quantile head the outputs are values, of the others logits, whose level says nothing.
+    are_values = head.value(jnp.ones(head.size)) - head.value(jnp.zeros(head.size)) > 0.5
+    return jnp.where(are_values, config.maximum - soft_abs(outputs), outputs)
 
 
 def _metrics(td: Array, view: _View, steps: tokens.Steps, value: Array) -> dict[str, Array]:

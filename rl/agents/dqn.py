@@ -40,10 +40,7 @@ class Config:
     epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
     learning_rate: float = 3e-4  # Adam
     adam_epsilon: float = 1e-8  # Adam's (Dopamine: 1.5e-4, with categorical heads 3.125e-4)
-    hidden: tuple[int, ...] = (
-        256,
-        256,
-    )  # widths of the layers, or blocks; 512 after the convolutions of images
+    hidden: tuple[int, ...] = (256, 256)  # widths of layers or blocks; 512 after the convolutions of images
     layer_norm: bool = False  # in the network, where it has nothing but dense layers
 
 

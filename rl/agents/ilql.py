@@ -19,6 +19,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +57,13 @@ class Config:
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
 
 
+class Judgement(NamedTuple):
+    """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
+
+    q: Array  # min_i Q'_i(s, x), which `decoder` steers by
+    v: Array  # of the state in which the token was chosen
+
+
 def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
     """The learner of `TokenBatch` [B, T]; see `rl.types.Learner`. Both its models start from what ``lm.init`` gives.
 
@@ -83,14 +92,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         }
         return start(params, optimisers, targets=["trunk", "q"])
 
-    def of_logged(params: Params, features: Array, steps: tokens.Steps) -> Array:
-        """Outputs [E, B, S, K] of the logged tokens."""
-
-        def look(features: Array, token: Array) -> Array:
-            return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
-
-        found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
-        return jnp.moveaxis(found, 2, 0)
+    of_logged = functools.partial(_of_logged, config, q_values)
 
     def surprise(params: Params, features: Array, steps: tokens.Steps) -> Array:
         """``log sum_a exp Q_i - Q_i(s, x)``, summed over members, [B, S]."""
@@ -172,6 +174,32 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     return Learner(init, update, act, value)
 
 
+def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], Judgement]:
+    """A function that values the actions of any texts, whoever wrote them; to be jitted by the caller.
+
+    A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(found.q - found.v, batch.segment, n)``:
+    what steering adds to its log-probability, over beta. Were the values exact and gamma 1, it would be the text's
+    return less V of the prompt, so it ranks answers to one prompt.
+    """
+    q_values = _q_values(config, lm, head)
+    v_values = token_heads.state_values(head.size, config.inner, config.bias)
+
+    def run(state: State, batch: TokenBatch) -> Judgement:
+        steps = tokens.steps(batch)
+
+        def features(params: Params) -> Array:
+            return lm.features(params["trunk"], batch.tokens, batch.segment)
+
+        def place(x: Array) -> Array:
+            return jnp.pad(jnp.where(steps.taken, x, 0.0), ((0, 0), (1, 0)))
+
+        q = head.value(_of_logged(config, q_values, state.target["q"], features(state.target), steps)).min(0)
+        v = head.value(v_values.apply(state.params["v"], features(state.params)))
+        return Judgement(place(q), place(v[:, :-1]))
+
+    return run
+
+
 def decoder(config: Config, lm: LM, head: ValueHead) -> Decoder:
     """What samples from the learner's policy, for `rl.language.generate`; its params are `decoder_params`."""
     q_values = _q_values(config, lm, head)
@@ -191,3 +219,15 @@ def _q_values(config: Config, lm: LM, head: ValueHead) -> VocabularyValues:
     return token_heads.vocabulary_values(
         lm.config.vocabulary, head.size, config.inner, members=2, bias=config.bias
     )
+
+
+def _of_logged(
+    config: Config, q_values: VocabularyValues, params: Params, features: Array, steps: tokens.Steps
+) -> Array:
+    """Q's outputs [E, B, S, K] of the logged tokens."""
+
+    def look(features: Array, token: Array) -> Array:
+        return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
+
+    found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
+    return jnp.moveaxis(found, 2, 0)

@@ -1,9 +1,9 @@
 """A language model on top of another one that is frozen, and was run once over texts that are read many times.
 
 Training then costs what lies above the frozen model: some new blocks, whose branches start at zero, so that the model
-starts as the frozen one to the last bit of its logits. The texts are *answers*, programs for instance: what the new
-blocks read is the last token of the prompt and the answer, both of which the frozen layers have seen the whole prompt
-for. Logits cover the tokens that occur, which is the frozen model's vocabulary without the rest.
+starts as the frozen one but for activations rounded to 16 bits. The texts are *answers*, programs for instance: what
+the new blocks read is the last token of the prompt and the answer, both of which the frozen layers have seen the whole
+prompt for. Logits cover the tokens that occur, which is the frozen model's vocabulary without the rest.
 
 Agents know nothing of this: `learner` gives them an `rl.language.model.LM` whose features start from the activations
 that came with the batch.

@@ -172,6 +172,20 @@ def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[st
 # ---- best of n ---------------------------------------------------------------------------------------------------
 
 
+def best_of(scores: np.ndarray, k: int) -> np.ndarray:
+    """The ``k`` candidates of highest score, best first, [P, k] int; of equal ones the earlier comes first.
+
+    Args:
+      scores: [P, m], finite; of the ``m`` answers to each of ``P`` prompts.
+      k: at most m.
+
+    Raises:
+      ValueError: ``k`` out of range, or a score that is not finite.
+    """
+    _check_scores(scores, k)
+    return np.argsort(-np.asarray(scores), axis=1, kind="stable")[:, :k]
+
+
 def pass_at_k(passed: np.ndarray, k: int) -> float:
     """The chance that one of ``k`` candidates drawn without replacement passes, averaged over problems.
 
@@ -200,9 +214,7 @@ def ranked_pass_at_k(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
     Raises:
       ValueError: ``k`` out of range, or a score that is not finite.
     """
-    _check_k(k, passed.shape[1])
-    if not np.isfinite(scores).all():
-        raise ValueError("a score is not finite: candidates cannot be ranked")
+    _check_scores(scores, k)
     return float(np.mean([_chance(p, s, k) for p, s in zip(passed, scores, strict=True)]))
 
 
@@ -212,6 +224,12 @@ def _chance(passed: np.ndarray, scores: np.ndarray, k: int) -> float:
         return 1.0
     tied, left = passed[scores == border], k - int((scores > border).sum())
     return 1 - math.comb(int((~tied).sum()), left) / math.comb(len(tied), left)
+
+
+def _check_scores(scores: np.ndarray, k: int) -> None:
+    _check_k(k, scores.shape[1])
+    if not np.isfinite(scores).all():
+        raise ValueError("a score is not finite: candidates cannot be ranked")
 
 
 def _check_k(k: int, m: int) -> None:

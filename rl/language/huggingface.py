@@ -326,7 +326,12 @@ def _files(folder: Path) -> list[Path]:
         if not (folder / _ONE_FILE).exists():
             raise FileNotFoundError(f"no {_ONE_FILE} and no {_INDEX} in {folder}: is it a model's folder?")
         return [folder / _ONE_FILE]
-    files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    try:
+        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise WeightsError(
+            f"{index} does not say which file holds which tensor ({error!r}): download it again"
+        ) from error
     absent = [path.name for path in files if not path.exists()]
     if absent:
         raise FileNotFoundError(

@@ -107,13 +107,19 @@ def accumulated(lm: LM, rows: int) -> LM:
     ``rows`` rows and of the features; of logits, see `rl.values.tokens.survey`. Rows of one group are taken at equal
     distances, so that a batch split over devices stays so.
 
+    Whatever reads texts with an agent made from it must be given a multiple of ``rows``, judging, valuing and acting
+    too; do these with the model that is not split, whose parameters are the same.
+
     Raises:
       ValueError: when traced, if a batch does not divide into groups of ``rows``.
     """
 
     def features(params: Params, tokens: Array, segment: Array) -> Array:
         if tokens.shape[0] % rows:
-            raise ValueError(f"{tokens.shape[0]} rows do not divide into groups of {rows}")
+            raise ValueError(
+                f"{tokens.shape[0]} rows do not divide into groups of {rows}: give a multiple, or a model that is not "
+                "split"
+            )
 
         def split(x: Array) -> Array:
             return jnp.swapaxes(x.reshape(rows, -1, *x.shape[1:]), 0, 1)
