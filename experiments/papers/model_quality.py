@@ -74,15 +74,15 @@ def run(settings: Settings) -> dict[str, Any]:
             recipes.collect(source, out=folder, transitions=settings.transitions, seed=settings.seed)
         )
     rows = [_row(settings, source, method, world) for method in methods for world in worlds]
-    logged, discount = data.load(source).dataset, model_based.config(methods[0]).discount
-    largest = rl_model_based.largest_value(logged, discount)
+    largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
+    for row in rows:
+        row["limit"] = largest.reward + row["alpha"] * largest.entropy
     result = {
         **log.provenance(),
         "settings": dataclasses.asdict(settings),
         "wall_seconds": time.time() - began,
-        "largest_value": largest,
         "rows": rows,
-        "checks": checks(rows, largest),
+        "checks": checks(rows),
     }
     folder = Path(settings.out)
     studies.write(folder, result, table(result))
@@ -121,7 +121,7 @@ def _row(settings: Settings, source: str, method: str, world: float) -> dict[str
         diverged = False
     except train.Diverged:
         diverged = True  # which is a result here; what was logged before stands
-    last = {name: log.series(workdir, f"train/{name}")[1][-1] for name in ("q", *DIAGNOSES)}
+    last = {name: log.series(workdir, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
     returns = log.series(workdir, "eval/return")[1][-1]
     return {
         "method": method,
@@ -133,15 +133,17 @@ def _row(settings: Settings, source: str, method: str, world: float) -> dict[str
     }
 
 
-def checks(rows: list[dict[str, Any]], largest: float) -> dict[str, bool]:
+def checks(rows: list[dict[str, Any]]) -> dict[str, bool]:
     """What the paper's argument predicts, as far as it was run: in every seed, not on average."""
     of = {(row["method"], row["world"]): row for row in rows}
     base, ravl, learned = of.get(("base", 1)), of.get(("ravl", 1)), of.get(("base", 0))
     found: dict[str, bool] = {}
     if base:
-        found["true dynamics: base's Q ends above all that rewards allow"] = bool((base["q"] > largest).all())
+        found["true dynamics: base's Q ends above the largest value there can be"] = bool(
+            (base["q"] > base["limit"]).all()
+        )
     if ravl:
-        found["true dynamics: RAVL's does not"] = bool((ravl["q"] < largest).all())
+        found["true dynamics: RAVL's does not"] = bool((ravl["q"] < ravl["limit"]).all())
     if base and ravl:
         better = ravl["return"].min() > base["return"].max()
         found["true dynamics: RAVL's worst seed returns more than base's best"] = bool(better)
@@ -168,8 +170,14 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
     )
     true = {row["method"]: log.series(row["run"], "train/q") for row in rows if row["world"] == 1}
     if true:
-        plot.learning_curve(
-            folder / "q_in_the_truth.png", true, "mean Q on batches", title="True dynamics: what Q does"
+        bounds = {method: (step, q.mean(1), q.min(1), q.max(1)) for method, (step, q) in true.items()}
+        plot.lines(
+            folder / "q_in_the_truth.png",
+            bounds,
+            "updates",
+            "mean Q on batches",
+            title="True dynamics: what Q does",
+            note="mean, smallest and largest seed",
         )
 
 
@@ -181,16 +189,17 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
     yield ""
     yield (
-        f"After {settings['epochs'] * settings['updates']} updates with rollouts of {settings['length']} steps, "
-        f"{settings['seeds']} seeds: mean return of an episode [worst, best seed] and mean Q on batches [smallest, "
-        f"largest seed]. Rewards allow {result['largest_value']:.3g} at most."
+        f"After {settings['epochs'] * settings['updates']} updates with {settings['length']}-step rollouts, "
+        f"{settings['seeds']} seeds: mean return of an episode [worst, best seed], mean Q on batches [smallest, "
+        "largest seed], and the largest value there can be, from the logged rewards and the entropy's own temperature."
     )
     yield ""
-    yield "| method | world | return | Q |"
-    yield "|---|---|---|---|"
+    yield "| method | world | return | Q | at most |"
+    yield "|---|---|---|---|---|"
     for row in result["rows"]:
         note = " (diverged)" if row["diverged"] else ""
-        yield f"| {row['method']} | {row['world']:g} | {_range(row['return'])} | {_range(row['q'])}{note} |"
+        numbers = f"{_range(row['return'])} | {_range(row['q'])}{note} | {_range(row['limit'])}"
+        yield f"| {row['method']} | {row['world']:g} | {numbers} |"
     yield ""
     yield (
         "The last epoch's diagnosis, mean over seeds: share of next states at the estimated edge of reach, Q there and "
@@ -201,7 +210,7 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield f"| method | world | {' | '.join(name.replace('_', ' ') for name in DIAGNOSES)} |"
     yield "|" + "---|" * (2 + len(DIAGNOSES))
     for row in result["rows"]:
-        cells = " | ".join(f"{np.mean(row[name]):.3g}" for name in DIAGNOSES)
+        cells = " | ".join(_digits(np.mean(row[name])) for name in DIAGNOSES)
         yield f"| {row['method']} | {row['world']:g} | {cells} |"
     yield ""
     yield "| what the argument predicts | in every seed |"
@@ -211,7 +220,11 @@ def table(result: dict[str, Any]) -> Iterator[str]:
 
 
 def _range(values: np.ndarray) -> str:
-    return f"{values.mean():.3g} [{values.min():.3g}, {values.max():.3g}]"
+    return f"{_digits(values.mean())} [{_digits(values.min())}, {_digits(values.max())}]"
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
 
 
 if __name__ == "__main__":
