@@ -63,7 +63,9 @@ def test_python_compiles(where: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("where", "module", "argv"), [pytest.param(*command, id=command[0]) for command in commands()]
 )
-def test_commands_have_the_flags_they_use(where: str, module: str, argv: list[str]) -> None:
+def test_commands_have_the_flags_they_use(
+    where: str, module: str, argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     argv = [word for word in argv if word != "--help"]
     values = absl_flags.FlagValues()
     if module == "experiments.offline":
@@ -74,6 +76,10 @@ def test_commands_have_the_flags_they_use(where: str, module: str, argv: list[st
         parse = flags.parser(language.Settings(), lambda name: language.agent(name).Config(), values)
         parse(["language", *argv])
         if argv:  # not where the command is only named: it needs a log
+            monkeypatch.chdir(tmp_path)
+            for word in argv:
+                if word.endswith(".jsonl"):
+                    Path(word.partition("=")[2]).touch()
             language.check(flags.read(language.Settings(), values=values))
     elif module == "experiments.quickstart":
         flags.parser(quickstart.Settings(), values=values)(["quickstart", *argv])
