@@ -36,6 +36,7 @@ def ours() -> tuple[State, dict[str, float], State]:
     return state, {name: float(value) for name, value in metrics.items()}, after
 
 
+@pytest.mark.slow
 def test_one_hot_selectors_compute_the_same_update() -> None:
     state, expected, after = ours()
     learner = language_peer.one_hot(model.make(CONFIG))

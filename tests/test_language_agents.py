@@ -179,6 +179,7 @@ def test_td_loss_equals_the_plain_form() -> None:
         assert float(found) == pytest.approx(expected, rel=1e-4), (operator, stage)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEAD_NAMES)
 def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
     config = dataclasses.replace(FAST, value_updates=300, value_learning_rate=1e-2, learning_rate=1e-2)
@@ -254,6 +255,7 @@ QUICK = ilql.Config(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEAD_NAMES)
 def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     """After 1 the tokens earn -0.5, 1, -0.3 and after 2 they earn -1, -1, -0.3; V is their expectile."""

@@ -88,6 +88,7 @@ def test_a_store_keeps_the_rows_that_are_needed() -> None:
     np.testing.assert_array_equal(made.token, [1, 0, 1])
 
 
+@pytest.mark.slow
 def test_agents_learn_on_it() -> None:
     batch, sizes = stored("llama")
     config = lm_bc.Config(learning_rate=1e-2)

@@ -21,6 +21,7 @@ from rl.values import heads
 TINY = paper.Settings(seeds=2, epochs=2, updates=3, rollouts=4, batch_size=8, hidden=(8,), parts="story")
 
 
+@pytest.mark.slow
 def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of its five kinds of agents: each is a program to compile."""
     story = {"base": paper.BASE, "oracle": paper.Variant(patch="edge")}
