@@ -113,6 +113,14 @@ def test_two_critics_run_away_and_twenty_do_not() -> None:
     assert ravl["return"][-1] > 35 and ravl["q"][-1] < 90
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("patch", "mended"), [("edge, worth 0", True), ("random, worth 0", False)])
+def test_targets_mend_it_at_the_edge_of_reach_alone(patch: str, mended: bool) -> None:
+    settings = dataclasses.replace(paper.Settings(), seeds=1, epochs=30)
+    found = paper.train_variant(settings, paper.Variant(patch=patch), lambda number: None).metrics
+    assert (found["return"][-1] > 30) if mended else (found["return"][-1] < 0)
+
+
 def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transition]:
     """A batch before and after the oracle; every second next state is at the edge of reach."""
     seen = []
