@@ -646,7 +646,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     plot.bars(
         folder / "told_apart.png",
         tell,
-        "how often a right program scores above a wrong one of its problem (0.5: chance)",
+        "right above wrong, share of pairs (0.5: chance)",
         title="Held-out problems, 95 % interval over folds",
     )
 
