@@ -9,8 +9,8 @@ One trunk of random weights, one batch of rows without padding, every token but 
   ilql          `rl.agents.ilql` without the model that it clones (which is one more `lm step`)
   bcoder value, bcoder policy
                 `rl.agents.bcoder`'s two stages; they need one and two forward passes of frozen models
-  one-hot       ilql's loss in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values of all tokens, and
-                [N, N] selectors for N = batch x (length - 1)
+  ... one-hot   the same updates in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values or logits of all
+                tokens, and [N, N] selectors for N = batch x (length - 1)
   ... torch     the same updates with PyTorch and transformers' model, where they are installed
   generate, generate torch
                 sampling with a cache, and transformers' `generate`
@@ -46,7 +46,7 @@ from absl import app
 
 from benchmarks import language_peer as peer
 from benchmarks import table
-from experiments import flags
+from experiments import flags, studies
 from experiments.papers import bcoder_rank
 from rl import log
 from rl.agents import bcoder, ilql, lm_bc
@@ -170,11 +170,15 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
         add("lm step", lm_bc.make(lm_bc.Config(), lm, scalar), step, 0),
         _forward(lm, params, batch, trunk),
         add("ilql", ilql.make(peer.CONFIG, lm, scalar), 4 * trunk + 6.0 * q * tokens, 1),
-        add("bcoder value", bcoder.make(coder(value_updates=2**30), lm, scalar), once + 3 * trunk, 1),
+        add("bcoder value", bcoder.make(coder(value_updates=-1), lm, scalar), once + 3 * trunk, 1),
         add("bcoder policy", bcoder.make(coder(value_updates=0), lm, scalar), step + once + trunk, 2),
     ]
     if 4 * tokens**2 <= NAIVE:
-        found.append(add("one-hot", peer.one_hot(lm), 0.0, 1))
+        found.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
+        found += [
+            add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes)
+            for stage, passes in (("value", 1), ("policy", 2))
+        ]
     found.append(_generation(settings, lm, params, batch))
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
@@ -272,7 +276,7 @@ def render(results: Mapping[str, Any]) -> str:
     """The table as Markdown, with where it is from."""
     settings, rows = results["settings"], {row["name"]: row for row in results["rows"]}
     median = {name: statistics.median(row["seconds"]) for name, row in rows.items()}
-    compared = {name: f"{name} torch" for name in rows} | {"one-hot": "ilql torch"}
+    compared = {name: f"{name.removesuffix(' one-hot')} torch" for name in rows}
     cells = [("", "tokens/s", "x lm step", "of aim", "x torch", "MB held", "at twice", "model TFLOP/s")]
     if settings["peak_tflops"]:
         cells[0] += ("of peak",)  # type: ignore[assignment]
@@ -284,11 +288,11 @@ def render(results: Mapping[str, Any]) -> str:
         cells.append(
             (
                 name,
-                table.digits(row["work"] / seconds),
-                table.digits(seconds / median["lm step"]) if update else "",
+                studies.digits(row["work"] / seconds),
+                studies.digits(seconds / median["lm step"]) if update else "",
                 f"{seconds / aim:.2f}" if row["forwards"] else "",
-                table.digits(theirs / seconds) if theirs else "",
-                *(table.digits(size / 1e6) if update else "" for size in row["bytes"] or (0, 0)),
+                studies.digits(theirs / seconds) if theirs else "",
+                *(studies.digits(size / 1e6) if update else "" for size in row["bytes"] or (0, 0)),
                 f"{rate:.3f}" if row["flops"] else "",
                 *(
                     [f"{rate / settings['peak_tflops']:.1%}" if rate else ""]
@@ -303,8 +307,8 @@ def render(results: Mapping[str, Any]) -> str:
         f"{settings['batch']} x {settings['length']} tokens; {sizes['blocks'] / 1e6:.1f}M parameters in blocks, "
         f"{sizes['logits'] / 1e6:.1f}M make logits. The row `programs` counts programs per second.",
     ]
-    if "one-hot" not in rows:
-        notes.append("The selectors of `one-hot` would be too large for this batch.")
+    if "ilql one-hot" not in rows:
+        notes.append("One-hot selectors would be too large for this batch.")
     if not results["peer"]:
         notes.append("PyTorch and transformers are not installed, or were left out.")
     return "\n".join([*table.source(results, results["peer"]), "", *table.aligned(cells), *notes]) + "\n"

@@ -1,14 +1,15 @@
-"""Updates as others write them: ILQL's with one-hot selectors in JAX, ILQL's and B-Coder's with PyTorch.
+"""Updates as others write them: ILQL's and B-Coder's, with one-hot selectors in JAX and with PyTorch.
 
 Written for timing, with the arithmetic and the sizes of `rl.agents.ilql` (scalar head, no cloned model) and
-`rl.agents.bcoder`, whose losses they equal (tests/test_benchmarks_language.py). The first follows LMRL-Gym's code: Q
-of every token, of both members and their slow copies, in float32, and a matrix [N, N] that picks the states of actions
+`rl.agents.bcoder`, whose losses they equal (tests/test_benchmarks_language.py). The first follow LMRL-Gym's code: Q or
+logits of every token, of all members and slow copies, in float32, and a matrix [N, N] that picks the states of actions
 among N = batch x (length - 1). With PyTorch, the models are those of transformers.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import importlib.metadata
 import math
@@ -54,15 +55,10 @@ def one_hot(lm: LM) -> Learner:
         features = lm.features(trunk, batch.tokens, batch.segment)
         return features, q_net.all(q, features[:, :-1])[..., 0]  # [E, B, S, A]
 
-    def selector(is_action: Array) -> Array:
-        """[N, N]: row i picks the i-th action's column; rows beyond the last action pick nothing."""
-        order = jnp.cumsum(is_action.reshape(-1)) - 1
-        return jax.nn.one_hot(jnp.where(is_action.reshape(-1), order, -1), order.size).T
-
     def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
         del key
         taken = batch.is_action[:, 1:]
-        pick, count = selector(taken), taken.sum()
+        pick, count = _selector(taken), taken.sum()
         tokens = jax.nn.one_hot(batch.tokens[:, 1:], lm.config.vocabulary)
 
         def chosen(q: Array) -> Array:
@@ -93,6 +89,78 @@ def one_hot(lm: LM) -> Learner:
         return state._replace(step=state.step + 1), metrics
 
     return same._replace(update=update)
+
+
+def one_hot_bcoder(lm: LM, stage: str) -> Learner:
+    """B-Coder's ``stage``, value or policy, with the state of `rl.agents.bcoder`. Every row is one whole episode."""
+    config = dataclasses.replace(CODER, value_updates=-1 if stage == "value" else 0)
+    same = bcoder.make(config, lm, heads.scalar())
+    body = token_heads.state_values(1, config.inner)
+    optimiser = optax.adamw(config.learning_rate, weight_decay=config.weight_decay)
+    optimisers = dict.fromkeys(("policy", "residual"), optimiser)
+    optimisers["value"] = optax.adamw(config.value_learning_rate, weight_decay=config.weight_decay)
+
+    def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
+        del key
+        taken = batch.is_action[:, 1:]
+        pick, count = _selector(taken), taken.sum()
+        tokens = jax.nn.one_hot(batch.tokens[:, 1:], lm.config.vocabulary)
+        known = pick.sum(1)
+        reward = pick @ batch.reward[:, 1:].reshape(-1)
+        goes_on = pick @ batch.discount[:, 1:].reshape(-1)
+
+        def chosen(every: Array, one: Array) -> Array:
+            return pick @ (every * one).sum(-1).reshape(-1)  # [N]
+
+        def logits(params: Params) -> tuple[Array, Array]:
+            features = lm.features(params, batch.tokens, batch.segment)[:, :-1]
+            return features, lm.logits(params, features)
+
+        def advantages(logits: Array) -> Array:
+            return config.alpha * (logits - logits.max(-1, keepdims=True))
+
+        def values(value: Params, change: Array | float = 0.0) -> Array:
+            features = lm.features(value["lm"], batch.tokens, batch.segment)[:, :-1]
+            raw = pick @ (body.apply(value["head"], features)[..., 0] + change).reshape(-1)
+            return config.maximum - bcoder.soft_abs(raw)
+
+        def error(advantage: Array, v: Array, ahead: Array | float) -> Array:
+            after = jnp.roll(v + ahead, -1)
+            target = reward + config.discount * goes_on * jax.lax.stop_gradient(after)
+            return (jnp.square(advantage + v - target) * known).sum() / count
+
+        def value_loss(trained: Params) -> tuple[Array, Metrics]:
+            every = advantages(logits(state.target["policy"])[1])
+            critic = error(chosen(every, tokens), values(trained["value"]), 0.0)
+            return critic, {"critic_loss": critic}
+
+        def policy_loss(trained: Params) -> tuple[Array, Metrics]:
+            best = jax.nn.one_hot(logits(state.target["policy"])[1].argmax(-1), lm.config.vocabulary)
+            features, all_logits = logits(trained["policy"])
+            every = advantages(all_logits)
+            change = body.apply(trained["residual"], features) - body.apply(
+                state.target["residual"], features
+            )
+            advantage = chosen(every, tokens)
+            critic = error(advantage, values(state.params["value"], change[..., 0]), chosen(every, best))
+            surprise = optax.softmax_cross_entropy(all_logits, tokens).reshape(-1)
+            imitation = (pick @ surprise * known).sum() / count
+            anchor = -(advantage * known).sum() / count
+            total = critic + config.advantage_weight * anchor + config.imitation_weight * imitation
+            return total, {"critic_loss": critic, "imitation_loss": imitation, "advantage_loss": anchor}
+
+        loss, names = (value_loss, ("value",)) if stage == "value" else (policy_loss, ("policy", "residual"))
+        gradients, metrics = jax.grad(loss, has_aux=True)({name: state.params[name] for name in names})
+        state = descend(state, gradients, optimisers)
+        return state._replace(step=state.step + 1), metrics
+
+    return same._replace(update=update)
+
+
+def _selector(is_action: Array) -> Array:
+    """[N, N]: row i picks the i-th action's column; rows beyond the last action pick nothing."""
+    order = jnp.cumsum(is_action.reshape(-1)) - 1
+    return jax.nn.one_hot(jnp.where(is_action.reshape(-1), order, -1), order.size).T
 
 
 # ---- PyTorch --------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ import numpy as np
 from absl import app
 
 from benchmarks import cases, products, table
-from experiments import flags
+from experiments import flags, studies
 from rl import log, model_based
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, rollout, termination
@@ -263,12 +263,12 @@ def render(results: Mapping[str, Any]) -> str:
             (
                 row["work"],
                 str(row["seeds"]),
-                table.digits(ours),
-                table.digits(limit),
+                studies.digits(ours),
+                studies.digits(limit),
                 f"{limit / ours:.2f}",
-                table.digits(theirs) if theirs else "",
-                table.digits(theirs * row["seeds"] / ours) if theirs else "",
-                table.digits(row["seeds"] / ours),
+                studies.digits(theirs) if theirs else "",
+                studies.digits(theirs * row["seeds"] / ours) if theirs else "",
+                studies.digits(row["seeds"] / ours),
             )
         )
     settings = results["settings"]

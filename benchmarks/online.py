@@ -33,7 +33,7 @@ import numpy as np
 from absl import app
 
 from benchmarks import table
-from experiments import flags, online
+from experiments import flags, online, studies
 from rl import log, train
 from rl.agents import sac
 from rl.online import Carry
@@ -179,9 +179,9 @@ def render(results: Mapping[str, Any]) -> str:
                 env,
                 str(utd),
                 loop,
-                table.digits(steps / seconds) if loop != "updates" else "",
-                table.digits(steps * utd / seconds) if loop != "environment" else "",
-                table.digits(theirs / seconds) if theirs and loop == "headway" else "",
+                studies.digits(steps / seconds) if loop != "updates" else "",
+                studies.digits(steps * utd / seconds) if loop != "environment" else "",
+                studies.digits(theirs / seconds) if theirs and loop == "headway" else "",
             )
         )
     missing = [] if results["peer"] else [f"{PEER} is not installed: pip install stable-baselines3"]

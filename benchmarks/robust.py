@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from absl import app
 
 from benchmarks import linear_peer, table
-from experiments import flags
+from experiments import flags, studies
 from rl import log
 from rl.agents import drpvi, linear, r2pvi
 from rl.envs import american_put
@@ -123,10 +123,10 @@ def render(results: Mapping[str, Any]) -> str:
                 row["method"],
                 f"{row['N']:,}",
                 str(row["d"]),
-                table.digits(seconds),
+                studies.digits(seconds),
                 f"{seconds / tv:.2f}" if tv else "",
-                table.digits(theirs) if theirs else "",
-                table.digits(theirs / seconds) if theirs else "",
+                studies.digits(theirs) if theirs else "",
+                studies.digits(theirs / seconds) if theirs else "",
             )
         )
     return "\n".join([*table.source(results), "", *table.aligned(rows), "", *_totals(results)]) + "\n"
@@ -141,8 +141,8 @@ def _totals(results: Mapping[str, Any]) -> list[str]:
             pairs.setdefault(row["N"], []).append(times)
     totals = {count: [sum(times) for times in zip(*both, strict=True)] for count, both in pairs.items()}
     return [
-        f"All {len(pairs[count])} at N = {count:,}: {table.digits(ours)} s, NumPy {table.digits(theirs)} s, "
-        f"{table.digits(theirs / ours)} times faster."
+        f"All {len(pairs[count])} at N = {count:,}: {studies.digits(ours)} s, NumPy {studies.digits(theirs)} s, "
+        f"{studies.digits(theirs / ours)} times faster."
         for count, (ours, theirs) in totals.items()
     ]
 

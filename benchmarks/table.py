@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from experiments import studies
+
 Row = Mapping[str, Any]
 
 _HEADER = (
@@ -27,7 +29,7 @@ def render(results: Mapping[str, Any]) -> str:
     ]
     if results["device_peak_bytes"]:
         lines.append(
-            f"- peak device memory of the whole run: {digits(results['device_peak_bytes'] / 1e6)} MB"
+            f"- peak device memory of the whole run: {studies.digits(results['device_peak_bytes'] / 1e6)} MB"
         )
     if isinstance(others, str):
         lines.append(f"- {others}")
@@ -62,17 +64,17 @@ def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     peer = [other for other in rows if (other["agent"], other["loop"]) == (row["agent"], "d3rlpy")]
 
     def optional(name: str, unit: float) -> str:
-        return digits(row[name] / unit) if name in row else ""
+        return studies.digits(row[name] / unit) if name in row else ""
 
     return [
         row["agent"],
         str(row["seeds"]),
         row["loop"],
-        digits(row["updates_per_second"]),
+        studies.digits(row["updates_per_second"]),
         f"{(max(seconds) - min(seconds)) / 2 / median:.0%}",
         f"{row['of_limit']:.2f}",
         optional("flops_per_update", median * 1e9),
-        digits(row["updates_per_second"] / peer[0]["updates_per_second"]) if peer else "",
+        studies.digits(row["updates_per_second"] / peer[0]["updates_per_second"]) if peer else "",
         optional("compile_seconds", 1),
         optional("peak_bytes", 1e6),
         optional("data_bytes", 1e6),
@@ -87,17 +89,12 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
         return "not measured yet"
     layers = "x".join(str(width) for width in results["agents"][name]["hidden"])
     work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
-    text = f"layers {layers}, {digits(work)} GFLOP per update in {rows[0]['products']} products"
+    text = f"layers {layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']} products"
     data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan"}
     if len(data) > 1:
         verdict = "one copy of the data" if len(set(data.values())) == 1 else "NOT one copy of the data"
         text += f"; {' and '.join(str(seeds) for seeds in data)} seeds read {verdict}"
     return text
-
-
-def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def aligned(table: Sequence[Sequence[str]], texts: Collection[int] = (0,)) -> list[str]:

@@ -60,18 +60,8 @@ RANKED, POLICY = "ranked.jsonl", "policy"  # in the run folder
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 _IDENTITY = (
-    *(
-        "model",
-        "bfloat16",
-        "environment",
-        "environment_file",
-        "head",
-        "head_size",
-        "seed",
-        "batch_size",
-        "accumulate",
-    ),
-    *("eval_every", "eval_episodes", "action_tokens", "temperature"),
+    *("model", "bfloat16", "environment", "environment_file", "head", "head_size", "seed"),
+    *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
 
 
@@ -95,6 +85,7 @@ class Settings:
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
     batch_size: int = 32  # rows per update
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
+    best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
     environment: str = ""  # where to play: wordle, maze, humaneval or mbpp; the first two make a log, too
     environment_file: str = ""  # the words of wordle, one in a line; the problems of humaneval and mbpp
@@ -225,6 +216,10 @@ def check(settings: Settings) -> None:
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
+    if not 0 < settings.best <= 1:
+        raise ValueError(f"--best={settings.best} must be a share above 0 and of at most 1")
+    if not 0 <= settings.temperature < math.inf:
+        raise ValueError(f"--temperature={settings.temperature} must be at least 0 and finite")
     if not 0 <= settings.held_out < 1:
         raise ValueError(f"--held_out={settings.held_out} must be a share of at least 0 and below 1")
     where = settings.environment
@@ -278,17 +273,28 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         assert game and game.logged  # as `check` has seen to
         said = game.logged(settings.episodes, np.random.default_rng(settings.seed))
     episodes = _episodes(f"{settings.log}, line" if settings.log else "episode", words, said, limit)
+    if settings.best < 1:
+        episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
-    if settings.head in ("scalar", "quantile") and max(returns) > getattr(config, "maximum", math.inf):
+    discount = getattr(config, "discount", 1.0)
+    support, head = offline.value_head(_as_offline(settings), replay.value_bounds(episodes, discount))
+    if head.are_values and max(returns) > getattr(config, "maximum", math.inf):
         raise ValueError(
             f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {max(returns)}"
         )
-    low, high = replay.value_bounds(episodes, getattr(config, "discount", 1.0))
-    low = low if math.isnan(settings.head_low) else settings.head_low
-    high = high if math.isnan(settings.head_high) else settings.head_high
+    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes])
+    if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
+        raise ValueError(
+            f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "
+            f"{support[1]:g}] of --head={settings.head}: change --head_low and --head_high"
+        )
     length = settings.length or max(len(one.tokens) for one in episodes)
+    if length > found.config.context:
+        raise ValueError(f"--length={length} is more than the model's context of {found.config.context}")
     order = np.random.default_rng(settings.seed).permutation(len(episodes))
     apart = round(settings.held_out * len(episodes))
+    if apart == len(episodes):
+        raise ValueError(f"--held_out={settings.held_out} leaves none of {apart} episodes to learn from")
     return Task(
         found,
         lm,
@@ -296,8 +302,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         game,
         replay.pack([episodes[i] for i in order[apart:]], length),
         replay.pack([episodes[i] for i in order[:apart]], length) if apart else None,
-        (low, high),
-        heads.make(settings.head, low, high, settings.head_size),
+        support,
+        head,
         {"episodes": len(episodes), "mean_return": float(np.mean(returns))},
         asked,
         _candidates(settings.rank, words, asked, found.config.context),
@@ -407,7 +413,7 @@ def reader(
         steps = tokens.steps(batch)
         found = {
             "taken": jnp.pad(steps.taken, ((0, 0), (1, 0))),
-            "returns": jnp.pad(tokens.returns_to_go(steps, discount), ((0, 0), (1, 0))),
+            "returns": tokens.at_tokens(steps, tokens.returns_to_go(steps, discount)),
             "log_probability": model.log_probabilities(
                 task.lm, state.params["policy"], batch.tokens, batch.segment
             ),

@@ -281,11 +281,16 @@ def problem(settings: Settings, discount: float) -> Problem:
     else:
         scale = _number("reward_scale", settings.reward_scale)
     dataset = replay.scale_rewards(dataset, scale, settings.reward_shift)
-    low, high = replay.value_bounds(dataset, discount)
+    support, head = value_head(settings, replay.value_bounds(dataset, discount))
+    return Problem(loaded, dataset, mean, deviation, support, head)
+
+
+def value_head(settings: Settings, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
+    """The support that the flags give, or else ``bounds``, which the data do; and the head on it."""
+    low, high = bounds
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
-    head = heads.make(settings.head, low, high, settings.head_size)
-    return Problem(loaded, dataset, mean, deviation, (low, high), head)
+    return (low, high), heads.make(settings.head, low, high, settings.head_size)
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:

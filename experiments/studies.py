@@ -40,6 +40,19 @@ def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str]) -> None
         partial.write_text("\n".join(lines) + "\n")
 
 
+def verdicts(header: str, checks: Mapping[str, bool]) -> Iterable[str]:
+    """The lines of a Markdown table of what holds; ``header`` is its first line."""
+    yield header
+    yield "|---|---|"
+    for name, holds in checks.items():
+        yield f"| {name} | {'yes' if holds else 'NO'} |"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
 def main(settings: Any, run: Callable[[Any], Any]) -> None:
     """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``."""
 

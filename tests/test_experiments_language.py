@@ -118,6 +118,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
         script.run(dataclasses.replace(chosen, seed=1), config())
 
 
+@pytest.mark.slow
 def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,6 +194,15 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
 # ---- what is refused ------------------------------------------------------------------------------------------------
 
 
+def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
+    for share, worth in ((0.2, 0.9), (0.5, 0.4)):
+        with contextlib.ExitStack() as stack:
+            task = script.problem(settings(files, tmp_path, best=share), config(), stack)
+        imitated = (task.rows.imitate * task.rows.is_action).max(1) > 0  # one episode in each row
+        np.testing.assert_array_equal(imitated, task.rows.reward.sum(1) > worth)
+        assert 0 < imitated.mean() < 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -205,6 +215,16 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
         ({"environment": "wordle"}, "--environment=wordle needs its words or problems"),
         ({"accumulate": 3}, "--accumulate=3 must be 0 or divide --batch_size=4"),
         ({"held_out": 1.0}, "--held_out=1.0 must be a share"),
+        ({"held_out": 0.99}, "--held_out=0.99 leaves none of 36 episodes"),
+        ({"best": 0.0}, "--best=0.0 must be a share above 0"),
+        ({"temperature": -1.0}, "--temperature=-1.0 must be at least 0"),
+        ({"length": 1000}, "--length=1000 is more than the model's context of 160"),
+        (
+            {"head": "c51", "head_low": 0.0, "head_high": 0.5},
+            "the log has returns from 0 to 1, beyond the support [0, 0.5] of --head=c51: change --head_low",
+        ),
+        ({"agent": "ilql", "expectile": 1.5}, "expectile=1.5 must lie in [0, 1]"),
+        ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
         ({"action_tokens": 0}, "--action_tokens must be at least 1"),
         ({"agent": "ilql", "export": True}, "--export writes one model"),
@@ -221,7 +241,7 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
 def test_settings_that_cannot_be_run(
     changes: dict[str, Any], message: str, files: Path, tmp_path: Path
 ) -> None:
-    of_agent = {name: changes[name] for name in changes if name == "maximum"}
+    of_agent = {name: changes[name] for name in changes if name in ("maximum", "expectile", "discount")}
     chosen = settings(files, tmp_path, **{name: changes[name] for name in changes if name not in of_agent})
     with pytest.raises(ValueError, match=re.escape(message)):
         script.run(chosen, config(chosen.agent if chosen.agent in OWN else "lm_bc", **of_agent))

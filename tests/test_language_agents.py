@@ -169,7 +169,9 @@ def test_td_loss_equals_the_plain_form() -> None:
     def td_losses(state: State) -> list[Any]:
         found = []
         for operator, stage in cases:
-            config = dataclasses.replace(FAST, operator=operator, value_updates=int(stage == "value"))
+            config = dataclasses.replace(
+                FAST, operator=operator, value_updates=int(stage == "value"), chunk=1
+            )
             learner = bcoder.make(config, language_model(), head("scalar"))
             found.append(learner.update(state, batch, jax.random.key(0))[1]["critic_loss"])
         return found
@@ -205,6 +207,7 @@ def moved(after: State, before: State) -> set[str]:
     return {name for name in same if not all(jax.tree.leaves(same[name]))}
 
 
+@pytest.mark.slow
 def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
     lm, batch = language_model(), data()
     learner = bcoder.make(dataclasses.replace(FAST, value_updates=1), lm, head("scalar"))

@@ -180,6 +180,18 @@ def test_safetensors_cut_short(folder: Path, size: int) -> None:
         huggingface.load(folder)
 
 
+@pytest.mark.parametrize("found", ["[]", "null", '{"a": 1}', '{"a": {"data_offsets": []}}'])
+def test_files_that_are_json_of_something_else(folder: Path, found: str) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(len(found).to_bytes(8, "little") + found.encode())
+    with pytest.raises(WeightsError, match=r"does not say where its tensors are .*download it again"):
+        huggingface.load(folder)
+    if not found.startswith("{"):
+        (folder / "config.json").write_text(found)
+        with pytest.raises(WeightsError, match="holds no object that describes a model"):
+            huggingface.load(folder)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

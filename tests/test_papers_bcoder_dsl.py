@@ -167,5 +167,7 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="--tasks has medium: choose from easy, hard"):
         study.run(dataclasses.replace(TINY, tasks="medium"))
+    with pytest.raises(ValueError, match="--batch_size=3 must be even"):
+        study.run(dataclasses.replace(TINY, batch_size=3))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
         study.run(dataclasses.replace(TINY, seeds=1))

@@ -16,6 +16,7 @@ from experiments.papers import ilql_maze as study
 from rl.envs import double_t_maze as maze
 from rl.envs.tabular import Episodes
 from rl.replay import tokens as replay
+from rl.values import heads
 
 TINY = study.Settings(seeds=2, walks=20, updates=16, cloning=4, batch_size=4, width=8)
 
@@ -113,9 +114,10 @@ def test_only_a_backup_finds_the_way_unless_the_log_shows_it(data: study.Log) ->
 
 @pytest.mark.parametrize("recipe", study.RECIPES.values())
 def test_heads_start_alike(recipe: study.Recipe) -> None:
-    for name in ("two_hot", "hl_gauss"):
+    for name in heads.NAMES:
         head = study.make_head(recipe, name)
-        assert float(head.value(jnp.zeros(head.size))) == pytest.approx(recipe.start, abs=1e-3)
+        bias = recipe.start if head.are_values else 0.0  # as its learner gives it
+        assert float(head.value(jnp.full(head.size, bias))) == pytest.approx(recipe.start, abs=1e-3)
 
 
 def test_the_model_reads_one_turn() -> None:
@@ -131,7 +133,7 @@ def test_the_model_reads_one_turn() -> None:
 @pytest.mark.slow
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One learner of values on one design: each is a program to compile."""
-    monkeypatch.setattr(study, "PUBLISHED", [("ILQL, tau 0.8", "scalar")])
+    monkeypatch.setattr(study, "PUBLISHED", [(study.WORKS, "scalar")])
     monkeypatch.setattr(study, "STEERING", (4.0,))
     result = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
     found = result["parts"]["published"]["ILQL, tau 0.8, scalar"]
@@ -149,7 +151,7 @@ def made_up(**last: float) -> dict[str, Any]:
     found: dict[str, Any] = {name: {"return": np.full(4, x)} for name, x in returns.items()}
     noise = np.array([0.0, 0.1, 0.2, 0.3])
     for name in study.RECIPES:
-        for head in study.HEADS:
+        for head in heads.NAMES:
             error = (1.0 if head == "hl_gauss" else 3.0) + noise
             found[f"{name}, {head}"] = {
                 "return": np.full(4, -55.0 if name == study.MC else -7.0),
@@ -169,7 +171,13 @@ def test_predictions_hold_or_do_not() -> None:
     failing = study.checks(made_up(BC=-40.0))
     assert [claim for claim, holds in failing.items() if not holds] == [
         "corrected: no kind of cloning gets half way to the optimum from -101",
-        "corrected: MC's is above cloning's by 15",
+        "corrected: MC's median return is above cloning's by 15",
+    ]
+    some = {name: own for name, own in made_up()["corrected"].items() if "c51" in name or "ILQL" not in name}
+    some["exact: ILQL, tau 0.8, beta 4"] = made_up()["corrected"]["exact: ILQL, tau 0.8, beta 4"]
+    assert [claim for claim in study.checks({"corrected": some}) if "c51" in claim or "head" in claim] == [
+        "corrected, c51: ILQL's median return (tau 0.8) is above MC's by 25",
+        "corrected, c51: the setting that failed has a median return above -12",
     ]
 
 
@@ -193,5 +201,9 @@ def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:
 def test_wrong_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="--parts has all: choose from corrected, published"):
         study.run(dataclasses.replace(TINY, parts="all"))
+    with pytest.raises(
+        ValueError, match="--heads: dueling is none of scalar, two_hot, hl_gauss, c51, quantile"
+    ):
+        study.run(dataclasses.replace(TINY, heads="scalar,dueling"))
     with pytest.raises(ValueError, match="--seeds=1: an interval"):
         study.run(dataclasses.replace(TINY, seeds=1))

@@ -141,11 +141,49 @@ def test_a_program_that_waits_too_long() -> None:
         ("(i * i for i in range(3))", "x = f()\nassert next(x) == 0 and list(x) == [1, 4]"),
         ("{2: 0, 1: 0}.keys()", "assert sorted(f()) == [1, 2]"),
         ("float('nan')", "x = f()\nassert x != x and type(x) is float"),
+        ("__import__('fractions').Fraction(1, 2)", "assert f() == 0.5 and f().denominator == 2"),
+        ("__import__('decimal').Decimal('0.10')", "assert str(f()) == '0.10'"),
+        ("__import__('collections').deque([1, 2])", "assert list(f()) == [1, 2] and f() and len(f()) == 2"),
+        ("__import__('collections').deque()", "assert not f()"),
+        (
+            "type('Bag', (), {'__len__': lambda self: 2, '__iter__': lambda self: iter((5, 6))})()",
+            "assert f() and len(f()) == 2 and list(f()) == [5, 6]",
+        ),
+        ("type('None_', (), {'__bool__': lambda self: False})()", "assert not f()"),
     ],
 )
 def test_answers_arrive_as_they_were(anywhere: Pool, returned: str, test: str) -> None:
     program = f"def f():\n    return {returned}"
     assert verdict(anywhere, program, Problem("f", "", test, ("f",), "")) == Verdict.PASSED
+
+
+def test_functions_that_can_be_imported_are_handed_over(anywhere: Pool) -> None:
+    """MBPP's task 533 hands over a type; the program may call its own things by such names."""
+    program = "getattr = list = int = None\n"
+    program += "def f(kind, *more): return [x for x in more if not isinstance(x, kind)]"
+    tests = "import math\nassert f(int, 1, 'a') == ['a']\nassert g(math.sqrt, 4) == 2 and g(str.upper, 'a') == 'A'"
+    program += "\ndef g(function, x): return function(x)"
+    assert verdict(anywhere, program, Problem("f", "", tests, ("f", "g"), "")) == Verdict.PASSED
+
+
+@pytest.mark.parametrize("own", ["lambda x: x", "Own()"])
+def test_what_tests_cannot_hand_over_is_refused(anywhere: Pool, own: str) -> None:
+    problem = Problem("P/7", "", f"class Own: pass\nassert f({own})", ("f",), "")
+    with pytest.raises(ValueError, match="'P/7' hand the program a function or an object of their own"):
+        verdict(anywhere, "def f(x): return True", problem)
+    assert verdict(anywhere, RIGHT + f"# after {own}") == Verdict.PASSED
+
+
+def test_tests_that_expect_an_exception(anywhere: Pool) -> None:
+    tests = "try:\n    f(0)\n    seen = False\nexcept {}:\n    seen = True\nassert seen"
+    for expected in ("ValueError", "Exception"):
+        problem = Problem(expected, "", tests.format(expected), ("f",), "")
+        assert verdict(anywhere, "def f(x): raise ValueError", problem) == Verdict.PASSED
+        assert verdict(anywhere, "def f(x): return 1", problem) == Verdict.FAILED
+        # To be gone is not to raise.
+        assert verdict(anywhere, "import os\ndef f(x): os._exit(3)", problem) == Verdict.RUNTIME_ERROR
+    problem = Problem("other", "", tests.format("ValueError"), ("f",), "")
+    assert verdict(anywhere, "def f(x): raise KeyError", problem) == Verdict.RUNTIME_ERROR
 
 
 def test_subclasses_arrive_as_what_they_derive_from(anywhere: Pool) -> None:
@@ -382,6 +420,15 @@ def test_files_do_not_outlive_a_program(isolated: Pool) -> None:
     observes(isolated, "import os\ndef probe(): return os.listdir('/tmp')", [])
 
 
+@pytest.mark.parametrize(
+    "trace", ["os.chmod('.', 0o555)", "os.utime('.', (1, 1))", "os.setxattr('.', 'user.x', b'1')"]
+)
+def test_folders_do_not_either(isolated: Pool, trace: str) -> None:
+    observes(isolated, f"import os\ntry: {trace}\nexcept OSError: pass\ndef probe(): return 1", 1)
+    probe = "import os\ndef probe(): return open('x', 'w').write('hi'), os.listxattr('.'), os.stat('.').st_mtime > 1"
+    observes(isolated, f"{probe}\n# after {trace}", (2, [], True))
+
+
 def test_no_network(anywhere: Pool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = server.getsockname()
@@ -402,6 +449,9 @@ def test_no_other_process_can_be_reached(anywhere: Pool) -> None:
         "os.killpg(0, 0)",
         "os.pidfd_open(1)",
         "os.execv('/bin/true', ['true'])",
+        "os.setpriority(os.PRIO_USER, 0, 19)",
+        "os.sched_setscheduler(os.getppid(), os.SCHED_IDLE, os.sched_param(0))",
+        "os.sched_setaffinity(0, {0})",
     ):
         observes(anywhere, failing(action), "PermissionError")
     raw = """
@@ -680,7 +730,7 @@ def test_mbpp_references_pass(data_file: Callable[[str], Path], real: Pool) -> N
     assert len(problems) == 974
     assert [len(read_mbpp(path, split)) for split in MBPP_SPLITS] == [10, 500, 90, 374]
     some = problems[::8] + [
-        problem for problem in problems if problem.name in ("MBPP/126", "MBPP/367", "MBPP/927")
+        problem for problem in problems if problem.name in ("MBPP/126", "MBPP/367", "MBPP/533", "MBPP/927")
     ]
     assert set(real.run([(problem, problem.reference) for problem in some])) == {Verdict.PASSED}
     sanitized = read_mbpp(data_file("programs/sanitized-mbpp.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -244,6 +245,43 @@ def test_survey_equals_the_plain_form(chunk: int) -> None:
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(ROWS, FEATURES)
 
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-4), loss(ours), loss(plain))
+
+
+NEEDED = np.random.RandomState(3).rand(3, 10) < [[0.5], [0.2], [0.0]]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_only_columns_that_are_needed_are_computed(chunk: int) -> None:
+    """Values and gradients are those of the plain form, and pieces beyond the fullest row's are left out."""
+    widths: list[int] = []
+
+    def look(rows: Any, features: Any) -> Any:
+        found = jnp.tanh(features @ rows.T)
+        jax.debug.callback(lambda x: widths.append(x.shape[1]), found)
+        return found
+
+    def ours(rows: Any, features: Any) -> Any:
+        return tokens.in_chunks(functools.partial(look, rows), chunk, features, needed=NEEDED)
+
+    def total(form: Any, rows: Any, features: Any) -> tuple[Any, Any]:
+        found = jnp.where(NEEDED[..., None], form(rows, features), 0.0)
+        return jnp.square(found).sum(), found
+
+    found = jax.jit(functools.partial(total, ours))(ROWS, FEATURES)
+    jax.block_until_ready(found)
+    jax.effects_barrier()
+    assert sum(widths) == min(10, chunk * -(-NEEDED.sum(1).max() // chunk) if chunk < 10 else 10)
+    step = functools.partial(jax.jit, static_argnums=0)(jax.value_and_grad(total, (1, 2), has_aux=True))
+    expected = step(lambda rows, features: jnp.tanh(features @ rows.T), ROWS, FEATURES)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), step(ours, ROWS, FEATURES), expected
+    )
+
+
+def test_states_that_a_loss_asks_about() -> None:
+    """Those before an action token, and the end of the episode that was cut off."""
+    found = tokens.visited(tokens.steps(packed()))
+    np.testing.assert_array_equal(found, [[0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0]])
 
 
 def test_the_vocabulary_is_held_for_one_chunk_alone() -> None:

@@ -172,6 +172,8 @@ def run(settings: Settings) -> dict[str, Any]:
     if unknown := set(names) - set(TASKS):
         raise ValueError(f"--tasks has {', '.join(sorted(unknown))}: choose from {', '.join(TASKS)}")
     studies.check_seeds(settings.seeds)
+    if settings.batch_size < 2 or settings.batch_size % 2:
+        raise ValueError(f"--batch_size={settings.batch_size} must be even: half of it are anchors")
     began = time.time()
     found = {}
     stages = sum(3 + len(VARIANTS[name]) for name in names) * settings.seeds

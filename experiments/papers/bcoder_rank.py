@@ -23,7 +23,8 @@ The published study ranks programs of a 770M model by a value of the same size, 
 and has no log-probability beside it. This one runs on two cores, so the language model is frozen and read once
 (`rl.language.cached`); what is trained is a transformer block above it, for the policy and the value each, and the
 logits cover the tokens that occur in the programs or are likeliest at some place. The anchors of B-Coder and the
-rejection baseline both copy the programs that passed; nothing but ``human`` sees code that people wrote.
+rejection baseline both copy the programs that passed; nothing but ``human`` sees code that people wrote. Values lie in
+[-2, 2] where returns lie in [-1, 1], so that the paper's bound R_max does not act: V has to make room for advantages.
 
 Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
 reported; the others are held out fold by fold, each once. Intervals are Student's over folds; differences are paired.
@@ -685,10 +686,7 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
         low, high = row["problems"]
         yield f"| {name} | {_cell(row)} | [{low:.3f}, {high:.3f}] |"
     yield ""
-    yield "| what was hoped for | |"
-    yield "|---|---|"
-    for name, holds in result["checks"].items():
-        yield f"| {name} | {'yes' if holds else 'NO'} |"
+    yield from studies.verdicts("| what was hoped for | |", result["checks"])
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:

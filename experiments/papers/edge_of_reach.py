@@ -434,10 +434,7 @@ def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterat
             f"| {last['edge_q'].mean():.0f} | {last['elsewhere_q'].mean():.0f} |"
         )
     yield ""
-    yield "| what the argument predicts | in every seed |"
-    yield "|---|---|"
-    for name, holds in result["checks"].items():
-        yield f"| {name} | {'yes' if holds else 'NO'} |"
+    yield from studies.verdicts("| what the argument predicts | in every seed |", result["checks"])
 
 
 if __name__ == "__main__":

@@ -36,9 +36,7 @@ DIAGNOSES = ("edge_share", "edge_q", "elsewhere_q", "spread", "aleatoric", "spre
 class Settings:
     """What can be chosen about this study."""
 
-    dataset: str = (
-        "hopper-medium-expert-regen-v5"  # name or file of a log; a regenerated one is made if missing
-    )
+    dataset: str = "hopper-medium-expert-regen-v5"  # name or file of a log; a regenerated one is made
     transitions: int = 200_000  # of data that are made
     methods: str = "base,mopo,ravl"  # of rl.model_based, comma-separated
     truths: str = "-1,0,0.5,1"  # worlds, comma-separated
@@ -212,21 +210,14 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     yield f"| method | world | {' | '.join(name.replace('_', ' ') for name in DIAGNOSES)} |"
     yield "|" + "---|" * (2 + len(DIAGNOSES))
     for row in result["rows"]:
-        cells = " | ".join(_digits(np.mean(row[name])) for name in DIAGNOSES)
+        cells = " | ".join(studies.digits(np.mean(row[name])) for name in DIAGNOSES)
         yield f"| {row['method']} | {row['world']:g} | {cells} |"
     yield ""
-    yield "| what the argument predicts | in every seed |"
-    yield "|---|---|"
-    for name, holds in result["checks"].items():
-        yield f"| {name} | {'yes' if holds else 'NO'} |"
+    yield from studies.verdicts("| what the argument predicts | in every seed |", result["checks"])
 
 
 def _range(values: np.ndarray) -> str:
-    return f"{_digits(values.mean())} [{_digits(values.min())}, {_digits(values.max())}]"
-
-
-def _digits(number: float) -> str:
-    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:.3g}"
+    return f"{studies.digits(values.mean())} [{studies.digits(values.min())}, {studies.digits(values.max())}]"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ With logits ``l``, advantages ``A = alpha (l - max l)`` and the frozen model it 
 
 where E* is over actions of weight ``imitate`` (ground truth, or programs that passed), and targets follow the
 current parameters. The ablations are flags: ``operator='max'`` takes the policy's own best token at s', ``'sarsa'``
-the logged one; ``value_updates=0`` leaves the value stage out.
+the logged one; ``value_updates=0`` leaves the value stage out, -1 the policy stage.
 
 Values are bounded above by ``maximum``: with the scalar head as in appendix G.1, ``maximum - SoftAbs(v)``, where
 SoftAbs is 0 at 0 (the sign of the paper's constant would put the bound at -0.39, below the reward of a pass), and so
@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.lm_bc import next_token
-from rl.agents.state import Optimiser, descend, start
+from rl.agents.state import Optimiser, descend, require_share, start
 from rl.language.model import LM
 from rl.networks import token_heads
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
@@ -51,7 +51,7 @@ class Config:
     discount: float = 0.999  # gamma
     alpha: float = 1.0  # temperature: Q / alpha are the policy's logits
     operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
-    value_updates: int = 18_000  # updates of the value stage, before the policy stage
+    value_updates: int = 18_000  # updates of the value stage, before the policy stage; -1: all
     maximum: float = 1.0  # R_max, the largest return; categorical heads are bounded by their support
     advantage_weight: float = 0.1  # beta_adv
     imitation_weight: float = 0.5  # beta_ce
@@ -87,10 +87,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `judge`.
 
     Raises:
-      ValueError: an operator that is not one of `OPERATORS`.
+      ValueError: an operator that is not one of `OPERATORS`, or a discount outside [0, 1].
     """
     if config.operator not in OPERATORS:
         raise ValueError(f"unknown operator {config.operator!r}: choose one of {', '.join(OPERATORS)}")
+    require_share("discount", config.discount)
     body = token_heads.state_values(head.size, config.inner)
     optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
     optimisers = {
@@ -136,7 +137,9 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             logged = config.operator == "sarsa"
             following = checkpoint.advantage if logged else jnp.zeros_like(checkpoint.advantage)
             td, steps, value = error(batch, checkpoint, v, following)
-            return td, _metrics(td, checkpoint, steps, value)
+            # Nothing is anchored yet.
+            anchors = {"imitation_loss": jnp.zeros(()), "advantage_loss": jnp.zeros(())}
+            return td, {**_metrics(td, checkpoint.advantage, steps, value), **anchors}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params["value"])
         return descend(state, {"value": gradients}, optimisers), metrics
@@ -156,9 +159,12 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
                 "sarsa": own.advantage,
             }[config.operator]
             td, steps, value = error(batch, own, v, following)
-            metrics = _metrics(td, own, steps, value)
-            anchor = config.advantage_weight * metrics["advantage_loss"]
-            return td + anchor + config.imitation_weight * metrics["imitation_loss"], metrics
+            weight = steps.imitate * steps.taken
+            imitation = -tokens.mean(own.log_prob[:, :-1], weight)
+            anchor = tokens.mean(-own.advantage[:, :-1], weight)
+            total = td + config.advantage_weight * anchor + config.imitation_weight * imitation
+            anchors = {"imitation_loss": imitation, "advantage_loss": anchor}
+            return total, {**_metrics(td, own.advantage, steps, value), **anchors}
 
         trained = {name: state.params[name] for name in ("policy", "residual")}
         gradients, metrics = jax.grad(loss, has_aux=True)(trained)
@@ -166,11 +172,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
         del key
-        if config.value_updates:
+        if config.value_updates > 0:
             first = state.step < config.value_updates
             state, metrics = jax.lax.cond(first, value_stage, policy_stage, state, batch)
         else:
-            state, metrics = policy_stage(state, batch)
+            state, metrics = (value_stage if config.value_updates else policy_stage)(state, batch)
         return state._replace(step=state.step + 1), metrics
 
     def act(state: State, observation: Array, key: Key) -> Array:
@@ -203,11 +209,7 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
         steps = tokens.steps(batch)
         q = (own.advantage + v)[:, :-1]
         reward = q - config.discount * steps.discount * tokens.at(v, steps.next)
-
-        def place(x: Array) -> Array:
-            return jnp.pad(jnp.where(steps.taken, x, 0.0), ((0, 0), (1, 0)))
-
-        return Judgement(place(reward), place(q), place(v[:, :-1]))
+        return Judgement(*(tokens.at_tokens(steps, x) for x in (reward, q, v[:, :-1])))
 
     return run
 
@@ -222,7 +224,8 @@ def _view(config: Config, lm: LM, params: Params, batch: TokenBatch, about: Arra
     features = lm.features(params, batch.tokens, batch.segment)
     after = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
     asked = jnp.stack([after, after if about is None else about], -1)
-    found = tokens.survey(functools.partial(lm.logits, params), features, asked, config.chunk)
+    needed = tokens.visited(tokens.steps(batch))
+    found = tokens.survey(functools.partial(lm.logits, params), features, asked, config.chunk, needed)
     advantage = config.alpha * (found.chosen - found.top[..., None])
     log_prob = found.chosen[..., 0] - found.total
     return _View(features, advantage[..., 0], advantage[..., 1], log_prob, found.best)
@@ -243,18 +246,12 @@ def _outputs(
     if residual is not None:
         one, other, own = residual
         outputs = outputs + body.apply(one, own) - body.apply(other, own)
-    # Of the scalar and the quantile head the outputs are values, of the others logits, whose level says nothing.
-    are_values = head.value(jnp.ones(head.size)) - head.value(jnp.zeros(head.size)) > 0.5
-    return jnp.where(are_values, config.maximum - soft_abs(outputs), outputs)
+    return config.maximum - soft_abs(outputs) if head.are_values else outputs
 
 
-def _metrics(td: Array, view: _View, steps: tokens.Steps, value: Array) -> dict[str, Array]:
-    advantage = view.advantage[:, :-1]
-    imitate = steps.imitate * steps.taken
+def _metrics(td: Array, advantage: Array, steps: tokens.Steps, value: Array) -> dict[str, Array]:
     return {
         "critic_loss": td,
-        "imitation_loss": -tokens.mean(view.log_prob[:, :-1], imitate),
-        "advantage_loss": tokens.mean(-advantage, imitate),
-        "q": tokens.mean(value + advantage, steps.taken),
+        "q": tokens.mean(value + advantage[:, :-1], steps.taken),
         "v": tokens.mean(value, steps.taken),
     }

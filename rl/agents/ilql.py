@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, is_off, start
+from rl.agents.state import Optimiser, descend, follow, is_off, require_share, start
 from rl.language import generate
 from rl.language.generate import Decoder
 from rl.language.model import LM, log_probabilities
@@ -53,7 +53,7 @@ class Config:
     learning_rate: float = 1e-4  # AdamW, all networks
     weight_decay: float = 0.0  # AdamW
     inner: int = 256  # width of the hidden layer of the heads
-    bias: float = 0.0  # added to every value: near the mean return, with the scalar head and negative rewards
+    bias: float = 0.0  # of every output: the mean return, about, with a head of values and negative rewards
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
 
 
@@ -71,10 +71,12 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     them [B].
 
     Raises:
-      ValueError: a backup that is not one of `BACKUPS`.
+      ValueError: a backup that is not one of `BACKUPS`, or a discount or an expectile outside [0, 1].
     """
     if config.backup not in BACKUPS:
         raise ValueError(f"unknown backup {config.backup!r}: choose one of {', '.join(BACKUPS)}")
+    require_share("discount", config.discount)
+    require_share("expectile", config.expectile)
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
     optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
@@ -102,7 +104,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             chosen = jnp.take_along_axis(values, token[None, ..., None], -1)[..., 0]
             return (jax.nn.logsumexp(values, -1) - chosen).sum(0)
 
-        return tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
+        return tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
 
     def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
         del key
@@ -155,7 +157,9 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         return state._replace(step=state.step + 1), metrics
 
     def clone(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
-        log_prob = log_probabilities(lm, params, batch.tokens, batch.segment, config.chunk)[:, 1:]
+        log_prob = log_probabilities(
+            lm, params, batch.tokens, batch.segment, config.chunk, needed=batch.is_action
+        )[:, 1:]
         return -tokens.mean(log_prob, steps.imitate * steps.taken)
 
     chooser = decoder(config, lm, head)
@@ -190,12 +194,9 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
         def features(params: Params) -> Array:
             return lm.features(params["trunk"], batch.tokens, batch.segment)
 
-        def place(x: Array) -> Array:
-            return jnp.pad(jnp.where(steps.taken, x, 0.0), ((0, 0), (1, 0)))
-
         q = head.value(_of_logged(config, q_values, state.target["q"], features(state.target), steps)).min(0)
         v = head.value(v_values.apply(state.params["v"], features(state.params)))
-        return Judgement(place(q), place(v[:, :-1]))
+        return Judgement(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
 
     return run
 
@@ -229,5 +230,5 @@ def _of_logged(
     def look(features: Array, token: Array) -> Array:
         return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
 
-    found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action)
+    found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
     return jnp.moveaxis(found, 2, 0)

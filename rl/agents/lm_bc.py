@@ -53,7 +53,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         def loss(params):
             features = lm.features(params["policy"], batch.tokens, batch.segment)[:, :-1]
             logits = functools.partial(lm.logits, params["policy"])
-            found = tokens.survey(logits, features, steps.action[..., None], config.chunk)
+            found = tokens.survey(logits, features, steps.action[..., None], config.chunk, steps.taken)
             log_prob = found.chosen[..., 0] - found.total
             right = (found.best == steps.action).astype(jnp.float32)
             return -tokens.mean(log_prob, steps.imitate * steps.taken), tokens.mean(right, steps.taken)

@@ -64,6 +64,12 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
 
 
+def require_share(name: str, value: float | Array) -> None:
+    """Raises ValueError for a hyper-parameter outside [0, 1]; one that is swept inside one program is not looked at."""
+    if isinstance(value, int | float) and not 0 <= value <= 1:
+        raise ValueError(f"{name}={value} must lie in [0, 1]")
+
+
 def is_off(weight: float | Array) -> bool:
     """True for a term whose weight is 0 when the program is built, so that it need not be computed.
 

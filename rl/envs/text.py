@@ -43,9 +43,8 @@ class Game(NamedTuple):
     step: Callable[[Any, list[str], np.random.Generator], tuple[Any, list[str], np.ndarray, np.ndarray]]
     moves: int  # after which an episode is cut off
     end: str | None = None  # what an action ends with, if that is the environment's to say
-    logged: Callable[[int, np.random.Generator], list[Dialogue]] | None = (
-        None  # episodes of its data policy, if any
-    )
+    # Episodes of its data policy, if it has one.
+    logged: Callable[[int, np.random.Generator], list[Dialogue]] | None = None
 
 
 Policy = Callable[[list[Dialogue]], list[str]]  # what to say next in each of ``B`` dialogues

@@ -96,6 +96,8 @@ def read_config(path: str | os.PathLike[str]) -> Config:
         values = json.loads(Path(path).read_text())
     except ValueError as error:
         raise WeightsError(f"{path} is no JSON ({error}): download it again") from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} holds no object that describes a model: download it again")
     kind = values.get("model_type")
     if kind not in _READERS:
         raise WeightsError(
@@ -280,9 +282,14 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise WeightsError(f"{path} is no safetensors file ({error}): download it again") from error
-    header.pop("__metadata__", None)
     start = 8 + length
-    end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    try:
+        header.pop("__metadata__", None)
+        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise WeightsError(
+            f"{path} does not say where its tensors are ({error!r}): download it again"
+        ) from error
     if end > size:
         raise WeightsError(f"{path} is cut short: {size} bytes of {end}; download it again")
     content = np.memmap(path, np.uint8, "r")

@@ -134,11 +134,15 @@ def accumulated(lm: LM, rows: int) -> LM:
     return lm._replace(features=features)
 
 
-def log_probabilities(lm: LM, params: Params, tokens: Array, segment: Array, chunk: int = 128) -> Array:
+def log_probabilities(
+    lm: LM, params: Params, tokens: Array, segment: Array, chunk: int = 128, needed: Array | None = None
+) -> Array:
     """log p(token | the tokens before it) of tokens [B, T], [B, T] float32; 0 at column 0.
 
-    The first token of a later segment is predicted from another text: mask it. ``chunk`` as in `survey`.
+    The first token of a later segment is predicted from another text: mask it. ``chunk`` as in `survey`, and
+    ``needed`` [B, T] too: the tokens that are asked about.
     """
     features = lm.features(params, tokens, segment)[:, :-1]
-    found = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk)
+    asked = None if needed is None else needed[:, 1:]
+    found = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk, asked)
     return jnp.pad(found.chosen[..., 0] - found.total, ((0, 0), (1, 0)))

@@ -35,16 +35,13 @@ def _matmul_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[
 _matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_gradients)
 
 
-def _dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: Any = None) -> Array:
+def dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: Any = None) -> Array:
     """What `nn.Dense` multiplies with, its arguments included.
 
     JAX's own rule computes the kernel's gradient transposed; for an ensemble, whose members are vmapped, XLA's
     CPU compiler copies it back. The price is that there is no forward mode (`jax.jvp`), which nothing here uses.
     """
-    del (
-        dimension_numbers,
-        precision,
-    )  # always the last axis of x and the first of the kernel, in JAX's default
+    del dimension_numbers, precision  # the last axis of x and the first of the kernel, in JAX's default
     return _matmul(x, kernel)
 
 
@@ -62,10 +59,10 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         for width in self.hidden:
-            x = nn.Dense(width, kernel_init=_uniform, dot_general=_dense_product)(x)
+            x = nn.Dense(width, kernel_init=_uniform, dot_general=dense_product)(x)
             x = nn.relu(nn.LayerNorm()(x) if self.layer_norm else x)
         last = nn.initializers.variance_scaling(self.final_scale**2 / 3, "fan_in", "uniform")
-        return nn.Dense(self.outputs, kernel_init=last, dot_general=_dense_product)(x)
+        return nn.Dense(self.outputs, kernel_init=last, dot_general=dense_product)(x)
 
 
 def state_value(outputs: int, hidden: Sequence[int], layer_norm: bool = False) -> Network:

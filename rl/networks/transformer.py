@@ -21,12 +21,11 @@ import jax
 import jax.numpy as jnp
 
 from rl.networks.base import Network, from_linen
-from rl.networks.mlp import MLP
+from rl.networks.mlp import MLP, dense_product
 from rl.types import Array, Key, Params, Spec
 
-QUERIES = (
-    512  # that attend at a time; what holds scores grows with this times the length, not with its square
-)
+# Queries that attend at a time: what holds scores grows with this times the length, not with its square.
+QUERIES = 128
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -98,7 +97,8 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
       shape: see `Shape`.
       dtype: of the arithmetic, `jnp.bfloat16` for instance; norms' statistics and softmax stay float32.
       remat: recompute each block in the backward pass: memory for one block's activations and one vector per token
-        and layer, for a third more arithmetic.
+        and layer, for a third more arithmetic. Otherwise only what is cheap is computed again (norms, activations
+        and attention), and the outputs of dense layers are kept.
     """
     block, norm = from_linen(_Block(shape, dtype)), from_linen(_norm(shape, dtype))
 
@@ -117,9 +117,9 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         def layer(x: Array, p: Params) -> tuple[Array, None]:
             return block.apply(p, x, rotation, attend)[0], None
 
-        x, _ = jax.lax.scan(
-            jax.checkpoint(layer, prevent_cse=False) if remat else layer, x.astype(dtype), params["blocks"]
-        )
+        kept = None if remat else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=kept)
+        x, _ = jax.lax.scan(layer, x.astype(dtype), params["blocks"])
         return norm.apply(params["norm"], x)
 
     def cache(rows: int, slots: int) -> Cache:
@@ -222,25 +222,24 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
 def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
     """Attention of all positions to those before them, in memory linear in their number.
 
-    Queries come `QUERIES` at a time, one such part after the other, and the backward pass computes their scores again.
-    The price is that parts also meet the keys that come after them.
+    Queries come `QUERIES` at a time, one such part after the other, and the backward pass computes their scores again,
+    which takes less time than writing and reading those of all layers. Parts also meet the keys that come after them.
     """
     length = query.shape[1]
-    if length <= QUERIES:
-        return _masked(segment, key, value, (jnp.arange(length), segment, query))
+    size = min(QUERIES, length)
+    parts = -(-length // size)
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     query, segment = jax.lax.optimization_barrier((query, segment))
-    every = jax.checkpoint(functools.partial(_masked, segment, key, value))
-    parts = -(-length // QUERIES)
+    every = jax.checkpoint(functools.partial(_masked, segment, key, value), prevent_cse=False)
 
     def split(x: Array, axis: int) -> Array:
-        """[..., length, ...] -> [parts, ..., QUERIES, ...]; what fills the last part up attends to anything."""
-        widths = [(0, parts * QUERIES - length) if i == axis else (0, 0) for i in range(x.ndim)]
+        """[..., length, ...] -> [parts, ..., size, ...]; what fills the last part up attends to anything."""
+        widths = [(0, parts * size - length) if i == axis else (0, 0) for i in range(x.ndim)]
         x = jnp.pad(x, widths)
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, QUERIES, *x.shape[axis + 1 :]), axis, 0)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
 
     found = jax.lax.map(every, (split(jnp.arange(length), 0), split(segment, 1), split(query, 1)))
-    return jnp.moveaxis(found, 0, 1).reshape(-1, parts * QUERIES, *query.shape[2:])[:, :length]
+    return jnp.moveaxis(found, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
 
 
 def _masked(segments: Array, key: Array, value: Array, queries: tuple[Array, Array, Array]) -> Array:
@@ -272,7 +271,8 @@ class _Block(nn.Module):
         residual = 0.02 / math.sqrt(2 * s.layers)  # GPT-2: the sum of all branches has the scale of one
 
         def dense(name: str, size: int, bias: bool, scale: float = 0.02) -> nn.Dense:
-            return nn.Dense(size, bias, self.dtype, kernel_init=nn.initializers.normal(scale), name=name)
+            init = nn.initializers.normal(scale)
+            return nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
 
         def heads(name: str, count: int) -> Array:
             y = dense(name, count * s.head_size, s.qkv_bias)(h)

@@ -46,8 +46,15 @@ _DENIED: dict[str, tuple[int, int]] = {
     "process_vm_writev": (311, 271),
     "process_madvise": (440, 440),
     "prlimit64": (302, 261),
+    "setpriority": (141, 140),
+    "sched_setscheduler": (144, 119),
+    "sched_setparam": (142, 118),
+    "sched_setattr": (314, 274),
+    "sched_setaffinity": (203, 122),
+    "ioprio_set": (251, 30),
     # no network, not even within the machine
     "socket": (41, 198),
+    "socketpair": (53, 199),
     # no way around the limits: memory and messages that outlive a process or belong to none
     "shmget": (29, 194),
     "semget": (64, 190),
@@ -80,7 +87,13 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # colu
 
 def folders() -> list[str]:
     """The folders that a Python without packages reads: its standard library and the system's shared libraries."""
-    found = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), f"{sys.base_prefix}/lib"]
+    # Not a virtual environment's, which lies among the caller's files.
+    base = {"platbase": sys.base_exec_prefix}
+    found = [
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib", vars=base),
+        f"{sys.base_prefix}/lib",
+    ]
     found += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"]
     existing = sorted({path for path in found if os.path.isdir(path)}, key=len)
     return [

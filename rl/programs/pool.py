@@ -10,8 +10,8 @@ size, the standard library, and the judge's questions. What keeps it there, stro
 
 A worker is a small Python that forks for every program, so that hundreds run in a second. What that gives up against
 an interpreter and a sandbox for each: programs of one worker share a kernel namespace one after another, the same
-address-space layout and the same hash seed. A program that leaves a file behind costs its worker, so none finds
-anything.
+address-space layout and the same hash seed. A program that leaves its folder otherwise than it was costs its worker, so
+none finds anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 from rl.programs import kernel
 from rl.programs.problems import Problem, check
-from rl.programs.worker import READY, RETIRES, Limits, Verdict
+from rl.programs.worker import READY, RETIRES, UNTESTABLE, Limits, Verdict
 
 REWARDS: Mapping[Verdict, float] = MappingProxyType(
     {
@@ -106,7 +106,8 @@ class Pool:
             programs: pairs of a problem and a program's text.
 
         Raises:
-            ValueError: the tests of a problem do not compile or assert nothing.
+            ValueError: the tests of a problem do not compile or assert nothing, or hand the program functions or
+                objects of their own.
             IsolationError: a worker died, and no other could be started.
         """
         programs = list(programs)
@@ -170,6 +171,11 @@ class _Worker:
                 verdict, state = reply
                 if state == RETIRES:
                     self.stop()
+                if verdict == UNTESTABLE:
+                    raise ValueError(
+                        f"the tests of problem {problem.name!r} hand the program a function or an object of their own, "
+                        "which cannot reach it: have them use data, or what can be imported"
+                    )
                 return Verdict(verdict)
             self.stop()
             if reply is None:

@@ -8,11 +8,14 @@ subclasses arrive as the type they derive from, so that no program brings its ow
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 _ATOMS = (bool, int, float, str)  # bool first: it is an int
-_COLLECTIONS = (tuple, set, frozenset)
+_COLLECTIONS = (tuple, set, frozenset, deque)
 _STREAMS = (Iterator, KeysView, ValuesView, ItemsView)
 
 
@@ -55,6 +58,10 @@ def _encode(value: Any, refer: Callable[[Any], int | str]) -> Any:
         return {"dict": [[_encode(key, refer), _encode(item, refer)] for key, item in value.items()]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
+    if isinstance(value, Fraction):
+        return {"fraction": [int(value.numerator), int(value.denominator)]}
+    if isinstance(value, Decimal):
+        return {"decimal": Decimal.__str__(value)}
     if isinstance(value, (bytes, bytearray)):
         return {"bytes": value.hex()}
     if isinstance(value, range):
@@ -68,8 +75,11 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
     "set": set,
     "frozenset": frozenset,
+    "deque": deque,
     "dict": dict,
     "complex": lambda parts: complex(*parts),
+    "fraction": lambda parts: Fraction(*parts),
+    "decimal": Decimal,
     "bytes": bytes.fromhex,
     "range": lambda parts: range(*parts),
     "iterator": iter,

@@ -5,10 +5,14 @@ the program and sees nothing else: not the tests, not the job, not what came bef
 job, hands over the program's text, and executes the tests; to them the program's functions are stand-ins that put a
 question and get data back (`rl.programs.wire`). The verdict is the judge's exit status. A program can therefore patch,
 print and exit as it likes: all that reaches its tests are its answers, and they are compared where it is not.
+
+The price is that arguments are copies, so that tests do not see what a program changed in place, and that tests cannot
+hand over functions or objects of their own (`UNTESTABLE`); those of the program and of importable modules they can.
 """
 
 from __future__ import annotations
 
+import builtins
 import enum
 import functools
 import gc
@@ -19,7 +23,7 @@ import random
 import signal
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from rl.programs import kernel, wire
@@ -53,13 +57,15 @@ GOES_ON, RETIRES = 0, 1  # whether the worker takes another job
 _END = 1  # the judge's exit status for "there are no more jobs"
 _FIRST_VERDICT = 64  # and for the first verdict
 _RUN = 0  # the handle of what runs the program's text
+UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what cannot reach the program
 
 
 def main(isolation: str, limits: str) -> None:
     """Serve jobs, JSON objects of one line each on stdin, until stdin ends or `RETIRES` was said.
 
     A job has the program's ``text``, the text of its ``tests`` and the names that the tests take from the
-    program, ``entry``. stdout carries `READY`, then two bytes for each job: a `Verdict`, and whether this goes on.
+    program, ``entry``. stdout carries `READY`, then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether
+    this goes on.
 
     Args:
         isolation: ``namespaces``: enter them first. Otherwise whoever started this has seen to it.
@@ -81,16 +87,18 @@ def main(isolation: str, limits: str) -> None:
         os.dup2(null, standard)
     gc.collect()
     gc.freeze()  # the garbage collector of a fork leaves the pages that it shares alone
+    untouched = _last_change(".")
     while (verdict := _run_job(bounds, confine, null, verdicts)) is not None:
-        # A program that left a file behind must not speak to the next one: that gets a new folder.
-        state = GOES_ON if _is_empty(".") else RETIRES
+        # A program that left anything behind, if only a mode or a time, must not speak to the next one or hinder it:
+        # that gets a new folder.
+        state = GOES_ON if _last_change(".") == untouched else RETIRES
         os.write(verdicts, bytes([verdict, state]))
         if state == RETIRES:
             return
 
 
-def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: int) -> Verdict | None:
-    """The verdict on the next job, or None if there is none."""
+def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: int) -> int | None:
+    """The verdict on the next job or `UNTESTABLE`, or None if there is none."""
     questions, answers = os.pipe(), os.pipe()
 
     def program() -> None:
@@ -116,7 +124,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: i
     return _verdict(judged, ended, used.ru_utime + used.ru_stime >= limits.seconds)
 
 
-def _verdict(judged: int, ended: int, spent: bool) -> Verdict:
+def _verdict(judged: int, ended: int, spent: bool) -> int:
     """What the judge found, unless time ran out.
 
     Args:
@@ -126,7 +134,7 @@ def _verdict(judged: int, ended: int, spent: bool) -> Verdict:
     """
     code = os.waitstatus_to_exitcode(judged)
     if code > _FIRST_VERDICT + Verdict.RUNTIME_ERROR or code == _FIRST_VERDICT + Verdict.COMPILE_ERROR:
-        return Verdict(code - _FIRST_VERDICT)
+        return code - _FIRST_VERDICT
     late = code == -signal.SIGALRM or -signal.SIGXCPU in (code, os.waitstatus_to_exitcode(ended))
     return Verdict.TIMEOUT if late or spent else Verdict.RUNTIME_ERROR
 
@@ -143,11 +151,12 @@ def _fork(body: Callable[[], None]) -> int:
         os._exit(_FIRST_VERDICT + Verdict.RUNTIME_ERROR)
 
 
-def _is_empty(folder: str) -> bool:
+def _last_change(folder: str) -> int:
+    """Of what is in it, its mode, its times or anything else about it; 0 if it was made inaccessible."""
     try:
-        return not os.listdir(folder)
-    except OSError:  # it was made unreadable
-        return False
+        return os.stat(folder).st_ctime_ns
+    except OSError:
+        return 0
 
 
 # ---- the judge ----------------------------------------------------------------------------------------------
@@ -157,12 +166,17 @@ class ProgramError(Exception):
     """The program raised, is gone, or did not answer in the way that was agreed."""
 
 
+class HandOverError(BaseException):
+    """The tests hand the program something that cannot be sent to it."""
+
+
 class _Program:
     """The program, as its tests can reach it."""
 
     def __init__(self, questions: BinaryIO, answers: BinaryIO, limit: int):
         self._questions, self._answers, self._limit = questions, answers, limit
         self.error: ProgramError | None = None  # the last one raised
+        self.is_gone = False  # or no longer to be understood
 
     def compiles(self, text: str) -> bool:
         """Hand over the text; it has not run when this returns."""
@@ -172,25 +186,32 @@ class _Program:
     def run(self) -> None:
         self.ask(Remote(self, _RUN))
 
+    def builtin(self, name: str, *arguments: Any) -> Any:
+        """As `ask`, for a function of Python, whatever the program calls by that name."""
+        return self.ask(Remote(self, _handle(getattr(builtins, name))), *arguments)
+
     def ask(self, function: Remote, *arguments: Any, **keywords: Any) -> Any:
         """Call a function of the program.
 
         Raises:
-            ProgramError: it did not return, or not data that can be read.
+            ProgramError: it did not return, or not data that can be read; if it raised an exception of Python, this is
+                one of that kind too.
+            HandOverError: an argument is neither data, nor the program's, nor to be imported.
         """
         try:
             self._put((function, arguments, keywords))
             returned, value = self._get()
         except Exception as error:  # it wrote what it liked, or ended
+            self.is_gone = True
             self.error = ProgramError(str(error))
             raise self.error from None
         if returned:
             return value
-        self.error = ProgramError(value)
+        self.error = _raised(value)
         raise self.error
 
     def _put(self, value: Any) -> None:
-        self._questions.write(wire.dumps(value, lambda remote: remote._handle))
+        self._questions.write(wire.dumps(value, _handle))
         self._questions.flush()
 
     def _get(self) -> Any:
@@ -209,10 +230,51 @@ class Remote:
         return self._program.ask(self, *arguments, **keywords)
 
     def __getattr__(self, name: str) -> Any:
-        return self._program.ask(Remote(self._program, "getattr"), self, name)
+        return self._program.builtin("getattr", self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._program.ask(Remote(self._program, "setattr"), self, name, value)
+        self._program.builtin("setattr", self, name, value)
+
+    def __bool__(self) -> bool:
+        return bool(self._program.builtin("bool", self))
+
+    def __len__(self) -> int:
+        return self._program.builtin("len", self)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._program.builtin("list", self))
+
+
+def _handle(value: Any) -> int | str:
+    """How the program finds what is not data."""
+    found = object.__getattribute__(value, "_handle") if isinstance(value, Remote) else _importable(value)
+    if found is None:
+        raise HandOverError
+    return found
+
+
+def _importable(value: Any) -> str | None:
+    """An expression for a function or type of an imported module; None for anything else."""
+    owner = getattr(value, "__objclass__", value)  # of `str.upper`: str
+    module, name = getattr(owner, "__module__", None), getattr(value, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str) or module not in sys.modules:
+        return None
+    try:
+        same = functools.reduce(getattr, name.split("."), sys.modules[module]) is value
+    except AttributeError:
+        return None
+    return f"__import__('importlib').import_module({module!r}).{name}" if same else None
+
+
+def _raised(name: Any) -> ProgramError:
+    """What stands for an exception of the program, so that tests that expect its kind catch it."""
+    kind = vars(builtins).get(name) if isinstance(name, str) else None
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return type(name, (ProgramError, kind), {})(name)
+        except TypeError:  # a few want more arguments
+            pass
+    return ProgramError(name)
 
 
 def _judge(
@@ -229,15 +291,17 @@ def _judge(
     os._exit(_FIRST_VERDICT + verdict)
 
 
-def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> Verdict:
+def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
     if not program.compiles(text):
         return Verdict.COMPILE_ERROR
     try:
         program.run()
         exec(tests, {"__name__": "tests", **{name: Remote(program, name) for name in entry}})
+    except HandOverError:
+        return UNTESTABLE
     except BaseException as error:
         return Verdict.RUNTIME_ERROR if error is program.error else Verdict.FAILED
-    return Verdict.PASSED
+    return Verdict.RUNTIME_ERROR if program.is_gone else Verdict.PASSED
 
 
 # ---- the program --------------------------------------------------------------------------------------------

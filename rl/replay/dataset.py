@@ -105,8 +105,13 @@ def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:
     floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
     if ends:
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
-    span = returns.max() - returns.min()
+    return widened(returns, floor, ceiling)
+
+
+def widened(returns: np.ndarray, floor: float, ceiling: float) -> tuple[float, float]:
+    """A support: the logged returns, widened by their own span on either side, but not beyond floor and ceiling."""
+    span = np.ptp(returns)
     low, high = max(floor, returns.min() - span), min(ceiling, returns.max() + span)
-    if high - low < 1e-6:  # constant rewards: any support with an interior will do
+    if high - low < 1e-6:  # constant returns: any support with an interior will do
         low, high = low - 0.5, high + 0.5
     return float(low), float(high)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from rl.replay.dataset import widened
 from rl.types import Array, Key, TokenBatch
 
 
@@ -167,14 +168,7 @@ def value_bounds(episodes: Sequence[Episode], discount: float) -> tuple[float, f
     rewards = np.concatenate([one.reward for one in episodes])
     most = max(np.count_nonzero(one.reward) for one in episodes)
     returns = np.concatenate([returns_to_go(one, discount) for one in episodes])
-    span = np.ptp(returns)
-    low, high = (
-        max(most * rewards.min(), returns.min() - span),
-        min(most * rewards.max(), returns.max() + span),
-    )
-    if high - low < 1e-6:  # constant returns: any support with an interior will do
-        low, high = low - 0.5, high + 0.5
-    return float(low), float(high)
+    return widened(returns, most * rewards.min(), most * rewards.max())
 
 
 def _best_fit(episodes: Sequence[Episode], length: int) -> list[list[int]]:
@@ -219,9 +213,8 @@ def _check(
         )
     if bounds is None:
         return
-    last = one.is_action & ~np.append(
-        one.is_action[1:], False
-    )  # of a turn, or of several without an answer between
+    # Of a turn, or of several without an answer between.
+    last = one.is_action & ~np.append(one.is_action[1:], False)
     beyond = one.reward[(last | (one.reward != 0)) & (one.reward != np.clip(one.reward, *bounds))]
     if len(beyond):
         raise ValueError(f"{what} has a reward of {beyond[0]}, outside the stated {list(bounds)}")

@@ -42,6 +42,7 @@ class ValueHead(NamedTuple):
     ]  # reward [...], discount [...], next outputs [..., K] -> target
     loss: Callable[[Array, Array], Array]  # outputs [..., K], target -> [...]
     mix: Callable[[Array, Array], Array]  # outputs [..., N, K], weights [..., N] -> outputs [..., K]
+    are_values: bool = False  # whether the outputs are values, without a support; else they are logits
 
 
 def make(name: str, low: float = 0.0, high: float = 1.0, size: int = 101) -> ValueHead:
@@ -95,7 +96,7 @@ def scalar() -> ValueHead:
     def mix(outputs: Array, weights: Array) -> Array:
         return _average(_float32(outputs, 1), weights)
 
-    return ValueHead(1, value, _scalar_backup(value), loss, mix)
+    return ValueHead(1, value, _scalar_backup(value), loss, mix, are_values=True)
 
 
 def two_hot(low: float, high: float, size: int = 101) -> ValueHead:
@@ -224,7 +225,7 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
     def mix(outputs: Array, weights: Array) -> Array:
         return _average(_float32(outputs, size), weights)
 
-    return ValueHead(size, value, target, loss, mix)
+    return ValueHead(size, value, target, loss, mix, are_values=True)
 
 
 def _categorical(

@@ -4,7 +4,8 @@ With a causal model, the features at index ``i`` have seen the tokens up to ``i`
 token ``i + 1`` is the action. Everything here is therefore indexed by *state*, ``S = T - 1`` columns of them, and
 ``next`` may also be the last index, ``T - 1``: the state after an episode that was cut off.
 
-Nothing here is quadratic in the tokens, and nothing holds [B, T, A] for a vocabulary of ``A``.
+Nothing here is quadratic in the tokens, and nothing holds [B, T, A] for a vocabulary of ``A``, or computes it for
+columns that no loss asks about.
 """
 
 from __future__ import annotations
@@ -30,9 +31,7 @@ class Steps(NamedTuple):
     reward: Array  # float32
     discount: Array  # float32 in {0, 1}
     imitate: Array  # float32
-    next: (
-        Array  # int32 in [0, T): the index of the next state, that of the episode's next action or of its end
-    )
+    next: Array  # int32 in [0, T): the next state, that of the episode's next action or of its end
     has_next: Array  # bool: an action was logged in the next state
 
 
@@ -60,6 +59,13 @@ def steps(batch: TokenBatch) -> Steps:
         next=state,
         has_next=jnp.take_along_axis(decides, state, 1),
     )
+
+
+def visited(steps: Steps) -> Array:
+    """The states [B, T] that a loss asks about: those of decisions, and those where an episode was cut off."""
+    decides = jnp.pad(steps.taken, ((0, 0), (0, 1)))
+    row = jnp.arange(len(decides))[:, None]
+    return decides.at[row, steps.next].max(steps.taken & (steps.discount > 0))
 
 
 def at(values: Array, index: Array) -> Array:
@@ -91,6 +97,11 @@ def returns_to_go(steps: Steps, discount: float | Array) -> Array:
     return totals.T
 
 
+def at_tokens(steps: Steps, values: Array) -> Array:
+    """``values`` [B, S] of decisions at the tokens that were decided on, [B, T]; 0 at all others."""
+    return jnp.pad(jnp.where(steps.taken, values, 0.0), ((0, 0), (1, 0)))
+
+
 def per_episode(values: Array, segment: Array, episodes: int) -> Array:
     """Sums of ``values`` [B, T] over each of the row's ``episodes`` (a Python number), [B, episodes]."""
     chex.assert_equal_shape([values, segment])
@@ -110,7 +121,13 @@ class Survey(NamedTuple):
     total: Array  # [B, S], logsumexp of all
 
 
-def survey(logits: Callable[[Array], Array], features: Array, token: Array, chunk: int = 128) -> Survey:
+def survey(
+    logits: Callable[[Array], Array],
+    features: Array,
+    token: Array,
+    chunk: int = 128,
+    needed: Array | None = None,
+) -> Survey:
     """`Survey` of ``logits(features)``, never held for more than ``chunk`` columns.
 
     The backward pass computes each chunk's logits again. Peak memory is B * chunk * A floats instead of
@@ -121,21 +138,23 @@ def survey(logits: Callable[[Array], Array], features: Array, token: Array, chun
       features: [B, S, D].
       token: [B, S, N] int32, the tokens whose logits are ``chosen``.
       chunk: columns at a time.
+      needed: [B, S] bool, the columns that are asked about, as in `in_chunks`.
     """
 
     def look(features: Array, token: Array) -> Survey:
         all_logits = logits(features)
-        best = all_logits.argmax(-1).astype(jnp.int32)
+        # What a caller does not use of these is not computed.
+        return Survey(
+            chosen=jnp.take_along_axis(all_logits, token, -1),
+            top=all_logits.max(-1),
+            best=all_logits.argmax(-1).astype(jnp.int32),
+            total=jax.nn.logsumexp(all_logits, -1),
+        )
 
-        def of(token: Array) -> Array:
-            return jnp.take_along_axis(all_logits, token, -1)
-
-        return Survey(of(token), of(best[..., None])[..., 0], best, jax.nn.logsumexp(all_logits, -1))
-
-    return in_chunks(look, chunk, features, token)
+    return in_chunks(look, chunk, features, token, needed=needed)
 
 
-def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
+def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array, needed: Array | None = None) -> Any:
     """``function(*arrays)`` for a function that treats columns alike, computed ``chunk`` columns at a time.
 
     Its intermediate results are computed again in the backward pass. Rows stay whole, so that a batch split over
@@ -145,6 +164,9 @@ def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
       function: of arrays [B, C, ...] to a pytree of arrays [B, C, ...].
       chunk: columns at a time.
       *arrays: [B, S, ...].
+      needed: [B, S] bool, the columns that are asked about; what is returned for others means nothing. They are
+        computed first, and pieces that hold no more of them are left out: the work is that of the row with most of
+        them, rounded up to ``chunk``. By default all columns are.
     """
     function = jax.checkpoint(function)
     length = arrays[0].shape[1]
@@ -160,7 +182,24 @@ def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
         x = jnp.moveaxis(x, 0, 1)
         return x.reshape(x.shape[0], count * chunk, *x.shape[3:])[:, :length]
 
-    return jax.tree.map(join, jax.lax.map(lambda pieces: function(*pieces), jax.tree.map(split, arrays)))
+    def run(function: Callable[..., Any], *arrays: Array) -> Any:
+        return jax.tree.map(join, jax.lax.map(lambda pieces: function(*pieces), jax.tree.map(split, arrays)))
+
+    if needed is None:
+        return run(function, *arrays)
+
+    # Without this outer checkpoint the branch would keep what it closes over, parameters too, once for every piece.
+    @jax.checkpoint
+    def unless_idle(needed: Array, *pieces: Array) -> Any:
+        def nothing(*pieces: Array) -> Any:
+            return jax.tree.map(jnp.zeros_like, jax.eval_shape(function, *pieces))
+
+        return jax.lax.cond(needed.any(), function, nothing, *pieces)
+
+    first = jnp.argsort(~needed, axis=1, stable=True)
+    found = run(unless_idle, *(at(x, first) for x in (needed, *arrays)))
+    back = jnp.argsort(first, axis=1)
+    return jax.tree.map(lambda x: at(x, back), found)
 
 
 # ---- values from logits ------------------------------------------------------------------------------------------
