@@ -931,6 +931,7 @@ def critic_values(head: str, state: State, actions: np.ndarray) -> np.ndarray:
     )
 
 
+@pytest.mark.slow
 @on_two_heads
 def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
     batch, alphas = bandit(), [0.3, 2.5, 20.0]
@@ -950,6 +951,7 @@ def test_td3_bc_settles_between_the_best_action_and_the_data(head: str) -> None:
         assert np.abs(q - (batch.reward[:19] + 0.5 * value(action))).max() < CRITIC_KINKS
 
 
+@pytest.mark.slow
 def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None:
     batch = bandit((-0.8, -0.3, 0.4))
     sweep = {"policy_cloning": [0.02, 0.3, 2.0], "critic_cloning": [1.0, 0.5, 0.2]}
@@ -990,6 +992,7 @@ def soft_optimum() -> tuple[float, float, float]:
     return np.tanh(mean), alpha, (earns(mean, log_std)[0] - alpha) / (1 - 0.5)
 
 
+@pytest.mark.slow
 @on_two_heads
 def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
     action, alpha, value = soft_optimum()
@@ -1001,6 +1004,7 @@ def test_sac_n_finds_the_best_policy_of_its_entropy(head: str) -> None:
     assert np.abs(q - (batch.reward[:19] + 0.5 * value)).max() < CRITIC_KINKS
 
 
+@pytest.mark.slow
 def test_edacs_diversity_makes_critics_disagree_off_the_data_alone() -> None:
     """All data lies on a line: along it the reward sets the gradients, across it diversity spreads them."""
     flat = bandit()
@@ -1030,6 +1034,7 @@ def conservative_curve(weight: float, action: np.ndarray) -> np.ndarray:
     return q
 
 
+@pytest.mark.slow
 def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
     """With a policy that stays as broad as it starts: only then do its proposals integrate over all actions."""
     fine = np.linspace(-1, 1, 2001)

@@ -139,6 +139,7 @@ def test_compiler_keeps_every_product_in_the_loop() -> None:
     assert "dot_general" not in text[text.index("ENTRY") :]
 
 
+@pytest.mark.slow
 def test_products_of_products_stay_in_range() -> None:
     population = cases._population(iql, 16, 1)
     keys, dataset = jax.random.split(jax.random.key(0), 1), cases.synthetic(2)
@@ -193,6 +194,7 @@ SMALL = offline.Settings(
 )
 
 
+@pytest.mark.slow
 def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
     settings = offline.dataclasses.replace(SMALL, out=str(tmp_path / "new" / "small.json"))
     results = offline.run(settings)

@@ -11,13 +11,10 @@ import pytest
 from experiments import classic_control, online
 from rl import log
 
-FAST = ("dqn, hl_gauss", "td3")
 
-
-@pytest.mark.parametrize(
-    "label",
-    [pytest.param(label, marks=[] if label in FAST else pytest.mark.slow) for label in classic_control.RUNS],
-)
+@pytest.mark.optimised
+@pytest.mark.slow
+@pytest.mark.parametrize("label", classic_control.RUNS)
 def test_it_is_solved(label: str, tmp_path: Path) -> None:
     """From 20 steps of balance at random to 400 of 500, and from -1200 to a swing-up that stays up; two seeds."""
     settings, config = classic_control.RUNS[label]

@@ -1,7 +1,7 @@
 """What every learner promises to the loop, for every agent with every value head.
 
-Each agent and head is compiled three times: an epoch of 20 updates for two seeds, which most tests share,
-the same of 60 updates, and 20 updates of one seed alone.
+Each agent and head is compiled once: an epoch of 20 updates for two seeds, which most tests share. With one
+head it is compiled twice more: with 60 updates, and for one seed alone.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ from rl.values import heads
 CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 VARIANTS = ("sac", "td3")  # the code of sac_n and td3_bc: one head will do
 DISCRETE = ("bc", "cql", "dqn", "iql")
-FAST = ("scalar", "hl_gauss")  # heads that are tested on both interpreters
 CASES = [
     pytest.param(
-        (kind, agent, head), id=f"{kind}-{agent}-{head}", marks=[] if head in FAST else pytest.mark.slow
+        (kind, agent, head),
+        id=f"{kind}-{agent}-{head}",
+        marks=[] if head == "hl_gauss" or agent in VARIANTS else pytest.mark.slow,
     )
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE))
     for agent in names
     for head in (heads.NAMES[:1] if agent in VARIANTS else heads.NAMES)
 ]
+
+# Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's.
+each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {"edac": {"critics": 3}, "sac_n": {"critics": 3}, "cql": {"samples": 3}}
@@ -159,6 +163,7 @@ def test_different_keys_differ_everywhere(case: Case) -> None:
     assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {"log_alpha"}
 
 
+@each_agent
 def test_one_epoch_of_60_is_three_of_20_bit_for_bit(case: Case) -> None:
     assert_same_bits(case.longer(case.start, case.dataset, case.keys)[0], case.epochs(3))
 
@@ -172,6 +177,7 @@ def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_pa
     assert len(case.traces) == 1
 
 
+@each_agent
 def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
     """To 1e-6 and not to the bit: vmapped matrix products sum in another order, and 20 steps of Adam, each of
     3e-4, carry on a difference of 1e-7 in a gradient. Moments show it larger, relative to their size.
@@ -370,6 +376,7 @@ def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
         train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={field: [1, 2]})
 
 
+@pytest.mark.slow
 def test_every_field_that_can_be_swept_is_accepted_by_its_agent() -> None:
     """No float field is used where the program is built: each survives being a tracer."""
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE)):

@@ -175,6 +175,7 @@ def chain_values(dataset: Dataset, discount: float) -> np.ndarray:
     return np.linalg.solve(np.diag(visits) - count[:7, :7], reward)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scalar", "hl_gauss"])
 def test_the_example_agent_learns_the_value_of_the_logged_policy(name: str) -> None:
     loaded, discount = data.load("synthetic-discrete"), 0.8

@@ -204,6 +204,7 @@ def test_integer_actions_enter_one_hot() -> None:
     assert np.square(mean[..., :2] - moved).mean() < 0.05
 
 
+@pytest.mark.slow
 def test_same_key_same_bits_and_a_seed_of_many_is_that_seed_alone() -> None:
     network, dataset = ensemble.make(change(updates=40), SPEC), log()
     keys = jax.random.split(KEY, 2)

@@ -351,6 +351,7 @@ def long_run(folder: Path, **changes: Any) -> offline.Settings:
     return settings(folder, **EVALUATED | {"updates": 60, "eval_every": 2} | changes)
 
 
+@pytest.mark.slow
 def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict[str, Any]]) -> None:
     folder, returned = evaluated
     result = json.loads((folder / log.RESULT).read_text())
@@ -395,6 +396,7 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     np.testing.assert_allclose(found["eval/return"].ravel(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_policy_estimates_choose_the_policy_that_is_selected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,6 +456,7 @@ def test_a_result_that_was_never_written_is_written(tmp_path: Path) -> None:
     assert [row["step"] for row in log.read(tmp_path)] == [3, 6]
 
 
+@pytest.mark.slow
 def test_more_updates_continue_to_the_bits_of_one_long_run(tmp_path: Path) -> None:
     offline.run(settings(tmp_path / "longer"), config())
     assert offline.run(settings(tmp_path / "longer", updates=12), config())["updates"] == 12

@@ -86,6 +86,7 @@ def ranked(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / script.RANKED).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

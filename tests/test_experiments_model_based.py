@@ -78,6 +78,7 @@ def without_fit(make: Callable[..., ensemble.Ensemble]) -> Callable[..., ensembl
     return lambda *arguments: make(*arguments)._replace(fit=fit)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +104,7 @@ def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
     assert script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())["updates"] == 8  # finished
 
 
+@pytest.mark.slow
 def test_the_truth_needs_no_model_and_makes_no_error(pendulum: Path, tmp_path: Path) -> None:
     script.run(settings(pendulum, tmp_path, truth=1.0, model_updates=0, seeds=1), config())
     last = log.read(tmp_path)[-1]

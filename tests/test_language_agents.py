@@ -69,6 +69,7 @@ def texts(*rows: list[int]) -> np.ndarray:
 # ---- behaviour cloning -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_cloning_gives_the_frequencies_and_filtered_cloning_the_best() -> None:
     config = lm_bc.Config(learning_rate=1e-2)
     lm, batch = language_model(), data()
@@ -399,6 +400,7 @@ def test_every_head_trains_everything(name: str) -> None:
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_a_chunk_and_linear_in_the_tokens() -> None:
     """What an update of ILQL holds beside its arguments, by XLA's account, where the vocabulary takes most of it."""
     rows, length, vocabulary = 2, 128, 8192

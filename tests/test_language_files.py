@@ -486,6 +486,7 @@ def smollm2() -> pretrained.Pretrained:
     return pretrained.load()
 
 
+@pytest.mark.slow
 def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> None:
     """The real model, all of it."""
     ids = smollm2.tokenizer.encode(QUESTION).ids

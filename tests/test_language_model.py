@@ -79,6 +79,7 @@ def test_rotation_depends_on_distance_alone() -> None:
     assert product(3, 1) != pytest.approx(product(1, 3), rel=1e-2)
 
 
+@pytest.mark.slow
 def test_remat_and_bfloat16_change_the_numbers_as_little_as_they_must() -> None:
     x, segment = tokens(2, 12), np.ones((2, 12), np.int32)
 

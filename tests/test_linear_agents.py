@@ -140,6 +140,7 @@ def twice_on_grid(objective: Any, row: np.ndarray, values: np.ndarray, grid: np.
         return float(max(every.max(), np.nanmax(objective(row, values, around[:, None]))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("situation", list(SITUATIONS))
 @pytest.mark.parametrize("name", list(SEARCHES))
 def test_searches_find_the_largest_of_a_fine_grid(name: str, situation: str) -> None:
@@ -168,6 +169,7 @@ def test_kl_of_hard_values(shifted: bool, situation: str) -> None:
     np.testing.assert_allclose(ours, reference.kl(0.3, shifted=shifted)(rows, values, HORIZON), atol=1e-8)
 
 
+@pytest.mark.slow
 def test_best_cut_is_one_sweep_whatever_the_block() -> None:
     """Counts around the block's length: what fills the last block up must not count."""
     for count in (1, 2, 127, 128, 129, 300):
@@ -201,6 +203,7 @@ def test_large_prices_and_no_radius_leave_the_nominal_fit() -> None:
     )  # a maximum over signed rows may exceed the nominal
 
 
+@pytest.mark.slow
 def test_vmap_over_prices_radii_and_replications_is_one_at_a_time() -> None:
     prices = jnp.array([0.1, 0.7])
     data = jax.tree.map(lambda *x: jnp.stack(x), random_data(0), random_data(1))

@@ -79,6 +79,7 @@ def weighted_loss(head: heads.ValueHead, outputs: jax.Array, y: jax.Array, expec
     return (weight * head.loss(jnp.broadcast_to(outputs, (len(y), head.size)), target)).mean()
 
 
+@pytest.mark.optimised
 @every_head
 def test_every_head_descends_to_the_expectile(name: str) -> None:
     """The central claim: an agent's expectile regression is right whatever represents its values.

@@ -98,6 +98,7 @@ def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is
     assert carry.buffer == () and "rollout_length" not in report.metrics
 
 
+@pytest.mark.slow
 def test_real_data_alone_is_the_plain_offline_loop_bit_for_bit() -> None:
     """SAC-N and EDAC through this loop are those of `experiments.offline`."""
     learner, data = sac(), jax.device_put(logged())
@@ -174,6 +175,7 @@ def test_a_seed_of_many_is_that_seed_alone() -> None:
 # ---- methods ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method", ["mobile", "ravl", "edac"]
 )  # the others are these with less, or tested below
@@ -387,6 +389,7 @@ def test_agents_that_lack_what_the_loop_needs_are_refused() -> None:
         mobile.make(stub(), lambda *x: x[0], 1.0, 0, samples=0)
 
 
+@pytest.mark.slow
 def test_a_single_logged_episode_is_enough() -> None:
     data = logged(7)._replace(last=np.arange(7) == 6)
     config = ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0), updates=20)

@@ -153,6 +153,7 @@ def test_updates_per_step(utd: float, envs: int, expected: tuple[int, int]) -> N
 # ---- a run --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_says_what_it_did(finished: tuple[Path, dict[str, Any]]) -> None:
     workdir, result = finished
     assert (result["steps"], result["updates"], result["deaths"]) == (40, 40 - 8 + 1, 0)
@@ -184,9 +185,12 @@ def test_the_policy_of_every_evaluation_can_be_read(finished: tuple[Path, dict[s
 @pytest.mark.parametrize(
     ("agent", "changes"),
     [
-        pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step"),
+        pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step", marks=pytest.mark.slow),
         pytest.param(
-            "td3", {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1}, id="td3, two seeds in a worker"
+            "td3",
+            {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1},
+            id="td3, two seeds in a worker",
+            marks=pytest.mark.slow,
         ),
         pytest.param("dqn", {"env": "CartPole-v1", "priority": 0.5, "n_step": 2}, id="dqn, prioritised"),
     ],
@@ -199,6 +203,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one_to_the_bit(
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 40)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_in_the_middle_of_an_episode_goes_on_to_the_same_bits(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +244,7 @@ def test_a_run_stopped_at_an_evaluation_is_evaluated(
     assert_same_run(finished[0], tmp_path, 40)
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_fails_loses_nothing(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +257,7 @@ def test_an_evaluation_that_fails_loses_nothing(
     assert_same_run(finished[0], tmp_path, 40)
 
 
+@pytest.mark.slow
 def test_a_seed_among_others_is_that_seed_alone(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -274,6 +281,7 @@ def test_a_finished_run_is_left_as_it_is(finished: tuple[Path, dict[str, Any]], 
 # ---- fine-tuning ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path: Path) -> None:
     trained = offline.Settings(
         agent="iql",
@@ -380,6 +388,7 @@ def test_a_dictionary_of_observations_is_refused_with_the_remedy(tmp_path: Path)
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:

@@ -101,6 +101,7 @@ def test_a_prediction_holds_if_it_does_in_every_seed_at_the_end() -> None:
     }
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_two_critics_run_away_and_twenty_do_not() -> None:
     """The story's two ends, as far as a test has time for: one seed, fewer epochs."""
@@ -113,6 +114,7 @@ def test_two_critics_run_away_and_twenty_do_not() -> None:
     assert ravl["return"][-1] > 35 and ravl["q"][-1] < 90
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 @pytest.mark.parametrize(("patch", "mended"), [("edge, worth 0", True), ("random, worth 0", False)])
 def test_targets_mend_it_at_the_edge_of_reach_alone(patch: str, mended: bool) -> None:

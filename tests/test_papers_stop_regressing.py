@@ -63,6 +63,7 @@ def test_the_control_regresses_the_mean_of_a_softmax() -> None:
     np.testing.assert_allclose(control.loss(outputs, target), error, rtol=1e-6)
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_the_study(tmp_path, monkeypatch) -> None:
     for name, value in {

@@ -107,6 +107,7 @@ def test_without_gymnax_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         paper.run(TINY)
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_breakout_is_learnt() -> None:
     """A policy that does not see its cells earns less than 1."""

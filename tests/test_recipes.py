@@ -51,6 +51,7 @@ def same(a: Episode, b: Episode) -> bool:
 # Episodes.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", RECIPES)
 def test_every_recipe_makes_an_episode_in_the_published_layout(dataset: str) -> None:
     rows = 4
@@ -162,6 +163,7 @@ def test_corridors_are_straight_passages_only() -> None:
     assert corridors == {(1, 2), (2, 1), (2, 3), (3, 2)}
 
 
+@pytest.mark.slow
 def test_play_solves_its_subtasks_smoothly_and_noisy_does_not_stay_smooth() -> None:
     play, noisy = simulator(CUBE, 251)(seed(0)), simulator(NOISY, 251)(seed(0))
     assert play.attempts >= 2
@@ -214,6 +216,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.npz")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["pointmaze-teleport-stitch-v0", NOISY])
 def test_the_number_of_processes_does_not_matter(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -255,6 +258,7 @@ def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
     assert len(np.unique(starts, axis=0)) == 22
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["pointmaze-large-navigate-v0", "cube-single-play-singletask-v0", "puzzle-3x3-noisy-v0"]
 )

@@ -99,6 +99,7 @@ def test_the_default_folder(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "ogbench" / f"{DATASET}.npz").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     whole = collect(DATASET, out=tmp_path / "whole", transitions=20000, episode_steps=500, progress=False)
@@ -116,6 +117,7 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     assert not chunks(out)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
@@ -137,6 +139,7 @@ def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> Non
     assert read_card(out / whole.name)["steps_resumed"] > 0
 
 
+@pytest.mark.slow
 def test_describes_and_converts(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     pytest.importorskip("minari")
@@ -179,6 +182,7 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert chunks(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_disk_full(processes: int, tmp_path: Path) -> None:
     # A limit on the size of a file stands for a full disk: the first chunk fits, the joined file does not.
@@ -195,6 +199,7 @@ def test_disk_full(processes: int, tmp_path: Path) -> None:
     assert status == 0, stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -220,6 +225,7 @@ def test_wrong_flags(flags: tuple[str, ...], message: str, tmp_path: Path) -> No
     assert "Traceback" not in stderr
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2")
     assert run(tmp_path, *flags)[0] == 0

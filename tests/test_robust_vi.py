@@ -321,6 +321,7 @@ def test_errors_say_what_is_wrong(make, message: str) -> None:
 # ---- the studies ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_iwocs_study(tmp_path: Path) -> None:
     iwocs.run(iwocs.Settings(families=2, out=str(tmp_path / "new" / "folder")))
     result = json.loads((tmp_path / "new" / "folder" / "result.json").read_text())

@@ -79,7 +79,8 @@ def close(one: Any, other: Any) -> None:
 # ---- accumulation -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["bcoder", pytest.param("ilql", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bcoder", "ilql"])
 def test_accumulated_gradients_are_those_of_the_whole_batch(name: str) -> None:
     lm, batch = language_model(), data()
     plain, split = (learner(name, one, value_updates=0) for one in (lm, model.accumulated(lm, 2)))
@@ -87,6 +88,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch(name: str) -> None:
     close(*(jax.jit(one.update)(state, batch, jax.random.key(0))[0] for one in (plain, split)))
 
 
+@pytest.mark.slow
 def test_accumulation_takes_the_memory_of_its_rows() -> None:
     lm = model.make(dataclasses.replace(CONFIG, context=128))
     params = jax.eval_shape(lm.init, jax.random.key(0))
@@ -140,7 +142,8 @@ def on_eight(name: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, single, shard.gather(first, mesh))
 
 
-@pytest.mark.parametrize("name", ["bcoder", pytest.param("ilql", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bcoder", "ilql"])
 def test_eight_devices_compute_what_one_does(name: str) -> None:
     succeed(launch(f"on_eight({name!r})", 8, "test_shard_language"))
 

@@ -255,6 +255,7 @@ def test_a_mistake_is_found_before_anything_is_trained(
 # ---- what is trained and what it scores ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     values = {"agent.expectile": [0.6, 0.9], "agent.learning_rate": [1e-3, 1e-2]}
     together = sweeps.Program(SMALL, values)
@@ -272,6 +273,7 @@ def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     assert rows[0]["score"] != rows[1]["score"]
 
 
+@pytest.mark.slow
 def test_a_sweep_ranks_its_runs_and_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

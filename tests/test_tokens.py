@@ -309,6 +309,7 @@ def test_the_vocabulary_is_held_for_one_chunk_alone() -> None:
 # ---- heads -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_values_of_a_token_equal_those_of_all() -> None:
     q = token_heads.vocabulary_values(A, 3, 8, members=2, bias=-4.0)
     params = q.init(jax.random.key(0), FEATURES)

@@ -19,6 +19,7 @@ KEY = jax.random.key(0)
 SMALL = Shape(width=8, layers=1, heads=2, kv_heads=1, head_size=4, inner=8)
 
 
+@pytest.mark.slow
 def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = transformer.trunk(SMALL)
     params = trunk.init(KEY)
