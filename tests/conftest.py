@@ -28,7 +28,7 @@ def optimise(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     import jax
 
-    before = jax.config.jax_disable_most_optimizations
+    before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", False)
     yield
     jax.config.update("jax_disable_most_optimizations", before)
