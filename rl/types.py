@@ -33,6 +33,8 @@ class Transition(NamedTuple):
     next_observation: Any  # like observation
     next_action: Any  # like action
     has_next_action: Any  # [...] float32 in {0, 1}
+    # [...] int32: index of the source that a row was drawn from, where a batch has several (`rl.replay.source`)
+    origin: Any = None
 
 
 class TokenBatch(NamedTuple):
@@ -71,6 +73,19 @@ class State(NamedTuple):
     step: Any  # [] int32, updates done so far
 
 
+class Actor(NamedTuple):
+    """A policy with memory: chunks of actions, subgoals that hold for some steps.
+
+    Memory is a pytree whose leaves have the leading axes of the observations that it goes with.
+    """
+
+    # (state, [..., *observation]) -> memory before the first step
+    start: Callable[[State, Any], Any]
+    # (state, memory, [..., *observation], first [...] bool, key) -> action, memory; where ``first`` an episode starts
+    # and what the memory holds of the one before must not be used
+    act: Callable[[State, Any, Any, Array, Key], tuple[Array, Any]]
+
+
 class Learner(NamedTuple):
     """An algorithm, as three pure functions, and more for those that can do more."""
 
@@ -85,3 +100,8 @@ class Learner(NamedTuple):
     # (state, batch [B], weights [B], key) -> state, metrics, priorities [B]: an update by weighted rows, and how much
     # each is worth another look (its loss)
     weighted: Callable[[State, Transition, Array, Key], tuple[State, Metrics, Array]] | None = None
+    # (state, [..., *observation], action [..., D] or [...]) -> [E, ...]: what each critic says of an action
+    critics: Callable[[State, Any, Array], Array] | None = None
+    # Policies with memory, in place of `act` and `explore`
+    actor: Actor | None = None
+    explorer: Actor | None = None
