@@ -224,6 +224,27 @@ def test_targets_beyond_the_support_are_clipped_to_its_ends(name: str) -> None:
 
 
 @every_head
+def test_the_share_of_a_target_beyond_the_support(name: str) -> None:
+    """Counted by NumPy: of the expected target, and for C51 of the distribution's mass; ends are inside."""
+    outputs = np.random.default_rng(0).normal(size=(6, HEADS[name].size)).astype(np.float32)
+    reward = np.array([0.0, LOW, HIGH, 1.2 * LOW, 1.2 * HIGH, HIGH + 0.1], np.float32)
+    discount = np.array([1.0, 0.0, 0.0, 0.5, 0.5, 0.0], np.float32)
+    weight = np.exp(outputs) / np.exp(outputs).sum(-1, keepdims=True)
+    atoms = means(name, LOW, HIGH, SIZE)
+    if name == "c51":
+        moved = reward[:, None] + discount[:, None] * atoms
+        expected = (((moved < LOW - 1e-3) | (moved > HIGH + 1e-3)) * weight).sum(-1)
+        assert 0 < expected[3] < 1
+    elif name in CATEGORICAL:
+        y = reward + discount * (weight * atoms).sum(-1)
+        expected = ((y < LOW - 1e-3) | (y > HIGH + 1e-3)).astype(float)
+        assert expected.tolist() == [0, 0, 0, 1, 1, 1]
+    else:
+        expected = np.zeros(6)
+    np.testing.assert_allclose(HEADS[name].clipped(reward, discount, outputs), expected, atol=1e-6)
+
+
+@every_head
 @law
 @given(batch(elements=st.floats(-(2.0**119), 2.0**119, width=32)), batch(elements=inside))
 def test_monotone_in_the_target(name: str, far: np.ndarray, near: np.ndarray) -> None:

@@ -8,7 +8,7 @@
 | `c51` | logits over atoms | the whole distribution of ``r + d Z'``, projected | cross-entropy |
 | `quantile` | quantiles | the whole distribution of ``r + d Z'`` | quantile Huber |
 
-Every head offers the same five members, so that any backup and any agent works with any of them. All
+Every head offers the same members, so that any backup and any agent works with any of them. All
 arithmetic is float32 whatever comes in, and shapes must match exactly: ``[B]`` never meets ``[B, 1]``.
 """
 
@@ -27,6 +27,9 @@ from rl.values.losses import huber
 
 NAMES = ("scalar", "two_hot", "hl_gauss", "c51", "quantile")
 
+# (reward [...], discount [...], next outputs [..., K]) -> [...] or a target
+_Backup = Callable[[Array, Array, Array], Array]
+
 
 class ValueHead(NamedTuple):
     """How a value is represented. ``...`` are any leading axes, equal in all arguments.
@@ -42,6 +45,8 @@ class ValueHead(NamedTuple):
     ]  # reward [...], discount [...], next outputs [..., K] -> target
     loss: Callable[[Array, Array], Array]  # outputs [..., K], target -> [...]
     mix: Callable[[Array, Array], Array]  # outputs [..., N, K], weights [..., N] -> outputs [..., K]
+    # the arguments of `target` -> [...]: share of the target's mass beyond the support, 0 for heads without one
+    clipped: Callable[[Array, Array, Array], Array]
     are_values: bool = False  # whether the outputs are values, without a support; else they are logits
 
 
@@ -96,7 +101,7 @@ def scalar() -> ValueHead:
     def mix(outputs: Array, weights: Array) -> Array:
         return _average(_float32(outputs, 1), weights)
 
-    return ValueHead(1, value, _scalar_backup(value), loss, mix, are_values=True)
+    return ValueHead(1, value, _scalar_backup(value), loss, mix, _unbounded, are_values=True)
 
 
 def two_hot(low: float, high: float, size: int = 101) -> ValueHead:
@@ -115,7 +120,10 @@ def two_hot(low: float, high: float, size: int = 101) -> ValueHead:
     def encode(y: Array) -> Array:
         return _hat(_position(y, low, step, size - 1)[..., None], size)
 
-    return _categorical(atoms, lambda value: _encoded_backup(value, encode))
+    def outside(y: Array) -> Array:
+        return _outside(y, low, step, size - 1)
+
+    return _categorical(atoms, lambda value: _encoded_backup(value, encode, outside))
 
 
 def hl_gauss(
@@ -159,7 +167,10 @@ def hl_gauss(
         mass = jnp.maximum(jnp.diff(cdf), 0.0)
         return mass / mass.sum(-1, keepdims=True)
 
-    return _categorical(centres, lambda value: _encoded_backup(value, encode))
+    def outside(y: Array) -> Array:
+        return _outside(y, low, width, interior)
+
+    return _categorical(centres, lambda value: _encoded_backup(value, encode, outside))
 
 
 def c51(low: float, high: float, size: int = 51) -> ValueHead:
@@ -176,18 +187,23 @@ def c51(low: float, high: float, size: int = 51) -> ValueHead:
     atoms = jnp.linspace(low, high, size, dtype=jnp.float32)
     step = (high - low) / (size - 1)
 
-    def backup(_: Callable[[Array], Array]) -> Callable[[Array, Array, Array], Array]:
-        def target(reward: Array, discount: Array, outputs: Array) -> Array:
-            _check_backup(reward, discount, outputs)
-            probabilities = jax.nn.softmax(_float32(outputs, size))
-            moved = _position(reward[..., None] + discount[..., None] * atoms, low, step, size - 1)
-            # A sum, not a dot product: XLA fuses it and [..., K, K] is never in memory.
-            share = _hat(moved[..., None], size)
-            return jax.lax.stop_gradient(jnp.sum(share * probabilities[..., None], -2))
+    def shift(reward: Array, discount: Array, outputs: Array) -> tuple[Array, Array]:
+        """Where every atom moves to, and its probability, [..., K] each."""
+        _check_backup(reward, discount, outputs)
+        probabilities = jax.nn.softmax(_float32(outputs, size))
+        return reward[..., None] + discount[..., None] * atoms, jax.lax.stop_gradient(probabilities)
 
-        return target
+    def target(reward: Array, discount: Array, outputs: Array) -> Array:
+        moved, probabilities = shift(reward, discount, outputs)
+        # A sum, not a dot product: XLA fuses it and [..., K, K] is never in memory.
+        share = _hat(_position(moved, low, step, size - 1)[..., None], size)
+        return jax.lax.stop_gradient(jnp.sum(share * probabilities[..., None], -2))
 
-    return _categorical(atoms, backup)
+    def clipped(reward: Array, discount: Array, outputs: Array) -> Array:
+        moved, probabilities = shift(reward, discount, outputs)
+        return jnp.sum(_outside(moved, low, step, size - 1) * probabilities, -1)
+
+    return _categorical(atoms, lambda _: (target, clipped))
 
 
 def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
@@ -225,13 +241,13 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
     def mix(outputs: Array, weights: Array) -> Array:
         return _average(_float32(outputs, size), weights)
 
-    return ValueHead(size, value, target, loss, mix, are_values=True)
+    return ValueHead(size, value, target, loss, mix, _unbounded, are_values=True)
 
 
 def _categorical(
-    atoms: Array, backup: Callable[[Callable[[Array], Array]], Callable[[Array, Array, Array], Array]]
+    atoms: Array, backup: Callable[[Callable[[Array], Array]], tuple[_Backup, _Backup]]
 ) -> ValueHead:
-    """What the three softmax heads share; ``backup`` makes the target function from the value function."""
+    """What the three softmax heads share; ``backup`` makes `target` and `clipped` from the value function."""
     size = atoms.shape[0]
 
     def value(outputs: Array) -> Array:
@@ -247,10 +263,11 @@ def _categorical(
         chex.assert_shape(weights, outputs.shape[:-1])
         return jax.nn.logsumexp(jax.nn.log_softmax(_float32(outputs, size)), axis=-2, b=weights[..., None])
 
-    return ValueHead(size, value, backup(value), loss, mix)
+    target, clipped = backup(value)
+    return ValueHead(size, value, target, loss, mix, clipped)
 
 
-def _scalar_backup(value: Callable[[Array], Array]) -> Callable[[Array, Array, Array], Array]:
+def _scalar_backup(value: Callable[[Array], Array]) -> _Backup:
     """``r + d v'`` for heads that back up the expectation alone."""
 
     def target(reward: Array, discount: Array, outputs: Array) -> Array:
@@ -261,15 +278,31 @@ def _scalar_backup(value: Callable[[Array], Array]) -> Callable[[Array, Array, A
 
 
 def _encoded_backup(
-    value: Callable[[Array], Array], encode: Callable[[Array], Array]
-) -> Callable[[Array, Array, Array], Array]:
+    value: Callable[[Array], Array], encode: Callable[[Array], Array], outside: Callable[[Array], Array]
+) -> tuple[_Backup, _Backup]:
+    """`target` and `clipped` of heads that back up the expectation and then encode it."""
     plain = _scalar_backup(value)
-    return lambda reward, discount, outputs: encode(plain(reward, discount, outputs))
+    return (
+        lambda reward, discount, outputs: encode(plain(reward, discount, outputs)),
+        lambda reward, discount, outputs: outside(plain(reward, discount, outputs)),
+    )
+
+
+def _unbounded(reward: Array, discount: Array, outputs: Array) -> Array:
+    """`clipped` of heads without a support."""
+    _check_backup(reward, discount, outputs)
+    return jnp.zeros(reward.shape)
 
 
 def _position(y: Array, low: float, step: float, steps: int) -> Array:
     """Where ``y`` lies, in steps from ``low`` (so that float32 keeps its digits on any support), clipped to it."""
     return jnp.clip((y - low) / step, 0.0, steps)
+
+
+def _outside(y: Array, low: float, step: float, steps: int) -> Array:
+    """1 where ``y`` lies beyond the support by more than rounding (a thousandth of a step), else 0."""
+    position = (y - low) / step
+    return ((position < -1e-3) | (position > steps + 1e-3)).astype(jnp.float32)
 
 
 def _hat(position: Array, size: int) -> Array:
