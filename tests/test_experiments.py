@@ -22,11 +22,12 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
 
-from experiments import classic_control, flags, language, model_based, offline, online, quickstart
-from rl import agents, checkpoint, evaluate, log, shard, train
+from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
+from rl import agents, checkpoint, data, evaluate, lifecycle, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
 from rl.programs.pool import IsolationError
+from rl.replay.transform import Transform
 from rl.types import Spec
 from rl.values import heads
 
@@ -296,12 +297,12 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
 
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
-    found = offline.data.load("synthetic-discrete")
-    offline.check_fit(found, Spec((8,), 5, True))
+    found = data.load("synthetic-discrete")
+    common.check_fit(found, Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+        common.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline.check_fit(found, Spec((8,), 2, False))
+        common.check_fit(found, Spec((8,), 2, False))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict
     result = json.loads((folder / log.RESULT).read_text())
     assert result["agent"] == "iql" and result["updates"] == 60 and result["settings"]["seeds"] == 2
     assert result["config"]["expectile"] == 0.7 and result["config"]["hidden"] == [8, 8]
-    assert result["digest"] == offline.data.load("synthetic-continuous").digest
+    assert result["digest"] == data.load("synthetic-continuous").digest
     assert result["versions"]["jax"] == jax.__version__ and result["wall_seconds"] > 0
     assert "python" in result["command"] and result["hardware"]["cores"] >= 1
     logged = np.asarray([row["eval/return"] for row in log.read(folder)])  # [T, S, episodes]
@@ -383,9 +384,13 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     """`Countdown` pays 1 plus three times the action, and shows the steps that are left."""
     chosen = settings(tmp_path, normalize_observations=True, **EVALUATED)
     mean, deviation = np.array([4.0, 5.0, 0.5], np.float32), np.array([2.0, 3.0, 1.0], np.float32)
-    loaded = offline.data.load("synthetic-continuous", environment="toy_environments:Countdown-v0")
-    task = offline.Problem(
-        loaded._replace(spec=Spec((3,), 1)), loaded.dataset, mean, deviation, (0.0, 1.0), heads.scalar()
+    loaded = data.load("synthetic-continuous", environment="toy_environments:Countdown-v0")
+    task = common.Problem(
+        loaded._replace(spec=Spec((3,), 1)),
+        loaded.dataset,
+        Transform(mean=mean, deviation=deviation),
+        (0.0, 1.0),
+        heads.scalar(),
     )
     population = train.Population(None, None, lambda state, seen, keys: state * seen[..., :1])
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
@@ -424,16 +429,16 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
         for step, (first, second, scores) in enumerate(rows)
     ]
     (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert offline.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
+    assert lifecycle.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
 
 
 def test_where_a_run_lands(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = offline.Settings(agent="cql", head="c51", dataset="/data/door.hdf5")
-    assert offline.folder(chosen) == Path("runs/door.hdf5/cql-c51")
+    chosen = offline.Settings(agent="cql", head="c51")
+    assert common.folder(chosen, "ALE/Pong-v5") == Path("runs/ALE-Pong-v5/cql-c51")
     monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
     monkeypatch.setenv("WANDB_RUN_ID", "r1")
-    assert offline.folder(chosen) == Path("runs/sweeps/abc/r1")
-    assert offline.folder(dataclasses.replace(chosen, workdir="~/x")) == Path.home() / "x"
+    assert common.folder(chosen, "door") == Path("runs/sweeps/abc/r1")
+    assert common.folder(dataclasses.replace(chosen, workdir="~/x"), "door") == Path.home() / "x"
 
 
 # ---- runs that go on, and runs that must not be mixed ---------------------------------------------------

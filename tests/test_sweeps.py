@@ -16,7 +16,7 @@ import yaml
 from absl import flags as absl_flags
 
 from experiments import flags, offline
-from rl import agents, log, train
+from rl import agents, data, lifecycle, log, train
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -59,7 +59,7 @@ def start(*argv: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     sweep = sweeps.read(str(path))
-    assert sweep["metric"]["name"].removeprefix("eval/") in offline._SCORES
+    assert sweep["metric"]["name"].removeprefix("eval/") in lifecycle.SCORES
     assert sweep["metric"]["goal"] in ("maximize", "minimize")
     runs = runs_of(sweep, count=20)
     assert runs
@@ -72,7 +72,7 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
         ours, own, _ = sweeps.arguments(sweeps.Program(run, {}), Path(typed.workdir))
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
         assert own == flags.read(agents.get(typed.agent).Config(), "agent.", values)
-        assert offline.data.ogbench.known(typed.dataset)
+        assert data.ogbench.known(typed.dataset)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
