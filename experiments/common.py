@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl import data, lifecycle
+from rl import agents, data, lifecycle
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -85,6 +86,10 @@ def problem(
     dataset = transform.apply(seen, loaded.dataset)
     bounds = [replay.value_bounds(dataset, discount) for discount in dict.fromkeys(discounts)]
     support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
+    if len(bounds) > 1 and not head.are_values:
+        print(
+            f"the support of all {len(bounds)} discounts is [{support[0]:g}, {support[1]:g}]", file=sys.stderr
+        )
     return Problem(loaded, dataset, seen, support, head)
 
 
@@ -138,6 +143,11 @@ def run(
 def folder(settings: Any, task: str) -> Path:
     """The run folder."""
     return lifecycle.folder(settings.workdir, task.replace("/", "-"), f"{settings.agent}-{settings.head}")
+
+
+def config(agent: str) -> Any:
+    """The default hyper-parameters of an agent without a model."""
+    return agents.get(agent).Config()
 
 
 def discount(config: Any) -> float:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import common, flags
+from experiments import common, flags, presets
 from rl import envs, evaluate, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -50,6 +50,9 @@ class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the method's own."""
 
     agent: str = "ravl"  # base, mopo, mopo_disagreement, mobile, ravl, sac_n or edac
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
     truth: float = 0.0  # of the world: -1 untrained model, 0 learned, 1 true dynamics; mixtures between
     model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log
@@ -116,6 +119,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         task=Path(settings.dataset).name,
         identity=_IDENTITY,
         card={"digest": task.loaded.digest, "support": task.support},
+        about={"preset": presets.stored("model_based", settings, "dataset")},
         unit="epochs",
         per_unit=config.updates,
     )
@@ -253,11 +257,14 @@ def _evaluator(settings: Settings, learner: Learner, name: str, task: common.Pro
     )
 
 
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
+
+
 def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(config(settings.agent), "agent."))
+    result = run(*presets.from_flags("model_based", PUBLISHED, config, "dataset"))
     common.show(result)
 
 
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings(), config))
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, config))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import common, flags
+from experiments import common, flags, presets
 from experiments.common import Problem
 from rl import agents, evaluate, lifecycle, shard, train
 from rl.agents import robust
@@ -46,6 +46,9 @@ class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
@@ -84,7 +87,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     """
     check(settings)
     sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
-    task = problem(settings, config)
+    check_sweep(settings, sweep)
+    task = problem(settings, sweep.get("discount", [common.discount(config)]))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, keys = learners(settings, config, sweep, task, mesh, world)
@@ -95,7 +99,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         task=Path(settings.dataset).name,
         identity=_IDENTITY,
         card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
-        about={"transform": transform.to_json(task.transform)},
+        about={
+            "transform": transform.to_json(task.transform),
+            "preset": presets.stored("offline", settings, "dataset"),
+        },
     )
     state = shard.place_state(jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2))), mesh)
     start = lifecycle.begin(this, {"state": state, "dynamics": world})
@@ -126,16 +133,32 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
 
 
-def problem(settings: Settings, config: Any) -> Problem:
-    """The data, as the flags say that the agent sees them."""
+def problem(settings: Settings, discounts: Sequence[float]) -> Problem:
+    """The data, as the flags say that the agents see them, with a support that is wide enough for all discounts."""
     scale = settings.reward_scale
     return common.problem(
         settings,
-        [common.discount(config)],
+        discounts,
         scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
         settings.reward_shift,
         normalize_observations=settings.normalize_observations,
     )
+
+
+def check_sweep(settings: Settings, sweep: Mapping[str, list[float]]) -> None:
+    """Raises ValueError on values that cannot be trained together."""
+    if len({len(values) for values in sweep.values()}) > 1:
+        raise ValueError(f"the fields of a sweep need equally many values: {dict(sweep)}")
+    for name, values in sweep.items():
+        if 0 in values:
+            raise ValueError(
+                f"a sweep of {name} over {values}: 0 may switch a term off, which one program cannot do for some of "
+                "its runs; train 0 as a run of its own, as python -m sweeps.run does"
+            )
+    if "discount" in sweep and settings.policy_estimates:
+        raise ValueError(
+            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
+        )
 
 
 def check(settings: Settings) -> None:
@@ -270,15 +293,16 @@ def scorer(
         yield score
 
 
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
+
+
 def main(_: list[str]) -> None:
     shard.initialize()
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
+    result = run(*presets.from_flags("offline", PUBLISHED, common.config, "dataset"))
     if shard.is_main():
         common.show(result)
 
 
 if __name__ == "__main__":
-    app.run(
-        flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config())
-    )
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))

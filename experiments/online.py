@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags
+from experiments import common, flags, presets
 from rl import agents, checkpoint, data, envs, evaluate, lifecycle, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
@@ -59,6 +59,9 @@ class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "sac"  # sac, td3, dqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
@@ -117,6 +120,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             task=settings.env,
             identity=_IDENTITY,
             card={"transform": transform.to_json(seen)},
+            about={"preset": presets.stored("online", settings, "env")},
             unit="steps",
             axis="environment steps",
             leaves=(_ACTORS,),
@@ -513,51 +517,13 @@ def _atari(env: str) -> bool:
     return env.startswith("ALE/")
 
 
-def defaults(env: str, agent: str, head: str) -> tuple[Settings, Any]:
-    """Settings and hyper-parameters where no flag says otherwise.
-
-    For DQN on Atari games those of Dopamine, with which "Stop Regressing" (Farebrother et al. 2024, tables B.1 to
-    B.3) compared value representations: 200 million frames, Adam's step by the kind of head.
-    """
-    settings, config = Settings(env=env, agent=agent, head=head), agents.get(agent).Config()
-    if agent != "dqn" or not _atari(env):
-        return settings, config
-    settings = dataclasses.replace(
-        settings,
-        steps=50_000_000,
-        utd=0.25,
-        learning_starts=20_000,
-        batch_size=32,
-        clip_rewards=True,
-        eval_every=250_000,
-        save_every=1_000_000,
-        **({} if head == "scalar" else {"head_low": -10.0, "head_high": 10.0, "head_size": 51}),
-    )
-    adam = (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
-    return settings, dataclasses.replace(
-        config,
-        double=False,
-        target_rate=1.0,
-        target_period=2000,
-        epsilon=0.01,
-        epsilon_updates=62_500,
-        learning_rate=adam[0],
-        adam_epsilon=adam[1],
-        hidden=(512,),
-    )
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
 
 
 def main(_: list[str]) -> None:
-    asked = flags.read(Settings())
-    settings, config = defaults(asked.env, asked.agent, asked.head)
-    result = run(
-        flags.with_fields(settings, flags.given(settings)),
-        flags.with_fields(config, flags.given(config, "agent.")),
-    )
-    common.show(result)
+    common.show(run(*presets.from_flags("online", PUBLISHED, common.config, "env")))
 
 
 if __name__ == "__main__":
-    app.run(
-        flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config())
-    )
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))
