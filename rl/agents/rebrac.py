@@ -6,9 +6,9 @@
 
 ``a'`` is the action logged at ``s'``; where an episode was cut there is none and the critic's penalty is
 left out. Deeper networks and LayerNorm in the critics are part of the method, and so are batches of 1024 on
-locomotion: the loop draws batches, so they are in the published settings of the command line (``--preset=paper``, its
-default), beside beta_1 and beta_2, which the paper tunes for each dataset. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes
-their mean). The defaults of beta_1 and beta_2 are in the middle of the paper's grid.
+locomotion. An agent draws no batches: their size is a published setting of the command line (``--preset=paper``, its
+default), as are beta_1 and beta_2, which the paper tunes for each dataset; the defaults here are in the middle of its
+grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean).
 """
 
 from __future__ import annotations
