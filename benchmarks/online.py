@@ -38,6 +38,7 @@ from rl import log, train
 from rl.agents import sac
 from rl.online import Carry
 from rl.replay import ring
+from rl.replay.transform import Transform
 from rl.types import State
 
 PEER = "stable-baselines3"
@@ -91,8 +92,8 @@ def run(settings: Settings) -> dict[str, Any]:
 def _cases(settings: Settings, env: str, utd: int, peer: bool) -> list[Case]:
     chosen = online.Settings(env=env, utd=float(utd), replay=settings.replay, learning_starts=settings.warm)
     stream, bare = online.stepper(chosen), online.stepper(chosen)
-    learner, replay, _ = online.parts(chosen, sac.Config(), stream.spec)
-    trainer = online.Trainer(chosen, stream, learner, replay, None)
+    learner, replay = online.parts(chosen, sac.Config(), stream.spec)
+    trainer = online.Trainer(chosen, stream, learner, replay, Transform(), None)
     trainer.start(None)
     trainer.advance(settings.warm, _Silent(), [])
     state, held = jax.tree.map(jnp.copy, _alone(trainer.carry, settings.warm))

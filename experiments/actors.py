@@ -25,6 +25,8 @@ from experiments import flags
 from rl import checkpoint, envs, log
 from rl.data.recipes import behaviour, locomotion
 from rl.networks import mlp
+from rl.replay import transform
+from rl.replay.transform import Transform
 
 _MEMORY = "loop/memory"  # where checkpoints of experiments.online keep the replay
 
@@ -150,8 +152,11 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
             f"the replay of {folder} holds {count} steps and has {'' if head == count else 'not '}kept the first: "
             f"{steps} from the first on are needed; train with --replay no less than --steps"
         )
-    if settings["envs"] != 1 or settings["reward_scale"] != 1:
-        raise ValueError("a buffer is written of runs with --envs=1 and --reward_scale=1 only")
+    if settings["envs"] != 1 or record["card"]["transform"] != transform.to_json(Transform()):
+        raise ValueError(
+            "a buffer is written of runs with --envs=1 only, and "
+            "without --reward_scale, --reward_shift and --clip_rewards"
+        )
     rows = {
         name: arrays[f"{_MEMORY}/rows/{name}"][member]
         for name in ("observation", "action", "reward", "discount", "next_observation", "first")

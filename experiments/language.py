@@ -24,7 +24,6 @@ import dataclasses
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -36,8 +35,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import flags, offline
-from rl import checkpoint, data, log, shard, statistics, train
+from experiments import common, flags
+from rl import data, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
@@ -66,7 +65,7 @@ _IDENTITY = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "ilql"  # bcoder, ilql or lm_bc
@@ -76,10 +75,6 @@ class Settings:
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
-    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
-    head_size: int = 101  # outputs of the head (the scalar head has one)
-    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the log
-    head_high: float = float("nan")  # upper end; nan: from the log
     seed: int = 0  # of heads, batches, the split and games
     updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
@@ -97,10 +92,6 @@ class Settings:
     export: bool = False  # write the policy to the folder policy, which transformers loads (bcoder, lm_bc)
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
-    workdir: str = ""  # run folder; by default runs/LOG_OR_ENVIRONMENT/AGENT-HEAD
-    overwrite: bool = False  # start again where the folder holds a run
-    tensorboard: bool = True  # write TensorBoard events
-    wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
 class Task(NamedTuple):
@@ -131,77 +122,47 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    workdir = offline.folder(_as_offline(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         learner = AGENTS[settings.agent].make(config, task.lm, task.head)
         key, play_key = jax.random.split(jax.random.key(settings.seed))
-        card = {
-            "agent": settings.agent,
-            "settings": {name: getattr(settings, name) for name in _IDENTITY},
-            "config": dataclasses.asdict(config),
-            "digest": data.digest((task.rows, task.held_out)),
-            "support": task.support,
-        }
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
-        start = {
-            "state": shard.place_language(learner.init(key, task.rows), mesh),
-            "seconds": np.zeros(()),
-        }
-        earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
-        saved, step = earlier or (start, 0)
-        state = saved["state"]
-        result = offline.finished(workdir, step, settings.updates) if step >= settings.updates else None
-        if not result:
-            started = time.time() - saved["seconds"].item()
+        this = common.run(
+            settings,
+            config,
+            settings.updates,
+            task=_name(settings),
+            identity=_IDENTITY,
+            card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
+            leaves=(RANKED, POLICY),
+        )
+        start = lifecycle.begin(this, {"state": shard.place_language(learner.init(key, task.rows), mesh)})
+        state, result = start.tree["state"], start.result
+        if result is None:
             score = scorer(settings, config, task, play_key)
             if settings.agent == "ilql":
                 _warn_of_size(task, config.inner)
-            if settings.overwrite:  # not before everything that can be wrong with this run has been tried
-                offline.clear(workdir, (*offline.LEFT, RANKED, POLICY))
-            record = stack.enter_context(
-                log.open_run(
-                    workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
-                )
-            )
-            bar = stack.enter_context(log.progress(settings.updates, settings.agent, initial=step))
-            stopping = stack.enter_context(train.stop_requests())
+            session = stack.enter_context(lifecycle.session(this, start))
             sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
             epochs = train.epochs(
                 shard.over_grid(train.scan_updates(learner.update, sample, settings.eval_every), mesh),
                 state,
                 shard.place(task.rows, mesh),
                 shard.place(key, mesh),
-                (settings.updates - step) // settings.eval_every,
+                (settings.updates - start.step) // settings.eval_every,
             )
-            for state, report in epochs:
-                step += settings.eval_every
-                scores = score(state, step // settings.eval_every)
-                record.write(
-                    step, {f"train/{name}": value for name, value in report.metrics.items()} | scores
-                )
-                tree = {"state": state, "seconds": np.asarray(time.time() - started)}
-                checkpoint.save(workdir / "checkpoints", step, tree, card)
-                bar.set_postfix({name: f"{value:.4g}" for name, value in scores.items()}, refresh=False)
-                bar.update(settings.eval_every)
-                if stopping and step < settings.updates:
-                    raise train.Interrupted(
-                        f"stopped at update {step}; the same command continues from {workdir}"
-                    )
-            result = {
-                **card,
-                **task.about,
-                "updates": step,
-                "last": log.read(workdir)[-1],
-                "wall_seconds": time.time() - started,
-                **log.provenance(),
-            }
-            record.result(result)
+            for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
+                step = number * settings.eval_every
+                session.write(step, score(state, number), report)
+                session.keep(step, {"state": state})
+            result = session.finish(**task.about, last=log.read(this.folder)[-1])
     if task.asked:
-        rank(settings, config, task, state, workdir / RANKED)
+        rank(settings, config, task, state, this.folder / RANKED)
     if settings.export:
         params = jax.device_get(state.params["policy"])
-        huggingface.save(workdir / POLICY, task.found.config, params, task.found.tokenizer, task.found.end)
+        huggingface.save(
+            this.folder / POLICY, task.found.config, params, task.found.tokenizer, task.found.end
+        )
     return result
 
 
@@ -209,10 +170,9 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
     heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
-    offline.check(_as_offline(settings))
-    for name in ("episodes", "action_tokens"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
+    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
+    common.several_episodes(settings, none=True)
+    common.multiple(settings, "updates", "eval_every")
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
@@ -247,11 +207,9 @@ def agent(name: str) -> ModuleType:
     return AGENTS[name]
 
 
-def _as_offline(settings: Settings) -> offline.Settings:
-    """The settings that `experiments.offline` would have for this log, head and folder."""
-    shared = {field.name for field in dataclasses.fields(offline.Settings)}
-    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
-    return offline.Settings(**given | {"dataset": settings.log or settings.environment})
+def _name(settings: Settings) -> str:
+    """What is learned, in a word: the log or the environment."""
+    return Path(settings.log or settings.environment).name
 
 
 # ---- the log ------------------------------------------------------------------------------------------------------
@@ -277,7 +235,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
     discount = getattr(config, "discount", 1.0)
-    support, head = offline.value_head(_as_offline(settings), replay.value_bounds(episodes, discount))
+    support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
     if head.are_values and max(returns) > getattr(config, "maximum", math.inf):
         raise ValueError(
             f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {max(returns)}"
@@ -503,7 +461,7 @@ def main(_: list[str]) -> None:
     for name, value in result["last"].items():
         if name.startswith("eval/"):
             print(f"{name.removeprefix('eval/')}: {value:.4g}")
-    print(offline.folder(_as_offline(settings)))
+    print(common.folder(settings, _name(settings)))
 
 
 if __name__ == "__main__":

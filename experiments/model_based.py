@@ -14,7 +14,6 @@ a tenth, ``--agent.retain=1`` a fifth.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,11 +21,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from absl import app
 
-from experiments import flags, offline
-from rl import checkpoint, envs, evaluate, log, model_based, train
+from experiments import common, flags, presets
+from rl import envs, evaluate, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -37,7 +35,7 @@ _MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
 
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
-    *("agent", "dataset", "environment", "clip_actions", "truth", *(f"model_{name}" for name in _MODEL)),
+    *("dataset", "environment", "clip_actions", "truth", *(f"model_{name}" for name in _MODEL)),
     *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes"),
 )
 
@@ -48,24 +46,20 @@ class Config(model_based.Config, sac_n.Config):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the method's own."""
 
     agent: str = "ravl"  # base, mopo, mopo_disagreement, mobile, ravl, sac_n or edac
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
-    data_folder: str = ""  # where named datasets lie, if not in their usual cache
-    environment: str = ""  # where to evaluate and what is true, if not the dataset's own environment
-    clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
     truth: float = 0.0  # of the world: -1 untrained model, 0 learned, 1 true dynamics; mixtures between
     model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log
     model_patience: int = ensemble.Config.patience  # of that rule: epochs without improvement of 1 %
     model_min_epochs: int = ensemble.Config.min_epochs  # before which it does not stop
     model_max_epochs: int = ensemble.Config.max_epochs  # after which it stops in any case
     model_deterministic: bool = False  # the ensemble predicts means only
-    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
-    head_size: int = 101  # outputs of the head (the scalar head has one)
-    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
-    head_high: float = float("nan")  # upper end; nan: from the data
     seeds: int = 1  # seeds trained at once, each with a model of its own
     seed: int = 0  # the run's own seed: another value gives other seeds
     epochs: int = 3000  # of rollouts and updates
@@ -73,10 +67,6 @@ class Settings:
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     runaway: float = 10.0  # stop where mean Q is so many times what rewards and entropy allow; 0: never
-    workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
-    overwrite: bool = False  # start again where the folder holds a run
-    tensorboard: bool = True  # write TensorBoard events
-    wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
 class World(NamedTuple):
@@ -106,7 +96,7 @@ def config(method: str) -> Config:
 def run(settings: Settings, config: Config) -> dict[str, Any]:
     """Fits the model, trains, evaluates and reports one run; returns what result.json holds.
 
-    A run that is finished is left as it is, and what it found is returned.
+    A run that is finished is left as it is, and its result is returned.
 
     Raises:
       ValueError: settings that cannot be run; the message names the flag.
@@ -116,20 +106,23 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings, config)
-    plain = _as_offline(settings, config)
-    workdir = offline.folder(plain)
-    task = offline.problem(plain, config.discount)
+    task = common.problem(settings, [config.discount])
     bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
     terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    card = {
-        "settings": {key: getattr(settings, key) for key in _IDENTITY},
-        "config": dataclasses.asdict(config),
-        "digest": task.loaded.digest,
-        "support": task.support,
-    }
+    this = common.run(
+        settings,
+        config,
+        settings.epochs * config.updates,
+        task=Path(settings.dataset).name,
+        identity=_IDENTITY,
+        card={"digest": task.loaded.digest, "support": task.support},
+        about={"preset": presets.stored("model_based", settings, "dataset")},
+        unit="epochs",
+        per_unit=config.updates,
+    )
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
     where = world(settings, config, network, keys, name)
@@ -147,19 +140,10 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     )
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
-    start = {"carry": carry, "world": where.params(jax.vmap(network.init)(keys)), "seconds": np.zeros(())}
-    earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
-    saved, step = earlier or (start, 0)
-    total, done = settings.epochs * config.updates, step // config.updates
-    if step >= total and (result := offline.finished(workdir, done, settings.epochs, "epochs")):
-        return result
-    started = time.time() - saved["seconds"].item()
-    params = saved["world"]
-
-    def save(carry: model_based.Carry) -> None:
-        tree = {"carry": carry, "world": params, "seconds": np.asarray(time.time() - started)}
-        checkpoint.save(workdir / "checkpoints", step, tree, card)
-
+    start = lifecycle.begin(this, {"carry": carry, "world": where.params(jax.vmap(network.init)(keys))})
+    if start.result is not None:
+        return start.result
+    carry, params = start.tree["carry"], start.tree["world"]
     with ExitStack() as stack:
         episodes = (
             stack.enter_context(_evaluator(settings, learner, name, task))
@@ -167,66 +151,38 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             else None
         )
         if episodes:
-            offline.check_fit(task.loaded, episodes.spec)
-        fitting = where.learns and not earlier
+            common.check_fit(task.loaded, episodes.spec)
+        fitting = where.learns and not start.resumed
         if fitting:
-            _check_new(workdir, settings)
             fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
             params = where.params(network.fit(task.dataset, fit_keys))
-        if settings.overwrite:  # not before everything that can be wrong with this run has been tried
-            offline.clear(workdir)
-        record = stack.enter_context(
-            log.open_run(
-                workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
-            )
-        )
+        session = stack.enter_context(lifecycle.session(this, start))
         if fitting:  # which may have taken longer than anything that follows
-            save(saved["carry"])
-        bar = stack.enter_context(log.progress(total, settings.agent, initial=step))
-        stopping = stack.enter_context(train.stop_requests())
-        epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
-        source = model_based.Source(dataset, params)
-        for carry, report in train.epochs(
-            epoch, saved["carry"], source, keys, (total - step) // config.updates
-        ):
-            step += config.updates
-            number = step // config.updates
-            metrics = {f"train/{key}": value for key, value in report.metrics.items()}
-            due = number % settings.eval_every == 0 or step == total
-            if due and episodes:
-                metrics |= {f"eval/{key}": x for key, x in episodes(carry.learner, number).items()}
-            record.write(step, metrics)
-            bar.update(config.updates)
+            session.keep(0, {"carry": carry, "world": params})
+        epochs = train.epochs(
+            model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"),
+            carry,
+            model_based.Source(dataset, params),
+            keys,
+            (this.total - start.step) // config.updates,
+        )
+        for number, (carry, report) in enumerate(epochs, start.step // config.updates + 1):
+            step, due = number * config.updates, number % settings.eval_every == 0
+            due |= number == settings.epochs
+            scores = episodes(carry.learner, number) if due and episodes else {}
+            session.write(step, {f"eval/{key}": x for key, x in scores.items()}, report)
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
-            if due or stopping:
-                save(carry)
-            if stopping and step < total:
-                raise train.Interrupted(
-                    f"stopped at update {step}; the same command continues from {workdir}"
-                )
-        result = {
-            **card,
-            "source": task.loaded.source,
-            "environment": task.loaded.environment,
-            "epochs": step // config.updates,
-            "updates": step,
-            "scores": offline.summary(workdir),
-            "wall_seconds": time.time() - started,
-            **log.provenance(),
-        }
-        record.result(result)
-    offline.draw(workdir, f"{settings.agent}, {settings.head}", Path(settings.dataset).name)
-    return result
+            session.keep(step, {"carry": carry, "world": params}, due=due)
+        return session.finish(
+            source=task.loaded.source, environment=task.loaded.environment, updates=this.total
+        )
 
 
 def check(settings: Settings, config: Config) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
-    for name in ("seeds", "epochs", "eval_every"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
-    if settings.eval_episodes < 2:
-        raise ValueError(f"--eval_episodes={settings.eval_episodes}: give at least 2")
+    common.at_least_one(settings, "seeds", "epochs", "eval_every")
+    common.several_episodes(settings)
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
     if settings.runaway < 0:
@@ -289,16 +245,7 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     return rule
 
 
-def _check_new(workdir: Path, settings: Settings) -> None:
-    """Raises CheckpointError, before the model is fitted, if the results of another run would be in its way."""
-    if not settings.overwrite and (workdir / log.RESULT).exists():
-        raise checkpoint.CheckpointError(
-            f"{workdir} holds a finished run without its checkpoints: choose another --workdir, or --overwrite to "
-            "start again"
-        )
-
-
-def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Problem) -> evaluate.Evaluator:
+def _evaluator(settings: Settings, learner: Learner, name: str, task: common.Problem) -> evaluate.Evaluator:
     return evaluate.evaluator(
         jax.vmap(learner.act),
         name,
@@ -310,20 +257,14 @@ def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Pr
     )
 
 
-def _as_offline(settings: Settings, config: Config) -> offline.Settings:
-    """The settings that `experiments.offline` would have for this data, head and folder."""
-    shared = {field.name for field in dataclasses.fields(offline.Settings)}
-    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
-    return offline.Settings(
-        **given | {"eval_every": config.updates, "updates": settings.epochs * config.updates}
-    )
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
 
 
 def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(config(settings.agent), "agent."))
-    offline.show(result)
+    result = run(*presets.from_flags("model_based", PUBLISHED, config, "dataset"))
+    common.show(result)
 
 
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings(), config))
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, config))

@@ -12,35 +12,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import math
-import os
-import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import flags
-from rl import agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
+from experiments import common, flags, presets
+from experiments.common import Problem
+from rl import agents, evaluate, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
-from rl.types import Array, Key, Learner, Spec, State
-from rl.values import heads
-from rl.values.heads import ValueHead
+from rl.replay import transform
+from rl.types import Array, Key, Learner, State
 from rl.values.robust import REGULARISED
-
-# Scores that are summarised, and those worth a curve, the most telling first.
-_SCORES = ("return", "normalized_return", "success", "final_success")
-_HEADLINE = ("normalized_return", "success", "return")
 
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
@@ -49,26 +40,18 @@ _IDENTITY = (
     *("policy_estimates", "robust", "robust_scale", "robust_updates"),
 )
 
-# What a run leaves in its folder, and what --overwrite may therefore remove.
-LEFT = (log.CONFIG, log.METRICS, log.RESULT, "curve.png", "checkpoints", "events.out.tfevents.*", "wandb*")
-
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
-    dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
-    data_folder: str = ""  # where named datasets lie, if not in their usual cache
-    environment: str = ""  # where to evaluate, if not in the dataset's own environment
-    clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
-    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
-    head_size: int = 101  # outputs of the head (the scalar head has one)
-    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
-    head_high: float = float("nan")  # upper end; nan: from the data
     seeds: int = 4  # seeds trained at once, sharing one copy of the data
     seed: int = 0  # the run's own seed: another value gives other seeds
     updates: int = 100_000  # gradient steps of each seed
@@ -83,10 +66,6 @@ class Settings:
     policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
-    workdir: str = ""  # run folder; by default runs/DATASET/AGENT-HEAD
-    overwrite: bool = False  # start again where the folder holds a run
-    tensorboard: bool = True  # write TensorBoard events
-    wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
 def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -98,7 +77,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       sweep: {float field of config: values}, all of one length V: trained together, ``settings.seeds`` seeds
         for each. Scores are then in the order of the variants, V * seeds in all.
 
-    A run that is finished is left as it is, and what it found is returned.
+    A run that is finished is left as it is, and its result is returned.
 
     Raises:
       ValueError: settings that cannot be run; the message names the flag.
@@ -108,189 +87,91 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     """
     check(settings)
     sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
-    workdir = folder(settings)
-    task = problem(settings, _discount(config))
+    check_sweep(settings, sweep)
+    task = problem(settings, sweep.get("discount", [common.discount(config)]))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, keys = learners(settings, config, sweep, task, mesh, world)
-    card = {
-        "agent": settings.agent,
-        "settings": {name: getattr(settings, name) for name in _IDENTITY},
-        "config": dataclasses.asdict(config),
-        "sweep": sweep,
-        "digest": task.loaded.digest,
-        "support": task.support,
-    }
-    state = jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2)))
-    start: dict[str, Any] = {
-        "state": shard.place_state(state, mesh),
-        "seconds": np.zeros(()),
-        "dynamics": world,
-    }
-    earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
-    saved, step = earlier or (start, 0)
-    if step >= settings.updates and (result := finished(workdir, step, settings.updates)):
-        return result
-    started = time.time() - saved["seconds"].item()
+    this = common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=_IDENTITY,
+        card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
+        about={
+            "transform": transform.to_json(task.transform),
+            "preset": presets.stored("offline", settings, "dataset"),
+        },
+    )
+    state = shard.place_state(jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2))), mesh)
+    start = lifecycle.begin(this, {"state": state, "dynamics": world})
+    if start.result is not None:
+        return start.result
     if task.loaded.note and shard.is_main():
         print(f"note: {task.loaded.note}", file=sys.stderr)
     if settings.robust:
-        world = saved["dynamics"] if earlier else fit_dynamics(settings, task)
+        world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
-
-    with ExitStack() as stack:
-        score = stack.enter_context(scorer(settings, task, population, _discount(config), len(keys), mesh))
-        if settings.overwrite:  # not before everything that can be wrong with this run has been tried
-            clear(workdir)
-        record = stack.enter_context(
-            log.open_run(
-                workdir, card, tensorboard=settings.tensorboard, wandb=settings.wandb, resume_step=step
-            )
-        )
-        bar = stack.enter_context(
-            log.progress(settings.updates, f"{settings.agent} {settings.head}", initial=step)
-        )
-        stopping = stack.enter_context(train.stop_requests())
+    with (
+        scorer(settings, task, population, common.discount(config), len(keys), mesh) as score,
+        lifecycle.session(this, start) as session,
+    ):
         epochs = train.epochs(
             shard.over_mesh(population.epoch, mesh),
-            saved["state"],
+            start.tree["state"],
             shard.place(task.dataset, mesh),
             shard.place_keys(keys, mesh),
-            (settings.updates - step) // settings.eval_every,
+            (settings.updates - start.step) // settings.eval_every,
         )
-        for state, report in epochs:
-            step += settings.eval_every
-            scores = score(state, step // settings.eval_every)
-            record.write(step, {f"train/{name}": value for name, value in report.metrics.items()} | scores)
-            seconds = np.asarray(time.time() - started)
-            tree = {"state": state, "seconds": seconds, "dynamics": world}
-            checkpoint.save(workdir / "checkpoints", step, tree, card)
-            shown = {n: f"{np.mean(scores[f'eval/{n}']):.4g}" for n in _HEADLINE if f"eval/{n}" in scores}
-            bar.set_postfix(shown, refresh=False)
-            bar.update(settings.eval_every)
-            if _anywhere(bool(stopping)) and step < settings.updates:
-                raise train.Interrupted(
-                    f"stopped at update {step}; the same command continues from {workdir}"
-                )
-        result = {
-            **card,
-            "source": task.loaded.source,
-            "note": task.loaded.note,
-            "environment": task.loaded.environment,
-            "updates": step,
-            "scores": summary(workdir),
-            "wall_seconds": time.time() - started,
-            **log.provenance(),
-        }
-        record.result(result)
-    if shard.is_main():
-        draw(workdir, f"{settings.agent}, {settings.head}", Path(settings.dataset).name)
-    return result
+        for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
+            step = number * settings.eval_every
+            session.write(step, score(state, number), report)
+            session.keep(step, {"state": state, "dynamics": world})
+        return session.finish(
+            source=task.loaded.source, note=task.loaded.note, environment=task.loaded.environment
+        )
 
 
-def folder(settings: Settings) -> Path:
-    """The run folder: as chosen, or by the run's id in a sweep of Weights & Biases, or by what is trained."""
-    if settings.workdir:
-        return Path(settings.workdir).expanduser()
-    if "WANDB_SWEEP_ID" in os.environ:
-        return Path("runs", "sweeps", os.environ["WANDB_SWEEP_ID"], os.environ["WANDB_RUN_ID"])
-    return Path("runs", Path(settings.dataset).name, f"{settings.agent}-{settings.head}")
+def problem(settings: Settings, discounts: Sequence[float]) -> Problem:
+    """The data, as the flags say that the agents see them, with a support that is wide enough for all discounts."""
+    scale = settings.reward_scale
+    return common.problem(
+        settings,
+        discounts,
+        scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
+        settings.reward_shift,
+        normalize_observations=settings.normalize_observations,
+    )
+
+
+def check_sweep(settings: Settings, sweep: Mapping[str, list[float]]) -> None:
+    """Raises ValueError on values that cannot be trained together."""
+    if len({len(values) for values in sweep.values()}) > 1:
+        raise ValueError(f"the fields of a sweep need equally many values: {dict(sweep)}")
+    for name, values in sweep.items():
+        if 0 in values:
+            raise ValueError(
+                f"a sweep of {name} over {values}: 0 may switch a term off, which one program cannot do for some of "
+                "its runs; train 0 as a run of its own, as python -m sweeps.run does"
+            )
+    if "discount" in sweep and settings.policy_estimates:
+        raise ValueError(
+            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
+        )
 
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    for name in ("seeds", "updates", "eval_every", "batch_size", "unroll"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
-    if settings.eval_episodes == 1 or settings.eval_episodes < 0:
-        raise ValueError(
-            f"--eval_episodes={settings.eval_episodes}: give 0 for none or at least 2, since a policy is "
-            "selected by one half of them and scored on the other"
-        )
+    common.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    common.several_episodes(settings, none=True)
+    common.multiple(settings, "updates", "eval_every")
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
     if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
         raise ValueError(
             f"--robust_scale={settings.robust_scale} and --robust_updates={settings.robust_updates} must be positive"
         )
-    if settings.updates % settings.eval_every:
-        raise ValueError(
-            f"--updates={settings.updates} is not a multiple of --eval_every={settings.eval_every}: give an "
-            f"--eval_every that divides it, at most {settings.updates}"
-        )
-
-
-def clear(workdir: Path, left: Sequence[str] = LEFT) -> None:
-    """Removes what an earlier run left in its folder, and nothing else."""
-    if shard.is_main():
-        for path in [path for pattern in left for path in workdir.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    multihost_utils.sync_global_devices(f"{workdir} is clear")
-
-
-def finished(workdir: Path, step: int, total: int, unit: str = "updates") -> dict[str, Any] | None:
-    """What result.json says of the run in ``workdir``; None if it was stopped just before it was written.
-
-    Args:
-      workdir: the run's folder.
-      step: how far it has come.
-      total: how far it is to come.
-      unit: what these count, the name of the flag and of the entry in result.json.
-
-    Raises:
-      ValueError: the run has gone beyond ``total``.
-    """
-    if step > total:
-        raise ValueError(
-            f"{workdir} holds a run of {step} {unit}, more than --{unit}={total}: choose another "
-            "--workdir, or --overwrite to start again"
-        )
-    path = workdir / log.RESULT
-    result = json.loads(path.read_text()) if path.exists() else {}
-    if result.get(unit) != step:
-        return None
-    if shard.is_main():
-        print(f"{workdir} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr)
-    return result | {"scores": summary(workdir)}  # JSON has no NaN: only these are numbers again
-
-
-class Problem(NamedTuple):
-    """The data of a run as its agent sees them."""
-
-    loaded: data.Loaded
-    dataset: replay.Dataset  # standardised and scaled as the settings say
-    mean: np.ndarray  # of observations, [*observation] or []
-    deviation: np.ndarray
-    support: tuple[float, float]  # values that a categorical head must represent
-    head: ValueHead
-
-
-def problem(settings: Settings, discount: float) -> Problem:
-    """Loads and prepares the data, and chooses the head's support from them where no flag gives it."""
-    loaded = data.load(
-        settings.dataset,
-        folder=settings.data_folder or None,
-        clip_actions=settings.clip_actions,
-        environment=settings.environment or None,
-    )
-    dataset, mean, deviation = loaded.dataset, np.zeros((), np.float32), np.ones((), np.float32)
-    if settings.normalize_observations:
-        dataset, mean, deviation = replay.standardize(dataset)
-    if settings.reward_scale == "return_range":
-        scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
-    else:
-        scale = _number("reward_scale", settings.reward_scale)
-    dataset = replay.scale_rewards(dataset, scale, settings.reward_shift)
-    support, head = value_head(settings, replay.value_bounds(dataset, discount))
-    return Problem(loaded, dataset, mean, deviation, support, head)
-
-
-def value_head(settings: Settings, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
-    """The support that the flags give, or else ``bounds``, which the data do; and the head on it."""
-    low, high = bounds
-    low = low if math.isnan(settings.head_low) else settings.head_low
-    high = high if math.isnan(settings.head_high) else settings.head_high
-    return (low, high), heads.make(settings.head, low, high, settings.head_size)
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:
@@ -336,7 +217,7 @@ def learners(
             lambda observation, action, key: propose(world, observation, action, key)[0],
             settings.robust,
             settings.robust_scale,
-            _discount(config),
+            common.discount(config),
         )
 
     population = train.population(
@@ -375,7 +256,7 @@ def scorer(
     """
 
     def act(state: State, observation: Array, keys: Key) -> Array:
-        return population.act(state, (observation - task.mean) / task.deviation, keys)
+        return population.act(state, transform.observations(task.transform, observation), keys)
 
     cpu = jax.local_devices(backend="cpu")[0]
     with ExitStack() as stack:
@@ -383,7 +264,7 @@ def scorer(
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             episodes = stack.enter_context(
                 evaluate.evaluator(
-                    act if settings.normalize_observations else population.act,
+                    act,
                     task.loaded.environment,
                     seeds=count,
                     episodes=settings.eval_episodes,
@@ -392,7 +273,7 @@ def scorer(
                     base_seed=settings.seed,
                 )
             )
-            check_fit(task.loaded, episodes.spec)
+            common.check_fit(task.loaded, episodes.spec)
         if settings.policy_estimates and shard.is_main():
             fit = evaluate.FittedQ(discount=discount, updates=settings.policy_estimates)
             estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head, fit)
@@ -412,91 +293,16 @@ def scorer(
         yield score
 
 
-def summary(workdir: Path) -> dict[str, Any]:
-    """Last, best and selected scores of every metric, with Student's 95 % intervals over seeds."""
-    logged = log.read(workdir)
-    scores: dict[str, Any] = {}
-    for name in _SCORES:
-        history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
-        if not history.size:
-            continue
-        estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
-        estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
-        scores[name] = {
-            which: {
-                "mean": float(choice.score.mean()),
-                "iqm": float(statistics.iqm(choice.score[:, None])),
-                "ci95": list(statistics.interval(choice.score)),
-                "per_seed": choice.score,
-            }
-            for which, choice in evaluate.select(history, estimates if estimates.size else None).items()
-        }
-    return scores
-
-
-def draw(workdir: Path, label: str, title: str, xlabel: str = "updates") -> None:
-    """The learning curve of the run's most telling score, if it was evaluated."""
-    for name in _HEADLINE:
-        try:
-            steps, scores = log.series(workdir, f"eval/{name}")
-        except KeyError:
-            continue
-        plot.learning_curve(
-            workdir / "curve.png",
-            {label: (steps, scores.mean(-1))},
-            ylabel=name.replace("_", " "),
-            title=title,
-            xlabel=xlabel,
-        )
-        return
-
-
-def _discount(config: Any) -> float:
-    """The agent's gamma, or the usual one if it has none (behaviour cloning)."""
-    return getattr(config, "discount", 0.99)
-
-
-def _anywhere(asked: bool) -> bool:
-    """Whether any host was asked to stop: all must leave after the same epoch."""
-    return bool(np.any(multihost_utils.process_allgather(np.asarray(asked))))
-
-
-def check_fit(loaded: data.Loaded, environment: Spec) -> None:
-    """Raises ValueError if policies trained on the data cannot act in the environment."""
-    spec = loaded.spec
-    if spec.discrete:  # the largest integer actions may never have been logged
-        spec = spec._replace(action_size=max(spec.action_size, environment.action_size))
-    if spec != environment:
-        raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {spec}"
-        )
-
-
-def _number(flag: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
-
-
-def show(result: Mapping[str, Any]) -> None:
-    """Prints the last scores of a run."""
-    for name, score in result["scores"].items():
-        last = score["last"]
-        print(
-            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
-        )
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
 
 
 def main(_: list[str]) -> None:
     shard.initialize()
-    settings = flags.read(Settings())
-    result = run(settings, flags.read(agents.get(settings.agent).Config(), "agent."))
+    result = run(*presets.from_flags("offline", PUBLISHED, common.config, "dataset"))
     if shard.is_main():
-        show(result)
+        common.show(result)
 
 
 if __name__ == "__main__":
-    app.run(
-        flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config())
-    )
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))

@@ -24,8 +24,7 @@ import dataclasses
 import functools
 import math
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -36,33 +35,36 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import flags, offline
-from rl import agents, checkpoint, data, envs, evaluate, log, online, train
+from experiments import common, flags, presets
+from rl import agents, checkpoint, data, envs, evaluate, lifecycle, online, train
 from rl.envs.stream import Experience, Stream
+from rl.replay import transform
 from rl.replay.dataset import Dataset
-from rl.types import Learner, Spec, State
+from rl.replay.transform import Transform
+from rl.types import Array, Key, Learner, Spec, State
 from rl.values import heads
 
 _IDENTITY = (
     *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
     *("replay", "batch_size", "n_step", "eval_every", "eval_episodes", "init_from", "offline_data"),
-    *("offline_ratio", "priority", "priority_correction", "reward_scale", "clip_rewards"),
+    *("offline_ratio", "priority", "priority_correction"),
 )
-_LEFT = (*offline.LEFT, "actors")
+_ACTORS = "actors"  # in the run folder: the policy of every evaluation
 _FRAMES = 4  # in a stacked observation
 _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "sac"  # sac, td3, dqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
+    preset: str = (
+        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
+    )
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
-    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
-    head_size: int = 101  # outputs of the head (the scalar head has one)
-    head_low: float = float("nan")  # lower end of a categorical head's support
-    head_high: float = float("nan")  # upper end
+    head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
+    head_high: float = float("nan")  # upper end; nan: as --init_from has it
     seeds: int = 1  # seeds trained at once, each with its own environments and replay
     seed: int = 0  # the run's own seed: another value gives other seeds
     steps: int = 1_000_000  # environment steps of each seed
@@ -75,8 +77,9 @@ class Settings:
     n_step: int = 1  # steps in each transition
     priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn); 0 draws uniformly
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
-    reward_scale: float = 1.0  # factor on the rewards that the agent sees
-    clip_rewards: bool = False  # clip them to [-1, 1]; evaluation counts the environment's own
+    reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
+    reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
+    clip_rewards: bool = False  # then clip them to [-1, 1]; so does a run that goes on with one that did
     eval_every: int = 10_000  # steps between evaluations; log and policy are written at each
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
     eval_processes: int = -1  # worker processes for them; -1: one per core, 0: none
@@ -84,16 +87,12 @@ class Settings:
     init_from: str = ""  # run folder of experiments.offline or experiments.online to start from
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
-    workdir: str = ""  # run folder; by default runs/ENV/AGENT-HEAD
-    overwrite: bool = False  # start again where the folder holds a run
-    tensorboard: bool = True  # write TensorBoard events
-    wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
     """Trains, evaluates and reports one run; returns what result.json holds.
 
-    A run that is finished is left as it is, and what it found is returned. When an environment's process dies,
+    A run that is finished is left as it is, and its result is returned. When an environment's process dies,
     all environments are built again and start new episodes; nothing that was collected is lost.
 
     Raises:
@@ -107,88 +106,62 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    workdir = folder(settings)
     with ExitStack() as stack:
         stream = stack.enter_context(stepper(settings))
-        learner, replay, logged = parts(settings, config, stream.spec)
-        trainer = Trainer(settings, stream, learner, replay, logged)
-        card = {
-            "agent": settings.agent,
-            "settings": {name: getattr(settings, name) for name in _IDENTITY},
-            "config": dataclasses.asdict(config),
-        }
-        save = functools.partial(trainer.save, workdir / "checkpoints", card)
-        if settings.overwrite or not trainer.restore(workdir / "checkpoints", card):
-            trainer.start(initial(settings, learner, stream.spec) if settings.init_from else None)
-        if trainer.step >= settings.steps and (
-            result := offline.finished(workdir, trainer.step, settings.steps, "steps")
-        ):
-            return result
-        score = stack.enter_context(scorer(settings, learner))
-        if settings.overwrite:  # not before everything that can be wrong with this run has been tried
-            offline.clear(workdir, _LEFT)
-        record = stack.enter_context(
-            log.open_run(
-                workdir,
-                card,
-                tensorboard=settings.tensorboard,
-                wandb=settings.wandb,
-                resume_step=trainer.step,
-            )
+        loaded = mixture(settings, stream.spec)
+        seen = transformation(settings, loaded)
+        learner, replay = parts(settings, config, stream.spec)
+        logged = transform.apply(seen, loaded.dataset) if loaded else None
+        trainer = Trainer(settings, stream, learner, replay, seen, logged)
+        this = common.run(
+            settings,
+            config,
+            settings.steps,
+            task=settings.env,
+            identity=_IDENTITY,
+            card={"transform": transform.to_json(seen)},
+            about={"preset": presets.stored("online", settings, "env")},
+            unit="steps",
+            axis="environment steps",
+            leaves=(_ACTORS,),
         )
-        (workdir / "actors").mkdir(exist_ok=True)
-        bar = stack.enter_context(
-            log.progress(settings.steps, f"{settings.agent} {settings.env}", initial=trainer.step)
-        )
-        stopping = stack.enter_context(train.stop_requests())
-        _learn(settings, trainer, score, record, save, bar, stopping, workdir)
-        result = {
-            **card,
-            "steps": trainer.step,
-            "updates": int(trainer.carry.state.step),
-            "scores": offline.summary(workdir),
-            "wall_seconds": trainer.seconds(),
-            "deaths": trainer.deaths,
-            **log.provenance(),
-        }
-        record.result(result)
-    offline.draw(workdir, f"{settings.agent}, {settings.head}", settings.env, "environment steps")
-    return result
+        start = lifecycle.begin(this, trainer.saved())
+        if start.result is not None:
+            return start.result
+        if start.resumed:
+            trainer.resume(start.tree, start.step, lifecycle.notes(this))
+        else:
+            trainer.start(initial(settings, config, learner, stream.spec) if settings.init_from else None)
+        score = stack.enter_context(scorer(settings, learner, seen))
+        session = stack.enter_context(lifecycle.session(this, start))
+        (this.folder / _ACTORS).mkdir(exist_ok=True)
+        _learn(settings, trainer, score, session, this.folder)
+        return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
 
 
 def _learn(
     settings: Settings,
     trainer: Trainer,
     score: Callable[[State, int], dict[str, np.ndarray]],
-    record: log.Run,
-    save: Callable[..., None],
-    bar: Any,
-    stopping: list[int],
-    workdir: Path,
+    session: lifecycle.Session,
+    folder: Path,
 ) -> None:
     """From evaluation to evaluation until the end, or until asked to stop."""
     while trainer.evaluated < settings.steps:
         due = trainer.evaluated + settings.eval_every
         try:
-            trainer.advance(due, bar, stopping)
-            if trainer.step == due:
-                scores = score(trainer.carry.state, due // settings.eval_every)
+            trainer.advance(due, session.bar, session.stopping)
+            scores = score(trainer.carry.state, due // settings.eval_every) if trainer.step == due else None
         except Exception:
             if trainer.whole:
-                save()
+                session.save(trainer.step, trainer.saved(), trainer.notes())
             raise
-        if trainer.step == due:
-            record.write(due, trainer.read() | scores)
-            export(workdir / "actors" / f"{due}.npz", trainer.carry.state)
-            bar.set_postfix({"return": f"{scores['eval/return'].mean():.4g}"}, refresh=False)
+        if scores is not None:
+            session.write(due, trainer.read() | scores)
+            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state)
             trainer.evaluated = due
-            if due % settings.save_every == 0 or due == settings.steps:
-                save()
-        if stopping and trainer.evaluated < settings.steps:
-            save()
-            raise train.Interrupted(
-                f"stopped at step {trainer.step}; the same command continues from {workdir}"
-            )
+        saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
+        session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
 
 
 class Trainer:
@@ -200,6 +173,7 @@ class Trainer:
         stream: Stream,
         learner: Learner,
         replay: online.Replay,
+        seen: Transform,
         logged: Dataset | None,
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
@@ -208,9 +182,12 @@ class Trainer:
         keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
             jnp.arange(settings.seeds)
         )
-        self._loop = online.loop(learner, stream.spec, replay, keys, settings.envs, stream.observation.dtype)
+        self._seen, self._see = seen, functools.partial(transform.observations, seen)
+        dtype = self._see(stream.observation).dtype
+        self._loop = online.loop(learner, stream.spec, replay, keys, settings.envs, dtype)
+        self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
+        self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self._updates, self._period = rhythm(settings)
-        self._began = time.time()
 
     def start(self, state: State | None) -> None:
         """Begins, with learners in ``state`` if it is given."""
@@ -277,58 +254,40 @@ class Trainer:
             said[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in own])
         return said
 
-    def save(self, folder: Path, card: dict[str, Any]) -> None:
-        """Writes a checkpoint, from which new episodes start if an environment failed."""
-        notes = {
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds; shapes, before `start`."""
+        return {"state": self.carry.state, "loop": self.carry._replace(state=None), "action": self.action}
+
+    def notes(self) -> dict[str, Any]:
+        """What goes with it; new episodes start from there if an environment failed."""
+        return {
             "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
             "finished": self._stream.finished,
             "deaths": self.deaths,
             "evaluated": self.evaluated,
         }
-        checkpoint.save(folder, self.step, self._tree(self.carry, self.action), card, notes=notes)
 
-    def restore(self, folder: Path, card: dict[str, Any]) -> bool:
-        """Goes on from the newest checkpoint in ``folder``; False if there is none."""
-        carry = jax.eval_shape(self._loop.init)
-        like = self._tree(carry, np.zeros(carry.action.shape, carry.action.dtype))
-        found = checkpoint.restore(folder, like, card)
-        if found is None:
-            return False
-        tree, self.step = found
-        self.carry, self.action = tree["loop"]._replace(state=tree["state"]), tree["action"]
-        self._began = time.time() - tree["seconds"].item()
-        notes = (checkpoint.inspect(folder) or {})["notes"]
+    def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` and `notes` returned at ``step``."""
+        self.step, self.carry = step, saved["loop"]._replace(state=saved["state"])
+        self.action = saved["action"]
         self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
         self._stream.finished = [tuple(episode) for episode in notes["finished"]]
         if not self._stream.restore(notes["stream"]):
             print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
             self._begin()
-        return True
-
-    def seconds(self) -> float:
-        """Wall time of the run so far."""
-        return time.time() - self._began
-
-    def _tree(self, carry: online.Carry, action: np.ndarray) -> dict[str, Any]:
-        seconds = np.asarray(self.seconds())
-        return {
-            "state": carry.state,
-            "loop": carry._replace(state=None),
-            "action": action,
-            "seconds": seconds,
-        }
 
     def _begin(self) -> None:
-        seen = self._by_seed(self._stream.observation)
-        self.carry, action = self._loop.begin(self.carry, seen, self._random())
+        observation = self._by_seed(self._see(self._stream.observation))
+        self.carry, action = self._loop.begin(self.carry, observation, self._random())
         self.action = np.asarray(action)
 
     def _random(self) -> bool:
         return self.step < self._settings.learning_starts and not self._settings.init_from
 
     def _tell(self, said: Experience) -> online.Step:
-        scalar = np.stack([_reward(self._settings, said.reward), ~said.terminated, said.first])
-        both = np.stack([said.next_observation, said.observation])
+        scalar = np.stack([transform.rewards(self._seen, said.reward), ~said.terminated, said.first])
+        both = self._see(np.stack([said.next_observation, said.observation]))
         shape = (self._settings.seeds, self._settings.envs)
         return online.Step(both.reshape(2, *shape, *both.shape[2:]), scalar.reshape(3, *shape))
 
@@ -353,28 +312,18 @@ def rhythm(settings: Settings) -> tuple[int, int]:
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    for name in ("seeds", "steps", "envs", "replay", "batch_size", "n_step", "eval_every", "save_every"):
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
-    if settings.eval_episodes < 2:
-        raise ValueError(
-            f"--eval_episodes={settings.eval_episodes}: give at least 2, since a policy is selected by one half "
-            "of them and scored on the other"
-        )
+    common.at_least_one(
+        settings, "seeds", "steps", "envs", "replay", "batch_size", "n_step", "eval_every", "save_every"
+    )
+    common.several_episodes(settings)
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")
     rhythm(settings)
-    for name in ("steps", "eval_every"):
-        if getattr(settings, name) % settings.envs:
-            raise ValueError(
-                f"--{name}={getattr(settings, name)} is not a multiple of --envs={settings.envs}"
-            )
-    if settings.save_every % settings.eval_every:
-        raise ValueError(
-            f"--save_every={settings.save_every} is not a multiple of --eval_every={settings.eval_every}"
-        )
-    if settings.steps % settings.eval_every:
-        raise ValueError(f"--steps={settings.steps} is not a multiple of --eval_every={settings.eval_every}")
+    for whole, part in (
+        *(("steps", "envs"), ("eval_every", "envs")),
+        *(("save_every", "eval_every"), ("steps", "eval_every")),
+    ):
+        common.multiple(settings, whole, part)
     if settings.learning_starts < 1:
         raise ValueError(
             "--learning_starts must be at least 1: there is nothing to draw before the first step"
@@ -396,14 +345,6 @@ def check(settings: Settings) -> None:
         )
 
 
-def folder(settings: Settings) -> Path:
-    """The run folder: as chosen, or by what is trained."""
-    task = settings.env.replace("/", "-")
-    return offline.folder(
-        offline.Settings(workdir=settings.workdir, dataset=task, agent=settings.agent, head=settings.head)
-    )
-
-
 def stepper(settings: Settings) -> Stream:
     """The environments to learn in."""
     processes = settings.env_processes if settings.env_processes >= 0 else None
@@ -419,30 +360,25 @@ def stepper(settings: Settings) -> Stream:
     )
 
 
-def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay, Dataset | None]:
-    """The learner, its memory, and the logged data that are mixed in."""
+def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
+    """The learner and its memory."""
     low, high = support(settings)
     learner = agents.get(settings.agent).make(
         config, spec, heads.make(settings.head, low, high, settings.head_size)
     )
-    logged = mixture(settings, spec)
     several = (settings.n_step, getattr(config, "discount", 1.0), settings.envs)
     view = (
         online.video(spec.observation_shape[-1], *several) if _atari(settings.env) else online.steps(*several)
     )
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
-        return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents), None
-    mixed = round(settings.offline_ratio * settings.batch_size) if logged else 0
-    return (
-        learner,
-        online.uniform(learner, view, settings.replay, settings.batch_size, logged=mixed),
-        logged,
-    )
+        return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
+    mixed = round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
+    return learner, online.uniform(learner, view, settings.replay, settings.batch_size, logged=mixed)
 
 
-def mixture(settings: Settings, spec: Spec) -> Dataset | None:
-    """The logged data of ``--offline_data``, with rewards as the agent sees them."""
+def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
+    """The logged data of ``--offline_data``."""
     if not settings.offline_data:
         return None
     loaded = data.load(settings.offline_data)
@@ -450,8 +386,40 @@ def mixture(settings: Settings, spec: Spec) -> Dataset | None:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
-    steps = loaded.dataset.transitions
-    return loaded.dataset._replace(transitions=steps._replace(reward=_reward(settings, steps.reward)))
+    return loaded
+
+
+def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
+    """How the agent sees rewards and observations: as the flags say or, where they do not, as ``--init_from`` did.
+
+    Raises:
+      ValueError: the flags say otherwise than the run that is continued, whose values then mean something else.
+    """
+    chosen: dict[str, Any] = {}
+    if settings.reward_scale == transform.RETURN_RANGE:
+        if loaded is None:
+            raise ValueError(
+                f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
+            )
+        chosen["reward_scale"] = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
+    elif settings.reward_scale:
+        chosen["reward_scale"] = common.number("reward_scale", settings.reward_scale)
+    if not math.isnan(settings.reward_shift):
+        chosen["reward_shift"] = settings.reward_shift
+    if settings.clip_rewards:
+        chosen["clip_rewards"] = True
+    if not settings.init_from:
+        return Transform(**chosen)
+    source = transform.from_json(_source(settings)[0]["card"]["transform"])
+    wrong = [name for name, value in chosen.items() if not math.isclose(value, getattr(source, name))]
+    if wrong:
+        there = " ".join(f"--{name}={getattr(source, name)}" for name in wrong)
+        here = " ".join(f"--{name}={getattr(settings, name)}" for name in wrong)
+        raise ValueError(
+            f"--init_from={settings.init_from} was trained with {there}, and its values are of such rewards: leave "
+            f"out {here}"
+        )
+    return source
 
 
 def support(settings: Settings) -> tuple[float, float]:
@@ -463,7 +431,7 @@ def support(settings: Settings) -> tuple[float, float]:
     return (0.0, 1.0) if math.isnan(low) or math.isnan(high) else (low, high)  # other heads have none
 
 
-def initial(settings: Settings, learner: Learner, spec: Spec) -> State:
+def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> State:
     """The learners' state [S, ...] as the run ``--init_from`` left it: its first seeds.
 
     Raises:
@@ -471,19 +439,21 @@ def initial(settings: Settings, learner: Learner, spec: Spec) -> State:
     """
     record, arrays = _source(settings)
     card = record["card"]
-    said = {"agent": card["agent"], "head": card["settings"]["head"], "seeds": card["settings"]["seeds"]}
-    if (said["agent"], said["head"]) != (settings.agent, settings.head) or said["seeds"] < settings.seeds:
+    there = {"agent": card["agent"], "head": card["settings"]["head"], "seeds": card["settings"]["seeds"]}
+    if (there["agent"], there["head"]) != (settings.agent, settings.head) or there["seeds"] < settings.seeds:
         raise ValueError(
-            f"--init_from={settings.init_from} holds {said}: give --agent={said['agent']} --head={said['head']} "
-            f"and at most --seeds={said['seeds']}"
+            f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
+            f"and at most --seeds={there['seeds']}"
         )
-    if card["settings"].get("normalize_observations"):
+    swept = card.get("sweep", {}).get("discount")
+    discount = swept[0] if swept else card["config"].get("discount")
+    if discount != getattr(config, "discount", None):
         raise ValueError(
-            f"--init_from={settings.init_from} was trained on standardised observations, which the environment "
-            "does not return: train it without --normalize_observations"
+            f"--init_from={settings.init_from} was trained with --agent.discount={discount}, and its values are of "
+            f"such returns: give --agent.discount={discount}, not {config.discount}"
         )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(spec))
-    found = []
+    leaves = []
     for name, leaf in checkpoint.named({"state": like}).items():
         array = arrays.get(name)
         array = array if array is None or name == "state/step" else array[: settings.seeds]
@@ -493,24 +463,36 @@ def initial(settings: Settings, learner: Learner, spec: Spec) -> State:
                 f"--init_from={settings.init_from}: its {name} is {None if array is None else array.shape}, here "
                 f"it is {shape}; give the same --agent.* flags as there"
             )
-        found.append(jnp.asarray(array))
-    return jax.tree.unflatten(jax.tree.structure(like), found)
+        leaves.append(jnp.asarray(array))
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     place = Path(settings.init_from).expanduser()
-    found = checkpoint.read(place if place.name == "checkpoints" else place / "checkpoints")
-    if found is None:
+    place = place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
+    source = checkpoint.read(place)
+    if source is None:
         raise ValueError(f"--init_from={settings.init_from}: there is no checkpoint")
-    return found
+    if "transform" not in source[0]["card"]:
+        raise ValueError(
+            f"--init_from={settings.init_from} does not say how its agent saw rewards: train it again"
+        )
+    return source
 
 
 @contextmanager
-def scorer(settings: Settings, learner: Learner) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
+def scorer(
+    settings: Settings, learner: Learner, seen: Transform
+) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
+
+    def act(state: State, observation: Array, keys: Key) -> Array:
+        observation = transform.observations(seen, observation)
+        return jax.vmap(learner.act, (train.STACKED, 0, 0))(state, observation, keys)
+
     cpu = jax.local_devices(backend="cpu")[0]
     with evaluate.evaluator(
-        jax.vmap(learner.act, (train.STACKED, 0, 0)),
+        act,
         settings.env,
         seeds=settings.seeds,
         episodes=settings.eval_episodes,
@@ -531,61 +513,17 @@ def export(path: Path, state: State) -> None:
     checkpoint.export(path, state.params["policy" if "policy" in state.params else "q"])
 
 
-def _reward(settings: Settings, reward: np.ndarray) -> np.ndarray:
-    """As the agent sees it, float32."""
-    scaled = settings.reward_scale * reward
-    return np.asarray(np.clip(scaled, -1, 1) if settings.clip_rewards else scaled, np.float32)
-
-
 def _atari(env: str) -> bool:
     return env.startswith("ALE/")
 
 
-def defaults(env: str, agent: str, head: str) -> tuple[Settings, Any]:
-    """Settings and hyper-parameters where no flag says otherwise.
-
-    For DQN on Atari games those of Dopamine, with which "Stop Regressing" (Farebrother et al. 2024, tables B.1 to
-    B.3) compared value representations: 200 million frames, Adam's step by the kind of head.
-    """
-    settings, config = Settings(env=env, agent=agent, head=head), agents.get(agent).Config()
-    if agent != "dqn" or not _atari(env):
-        return settings, config
-    settings = dataclasses.replace(
-        settings,
-        steps=50_000_000,
-        utd=0.25,
-        learning_starts=20_000,
-        batch_size=32,
-        clip_rewards=True,
-        eval_every=250_000,
-        save_every=1_000_000,
-        **({} if head == "scalar" else {"head_low": -10.0, "head_high": 10.0, "head_size": 51}),
-    )
-    adam = (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
-    return settings, dataclasses.replace(
-        config,
-        double=False,
-        target_rate=1.0,
-        target_period=2000,
-        epsilon=0.01,
-        epsilon_updates=62_500,
-        learning_rate=adam[0],
-        adam_epsilon=adam[1],
-        hidden=(512,),
-    )
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
 
 
 def main(_: list[str]) -> None:
-    asked = flags.read(Settings())
-    settings, config = defaults(asked.env, asked.agent, asked.head)
-    result = run(
-        flags.with_fields(settings, flags.given(settings)),
-        flags.with_fields(config, flags.given(config, "agent.")),
-    )
-    offline.show(result)
+    common.show(run(*presets.from_flags("online", PUBLISHED, common.config, "env")))
 
 
 if __name__ == "__main__":
-    app.run(
-        flags.reporting(main), flags_parser=flags.parser(Settings(), lambda name: agents.get(name).Config())
-    )
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))

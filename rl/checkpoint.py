@@ -358,7 +358,7 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
     card = dict(card)
     now = card.pop("versions", None)
     saved = record["card"].get("versions")
-    if now is not None and saved != now:
+    if saved is not None and now is not None and saved != now:
         changed = "; ".join(_differences(_flat(saved), _flat(now)))
         warnings.warn(
             f"{path} was saved with other versions, the last bits may differ: {changed}", stacklevel=3

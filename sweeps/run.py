@@ -23,8 +23,8 @@ import numpy as np
 import yaml
 from absl import app, flags
 
+from experiments import common, offline, presets
 from experiments import flags as config_flags
-from experiments import offline
 from rl import agents, log, shard, statistics, train
 
 _PROGRAM = "experiments/offline.py"
@@ -110,10 +110,8 @@ def programs(runs: list[dict[str, Any]], most: int) -> list[Program]:
 
 def arguments(program: Program, workdir: Path) -> tuple[offline.Settings, Any, dict[str, list[float]]]:
     """What `offline.run` takes. Raises ValueError on a parameter that does not exist or has another type."""
-    plain = {name: value for name, value in program.fixed.items() if not name.startswith("agent.")}
-    settings = config_flags.with_fields(offline.Settings(), plain | {"workdir": str(workdir)})
-    own = {name.removeprefix("agent."): v for name, v in program.fixed.items() if name.startswith("agent.")}
-    config = config_flags.with_fields(agents.get(settings.agent).Config(), own)
+    given = program.fixed | {"workdir": str(workdir)}
+    settings, config = presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
     return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
 
 

@@ -12,8 +12,9 @@ import pytest
 
 pytest.importorskip("ale_py")
 
-from experiments import online
+from experiments import common, online, presets
 from rl import checkpoint, envs
+from rl.agents import dqn
 from rl.envs import atari
 from rl.envs.stream import Stream
 from rl.networks import cnn
@@ -79,9 +80,14 @@ def test_the_nature_network_has_the_papers_size() -> None:
     assert out.shape == (2, 3, 6, 51)
 
 
+def published(head: str) -> tuple[online.Settings, dqn.Config]:
+    given = {"agent": "dqn", "env": PONG, "head": head}
+    return presets.resolve("online", online.PUBLISHED, common.config, "env", given)
+
+
 @pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
 def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None:
-    settings, config = online.defaults(PONG, "dqn", head)
+    settings, config = published(head)
     assert (settings.utd, settings.batch_size, settings.learning_starts, settings.replay) == (
         0.25,
         32,
@@ -93,14 +99,12 @@ def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None
         (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
     )
     online.check(settings)
-    assert online.defaults("CartPole-v1", "dqn", "scalar")[0] == online.Settings(
-        agent="dqn", env="CartPole-v1"
-    )
+    assert presets.find("online", "dqn", "CartPole-v1", "scalar") is None
 
 
 @pytest.mark.slow
 def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
-    settings, config = online.defaults(PONG, "dqn", "hl_gauss")
+    settings, config = published("hl_gauss")
     chosen = dataclasses.replace(
         settings,
         steps=40,

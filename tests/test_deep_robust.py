@@ -15,7 +15,7 @@ import pytest
 
 from experiments import offline
 from experiments.papers import robust_deep
-from rl import agents
+from rl import agents, checkpoint
 from rl.agents import robust
 from rl.data import synthetic
 from rl.dynamics import ensemble
@@ -319,7 +319,7 @@ def test_a_resumed_robust_run_has_the_bits_of_one_that_was_not_stopped(
     log_of = [(tmp_path / name / offline.log.METRICS).read_bytes() for name in ("once", "twice")]
     assert log_of[0] == log_of[1] and b"train/robust_loss" in log_of[0]
     assert result["settings"]["robust"] == "tv"
-    with pytest.raises(offline.checkpoint.CheckpointError, match=r"robust_scale: 0\.5 in the checkpoint, 2"):
+    with pytest.raises(checkpoint.CheckpointError, match=r"robust_scale: 0\.5 in the checkpoint, 2"):
         offline.run(chosen(tmp_path / "once", robust_scale=2.0), CONFIG)
 
 

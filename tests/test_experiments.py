@@ -22,11 +22,13 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
 
-from experiments import classic_control, flags, language, model_based, offline, online, quickstart
-from rl import agents, checkpoint, evaluate, log, shard, train
+from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
+from rl import agents, checkpoint, data, evaluate, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
 from rl.programs.pool import IsolationError
+from rl.replay.dataset import value_bounds
+from rl.replay.transform import Transform
 from rl.types import Spec
 from rl.values import heads
 
@@ -295,13 +297,46 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+def test_a_sweep_of_discounts_has_a_support_for_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The base's own discount, 0.5, is nobody's."""
+    dataset = data.load("synthetic-continuous").dataset
+    low, high = zip(*(value_bounds(dataset, discount) for discount in (0.9, 0.999)), strict=True)
+    chosen = settings(tmp_path, agent="iql", head="two_hot", head_size=5, seeds=1, updates=1, eval_every=1)
+    result = offline.run(chosen, config(discount=0.5), {"discount": [0.9, 0.999]})
+    assert result["support"] == (min(low), max(high))
+    assert f"the support of all 2 discounts is [{min(low):g}, {max(high):g}]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("sweep", "changes", "message"),
+    [
+        ({"temperature": [0.0, 3.0]}, {}, "sweep of temperature over .*: 0 may switch a term off"),
+        (
+            {"discount": [0.9, 0.99]},
+            {"policy_estimates": 5},
+            "--policy_estimates compares policies by one discount",
+        ),
+        ({"discount": [0.9], "expectile": [0.7, 0.9]}, {}, "equally many values"),
+    ],
+)
+def test_what_cannot_be_trained_together_is_refused(
+    sweep: dict[str, list[float]], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """By the function, whoever calls it."""
+    with pytest.raises(ValueError, match=message):
+        offline.run(settings(tmp_path / "run", **changes), config(), sweep)
+    assert not (tmp_path / "run").exists()
+
+
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
-    found = offline.data.load("synthetic-discrete")
-    offline.check_fit(found, Spec((8,), 5, True))
+    found = data.load("synthetic-discrete")
+    common.check_fit(found, Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+        common.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        offline.check_fit(found, Spec((8,), 2, False))
+        common.check_fit(found, Spec((8,), 2, False))
 
 
 @pytest.mark.parametrize(
@@ -357,7 +392,7 @@ def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict
     result = json.loads((folder / log.RESULT).read_text())
     assert result["agent"] == "iql" and result["updates"] == 60 and result["settings"]["seeds"] == 2
     assert result["config"]["expectile"] == 0.7 and result["config"]["hidden"] == [8, 8]
-    assert result["digest"] == offline.data.load("synthetic-continuous").digest
+    assert result["digest"] == data.load("synthetic-continuous").digest
     assert result["versions"]["jax"] == jax.__version__ and result["wall_seconds"] > 0
     assert "python" in result["command"] and result["hardware"]["cores"] >= 1
     logged = np.asarray([row["eval/return"] for row in log.read(folder)])  # [T, S, episodes]
@@ -383,9 +418,13 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     """`Countdown` pays 1 plus three times the action, and shows the steps that are left."""
     chosen = settings(tmp_path, normalize_observations=True, **EVALUATED)
     mean, deviation = np.array([4.0, 5.0, 0.5], np.float32), np.array([2.0, 3.0, 1.0], np.float32)
-    loaded = offline.data.load("synthetic-continuous", environment="toy_environments:Countdown-v0")
-    task = offline.Problem(
-        loaded._replace(spec=Spec((3,), 1)), loaded.dataset, mean, deviation, (0.0, 1.0), heads.scalar()
+    loaded = data.load("synthetic-continuous", environment="toy_environments:Countdown-v0")
+    task = common.Problem(
+        loaded._replace(spec=Spec((3,), 1)),
+        loaded.dataset,
+        Transform(mean=mean, deviation=deviation),
+        (0.0, 1.0),
+        heads.scalar(),
     )
     population = train.Population(None, None, lambda state, seen, keys: state * seen[..., :1])
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
@@ -417,59 +456,12 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     np.testing.assert_allclose(result["scores"]["return"]["selected"]["per_seed"], selected, rtol=1e-6)
 
 
-def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
-    rows = [("NaN", 5.0, [1.0, 1.0]), (2.0, 4.0, [2.0, 2.0]), ("Infinity", 9.0, [3.0, 3.0])]
-    lines = [
-        {"step": step, "eval/fitted_q": [first, second], "eval/return": [scores, scores]}
-        for step, (first, second, scores) in enumerate(rows)
-    ]
-    (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert offline.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
-
-
-def test_where_a_run_lands(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = offline.Settings(agent="cql", head="c51", dataset="/data/door.hdf5")
-    assert offline.folder(chosen) == Path("runs/door.hdf5/cql-c51")
-    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
-    monkeypatch.setenv("WANDB_RUN_ID", "r1")
-    assert offline.folder(chosen) == Path("runs/sweeps/abc/r1")
-    assert offline.folder(dataclasses.replace(chosen, workdir="~/x")) == Path.home() / "x"
-
-
 # ---- runs that go on, and runs that must not be mixed ---------------------------------------------------
-
-
-def test_a_finished_run_is_left_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = offline.run(settings(tmp_path, **EVALUATED), config())
-    before = files(tmp_path)
-    again = offline.run(settings(tmp_path, **EVALUATED), config())
-    assert files(tmp_path) == before
-    assert "finished: nothing to do; --overwrite starts again" in capsys.readouterr().err
-    assert again["scores"]["return"]["last"]["ci95"] == first["scores"]["return"]["last"]["ci95"]
-
-
-def test_a_result_that_was_never_written_is_written(tmp_path: Path) -> None:
-    offline.run(settings(tmp_path), config())
-    (tmp_path / log.RESULT).unlink()
-    assert offline.run(settings(tmp_path), config())["updates"] == 6
-    assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == 6
-    assert [row["step"] for row in log.read(tmp_path)] == [3, 6]
-
-
-@pytest.mark.slow
-def test_more_updates_continue_to_the_bits_of_one_long_run(tmp_path: Path) -> None:
-    offline.run(settings(tmp_path / "longer"), config())
-    assert offline.run(settings(tmp_path / "longer", updates=12), config())["updates"] == 12
-    offline.run(settings(tmp_path / "at once", updates=12), config())
-    assert_same_bits(tmp_path / "longer", tmp_path / "at once", 12)
-    with pytest.raises(ValueError, match="holds a run of 12 updates, more than --updates=6"):
-        offline.run(settings(tmp_path / "longer"), config())
 
 
 @pytest.mark.parametrize(
     ("changes", "own", "difference"),
     [
-        ({"agent": "td3_bc"}, {"agent": "td3_bc"}, "agent: 'iql' in the checkpoint, 'td3_bc'"),
         ({}, {"expectile": 0.9}, "config.expectile: 0.7 in the checkpoint, 0.9"),
         ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
         ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),
@@ -489,18 +481,6 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
     offline.run(settings(folder), config())
     return folder
-
-
-def test_overwrite_starts_again_and_removes_only_what_runs_leave(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    offline.run(settings(tmp_path, tensorboard=True), config())
-    assert list(tmp_path.glob("events.out.tfevents.*"))
-    offline.run(settings(tmp_path, overwrite=True, agent="bc", updates=3), config("bc"))
-    assert [row["step"] for row in log.read(tmp_path)] == [3]
-    assert json.loads((tmp_path / log.RESULT).read_text())["agent"] == "bc"
-    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["3"]
-    assert not list(tmp_path.glob("events.out.tfevents.*"))
-    assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
 def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(
@@ -528,39 +508,31 @@ def checkpoints(folder: Path) -> int:
 
 
 @pytest.mark.slow
-def test_kill_at_any_time_and_resume_to_the_same_bits(
+def test_kill_and_ctrl_c_at_any_time_resume_to_the_same_bits(
     evaluated: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
+    """As a user meets them; `test_lifecycle.py` has the rest."""
     uninterrupted, _ = evaluated
-    rng = random.Random()  # another moment each time: any must do
-    for _ in range(2):
-        begun = checkpoints(tmp_path)
-        process = start(*arguments(long_run(tmp_path), "--agent.hidden=8,8"))
-        wait_for(lambda seen=begun: checkpoints(tmp_path) > seen, process)
-        time.sleep(rng.uniform(0, 1))
-        os.killpg(process.pid, signal.SIGKILL)
-        end(process)
-        assert begun < checkpoints(tmp_path) < 60, "it was not killed in the middle"
-    offline.run(long_run(tmp_path), config())
-    assert_same_bits(uninterrupted, tmp_path, 60)
-
-
-@pytest.mark.slow
-def test_ctrl_c_saves_and_resumes_to_the_same_bits(
-    evaluated: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    uninterrupted, _ = evaluated
-    process = start(*arguments(long_run(tmp_path, eval_processes=1), "--agent.hidden=8,8"))
+    chosen = arguments(long_run(tmp_path, eval_processes=1), "--agent.hidden=8,8")
+    process = start(*chosen)
     wait_for(lambda: checkpoints(tmp_path) > 0, process)
+    time.sleep(random.Random().uniform(0, 1))  # another moment each time: any must do
+    os.killpg(process.pid, signal.SIGKILL)
+    end(process)
+    killed = checkpoints(tmp_path)
+    assert 0 < killed < 60, "it was not killed in the middle"
+    process = start(*chosen)
+    wait_for(lambda: checkpoints(tmp_path) > killed, process)
     os.killpg(process.pid, signal.SIGINT)
     code, _, said = end(process)
     assert code == 130 and "Traceback" not in said
     reached = checkpoints(tmp_path)
-    assert 0 < reached < 60 and f"stopped at update {reached}; the same command continues" in said
+    assert killed < reached < 60 and f"stopped at update {reached}; the same command continues" in said
     assert log.read(tmp_path)[-1]["step"] == reached and not (tmp_path / log.RESULT).exists()
     assert offline.run(long_run(tmp_path), config())["updates"] == 60
     assert_same_bits(uninterrupted, tmp_path, 60)
-    assert [run["step"] for run in json.loads((tmp_path / log.CONFIG).read_text())["resumed"]] == [reached]
+    resumed = json.loads((tmp_path / log.CONFIG).read_text())["resumed"]
+    assert [run["step"] for run in resumed] == [killed, reached]
 
 
 # ---- several processes ------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from rl import checkpoint, data
 from rl.data.recipes import behaviour, locomotion
 from rl.envs import make
 from rl.networks import mlp
+from rl.replay import transform
+from rl.replay.transform import Transform
 from rl.types import Spec
 
 
@@ -93,7 +95,8 @@ def write_checkpoint(folder: Path, count: int, capacity: int = 60, **settings) -
         "first": np.tile(np.arange(capacity) % 10 == 0, (2, 1)),
     }
     memory = {"rows": rows, "head": np.array(count % capacity), "count": np.array(min(count, capacity))}
-    card = {"settings": {"envs": 1, "reward_scale": 1.0, **settings}}
+    seen = Transform(reward_scale=settings.pop("reward_scale", 1.0))
+    card = {"settings": {"envs": 1, **settings}, "transform": transform.to_json(seen)}
     checkpoint.save(folder / "checkpoints", count, {"loop": {"memory": memory}}, card)
     return {name: array[1] for name, array in rows.items()}
 
@@ -134,7 +137,7 @@ def test_the_replay_buffer_is_written_as_d4rl_writes_it(tmp_path: Path) -> None:
         (30, {}, "holds 30 steps and has kept the first"),
         (70, {}, "holds 60 steps and has not kept the first"),
         (50, {"envs": 2}, "--envs=1"),
-        (50, {"reward_scale": 0.1}, "--reward_scale=1"),
+        (50, {"reward_scale": 0.1}, "without --reward_scale"),
     ],
 )
 def test_a_replay_that_is_no_log_of_training(

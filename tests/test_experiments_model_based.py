@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import common
 from experiments import model_based as script
 from rl import checkpoint, envs, log, model_based
 from rl.dynamics import ensemble
@@ -115,7 +116,7 @@ def test_the_truth_needs_no_model_and_makes_no_error(pendulum: Path, tmp_path: P
 def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> None:
     """-1 is the untrained network in the data's units; 0 the fitted one; each step of 1/2 is half-way."""
     chosen, own = settings(pendulum, tmp_path, truth=truth), config()
-    task = script.offline.problem(script._as_offline(chosen, own), own.discount)
+    task = common.problem(chosen, [own.discount])
     keys = jax.random.split(jax.random.key(0), 2)
     network = script.ensemble.make(script.ensemble.Config(updates=chosen.model_updates), task.loaded.spec)
     model = jax.vmap(network.init)(jax.random.split(jax.random.key(7), 2))._replace(mean=2 * np.ones((2, 4)))

@@ -19,7 +19,10 @@ import toy_environments
 from experiments import offline, online
 from rl import agents, checkpoint, log, train
 from rl import online as compiled
-from rl.envs.stream import Stream
+from rl.envs.stream import Experience, Stream
+from rl.replay import dataset as replay
+from rl.replay import transform
+from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
 
 POINT_MASS = "point_mass:PointMass-v0"
@@ -282,7 +285,9 @@ def test_a_finished_run_is_left_as_it_is(finished: tuple[Path, dict[str, Any]], 
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path: Path) -> None:
+def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trained = offline.Settings(
         agent="iql",
         dataset="synthetic-continuous",
@@ -294,7 +299,24 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path:
         tensorboard=False,
         workdir=str(tmp_path / "offline"),
     )
+    trained = dataclasses.replace(
+        trained, reward_scale="return_range", reward_shift=-1.0, normalize_observations=True
+    )
     offline.run(trained, config("iql"))
+    raw: list[Experience] = []
+    logged: list[Any] = []
+    step, begin = Stream.step, online.Trainer.__init__
+
+    def watched(self: Stream, actions: np.ndarray) -> Experience:
+        raw.append(step(self, actions))
+        return raw[-1]
+
+    def begun(self: online.Trainer, *arguments: Any) -> None:
+        logged.append(arguments[-1])
+        begin(self, *arguments)
+
+    monkeypatch.setattr(Stream, "step", watched)
+    monkeypatch.setattr(online.Trainer, "__init__", begun)
     chosen = settings(
         tmp_path / "online",
         agent="iql",
@@ -310,6 +332,24 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path:
     assert after["state/step"] == found["step"] + 1  # one update, at the last step
     moved = np.abs(after[name][0] - arrays[name][0])
     assert 0 < moved.max() < 1e-3 and np.abs(arrays[name][1] - arrays[name][0]).max() > 0.1
+    # The environment's rewards and observations, and those of the log, are what they were offline.
+    data = offline.problem(trained, [0.99]).loaded.dataset
+    scale = 1000 / np.ptp(replay.episode_returns(data))
+    mean, deviation = data.transitions.observation.mean(0), data.transitions.observation.std(0) + 1e-3
+    rows = {name: after[f"loop/memory/rows/{name}"][0, :20] for name in ("reward", "next_observation")}
+    expected = (
+        np.concatenate([one.reward for one in raw]),
+        np.concatenate([one.next_observation for one in raw]),
+    )
+    np.testing.assert_allclose(rows["reward"], scale * expected[0] - 1, rtol=1e-5)
+    np.testing.assert_allclose(
+        rows["next_observation"], (expected[1] - mean) / deviation, rtol=1e-3, atol=1e-4
+    )
+    (mixed,) = logged
+    np.testing.assert_allclose(
+        mixed.transitions.reward, scale * data.transitions.reward - 1, rtol=1e-4, atol=1e-5
+    )
+    assert found["card"]["transform"]["reward_scale"] == pytest.approx(scale)
 
 
 @pytest.mark.parametrize(
@@ -317,6 +357,17 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(tmp_path:
     [
         ({"agent": "td3"}, (8, 8), "holds {'agent': 'iql', 'head': 'scalar', 'seeds': 1}: give --agent=iql"),
         ({"seeds": 2}, (8, 8), "at most --seeds=1"),
+        ({"reward_scale": "2"}, (8, 8), "trained with --reward_scale=3.0.*: leave out --reward_scale=2"),
+        (
+            {"reward_shift": -1.0, "clip_rewards": True},
+            (8, 8),
+            "trained with --reward_shift=0.0 --clip_rewards=False.*: leave out --reward_shift=-1.0 --clip_rewards=True",
+        ),
+        (
+            {"discount": 0.9},
+            (8, 8),
+            "trained with --agent.discount=0.99.*: give --agent.discount=0.99, not 0.9",
+        ),
         ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
         ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
         (
@@ -339,15 +390,35 @@ def test_what_does_not_fit_what_was_trained_is_refused(
             eval_every=1,
             eval_episodes=0,
             batch_size=8,
+            reward_scale="3",
             tensorboard=False,
             workdir=str(request.module.trained),
         )
         offline.run(one, config("iql"))
+    own = {"hidden": hidden, "discount": changes.get("discount", 0.99)}
+    changes = {name: value for name, value in changes.items() if name != "discount"}
     chosen = settings(
         tmp_path_factory.mktemp("run"), **{"agent": "iql", "init_from": str(request.module.trained)} | changes
     )
     with pytest.raises(ValueError, match=message):
-        online.run(chosen, config(chosen.agent, hidden=hidden))
+        online.run(chosen, config(chosen.agent, **own))
+
+
+def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
+    """Settings that are left alone are the source's; the same ones, given again, are no mismatch."""
+    seen = Transform(2.0, -1.0, True, np.float32([0.1, 0.2]), np.float32([3.0, 0.7]))
+    card = {"transform": transform.to_json(seen)}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
+    for changes in ({}, {"reward_scale": "2", "reward_shift": -1.0, "clip_rewards": True}):
+        found = online.transformation(online.Settings(init_from=str(tmp_path), **changes), None)
+        assert found[:3] == seen[:3]
+        np.testing.assert_array_equal(found.mean, seen.mean)
+        np.testing.assert_array_equal(found.deviation, seen.deviation)
+    chosen = online.Settings(reward_scale="0.5", reward_shift=2.0)
+    assert online.transformation(chosen, None) == Transform(0.5, 2.0)
+    assert online.transformation(online.Settings(), None) == Transform()
+    with pytest.raises(ValueError, match=r"--reward_scale=return_range .* give --offline_data"):
+        online.transformation(online.Settings(reward_scale="return_range"), None)
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------

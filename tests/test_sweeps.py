@@ -15,8 +15,8 @@ import pytest
 import yaml
 from absl import flags as absl_flags
 
-from experiments import flags, offline
-from rl import agents, log, train
+from experiments import common, flags, offline, presets
+from rl import data, lifecycle, log, train
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -59,20 +59,20 @@ def start(*argv: str) -> None:
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     sweep = sweeps.read(str(path))
-    assert sweep["metric"]["name"].removeprefix("eval/") in offline._SCORES
+    assert sweep["metric"]["name"].removeprefix("eval/") in lifecycle.SCORES
     assert sweep["metric"]["goal"] in ("maximize", "minimize")
     runs = runs_of(sweep, count=20)
     assert runs
     for run in runs:
         argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
         values = absl_flags.FlagValues()
-        flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
-        typed = flags.read(offline.Settings(), values=values)
+        flags.parser(offline.PUBLISHED, common.config, values)(["offline", *argv])
+        typed, config = presets.from_flags("offline", offline.PUBLISHED, common.config, "dataset", values)
         offline.check(typed)
         ours, own, _ = sweeps.arguments(sweeps.Program(run, {}), Path(typed.workdir))
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
-        assert own == flags.read(agents.get(typed.agent).Config(), "agent.", values)
-        assert offline.data.ogbench.known(typed.dataset)
+        assert own == config
+        assert data.ogbench.known(typed.dataset)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

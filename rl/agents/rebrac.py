@@ -5,9 +5,10 @@
     L_pi = E_D[ beta_1 |pi(s) - a|^2 - lambda min_i Q_i(s, pi(s)) ],   lambda = 1 / E_D |min_i Q_i|
 
 ``a'`` is the action logged at ``s'``; where an episode was cut there is none and the critic's penalty is
-left out. Deeper networks, LayerNorm in the critics and batches of 1024 (``--batch_size``) are part of
-the method. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes
-their mean). beta_1 and beta_2 are tuned per dataset in the paper; the defaults are in the middle of its grid.
+left out. Deeper networks and LayerNorm in the critics are part of the method, and so are batches of 1024 on
+locomotion. An agent draws no batches: their size is a published setting of the command line (``--preset=paper``, its
+default), as are beta_1 and beta_2, which the paper tunes for each dataset; the defaults here are in the middle of its
+grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean).
 """
 
 from __future__ import annotations

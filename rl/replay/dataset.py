@@ -41,27 +41,6 @@ def sampler(batch_size: int) -> Callable[[Dataset, Key], Transition]:
     return sample
 
 
-def standardize(dataset: Dataset) -> tuple[Dataset, np.ndarray, np.ndarray]:
-    """Observations with mean 0 and deviation 1 in each dimension, and the (mean, deviation) it took.
-
-    A policy trained on them acts on ``(observation - mean) / deviation``. 1e-3 is added to the deviation, as in
-    TD3+BC, so that a constant dimension stays finite.
-    """
-    steps = dataset.transitions
-    mean, deviation = steps.observation.mean(0), steps.observation.std(0) + np.float32(1e-3)
-    steps = steps._replace(
-        observation=(steps.observation - mean) / deviation,
-        next_observation=(steps.next_observation - mean) / deviation,
-    )
-    return dataset._replace(transitions=steps), mean, deviation
-
-
-def scale_rewards(dataset: Dataset, scale: float, shift: float = 0.0) -> Dataset:
-    """The dataset with rewards ``scale * r + shift``."""
-    reward = np.asarray(scale * dataset.transitions.reward + shift, np.float32)
-    return dataset._replace(transitions=dataset.transitions._replace(reward=reward))
-
-
 def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:
     """Discounted return from every logged step to the end of its episode, [N] float64, on the host.
 

@@ -1,0 +1,208 @@
+"""What the scripts share: settings that become flags, the problem that these describe, and the run that they make."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rl import agents, data, lifecycle
+from rl.replay import dataset as replay
+from rl.replay import transform
+from rl.replay.dataset import Dataset
+from rl.replay.transform import Transform
+from rl.types import Spec
+from rl.values import heads
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Folder:
+    """Settings: what a run leaves, and where."""
+
+    workdir: str = ""  # run folder; by default runs/TASK/AGENT-HEAD
+    overwrite: bool = False  # start again where the folder holds a run
+    tensorboard: bool = True  # write TensorBoard events
+    wandb: bool = False  # log to Weights & Biases too (extra: track)
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+    """Settings: how values are represented."""
+
+    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
+    head_size: int = 101  # outputs of the head (the scalar head has one)
+    head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
+    head_high: float = float("nan")  # upper end; nan: from the data
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """Settings: what is learned from."""
+
+    dataset: str = "synthetic-continuous"  # name (D4RL, OGBench, synthetic-...), minari:ID, or file
+    data_folder: str = ""  # where named datasets lie, if not in their usual cache
+    environment: str = ""  # where to evaluate, if not in the dataset's own environment
+    clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
+
+
+class Problem(NamedTuple):
+    """The data of a run as its agent sees them."""
+
+    loaded: data.Loaded
+    dataset: Dataset  # transformed
+    transform: Transform
+    support: tuple[float, float]  # values that a categorical head must represent
+    head: ValueHead
+
+
+def problem(
+    settings: Any,
+    discounts: Sequence[float],
+    reward_scale: float | str = 1.0,
+    reward_shift: float = 0.0,
+    *,
+    normalize_observations: bool = False,
+) -> Problem:
+    """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
+
+    Args:
+      settings: has the fields of `Data` and `Head`.
+      discounts: of all agents that are trained on the data together; the support is wide enough for each.
+      reward_scale, reward_shift, normalize_observations: as `rl.replay.transform.fit` takes them.
+    """
+    loaded = data.load(
+        settings.dataset,
+        folder=settings.data_folder or None,
+        clip_actions=settings.clip_actions,
+        environment=settings.environment or None,
+    )
+    seen = transform.fit(
+        loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
+    )
+    dataset = transform.apply(seen, loaded.dataset)
+    bounds = [replay.value_bounds(dataset, discount) for discount in dict.fromkeys(discounts)]
+    support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
+    if len(bounds) > 1 and not head.are_values:
+        print(
+            f"the support of all {len(bounds)} discounts is [{support[0]:g}, {support[1]:g}]", file=sys.stderr
+        )
+    return Problem(loaded, dataset, seen, support, head)
+
+
+def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
+    """The support that the flags of `Head` give, or else ``bounds``, which the data do; and the head on it."""
+    low, high = bounds
+    low = low if math.isnan(settings.head_low) else settings.head_low
+    high = high if math.isnan(settings.head_high) else settings.head_high
+    return (low, high), heads.make(settings.head, low, high, settings.head_size)
+
+
+def run(
+    settings: Any,
+    config: Any,
+    total: int,
+    *,
+    task: str,
+    identity: Sequence[str],
+    card: Mapping[str, Any],
+    **options: Any,
+) -> lifecycle.Run:
+    """The run that the settings describe.
+
+    Args:
+      settings: has the fields of `Folder`, ``agent`` and ``head``.
+      config: the agent's hyper-parameters.
+      total: steps.
+      task: what is learned, the title of the curve and a part of the folder's name.
+      identity: the settings that another checkpoint in the folder must agree on.
+      card: what else it must agree on.
+      options: further fields of `rl.lifecycle.Run`.
+    """
+    return lifecycle.Run(
+        folder=folder(settings, task),
+        card={
+            "agent": settings.agent,
+            "settings": {name: getattr(settings, name) for name in identity},
+            "config": dataclasses.asdict(config),
+            **card,
+        },
+        total=total,
+        label=f"{settings.agent}, {settings.head}",
+        title=task,
+        overwrite=settings.overwrite,
+        tensorboard=settings.tensorboard,
+        wandb=settings.wandb,
+        **options,
+    )
+
+
+def folder(settings: Any, task: str) -> Path:
+    """The run folder."""
+    return lifecycle.folder(settings.workdir, task.replace("/", "-"), f"{settings.agent}-{settings.head}")
+
+
+def config(agent: str) -> Any:
+    """The default hyper-parameters of an agent without a model."""
+    return agents.get(agent).Config()
+
+
+def discount(config: Any) -> float:
+    """The agent's gamma, or the usual one if it has none (behaviour cloning)."""
+    return getattr(config, "discount", 0.99)
+
+
+def at_least_one(settings: Any, *names: str) -> None:
+    """Raises ValueError, naming the flag, on a count below 1."""
+    for name in names:
+        if getattr(settings, name) < 1:
+            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
+
+
+def multiple(settings: Any, name: str, of: str) -> None:
+    """Raises ValueError, naming both flags, if one does not divide the other."""
+    whole, part = getattr(settings, name), getattr(settings, of)
+    if whole % part:
+        raise ValueError(
+            f"--{name}={whole} is not a multiple of --{of}={part}: give an --{of} that divides it, at most {whole}"
+        )
+
+
+def several_episodes(settings: Any, *, none: bool = False) -> None:
+    """Raises ValueError if --eval_episodes are too few to select by; 0 is allowed where there may be ``none``."""
+    if settings.eval_episodes < (0 if none else 2) or settings.eval_episodes == 1:
+        raise ValueError(
+            f"--eval_episodes={settings.eval_episodes}: give {'0 for none or ' if none else ''}at least 2, since a "
+            "policy is selected by one half of them and scored on the other"
+        )
+
+
+def number(flag: str, text: str) -> float:
+    """The number in a flag's text. Raises ValueError, naming the flag, if there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
+
+
+def check_fit(loaded: data.Loaded, environment: Spec) -> None:
+    """Raises ValueError if policies trained on the data cannot act in the environment."""
+    spec = loaded.spec
+    if spec.discrete:  # the largest integer actions may never have been logged
+        spec = spec._replace(action_size=max(spec.action_size, environment.action_size))
+    if spec != environment:
+        raise ValueError(
+            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {spec}"
+        )
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Prints the last scores of a run."""
+    for name, score in result["scores"].items():
+        last = score["last"]
+        print(
+            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
+        )

@@ -1,0 +1,160 @@
+"""Published settings as data: ``--preset=paper`` gives an agent those of its paper for the family of its task.
+
+``presets.yaml`` holds the numbers and where they are from. They stand where no flag says otherwise; a run prints them
+at its start and stores them with its card. Functions (``offline.run`` and so on) take settings as they are.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import functools
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import yaml
+from absl import flags as absl_flags
+
+from experiments import flags
+from rl import shard
+
+PAPER, NONE = "paper", "none"
+_FILE = Path(__file__).with_name("presets.yaml")
+
+S = TypeVar("S")
+
+
+class Preset(NamedTuple):
+    """What was published for an agent on a task."""
+
+    flags: dict[str, Any]  # {flag: value}; the agent's own are called agent.NAME
+    sources: list[str]
+    missing: list[str]  # what the sources do that no flag reaches
+
+
+@functools.cache
+def table() -> dict[str, Any]:
+    """presets.yaml."""
+    return yaml.safe_load(_FILE.read_text())
+
+
+def task_name(task: str) -> str:
+    """A dataset's or an environment's name without what does not change the task.
+
+    ``hopper-medium-regen-v5`` and ``minari:D4RL/hopper/medium-v2`` are ``hopper-medium``.
+    """
+    if task.startswith("minari:"):
+        task = "-".join(task.removeprefix("minari:").split("/")[1:])
+    if task.endswith((".hdf5", ".h5", ".npz")):
+        task = Path(task).stem
+    return re.sub(r"(-regen)?-v\d+$", "", task)
+
+
+def find(script: str, agent: str, task: str, head: str) -> Preset | None:
+    """The published settings of an agent for a task; None where there are none.
+
+    Args:
+      script: offline, online or model_based.
+      agent: its name.
+      task: a dataset, or an environment's name.
+      head: the value head.
+    """
+    name = task_name(task)
+    families = {
+        family
+        for family, patterns in table()["families"].items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    chosen, sources, missing = {}, [], []
+    for block in table()["presets"]:
+        if (
+            block.get("script", "offline") != script
+            or agent not in _several(block["agent"])
+            or not families.intersection(_several(block["family"]))
+            or head not in block.get("heads", [head])
+        ):
+            continue
+        chosen |= block["flags"]
+        own = [x for pattern, x in block.get("each", {}).items() if fnmatch.fnmatchcase(name, pattern)]
+        for values in own:
+            chosen |= values
+        sources.append(block["source"])
+        missing += [block["missing"]] if "missing" in block else []
+        missing += [f"what was tuned for {name} alone"] if "each" in block and not own else []
+    return Preset(chosen, sources, missing) if chosen else None
+
+
+def resolve(
+    script: str,
+    settings: S,
+    config_of: Callable[[str], Any],
+    task: str,
+    given: Mapping[str, Any],
+) -> tuple[S, Any]:
+    """Settings and the agent's hyper-parameters: ``given`` over the preset over the defaults.
+
+    Args:
+      script: as `find` takes it.
+      settings: the script's defaults; their ``preset`` is what is asked for where ``given`` has none.
+      config_of: an agent's name -> its defaults.
+      task: the field of ``settings`` that names the task.
+      given: {flag: value}; the agent's own are called agent.NAME.
+
+    Raises:
+      ValueError: an unknown preset, a field that does not exist, or a value of another type.
+    """
+    asked: Any = flags.with_fields(settings, _plain(given))
+    if asked.preset not in (PAPER, NONE):
+        raise ValueError(f"--preset={asked.preset} is neither {PAPER} nor {NONE}")
+    preset = find(script, asked.agent, getattr(asked, task), asked.head) if asked.preset == PAPER else None
+    chosen = {**(preset.flags if preset else {}), **given, "preset": PAPER if preset else NONE}
+    return flags.with_fields(settings, _plain(chosen)), flags.with_fields(
+        config_of(asked.agent), _own(chosen)
+    )
+
+
+def from_flags(
+    script: str,
+    settings: S,
+    config_of: Callable[[str], Any],
+    task: str,
+    values: absl_flags.FlagValues = absl_flags.FLAGS,
+) -> tuple[S, Any]:
+    """`resolve` with the flags of the command line; prints the preset."""
+    config = config_of(flags.read(settings, values=values).agent)  # type: ignore[attr-defined]
+    own = {f"agent.{name}": value for name, value in flags.given(config, "agent.", values).items()}
+    given = {**flags.given(settings, values=values), **own}
+    settings, config = resolve(script, settings, config_of, task, given)
+    preset = stored(script, settings, task)
+    if preset and shard.is_main():
+        chosen = " ".join(f"--{name}={_text(value)}" for name, value in preset["flags"].items())
+        print(f"published settings ({'; '.join(preset['sources'])}): {chosen}", file=sys.stderr)
+        if preset["missing"]:
+            print(f"no flag reaches: {'; '.join(preset['missing'])}", file=sys.stderr)
+    return settings, config
+
+
+def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
+    """What a run's card says of the preset that its settings were resolved with; None if it was none."""
+    if settings.preset != PAPER:
+        return None
+    preset = find(script, settings.agent, getattr(settings, task), settings.head)
+    return preset._asdict() if preset else None
+
+
+def _several(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if not name.startswith("agent.")}
+
+
+def _own(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("agent."): value for name, value in given.items() if name.startswith("agent.")}
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,283 @@
+"""The life of a training run in its folder, from where it starts to its result.
+
+    run = lifecycle.Run(folder, card, total=100_000)
+    start = lifecycle.begin(run, {"state": state})  # of a fresh run, or of the newest checkpoint
+    if start.result is not None:
+        return start.result  # it is finished
+    with lifecycle.session(run, start) as session:
+        for state, report in epochs(start.tree["state"], start.step):
+            session.write(step, scores, report)
+            session.keep(step, {"state": state})  # a checkpoint; leaves here if asked to stop
+        return session.finish(source=...)
+
+The folder then holds config.json, metrics.jsonl, TensorBoard events, curve.png, result.json and checkpoints. Killed at
+any moment, the same calls continue to the same bits. With several processes all must make the same calls, and only the
+first writes. What is trained, and by which loop, is the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from rl import checkpoint, evaluate, log, plot, statistics, train
+
+CHECKPOINTS, CURVE = "checkpoints", "curve.png"
+
+# Scores that are summarised, and those worth a curve, the most telling first.
+SCORES = ("return", "normalized_return", "success", "final_success")
+HEADLINE = ("normalized_return", "success", "return")
+
+# What every run may leave in its folder.
+_LEAVES = (log.CONFIG, log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*", "wandb*")
+
+
+class Run(NamedTuple):
+    """A run: where it lives, what identifies it, and how far it goes."""
+
+    folder: Path
+    card: Mapping[str, Any]  # JSON; what a checkpoint in the folder must agree on
+    total: int  # steps
+    about: Mapping[str, Any] = {}  # JSON; stored beside the card, and not compared
+    unit: str = "updates"  # what --unit=... counts, and the entry in result.json
+    per_unit: int = 1  # steps in one of them
+    label: str = ""  # of the progress bar and the curve
+    title: str = ""  # of the curve
+    axis: str = "updates"  # name of the curve's x axis
+    leaves: tuple[str, ...] = ()  # patterns of further files that the run leaves in its folder
+    overwrite: bool = False  # start again where the folder holds a run
+    tensorboard: bool = True
+    wandb: bool = False
+
+
+class Start(NamedTuple):
+    """Where a run begins or goes on."""
+
+    tree: Any  # as saved, or as given to `begin`
+    step: int
+    seconds: float  # wall time so far
+    resumed: bool  # from a checkpoint
+    result: dict[str, Any] | None  # what result.json says of a finished run
+
+
+def folder(workdir: str, task: str, label: str) -> Path:
+    """The run folder: as chosen, or by the run's id in a sweep of Weights & Biases, or runs/TASK/LABEL."""
+    if workdir:
+        return Path(workdir).expanduser()
+    if "WANDB_SWEEP_ID" in os.environ:
+        return Path("runs", "sweeps", os.environ["WANDB_SWEEP_ID"], os.environ["WANDB_RUN_ID"])
+    return Path("runs", task, label)
+
+
+def begin(run: Run, tree: Mapping[str, Any]) -> Start:
+    """The newest checkpoint in the run's folder, or ``tree`` where there is none or the run overwrites.
+
+    Nothing is written or removed. A checkpoint that was saved under other versions or on another kind of device is
+    used, with a warning that names what changed.
+
+    Args:
+      run: the run.
+      tree: {name: pytree of arrays, or of shapes}, as in `rl.checkpoint.restore`.
+
+    Raises:
+      CheckpointError: the folder holds another run, or results without the checkpoints they came from.
+      ValueError: the run there has gone beyond ``run.total``.
+    """
+    identity = {**run.card, "versions": versions()}
+    earlier = None
+    if not run.overwrite:
+        like = {**tree, "seconds": np.zeros(())}
+        earlier = checkpoint.restore(run.folder / CHECKPOINTS, like, identity)
+    if earlier is None:
+        if not run.overwrite and (run.folder / log.RESULT).exists():
+            raise checkpoint.CheckpointError(
+                f"{run.folder} holds a finished run without its checkpoints: choose another --workdir, or "
+                "--overwrite to start again"
+            )
+        return Start(tree, 0, 0.0, False, None)
+    saved, step = earlier
+    result = _finished(run, step) if step >= run.total else None
+    return Start(saved, step, saved.pop("seconds").item(), True, result)
+
+
+def notes(run: Run) -> Any:
+    """The notes of the newest checkpoint; see `rl.checkpoint.save`."""
+    return (checkpoint.inspect(run.folder / CHECKPOINTS) or {}).get("notes")
+
+
+def versions() -> dict[str, str]:
+    """What the last bits depend on: versions of Python and packages, and the kind of device."""
+    hardware = log.hardware()
+    return log.versions() | {name: str(hardware[name]) for name in ("backend", "device")}
+
+
+class Session:
+    """An open run: records, checkpoints, progress and requests to stop; made by `session`."""
+
+    def __init__(self, run: Run, start: Start, record: log.Run, bar: Any, stopping: list[int]):
+        self.bar, self.stopping = bar, stopping
+        self._run, self._record, self._began = run, record, time.time() - start.seconds
+        self._versions = versions()
+
+    def seconds(self) -> float:
+        """Wall time of the run so far."""
+        return time.time() - self._began
+
+    def write(self, step: int, scores: Mapping[str, Any], report: train.Report | None = None) -> None:
+        """Logs what is known at ``step``: an epoch's ``report`` under train/, and ``scores`` as they are named."""
+        trained = {} if report is None else {f"train/{name}": x for name, x in report.metrics.items()}
+        self._record.write(step, {**trained, **scores})
+        names = [name for name in (*HEADLINE, "played") if f"eval/{name}" in scores]
+        self.bar.set_postfix(
+            {name: f"{np.mean(scores[f'eval/{name}']):.4g}" for name in names}, refresh=False
+        )
+        self.bar.update(step - self.bar.n)
+
+    def save(self, step: int, tree: Mapping[str, Any], notes: Any = None) -> None:
+        """Writes a checkpoint; see `rl.checkpoint.save`."""
+        run = self._run
+        checkpoint.save(
+            run.folder / CHECKPOINTS,
+            step,
+            {**tree, "seconds": np.asarray(self.seconds())},
+            {**run.about, **run.card, "versions": self._versions},
+            notes=notes,
+        )
+
+    def keep(
+        self,
+        step: int,
+        tree: Mapping[str, Any],
+        notes: Callable[[], Any] = lambda: None,
+        *,
+        due: bool = True,
+    ) -> None:
+        """Writes a checkpoint if it is ``due`` or the run is to stop.
+
+        Raises:
+          train.Interrupted: Ctrl-C or SIGTERM before the last step, after the checkpoint.
+        """
+        stop = _anywhere(bool(self.stopping))
+        if due or stop:
+            self.save(step, tree, notes())
+        if stop and step < self._run.total:
+            where = f"{self._run.axis.split()[-1].removesuffix('s')} {step}"
+            raise train.Interrupted(f"stopped at {where}; the same command continues from {self._run.folder}")
+
+    def finish(self, **outcome: Any) -> dict[str, Any]:
+        """Writes and returns result.json, with ``outcome`` among its entries, and draws the learning curve."""
+        run = self._run
+        result = {
+            **run.card,
+            **run.about,
+            **outcome,
+            run.unit: run.total // run.per_unit,
+            "scores": summary(run.folder),
+            "wall_seconds": self.seconds(),
+            **log.provenance(),
+        }
+        self._record.result(result)
+        if jax.process_index() == 0:
+            draw(run)
+        return result
+
+
+@contextlib.contextmanager
+def session(run: Run, start: Start) -> Iterator[Session]:
+    """Opens the run. With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong."""
+    if run.overwrite:
+        clear(run)
+    with (
+        log.open_run(
+            run.folder,
+            {**run.about, **run.card},
+            tensorboard=run.tensorboard,
+            wandb=run.wandb,
+            resume_step=start.step,
+        ) as record,
+        log.progress(run.total, run.label, initial=start.step) as bar,
+        train.stop_requests() as stopping,
+    ):
+        yield Session(run, start, record, bar, stopping)
+
+
+def clear(run: Run) -> None:
+    """Removes what an earlier run left in its folder, and nothing else."""
+    if jax.process_index() == 0:
+        for path in [path for pattern in (*_LEAVES, *run.leaves) for path in run.folder.glob(pattern)]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    multihost_utils.sync_global_devices(f"{run.folder} is clear")
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """Last, best and selected scores of every metric that a run logged, with Student's 95 % intervals over seeds."""
+    logged = log.read(folder)
+    scores: dict[str, Any] = {}
+    for name in SCORES:
+        history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
+        if not history.size:
+            continue
+        estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
+        estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
+        scores[name] = {
+            which: {
+                "mean": float(choice.score.mean()),
+                "iqm": float(statistics.iqm(choice.score[:, None])),
+                "ci95": list(statistics.interval(choice.score)),
+                "per_seed": choice.score,
+            }
+            for which, choice in evaluate.select(history, estimates if estimates.size else None).items()
+        }
+    return scores
+
+
+def draw(run: Run) -> None:
+    """The learning curve of the run's most telling score, if it was evaluated."""
+    for name in HEADLINE:
+        try:
+            steps, scores = log.series(run.folder, f"eval/{name}")
+        except KeyError:
+            continue
+        plot.learning_curve(
+            run.folder / CURVE,
+            {run.label: (steps, scores.mean(-1))},
+            ylabel=name.replace("_", " "),
+            title=run.title,
+            xlabel=run.axis,
+        )
+        return
+
+
+def _finished(run: Run, step: int) -> dict[str, Any] | None:
+    """What result.json says; None if the run was stopped just before it was written."""
+    count, total = step // run.per_unit, run.total // run.per_unit
+    if count > total:
+        raise ValueError(
+            f"{run.folder} holds a run of {count} {run.unit}, more than --{run.unit}={total}: choose another "
+            "--workdir, or --overwrite to start again"
+        )
+    path = run.folder / log.RESULT
+    result = json.loads(path.read_text()) if path.exists() else {}
+    if result.get(run.unit) != count:
+        return None
+    if jax.process_index() == 0:
+        print(
+            f"{run.folder} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr
+        )
+    return result | {"scores": summary(run.folder)}  # JSON has no NaN: only these are numbers again
+
+
+def _anywhere(stop: bool) -> bool:
+    """Whether any host was asked to stop: all must leave after the same epoch."""
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(stop))))

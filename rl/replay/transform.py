@@ -1,0 +1,96 @@
+"""How an agent sees rewards and observations: the same in its data, in its environment and where it goes on learning.
+
+A run stores its transformation with its checkpoints, as numbers, so that a run which continues from it (fine-tuning)
+sees the same rewards and the same observations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+
+RETURN_RANGE = "return_range"  # in place of a scale: 1000 over the range of the returns in the data
+
+
+class Transform(NamedTuple):
+    """Rewards become ``clip(scale * r + shift)``, observations ``(o - mean) / deviation``."""
+
+    reward_scale: float = 1.0
+    reward_shift: float = 0.0
+    clip_rewards: bool = False  # to [-1, 1]
+    mean: Any = None  # [*observation] float32; None leaves observations as they are
+    deviation: Any = None
+
+
+def fit(
+    dataset: Dataset,
+    reward_scale: float | str = 1.0,
+    reward_shift: float = 0.0,
+    *,
+    normalize_observations: bool = False,
+) -> Transform:
+    """The transformation with everything that depends on the data as numbers.
+
+    Args:
+      dataset: the logged data.
+      reward_scale: factor on rewards, or `RETURN_RANGE`, the recipe of IQL (Kostrikov et al. 2022, appendix B):
+        returns then span 1000.
+      reward_shift: added to every reward after scaling.
+      normalize_observations: with mean 0 and deviation 1 in each dimension of the data. 1e-3 is added to the deviation,
+        as in TD3+BC, so that a constant dimension stays finite.
+    """
+    if reward_scale == RETURN_RANGE:
+        reward_scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
+    mean = deviation = None
+    if normalize_observations:
+        observation = dataset.transitions.observation
+        mean, deviation = observation.mean(0), observation.std(0) + np.float32(1e-3)
+    return Transform(float(reward_scale), reward_shift, False, mean, deviation)
+
+
+def rewards(transform: Transform, reward: Any) -> np.ndarray:
+    """Rewards [...] as the agent sees them, float32, on the host."""
+    scaled = transform.reward_scale * reward + transform.reward_shift
+    return np.asarray(np.clip(scaled, -1, 1) if transform.clip_rewards else scaled, np.float32)
+
+
+def observations(transform: Transform, observation: Any) -> Any:
+    """Observations [..., *observation] as the agent sees them: NumPy arrays or JAX's, as they came."""
+    if transform.mean is None:
+        return observation
+    return (observation - transform.mean) / transform.deviation
+
+
+def apply(transform: Transform, dataset: Dataset) -> Dataset:
+    """The dataset as the agent sees it."""
+    steps = dataset.transitions
+    return dataset._replace(
+        transitions=steps._replace(
+            observation=observations(transform, steps.observation),
+            next_observation=observations(transform, steps.next_observation),
+            reward=rewards(transform, steps.reward),
+        )
+    )
+
+
+def to_json(transform: Transform) -> dict[str, Any]:
+    """As JSON, from which `from_json` makes the same numbers again."""
+    lists = {
+        name: None if value is None else np.asarray(value).tolist()
+        for name, value in (("mean", transform.mean), ("deviation", transform.deviation))
+    }
+    return transform._asdict() | lists
+
+
+def from_json(fields: Mapping[str, Any]) -> Transform:
+    """What `to_json` wrote."""
+    arrays = {
+        name: None if fields[name] is None else np.asarray(fields[name], np.float32)
+        for name in ("mean", "deviation")
+    }
+    return Transform(**{**fields, **arrays})

@@ -1,0 +1,285 @@
+"""`rl.lifecycle` with a counter for a learner: what a run leaves, how it goes on, and what must not be mixed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rl import checkpoint, lifecycle, log, train
+
+TOTAL = 6
+
+
+def run(folder: Path, total: int = TOTAL, **changes: Any) -> lifecycle.Run:
+    given = {"card": {"agent": "counter", "config": {"rate": 2}}, "tensorboard": False, "label": "counter"}
+    return lifecycle.Run(folder, total=total, **given | changes)
+
+
+def learn(
+    this: lifecycle.Run, *, each: Callable[[int], None] = lambda step: None, every: int = 1
+) -> dict[str, Any]:
+    """Counts by a number that depends on the step; its state is a function of the steps alone."""
+    start = lifecycle.begin(this, {"state": np.zeros(3)})
+    if start.result is not None:
+        return start.result
+    with lifecycle.session(this, start) as session:
+        state = start.tree["state"]
+        for step in range(start.step + 1, this.total + 1):
+            state = state * 0.5 + np.sin(step + np.arange(3))
+            report = train.Report({"loss": state[:2]}, {})
+            session.write(step, {"eval/return": np.array([[step, step + 1.0], [2 * step, 3.0]])}, report)
+            each(step)
+            session.keep(step, {"state": state}, lambda at=step: {"seen": at}, due=step % every == 0)
+        return session.finish(source="nowhere")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def arrays(folder: Path) -> np.ndarray:
+    return checkpoint.read(folder / lifecycle.CHECKPOINTS)[1]["state"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    learn(run(folder))
+    return folder
+
+
+def assert_same(one: Path, other: Path) -> None:
+    np.testing.assert_array_equal(arrays(one), arrays(other))
+    assert (one / log.METRICS).read_bytes() == (other / log.METRICS).read_bytes()
+
+
+# ---- what it leaves -------------------------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_records(tmp_path: Path) -> None:
+    result = learn(run(tmp_path, about={"transform": {"reward_scale": 3.0}}, title="toy"))
+    assert (result["updates"], result["source"], result["transform"]) == (6, "nowhere", {"reward_scale": 3.0})
+    assert result["wall_seconds"] > 0 and result["versions"] == log.versions()
+    written = json.loads((tmp_path / log.RESULT).read_text())
+    assert written["agent"] == "counter" and written["scores"].keys() == {"return"}
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2, 3, 4, 5, 6]
+    assert np.shape(log.read(tmp_path)[0]["train/loss"]) == (2,)
+    assert (tmp_path / lifecycle.CURVE).read_bytes()[:4] == b"\x89PNG"
+    config = json.loads((tmp_path / log.CONFIG).read_text())["config"]
+    assert config == {"transform": {"reward_scale": 3.0}, "agent": "counter", "config": {"rate": 2}}
+    assert sorted(path.name for path in (tmp_path / lifecycle.CHECKPOINTS).iterdir()) == ["5", "6"]
+    assert lifecycle.notes(run(tmp_path)) == {"seen": 6}
+
+
+def test_a_length_counted_in_something_else_than_steps(tmp_path: Path) -> None:
+    this = run(tmp_path, unit="epochs", per_unit=3)
+    assert learn(this)["epochs"] == 2 and learn(this)["epochs"] == 2
+    with pytest.raises(
+        ValueError, match="holds a run of 2 epochs, more than --epochs=1: choose another --workdir"
+    ):
+        lifecycle.begin(this._replace(total=3), {"state": np.zeros(3)})
+
+
+def test_where_a_run_lands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lifecycle.folder("", "door", "cql-c51") == Path("runs/door/cql-c51")
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    monkeypatch.setenv("WANDB_RUN_ID", "r1")
+    assert lifecycle.folder("", "door", "cql-c51") == Path("runs/sweeps/abc/r1")
+    assert lifecycle.folder("~/x", "door", "cql-c51") == Path.home() / "x"
+
+
+def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
+    rows = [("NaN", 5.0, [1.0, 1.0]), (2.0, 4.0, [2.0, 2.0]), ("Infinity", 9.0, [3.0, 3.0])]
+    lines = [
+        {"step": step, "eval/fitted_q": [first, second], "eval/return": [scores, scores]}
+        for step, (first, second, scores) in enumerate(rows)
+    ]
+    (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert lifecycle.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
+
+
+# ---- runs that go on ------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_left_as_it_is(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(whole)
+    again = learn(run(whole), each=lambda _: pytest.fail("trained"))
+    assert files(whole) == before
+    assert "finished: nothing to do; --overwrite starts again" in capsys.readouterr().err
+    assert again["scores"]["return"]["last"]["per_seed"].tolist() == [6.5, 7.5]
+
+
+def test_a_result_that_was_never_written_is_written(tmp_path: Path) -> None:
+    learn(run(tmp_path))
+    (tmp_path / log.RESULT).unlink()
+    assert learn(run(tmp_path), each=lambda _: pytest.fail("trained"))["updates"] == 6
+    assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == 6
+
+
+def test_a_longer_run_continues_to_the_bits_of_one(whole: Path, tmp_path: Path) -> None:
+    first = learn(run(tmp_path, 3))
+    assert learn(run(tmp_path))["wall_seconds"] > first["wall_seconds"]
+    assert_same(whole, tmp_path)
+    with pytest.raises(ValueError, match="holds a run of 6 updates, more than --updates=3"):
+        learn(run(tmp_path, 3))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_request_to_stop_is_granted_after_a_checkpoint(number: int, whole: Path, tmp_path: Path) -> None:
+    """Although none is due; and what is then left is where the next one starts."""
+    stop = lambda step: os.kill(os.getpid(), number) if step == 4 else None
+    with pytest.raises(
+        train.Interrupted, match=f"stopped at update 4; the same command continues from {tmp_path}"
+    ):
+        learn(run(tmp_path), each=stop, every=6)
+    assert log.read(tmp_path)[-1]["step"] == 4 and not (tmp_path / log.RESULT).exists()
+    learn(run(tmp_path), every=6)
+    assert_same(whole, tmp_path)
+    assert [one["step"] for one in json.loads((tmp_path / log.CONFIG).read_text())["resumed"]] == [4]
+
+
+def test_a_request_at_the_last_step_changes_nothing(whole: Path, tmp_path: Path) -> None:
+    assert learn(run(tmp_path), each=lambda step: os.kill(os.getpid(), signal.SIGTERM) if step == 6 else None)
+    assert_same(whole, tmp_path)
+
+
+def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All hosts leave after the same epoch: nobody asked this one."""
+    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda own: np.array([own, True]))
+    with pytest.raises(train.Interrupted, match="stopped at update 1;"):
+        learn(run(tmp_path))
+
+
+def test_an_error_keeps_the_checkpoint_before_it(whole: Path, tmp_path: Path) -> None:
+    def fail(step: int) -> None:
+        if step == 5:
+            raise train.Diverged("loss not finite")
+
+    with pytest.raises(train.Diverged):
+        learn(run(tmp_path), each=fail, every=2)
+    assert not (tmp_path / log.RESULT).exists()
+    assert lifecycle.begin(run(tmp_path), {"state": np.zeros(3)}).step == 4
+    learn(run(tmp_path), every=2)  # the line of step 5 is not there twice
+    assert_same(whole, tmp_path)
+
+
+def test_killed_at_any_time_it_continues_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    """A process of its own, by SIGKILL between the line of a step and its checkpoint."""
+    code = (
+        "import os, pathlib, test_lifecycle as t\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "def die(step):\n"
+        "    if step == 3: os.kill(os.getpid(), 9)\n"
+        "t.learn(t.run(folder), each=die)\n"
+    )
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(here.parent)])
+    process = subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, timeout=120)
+    assert process.returncode == -signal.SIGKILL
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2, 3]  # and a checkpoint of step 2
+    learn(run(tmp_path))
+    assert_same(whole, tmp_path)
+
+
+# ---- runs that must not be mixed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("card", "difference"),
+    [
+        (
+            {"agent": "other", "config": {"rate": 2}},
+            "agent: 'counter' in the checkpoint, 'other' in this run",
+        ),
+        ({"agent": "counter", "config": {"rate": 3}}, "config.rate: 2 in the checkpoint, 3 in this run"),
+    ],
+)
+def test_another_run_in_the_same_folder_is_refused(
+    card: dict[str, Any], difference: str, whole: Path
+) -> None:
+    before = files(whole)
+    with pytest.raises(checkpoint.CheckpointError, match=re.escape(difference)):
+        learn(run(whole, card=card))
+    assert files(whole) == before
+
+
+def test_what_is_only_about_a_run_may_change(whole: Path) -> None:
+    assert learn(run(whole, about={"transform": {"mean": 0.1 + 0.2}}))["updates"] == 6
+
+
+def test_results_without_checkpoints_are_in_the_way(tmp_path: Path) -> None:
+    (tmp_path / log.RESULT).write_text("{}")
+    with pytest.raises(
+        checkpoint.CheckpointError, match="a finished run without its checkpoints: choose another"
+    ):
+        lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
+
+
+def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path: Path) -> None:
+    learn(run(tmp_path, tensorboard=True))
+    (tmp_path / "actors").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    again = run(tmp_path, 2, overwrite=True, leaves=("actors",), card={"agent": "other"})
+    before = files(tmp_path)
+    assert not lifecycle.begin(again, {"state": np.zeros(3)}).resumed
+    assert files(tmp_path) == before  # everything else can still go wrong
+    learn(again)
+    assert [row["step"] for row in log.read(tmp_path)] == [1, 2]
+    assert sorted(path.name for path in (tmp_path / lifecycle.CHECKPOINTS).iterdir()) == ["1", "2"]
+    assert json.loads((tmp_path / log.RESULT).read_text())["agent"] == "other"
+    assert not (tmp_path / "actors").exists() and not list(tmp_path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+# ---- versions -------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
+    saved = (checkpoint.inspect(whole / lifecycle.CHECKPOINTS) or {})["card"]["versions"]
+    assert {
+        "python",
+        "jax",
+        "jaxlib",
+        "flax",
+        "optax",
+        "numpy",
+        "headway",
+        "backend",
+        "device",
+    } <= saved.keys()
+
+
+def test_a_resume_under_other_versions_warns_once_and_goes_on(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learn(run(tmp_path, 3))
+    now = lifecycle.versions()
+    monkeypatch.setattr(lifecycle, "versions", lambda: now | {"jax": "0.1", "device": "H100"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        learn(run(tmp_path))
+    (said,) = [str(one.message) for one in caught if "other versions" in str(one.message)]
+    assert f"jax: '{now['jax']}' in the checkpoint, '0.1'" in said and "device: " in said
+    assert "numpy" not in said
+    assert_same(whole, tmp_path)
+    warnings.simplefilter("error")
+    assert learn(run(tmp_path))["updates"] == 6  # it is now of these
+
+
+def test_a_session_counts_time_over_interruptions(tmp_path: Path) -> None:
+    start = lifecycle.Start({}, 0, 100.0, True, None)
+    with lifecycle.session(run(tmp_path), start) as session:
+        time.sleep(0.01)
+        assert session.seconds() > 100

@@ -1,0 +1,162 @@
+"""Published settings: every number arrives where it is meant to, and a flag overrides it."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from absl import flags as absl_flags
+
+from experiments import common, flags, model_based, offline, online, presets
+from rl import agents, data, log
+from rl.model_based import METHODS
+
+SCRIPTS = {
+    "offline": (offline, common.config, "dataset"),
+    "online": (online, common.config, "env"),
+    "model_based": (model_based, model_based.config, "dataset"),
+}
+TASKS = [*data.names(), "ALE/Pong-v5"]
+
+
+def several(names: str | list[str]) -> list[str]:
+    return [names] if isinstance(names, str) else names
+
+
+BLOCKS = [(agent, block) for block in presets.table()["presets"] for agent in several(block["agent"])]
+
+
+def matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(presets.task_name(name), pattern) for pattern in patterns)
+
+
+@pytest.mark.parametrize(("agent", "block"), BLOCKS, ids=lambda x: x if isinstance(x, str) else "")
+def test_every_number_is_a_flag_that_a_known_task_reaches_and_has_a_source(
+    agent: str, block: dict[str, Any]
+) -> None:
+    script, config_of, _ = SCRIPTS[block.get("script", "offline")]
+    assert block["source"]
+    assert agent in (METHODS if script is model_based else agents.AGENTS)
+    families = presets.table()["families"]
+    patterns = [pattern for name in several(block["family"]) for pattern in families[name]]
+    tasks = [task for task in TASKS if matches(task, patterns)]
+    assert tasks
+    for each in block.get("each", {}):
+        assert any(matches(task, [each]) for task in tasks), each
+    for values in (block["flags"], *block.get("each", {}).values()):
+        for name, value in values.items():
+            target = config_of(agent) if name.startswith("agent.") else script.Settings()
+            field = name.removeprefix("agent.")
+            arrived = getattr(flags.with_fields(target, {field: value}), field)
+            assert arrived == (tuple(value) if isinstance(value, list) else value), name
+
+
+def test_every_family_is_of_known_tasks_and_no_task_has_two() -> None:
+    families = presets.table()["families"]
+    found = {task: [name for name in families if matches(task, families[name])] for task in TASKS}
+    assert all(len(names) <= 1 for names in found.values())
+    assert {name for names in found.values() for name in names} == set(families)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_what_is_published_can_be_run(script: str) -> None:
+    """No setting that a preset brings contradicts a default that it leaves as it is."""
+    module, config_of, field = SCRIPTS[script]
+    for agent in METHODS if script == "model_based" else agents.AGENTS:
+        for task in TASKS:
+            settings, config = presets.resolve(
+                script, module.PUBLISHED, config_of, field, {"agent": agent, field: task}
+            )
+            module.check(*((settings, config) if script == "model_based" else (settings,)))
+
+
+@pytest.mark.parametrize(
+    ("task", "name"),
+    [
+        ("hopper-medium-v2", "hopper-medium"),
+        ("hopper-medium-replay-regen-v5", "hopper-medium-replay"),
+        ("minari:D4RL/door/human-v2", "door-human"),
+        ("/data/walker2d-expert-v2.hdf5", "walker2d-expert"),
+        ("cube-single-play-singletask-task2-v0", "cube-single-play-singletask-task2"),
+        ("ALE/Pong-v5", "ALE/Pong"),
+    ],
+)
+def test_a_task_has_one_name_in_all_its_versions(task: str, name: str) -> None:
+    assert presets.task_name(task) == name
+
+
+def command_line(*argv: str) -> tuple[offline.Settings, Any]:
+    values = absl_flags.FlagValues()
+    flags.parser(offline.PUBLISHED, common.config, values)(["offline", *argv])
+    return presets.from_flags("offline", offline.PUBLISHED, common.config, "dataset", values)
+
+
+def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Batches of 1024 are part of the method, and no default of the agent can say so."""
+    settings, config = command_line("--agent=rebrac", "--dataset=hopper-medium-regen-v5")
+    assert (settings.batch_size, settings.updates, settings.preset) == (1024, 1_000_000, "paper")
+    assert (config.policy_cloning, config.critic_cloning) == (0.01, 0.01)
+    said = capsys.readouterr().err
+    assert (
+        "configs/offline/rebrac" in said
+        and "--batch_size=1024" in said
+        and "--agent.hidden=256,256,256" in said
+    )
+    settings, config = command_line(
+        *("--agent=rebrac", "--dataset=hopper-medium-v2", "--batch_size=64", "--agent.critic_cloning=0.5")
+    )
+    assert (settings.batch_size, settings.updates) == (64, 1_000_000)
+    assert (config.policy_cloning, config.critic_cloning) == (0.01, 0.5)
+    capsys.readouterr()
+    settings, config = command_line("--agent=rebrac", "--dataset=hopper-medium-v2", "--preset=none")
+    assert settings == offline.Settings(
+        agent="rebrac", dataset="hopper-medium-v2", head_low=settings.head_low, head_high=settings.head_high
+    )
+    assert config == common.config("rebrac") and not capsys.readouterr().err
+
+
+def test_a_family_decides() -> None:
+    assert command_line("--dataset=walker2d-medium-v2")[0].reward_scale == "return_range"
+    settings, config = command_line("--dataset=antmaze-large-play-v2")
+    assert (settings.reward_scale, settings.reward_shift, config.expectile) == ("1", -1.0, 0.9)
+    assert command_line("--dataset=antmaze-large-navigate-singletask-v0")[1].hidden == (512,) * 4
+    assert command_line("--dataset=synthetic-continuous")[0].preset == "none"
+
+
+def test_what_was_tuned_for_other_datasets_is_missing() -> None:
+    preset = presets.find("offline", "sac_n", "hopper-random-v2", "scalar")
+    assert preset and preset.missing == ["what was tuned for hopper-random alone"]
+
+
+def test_an_unknown_preset_is_refused() -> None:
+    with pytest.raises(ValueError, match="--preset=best is neither paper nor none"):
+        command_line("--preset=best")
+
+
+def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block = {
+        "agent": "bc",
+        "family": "toy",
+        "source": "table 1",
+        "flags": {"batch_size": 8, "agent.hidden": [8]},
+    }
+    table = {"families": {"toy": ["synthetic-continuous"]}, "presets": [block]}
+    monkeypatch.setattr(presets, "table", lambda: table)
+    given = {
+        "agent": "bc",
+        "seeds": 1,
+        "updates": 1,
+        "eval_every": 1,
+        "tensorboard": False,
+        "workdir": str(tmp_path),
+    }
+    settings, config = presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
+    result = offline.run(settings, config)
+    assert result["settings"]["batch_size"] == 8
+    stored = json.loads((tmp_path / log.CONFIG).read_text())["config"]["preset"]
+    assert stored == {"flags": block["flags"], "sources": ["table 1"], "missing": []}

@@ -1,0 +1,63 @@
+"""`rl.replay.transform`: what an agent sees, by hand, and as it is stored."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from rl.replay import transform
+from rl.replay.dataset import Dataset
+from rl.replay.transform import Transform
+from rl.types import Transition
+
+
+@pytest.fixture
+def dataset() -> Dataset:
+    """Episodes with returns 3, -1 and 4."""
+    rng = np.random.default_rng(0)
+    reward = np.float32([1, 2, -1, 4, 0])
+    observation = rng.normal(3, 2, (5, 2)).astype(np.float32)
+    observation[:, 1] = 7  # constant
+    rows = Transition(
+        *(observation, observation[:, :1], reward, np.ones(5, np.float32)),
+        *(observation + 1, observation[:, :1], np.ones(5, np.float32)),
+    )
+    return Dataset(rows, np.array([False, True, True, False, True]))
+
+
+def test_everything_that_depends_on_the_data_becomes_numbers(dataset: Dataset) -> None:
+    seen = transform.fit(dataset, transform.RETURN_RANGE, -1.0, normalize_observations=True)
+    assert (seen.reward_scale, seen.reward_shift) == (200.0, -1.0)  # 1000 / (4 - -1)
+    np.testing.assert_allclose(seen.deviation[1], 1e-3, rtol=1e-5)
+    agent = transform.apply(seen, dataset).transitions
+    np.testing.assert_array_equal(agent.reward, np.float32([199, 399, -201, 799, -1]))
+    np.testing.assert_allclose(agent.observation.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(agent.observation[:, 0].std(), 1, rtol=1e-2)
+    later = (dataset.transitions.observation[:, 0] + 1 - seen.mean[0]) / seen.deviation[0]
+    np.testing.assert_allclose(agent.next_observation[:, 0], later, rtol=1e-5)
+
+
+def test_rewards_are_clipped_last() -> None:
+    seen = Transform(10.0, 0.5, True)
+    np.testing.assert_array_equal(
+        transform.rewards(seen, np.array([-1.0, 0.01, 1.0])), np.float32([-1, 0.6, 1])
+    )
+
+
+def test_nothing_changes_where_nothing_is_asked(dataset: Dataset) -> None:
+    frames = np.arange(8, dtype=np.uint8)
+    assert transform.observations(Transform(), frames) is frames
+    same = transform.apply(transform.fit(dataset), dataset)
+    np.testing.assert_array_equal(same.transitions.reward, dataset.transitions.reward)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_it_is_stored_to_the_bit(dataset: Dataset, normalize: bool) -> None:
+    seen = transform.fit(dataset, 1 / 3, 0.1, normalize_observations=normalize)
+    again = transform.from_json(json.loads(json.dumps(transform.to_json(seen))))
+    assert again[:3] == seen[:3]
+    for name in ("mean", "deviation"):
+        one, other = getattr(seen, name), getattr(again, name)
+        assert one is other is None or (one.tobytes(), one.dtype) == (other.tobytes(), other.dtype)
