@@ -26,7 +26,7 @@ import numpy as np
 from absl import app
 
 from experiments import flags, offline
-from rl import checkpoint, envs, evaluate, log, model_based, train
+from rl import acting, checkpoint, envs, evaluate, log, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -300,7 +300,7 @@ def _check_new(workdir: Path, settings: Settings) -> None:
 
 def _evaluator(settings: Settings, learner: Learner, name: str, task: offline.Problem) -> evaluate.Evaluator:
     return evaluate.evaluator(
-        jax.vmap(learner.act),
+        acting.over_seeds(acting.actor(learner), 0),
         name,
         seeds=settings.seeds,
         episodes=settings.eval_episodes,

@@ -29,7 +29,7 @@ from absl import app
 from jax.experimental import multihost_utils
 
 from experiments import flags
-from rl import agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
+from rl import acting, agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -373,17 +373,16 @@ def scorer(
     Raises:
       ValueError: the environment does not fit the data.
     """
-
-    def act(state: State, observation: Array, keys: Key) -> Array:
-        return population.act(state, (observation - task.mean) / task.deviation, keys)
-
+    actor = population.actor
+    if settings.normalize_observations:
+        actor = acting.observing(actor, lambda observation: (observation - task.mean) / task.deviation)
     cpu = jax.local_devices(backend="cpu")[0]
     with ExitStack() as stack:
         episodes = estimate = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             episodes = stack.enter_context(
                 evaluate.evaluator(
-                    act if settings.normalize_observations else population.act,
+                    actor,
                     task.loaded.environment,
                     seeds=count,
                     episodes=settings.eval_episodes,

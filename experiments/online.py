@@ -37,7 +37,7 @@ import numpy as np
 from absl import app
 
 from experiments import flags, offline
-from rl import agents, checkpoint, data, envs, evaluate, log, online, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, log, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State
@@ -510,7 +510,7 @@ def scorer(settings: Settings, learner: Learner) -> Iterator[Callable[[State, in
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
     cpu = jax.local_devices(backend="cpu")[0]
     with evaluate.evaluator(
-        jax.vmap(learner.act, (train.STACKED, 0, 0)),
+        acting.over_seeds(acting.actor(learner), train.STACKED),
         settings.env,
         seeds=settings.seeds,
         episodes=settings.eval_episodes,

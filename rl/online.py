@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import train
+from rl import acting, train
 from rl.replay import dataset as data
 from rl.replay import frames, prioritised, ring
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -59,6 +59,9 @@ class Carry(NamedTuple):
     seen: Array  # [S, N, *observation]
     action: Array  # [S, N, ...], chosen for what is seen
     first: Array  # [S, N] bool, an episode starts with what is seen
+    policy_memory: (
+        Any  # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
+    )
     time: Array  # [] int32, actions chosen so far
     tally: Tally
 
@@ -228,7 +231,7 @@ def loop(
     """The calls of one run.
 
     Args:
-      learner: must know how to ``explore``.
+      learner: must know how to explore (`rl.acting.explorer`).
       spec: as the learner sees the environment.
       replay: its memory.
       keys: [S], one for each seed.
@@ -238,11 +241,7 @@ def loop(
     Raises:
       ValueError: the learner cannot explore.
     """
-    explore = learner.explore
-    if explore is None:
-        raise ValueError(
-            "this agent has no way to explore: choose sac, td3, dqn, or one that learns offline first"
-        )
+    explorer = acting.resetting(acting.explorer(learner))
     init_keys, learn_keys, act_keys = jnp.moveaxis(
         jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
     )
@@ -262,22 +261,28 @@ def loop(
             seen=seen,
             action=action,
             first=jnp.ones((seeds, environments), bool),
+            policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
             time=jnp.zeros((), jnp.int32),
             tally=fresh_tally(sorted(metrics), seeds),
         )
 
     def choose(carry: Carry, random: bool) -> tuple[Carry, Array]:
-        def one(state: State, seen: Array, key: Key) -> Array:
+        def one(state: State, memory: Any, seen: Array, first: Array, key: Key) -> tuple[Array, Any]:
             key = jax.random.fold_in(key, carry.time)
             if not random:
-                return explore(state, seen, key)
+                return explorer.act(state, memory, seen, first, key)
+            # The policy, whose actions these are not, remembers nothing of them.
+            memory = explorer.start(state, seen)
             shape = seen.shape[: seen.ndim - len(spec.observation_shape)]
             if spec.discrete:
-                return jax.random.randint(key, shape, 0, spec.action_size)
-            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0)
+                return jax.random.randint(key, shape, 0, spec.action_size), memory
+            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0), memory
 
-        action = jax.vmap(one, (train.STACKED, 0, 0))(carry.state, carry.seen, act_keys)
-        return carry._replace(action=action.astype(carry.action.dtype), time=carry.time + 1), action
+        action, memory = jax.vmap(one, (train.STACKED, 0, 0, 0, 0))(
+            carry.state, carry.policy_memory, carry.seen, carry.first, act_keys
+        )
+        stored = action.astype(carry.action.dtype)
+        return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)

@@ -19,8 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import acting
 from rl.replay.dataset import Dataset
-from rl.types import Array, Key, Learner, Metrics, State, Transition
+from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 
 # Draws a batch from what an epoch reads: a `Dataset`, or anything else that the caller passes through.
 Sample = Callable[[Any, Key], Transition]
@@ -96,6 +97,7 @@ class Population(NamedTuple):
     init: Callable[[Key, Transition], State]  # keys [S], one example batch -> stacked state
     epoch: Callable[[State, Dataset, Key], tuple[State, Report]]  # stacked state, dataset, keys [S]
     act: Callable[[State, Array, Key], Array]  # stacked state, observations [S, ...], keys [S]
+    actor: Actor  # the same with memory, for learners that have one; empty memory for the others
 
 
 def population(
@@ -157,7 +159,7 @@ def population(
     def act(state: State, observation: Array, keys: Key) -> Array:
         return jax.vmap(make(config).act, (STACKED, 0, 0))(state, observation, keys)
 
-    return Population(init, epoch, act)
+    return Population(init, epoch, act, acting.over_seeds(acting.actor(make(config)), STACKED))
 
 
 def epochs(
