@@ -185,7 +185,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         bar = stack.enter_context(log.progress(total, settings.agent, initial=step))
         stopping = stack.enter_context(train.stop_requests())
         epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
-        source = model_based.Source(dataset, params)
+        source = model_based.Inputs(dataset, params)
         for carry, report in train.epochs(
             epoch, saved["carry"], source, keys, (total - step) // config.updates
         ):

@@ -33,7 +33,7 @@ from rl import acting, agents, checkpoint, data, evaluate, log, plot, shard, sta
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
-from rl.types import Array, Key, Learner, Spec, State
+from rl.types import Key, Learner, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
 from rl.values.robust import REGULARISED

@@ -274,7 +274,7 @@ def fitted_q(
         raise ValueError(f"fitted_q takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"critic": optax.adam(config.learning_rate)}
-    sample = jax.vmap(sampler(config.batch_size), (None, 0))
+    sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
 
     @jax.jit
     def start(dataset: Dataset, keys: Key) -> State:
@@ -297,7 +297,7 @@ def fitted_q(
     def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
         def one(_: Array, q: State) -> State:
             sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step))
-            batch = sample(dataset, sample_keys)
+            batch = sample(dataset, sample_keys, 0)
             return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
 
         return jax.lax.fori_loop(0, updates, one, q)

@@ -21,7 +21,7 @@ import numpy as np
 
 from rl import acting, train
 from rl.replay import dataset as data
-from rl.replay import frames, prioritised, ring
+from rl.replay import frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 _NEVER = np.int32(np.iinfo(np.int32).max)
@@ -124,24 +124,21 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
       view: of the steps.
       capacity: steps that are kept.
       batch_size: transitions in each update.
-      logged: how many of them are drawn from logged data instead, uniformly too.
+      logged: how many of them, the first ones, are drawn from logged data instead, uniformly too.
     """
 
-    def sample(sources: tuple[ring.Ring, Any], key: Key) -> Transition:
-        own, other = jax.random.split(key)
-        memory, log = sources
-        batch = view.transitions(memory, view.draw(memory, own, batch_size - logged))
-        if not logged:
-            return batch
-        return jax.tree.map(lambda *both: jnp.concatenate(both), batch, data.sampler(logged)(log, other))
+    def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
+        del step
+        return view.transitions(memory, view.draw(memory, key, batch_size - logged))
 
     def learn(updates: int) -> Learn:
+        sample = source.concatenated(data.sampler(logged), newest) if logged else newest
         epoch = train.scan_updates(learner.update, sample, updates)
 
         def run(
             state: State, rows: ring.Ring, marks: None, log: Any, key: Key
         ) -> tuple[State, None, train.Report]:
-            state, report = epoch(state, (rows, log), key)
+            state, report = epoch(state, (log, rows) if logged else rows, key)
             return state, marks, report
 
         return run
@@ -198,7 +195,7 @@ def ranked(
 
     def learn(updates: int) -> Learn:
         # The update draws by itself, since the one before it has changed the priorities.
-        whole: Any = lambda memory, key: (memory, key)
+        whole: Any = lambda memory, key, step: (memory, key)
         epoch: Any = train.scan_updates(cast(Any, update), whole, updates)
 
         def run(
