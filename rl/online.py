@@ -168,7 +168,9 @@ class _Ranked(NamedTuple):
 def ranked(
     learner: Learner, view: View, capacity: int, batch_size: int, exponent: float, correction: float
 ) -> Replay:
-    """The newest ``capacity`` steps, drawn in proportion to ``loss^exponent`` (Schaul et al. 2016).
+    """The newest ``capacity`` steps, drawn in proportion to ``priority^exponent`` (Schaul et al. 2016).
+
+    The priority of a step is how far it was from its target when it was last drawn, as ``learner.weighted`` says.
 
     Args:
       learner: whose updates are made; must know how to make ``weighted`` ones.
@@ -189,8 +191,8 @@ def ranked(
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
         batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
-        state, metrics, loss = weighted(ranked.state, batch, weight, key)
-        memory = prioritised.update(memory, slots, (loss + 1e-10) ** exponent)
+        state, metrics, priority = weighted(ranked.state, batch, weight, key)
+        memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Ranked(state, memory.tree, memory.highest), metrics
 
     def learn(updates: int) -> Learn:
