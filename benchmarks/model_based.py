@@ -117,7 +117,7 @@ def epoch(settings: Settings, seeds: int) -> Programs:
     loop = model_based.make(loop_config, learner, dynamics, termination.never)
     dataset = jax.device_put(cases.synthetic(settings.transitions))
     keys = jax.random.split(jax.random.key(0), seeds)
-    source = model_based.Source(dataset, jax.jit(jax.vmap(network.init))(keys))
+    source = model_based.Inputs(dataset, jax.jit(jax.vmap(network.init))(keys))
     step = jax.jit(
         model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"), donate_argnums=0
     )

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import common, flags, presets
-from rl import envs, evaluate, lifecycle, model_based, train
+from rl import acting, envs, evaluate, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -162,7 +162,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         epochs = train.epochs(
             model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"),
             carry,
-            model_based.Source(dataset, params),
+            model_based.Inputs(dataset, params),
             keys,
             (this.total - start.step) // config.updates,
         )
@@ -247,7 +247,7 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
 
 def _evaluator(settings: Settings, learner: Learner, name: str, task: common.Problem) -> evaluate.Evaluator:
     return evaluate.evaluator(
-        jax.vmap(learner.act),
+        acting.over_seeds(acting.actor(learner), 0),
         name,
         seeds=settings.seeds,
         episodes=settings.eval_episodes,

@@ -25,12 +25,12 @@ from jax.experimental import multihost_utils
 
 from experiments import common, flags, presets
 from experiments.common import Problem
-from rl import agents, evaluate, lifecycle, shard, train
+from rl import acting, agents, evaluate, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
 from rl.replay import transform
-from rl.types import Array, Key, Learner, State
+from rl.types import Key, Learner, State
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -255,16 +255,14 @@ def scorer(
       ValueError: the environment does not fit the data.
     """
 
-    def act(state: State, observation: Array, keys: Key) -> Array:
-        return population.act(state, transform.observations(task.transform, observation), keys)
-
+    actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
     cpu = jax.local_devices(backend="cpu")[0]
     with ExitStack() as stack:
         episodes = estimate = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             episodes = stack.enter_context(
                 evaluate.evaluator(
-                    act,
+                    actor,
                     task.loaded.environment,
                     seeds=count,
                     episodes=settings.eval_episodes,

@@ -36,12 +36,12 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, presets
-from rl import agents, checkpoint, data, envs, evaluate, lifecycle, online, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
-from rl.types import Array, Key, Learner, Spec, State
+from rl.types import Learner, Spec, State
 from rl.values import heads
 
 _IDENTITY = (
@@ -485,14 +485,11 @@ def scorer(
     settings: Settings, learner: Learner, seen: Transform
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
-
-    def act(state: State, observation: Array, keys: Key) -> Array:
-        observation = transform.observations(seen, observation)
-        return jax.vmap(learner.act, (train.STACKED, 0, 0))(state, observation, keys)
-
+    actor = acting.over_seeds(acting.actor(learner), train.STACKED)
+    actor = acting.observing(actor, functools.partial(transform.observations, seen))
     cpu = jax.local_devices(backend="cpu")[0]
     with evaluate.evaluator(
-        act,
+        actor,
         settings.env,
         seeds=settings.seeds,
         episodes=settings.eval_episodes,

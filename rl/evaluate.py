@@ -20,11 +20,11 @@ import optax
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from rl import envs
+from rl import acting, envs
 from rl.agents import state as learner_state
 from rl.networks import mlp
 from rl.replay.dataset import Dataset, sampler, size, take
-from rl.types import Array, Key, Params, Spec, State, Transition
+from rl.types import Actor, Array, Key, Params, Spec, State, Transition
 from rl.values.heads import ValueHead
 
 _COPIES = 32  # environments held at once by default: a manipulation task takes 50 MB and 0.7 s to build
@@ -37,7 +37,7 @@ class Evaluator:
 
     def __init__(
         self,
-        policy: Callable[[Any, Array, Array], Array],
+        policy: Actor,
         vector: envs.Vector,
         shape: tuple[int, int, int],
         reference: tuple[float, float] | None,
@@ -67,17 +67,19 @@ class Evaluator:
             RuntimeError: an environment failed or its worker died.
         """
         count, rounds = self._seeds * self._copies, self._rounds
-        starts = self._starts(index)
+        starts, first = self._starts(index), np.ones(count, bool)
         returns, length = np.zeros((count, rounds)), np.zeros((count, rounds), np.int64)
         success, final_success = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
         episode, active = np.zeros(count, np.int64), np.ones(count, bool)
         observation = self._vector.reset(starts[:, 0].tolist())
+        memory = self._policy.start(states, jax.device_put(self._by_seed(observation)))
         time = 0
         with tqdm(
             total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False, disable=None
         ) as bar:
             while active.any():
-                step = self._vector.step(self._act(states, observation, index, time), active)
+                actions, memory = self._act(states, memory, observation, first, (index, time))
+                step = self._vector.step(actions, active)
                 observation, time = step.observation, time + 1
                 now = np.flatnonzero(active), episode[active]
                 returns[now] += step.reward[active]
@@ -88,10 +90,10 @@ class Evaluator:
                 bar.update(int(over.sum()))
                 episode += over
                 active &= episode < rounds
-                begin = over & active
-                if begin.any():
+                first = over & active
+                if first.any():
                     observation = self._vector.reset(
-                        [int(starts[i, episode[i]]) if begin[i] else None for i in range(count)]
+                        [int(starts[i, episode[i]]) if first[i] else None for i in range(count)]
                     )
         scores = {"return": returns, "length": length}
         if self._reference is not None:
@@ -125,21 +127,27 @@ class Evaluator:
         by_copy = score.reshape(self._seeds, self._copies, self._rounds)
         return by_copy.swapaxes(1, 2).reshape(self._seeds, -1)
 
-    def _act(self, states: Any, observation: np.ndarray, index: int, time: int) -> np.ndarray:
-        """Actions [S * n, ...]; transfers are explicit, so that `jax.transfer_guard` can stay on."""
-        stacked = observation.reshape(self._seeds, self._copies, *observation.shape[1:])
-        arguments = jax.device_put((stacked, np.array([index, time], np.uint32)))
-        actions = jax.device_get(self._policy(states, *arguments))
+    def _by_seed(self, rows: np.ndarray) -> np.ndarray:
+        """[S * n, ...] -> [S, n, ...]."""
+        return rows.reshape(self._seeds, self._copies, *rows.shape[1:])
+
+    def _act(
+        self, states: Any, memory: Any, observation: np.ndarray, first: np.ndarray, clock: tuple[int, int]
+    ) -> tuple[np.ndarray, Any]:
+        """Actions [S * n, ...] and memory; transfers are explicit, so that `jax.transfer_guard` can stay on."""
+        now = self._by_seed(observation), self._by_seed(first), np.array(clock, np.uint32)
+        chosen, memory = self._policy.act(states, memory, *jax.device_put(now))
+        actions = jax.device_get(chosen)
         if not np.isfinite(actions).all():
             bad = [s for s in range(self._seeds) if not np.isfinite(actions[s]).all()]
             raise FloatingPointError(
                 f"policies {bad} (of {self._seeds}) returned an action that is not finite"
             )
-        return actions.reshape(-1, *actions.shape[2:])
+        return actions.reshape(-1, *actions.shape[2:]), memory
 
 
 def evaluator(
-    act: Callable[[Any, Array, Key], Array],
+    act: Callable[[Any, Array, Key], Array] | Actor,
     name: str,
     *,
     seeds: int,
@@ -157,7 +165,9 @@ def evaluator(
 
     Args:
         act: (states, observations [S, n, *observation], keys [S]) -> actions [S, n, D], or integers [S, n]:
-            the ``act`` of `rl.train.population`, or ``jax.vmap`` of a learner's.
+            the ``act`` of `rl.train.population`, or ``jax.vmap`` of a learner's. A policy with memory is an `Actor`
+            of the same axes (the ``actor`` there, or `rl.acting.over_seeds`); its memory starts anew with every
+            episode of every environment.
         name: an environment's name (see `rl.envs.make`). It must end its episodes, by termination or a time
             limit.
         seeds: ``S``.
@@ -184,16 +194,19 @@ def evaluator(
     if reference is not None:
         normalize(0.0, reference)  # refuse a bad one before the environments are built
 
-    def policy(states: Any, observations: Array, clock: Array) -> Array:
+    policy = acting.resetting(act if isinstance(act, Actor) else acting.memoryless(act))
+
+    def step(states: Any, memory: Any, observations: Array, first: Array, clock: Array) -> tuple[Array, Any]:
         key = jax.random.fold_in(jax.random.fold_in(jax.random.key(base_seed), clock[0]), clock[1])
-        actions = act(states, observations, jax.random.split(key, seeds))
+        actions, memory = policy.act(states, memory, observations, first, jax.random.split(key, seeds))
         if actions.shape[:2] != (seeds, copies):
             raise ValueError(f"act must return [{seeds}, {copies}, ...] actions, got shape {actions.shape}")
-        return actions
+        return actions, memory
 
     vector = envs.vector(name, seeds * copies, processes)
     shape = (seeds, copies, episodes // copies)
-    return Evaluator(jax.jit(policy), vector, shape, reference, base_seed, name)
+    compiled = Actor(jax.jit(policy.start), jax.jit(step))
+    return Evaluator(compiled, vector, shape, reference, base_seed, name)
 
 
 def normalize(returns: ArrayLike, reference: tuple[float, float]) -> np.ndarray:
@@ -261,7 +274,7 @@ def fitted_q(
         raise ValueError(f"fitted_q takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"critic": optax.adam(config.learning_rate)}
-    sample = jax.vmap(sampler(config.batch_size), (None, 0))
+    sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
 
     @jax.jit
     def start(dataset: Dataset, keys: Key) -> State:
@@ -284,7 +297,7 @@ def fitted_q(
     def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
         def one(_: Array, q: State) -> State:
             sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step))
-            batch = sample(dataset, sample_keys)
+            batch = sample(dataset, sample_keys, 0)
             return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
 
         return jax.lax.fori_loop(0, updates, one, q)

@@ -32,7 +32,7 @@ from rl.dynamics.base import UNCERTAINTY, Dynamics, aleatoric
 from rl.dynamics.rollout import Rollouts
 from rl.dynamics.termination import Rule
 from rl.replay import dataset as replay
-from rl.replay import ring
+from rl.replay import ring, source
 from rl.replay.dataset import Dataset
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
@@ -78,7 +78,7 @@ class Carry(NamedTuple):
     buffer: Any  # a `ring.Ring` of model rows; () where there is no model
 
 
-class Source(NamedTuple):
+class Inputs(NamedTuple):
     """What an epoch reads and does not change."""
 
     dataset: Dataset
@@ -89,7 +89,7 @@ class Loop(NamedTuple):
     """Training as two pure functions of one seed."""
 
     init: Callable[[Key, Dataset], Carry]
-    epoch: Callable[[Carry, Source, Key], tuple[Carry, train.Report]]  # for `rl.train.epochs`
+    epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]  # for `rl.train.epochs`
 
 
 # (learner's state, parameters of the world, fresh rollouts, key) -> metrics
@@ -127,31 +127,25 @@ def make(
     made = config.batch_size - logged
     penalise = UNCERTAINTY.get(config.uncertainty)
     capacity = config.rollouts * config.length * config.retain
+    sample = replay.sampler(logged)
+    if made:
+        sample = source.concatenated(sample, ring.row_sampler(made))
 
     def init(key: Key, dataset: Dataset) -> Carry:
         example = replay.take(dataset, jnp.arange(2))
-        row = jax.tree.map(lambda x: x[0], example)
+        row = jax.tree.map(lambda x: x[0], example._replace(origin=None))
         return Carry(learner.init(key, example), ring.empty(row, capacity) if made else ())
 
-    def sample(source: tuple[Dataset, Any], key: Key) -> Transition:
-        dataset, buffer = source
-        if not made:
-            return replay.sampler(logged)(dataset, key)
-        logged_key, made_key = jax.random.split(key)
-        rows = ring.take(buffer, ring.draw(buffer, made_key, made))
-        both = replay.sampler(logged)(dataset, logged_key), rows
-        return jax.tree.map(lambda *x: jnp.concatenate(x), *both)
-
-    def roll(state: State, source: Source, key: Key) -> Rollouts:
+    def roll(state: State, inputs: Inputs, key: Key) -> Rollouts:
         start_key, key = jax.random.split(key)
-        starts = jax.random.randint(start_key, (config.rollouts,), 0, replay.size(source.dataset))
+        starts = jax.random.randint(start_key, (config.rollouts,), 0, replay.size(inputs.dataset))
         return rollout.roll(
             dynamics,
             terminates,
             lambda observation, key: explore(state, observation, key),
             config.length,
-            source.world,
-            source.dataset.transitions.observation[starts],
+            inputs.world,
+            inputs.dataset.transitions.observation[starts],
             key,
             (lambda *prediction: config.penalty * penalise(*prediction)) if penalise else None,
         )
@@ -162,42 +156,42 @@ def make(
         propose = lambda observation, action, key: dynamics.propose(world, observation, action, key)[0]
         return mobile.make(learner, propose, config.penalty, logged).update
 
-    def epoch(carry: Carry, source: Source, key: Key) -> tuple[Carry, train.Report]:
+    def epoch(carry: Carry, inputs: Inputs, key: Key) -> tuple[Carry, train.Report]:
         state, buffer = carry
         roll_key, diagnose_key = jax.random.split(
             jax.random.fold_in(jax.random.fold_in(key, _ROLLOUTS), state.step)
         )
         metrics: dict[str, Array] = {}
         if made:
-            rolled = roll(state, source, roll_key)
+            rolled = roll(state, inputs, roll_key)
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rolled)
             buffer = ring.insert(buffer, flat.transitions, flat.valid)
             metrics = {"rollout_length": rolled.valid.sum(0).mean(), "rollout_reward": _mean(rolled)}
-        updates = train.scan_updates(update(source.world), sample, config.updates)
-        state, report = updates(state, (source.dataset, buffer), key)
+        data: Any = (inputs.dataset, buffer) if made else inputs.dataset
+        state, report = train.scan_updates(update(inputs.world), sample, config.updates)(state, data, key)
         if made and diagnose:
-            metrics |= diagnose(state, source.world, rolled, diagnose_key)
+            metrics |= diagnose(state, inputs.world, rolled, diagnose_key)
         return Carry(state, buffer), report._replace(metrics={**report.metrics, **metrics})
 
     return Loop(init, epoch)
 
 
 def over_seeds(
-    epoch: Callable[[Carry, Source, Key], tuple[Carry, train.Report]], *, batched: bool
-) -> Callable[[Carry, Source, Key], tuple[Carry, train.Report]]:
+    epoch: Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]], *, batched: bool
+) -> Callable[[Carry, Inputs, Key], tuple[Carry, train.Report]]:
     """``epoch`` of [S] carries, worlds and keys, on one dataset.
 
     ``batched`` advances seeds together, as accelerators want it; otherwise one after another in the same program.
     """
     if batched:
-        axes: Any = Source(None, 0)  # type: ignore[arg-type]
+        axes: Any = Inputs(None, 0)  # type: ignore[arg-type]
         return jax.vmap(epoch, (0, axes, 0))
 
-    def one_by_one(carry: Carry, source: Source, keys: Key) -> tuple[Carry, train.Report]:
+    def one_by_one(carry: Carry, inputs: Inputs, keys: Key) -> tuple[Carry, train.Report]:
         def one(own: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
-            return epoch(own[0], source._replace(world=own[1]), own[2])
+            return epoch(own[0], inputs._replace(world=own[1]), own[2])
 
-        return jax.lax.map(one, (carry, source.world, keys))
+        return jax.lax.map(one, (carry, inputs.world, keys))
 
     return one_by_one
 

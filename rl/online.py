@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import train
+from rl import acting, train
 from rl.replay import dataset as data
-from rl.replay import frames, prioritised, ring
+from rl.replay import frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 _NEVER = np.int32(np.iinfo(np.int32).max)
@@ -59,6 +59,9 @@ class Carry(NamedTuple):
     seen: Array  # [S, N, *observation]
     action: Array  # [S, N, ...], chosen for what is seen
     first: Array  # [S, N] bool, an episode starts with what is seen
+    policy_memory: (
+        Any  # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
+    )
     time: Array  # [] int32, actions chosen so far
     tally: Tally
 
@@ -121,24 +124,21 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
       view: of the steps.
       capacity: steps that are kept.
       batch_size: transitions in each update.
-      logged: how many of them are drawn from logged data instead, uniformly too.
+      logged: how many of them, the first ones, are drawn from logged data instead, uniformly too.
     """
 
-    def sample(sources: tuple[ring.Ring, Any], key: Key) -> Transition:
-        own, other = jax.random.split(key)
-        memory, log = sources
-        batch = view.transitions(memory, view.draw(memory, own, batch_size - logged))
-        if not logged:
-            return batch
-        return jax.tree.map(lambda *both: jnp.concatenate(both), batch, data.sampler(logged)(log, other))
+    def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
+        del step
+        return view.transitions(memory, view.draw(memory, key, batch_size - logged))
 
     def learn(updates: int) -> Learn:
+        sample = source.concatenated(data.sampler(logged), newest) if logged else newest
         epoch = train.scan_updates(learner.update, sample, updates)
 
         def run(
             state: State, rows: ring.Ring, marks: None, log: Any, key: Key
         ) -> tuple[State, None, train.Report]:
-            state, report = epoch(state, (rows, log), key)
+            state, report = epoch(state, (log, rows) if logged else rows, key)
             return state, marks, report
 
         return run
@@ -168,7 +168,9 @@ class _Ranked(NamedTuple):
 def ranked(
     learner: Learner, view: View, capacity: int, batch_size: int, exponent: float, correction: float
 ) -> Replay:
-    """The newest ``capacity`` steps, drawn in proportion to ``loss^exponent`` (Schaul et al. 2016).
+    """The newest ``capacity`` steps, drawn in proportion to ``priority^exponent`` (Schaul et al. 2016).
+
+    The priority of a step is how far it was from its target when it was last drawn, as ``learner.weighted`` says.
 
     Args:
       learner: whose updates are made; must know how to make ``weighted`` ones.
@@ -189,13 +191,13 @@ def ranked(
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
         batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
-        state, metrics, loss = weighted(ranked.state, batch, weight, key)
-        memory = prioritised.update(memory, slots, (loss + 1e-10) ** exponent)
+        state, metrics, priority = weighted(ranked.state, batch, weight, key)
+        memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Ranked(state, memory.tree, memory.highest), metrics
 
     def learn(updates: int) -> Learn:
         # The update draws by itself, since the one before it has changed the priorities.
-        whole: Any = lambda memory, key: (memory, key)
+        whole: Any = lambda memory, key, step: (memory, key)
         epoch: Any = train.scan_updates(cast(Any, update), whole, updates)
 
         def run(
@@ -228,7 +230,7 @@ def loop(
     """The calls of one run.
 
     Args:
-      learner: must know how to ``explore``.
+      learner: must know how to explore (`rl.acting.explorer`).
       spec: as the learner sees the environment.
       replay: its memory.
       keys: [S], one for each seed.
@@ -238,11 +240,7 @@ def loop(
     Raises:
       ValueError: the learner cannot explore.
     """
-    explore = learner.explore
-    if explore is None:
-        raise ValueError(
-            "this agent has no way to explore: choose sac, td3, dqn, or one that learns offline first"
-        )
+    explorer = acting.resetting(acting.explorer(learner))
     init_keys, learn_keys, act_keys = jnp.moveaxis(
         jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
     )
@@ -262,22 +260,28 @@ def loop(
             seen=seen,
             action=action,
             first=jnp.ones((seeds, environments), bool),
+            policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
             time=jnp.zeros((), jnp.int32),
             tally=fresh_tally(sorted(metrics), seeds),
         )
 
     def choose(carry: Carry, random: bool) -> tuple[Carry, Array]:
-        def one(state: State, seen: Array, key: Key) -> Array:
+        def one(state: State, memory: Any, seen: Array, first: Array, key: Key) -> tuple[Array, Any]:
             key = jax.random.fold_in(key, carry.time)
             if not random:
-                return explore(state, seen, key)
+                return explorer.act(state, memory, seen, first, key)
+            # The policy, whose actions these are not, remembers nothing of them.
+            memory = explorer.start(state, seen)
             shape = seen.shape[: seen.ndim - len(spec.observation_shape)]
             if spec.discrete:
-                return jax.random.randint(key, shape, 0, spec.action_size)
-            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0)
+                return jax.random.randint(key, shape, 0, spec.action_size), memory
+            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0), memory
 
-        action = jax.vmap(one, (train.STACKED, 0, 0))(carry.state, carry.seen, act_keys)
-        return carry._replace(action=action.astype(carry.action.dtype), time=carry.time + 1), action
+        action, memory = jax.vmap(one, (train.STACKED, 0, 0, 0, 0))(
+            carry.state, carry.policy_memory, carry.seen, carry.first, act_keys
+        )
+        stored = action.astype(carry.action.dtype)
+        return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)

@@ -32,7 +32,8 @@ from jax.sharding import PartitionSpec as P
 
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
-from rl.train import Report, Sample, scan_updates
+from rl.replay.source import Source
+from rl.train import Report, scan_updates
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
 Tree = TypeVar("Tree")
@@ -260,7 +261,7 @@ def over_mesh(epoch: Epoch, mesh: Mesh) -> Epoch:
     return placed
 
 
-def data_parallel(sample: Sample, mesh: Mesh) -> Sample:
+def data_parallel(sample: Source, mesh: Mesh) -> Source:
     """``sample`` with its batch split over ``data``; the dataset lies on every device (`place`).
 
     The rows are those that one device would draw. The compiler takes it from there: each device gathers
@@ -272,15 +273,15 @@ def data_parallel(sample: Sample, mesh: Mesh) -> Sample:
     """
     rows = NamedSharding(mesh, P("data"))
 
-    def split(dataset: Dataset, key: Key) -> Transition:
-        batch = sample(dataset, key)
+    def split(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
+        batch = sample(dataset, key, step)
         _part(batch.reward.shape[0], mesh, "data")
         return jax.lax.with_sharding_constraint(batch, rows)
 
     return split
 
 
-def sharded_sampler(batch_size: int, mesh: Mesh) -> Sample:
+def sharded_sampler(batch_size: int, mesh: Mesh) -> Source:
     """Uniform sampling from a dataset that is itself split over ``data`` (`place_split`).
 
     Device ``i`` draws ``batch_size / data`` of its own rows with ``fold_in(key, i)``, and no row ever
@@ -296,10 +297,10 @@ def sharded_sampler(batch_size: int, mesh: Mesh) -> Sample:
 
     # Only the drawing is code per device: the update stays in the surrounding program. Inside `shard_map`
     # the gradient of a local mean, averaged afterwards, would come out as a sum.
-    def draw(part: Dataset, key: Key) -> Transition:
-        return sample(part, jax.random.fold_in(key, jax.lax.axis_index("data")))
+    def draw(part: Dataset, key: Key, step: Array | int) -> Transition:
+        return sample(part, jax.random.fold_in(key, jax.lax.axis_index("data")), step)
 
-    return jax.shard_map(draw, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+    return jax.shard_map(draw, mesh=mesh, in_specs=(P("data"), P(), P()), out_specs=P("data"))
 
 
 # ---- jax.pmap, for those who ask for it ---------------------------------------------------------------
@@ -307,7 +308,7 @@ def sharded_sampler(batch_size: int, mesh: Mesh) -> Sample:
 
 def pmap_updates(
     make: Callable[[Optimiser], Learner],
-    sample: Sample,
+    sample: Source,
     steps: int,
     *,
     optimiser: Optimiser = optax.adam,
@@ -342,8 +343,8 @@ def pmap_updates(
     here = Mesh(devices, "data")
 
     def epoch(state: State, dataset: Dataset, key: Key, device: Array) -> tuple[State, Report]:
-        def part(dataset: Dataset, key: Key) -> Transition:
-            batch = sample(dataset, key)
+        def part(dataset: Dataset, key: Key, step: Array | int) -> Transition:
+            batch = sample(dataset, key, step)
             rows = _part(batch.reward.shape[0], here, "data")
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, device * rows, rows), batch)
 

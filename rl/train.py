@@ -19,11 +19,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import acting
 from rl.replay.dataset import Dataset
-from rl.types import Array, Key, Learner, Metrics, State, Transition
-
-# Draws a batch from what an epoch reads: a `Dataset`, or anything else that the caller passes through.
-Sample = Callable[[Any, Key], Transition]
+from rl.replay.source import Source
+from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 
 # Axes of a stacked state: one axis over seeds everywhere but in the step, which all share. With a shared
 # step, `lax.cond` on it stays a branch under vmap, and delayed updates cost nothing when they are not due.
@@ -49,7 +48,7 @@ class Interrupted(RuntimeError):
 
 def scan_updates(
     update: Callable[[State, Transition, Key], tuple[State, Metrics]],
-    sample: Sample,
+    sample: Source,
     steps: int,
     *,
     unroll: int = 1,
@@ -58,7 +57,7 @@ def scan_updates(
 
     Args:
       update: a learner's update.
-      sample: draws one batch from the dataset.
+      sample: draws one batch from the dataset: a source (`rl.replay.source`), told the number of the update.
       steps: updates per call.
       unroll: updates per iteration of the compiled loop. More saves launch time on accelerators and costs
         compile time; results differ in the last bits, so resume with the value that was started with.
@@ -67,7 +66,7 @@ def scan_updates(
     def epoch(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
         def one(state: State) -> tuple[State, Metrics]:
             sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step))
-            return update(state, sample(dataset, sample_key), update_key)
+            return update(state, sample(dataset, sample_key, state.step), update_key)
 
         names = sorted(jax.eval_shape(one, state)[1])
 
@@ -96,12 +95,13 @@ class Population(NamedTuple):
     init: Callable[[Key, Transition], State]  # keys [S], one example batch -> stacked state
     epoch: Callable[[State, Dataset, Key], tuple[State, Report]]  # stacked state, dataset, keys [S]
     act: Callable[[State, Array, Key], Array]  # stacked state, observations [S, ...], keys [S]
+    actor: Actor  # the same with memory, for learners that have one; empty memory for the others
 
 
 def population(
     make: Callable[[Any], Learner],
     config: Any,
-    sample: Sample,
+    sample: Source,
     steps: int,
     *,
     sweep: Mapping[str, Any] | None = None,
@@ -157,7 +157,7 @@ def population(
     def act(state: State, observation: Array, keys: Key) -> Array:
         return jax.vmap(make(config).act, (STACKED, 0, 0))(state, observation, keys)
 
-    return Population(init, epoch, act)
+    return Population(init, epoch, act, acting.over_seeds(acting.actor(make(config)), STACKED))
 
 
 def epochs(

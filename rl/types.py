@@ -98,7 +98,7 @@ class Learner(NamedTuple):
     # (state, [..., *observation], key) -> like act: how it collects its own experience
     explore: Callable[[State, Array, Key], Array] | None = None
     # (state, batch [B], weights [B], key) -> state, metrics, priorities [B]: an update by weighted rows, and how much
-    # each is worth another look (its loss)
+    # each is worth another look (how far it was from its target: `rl.values.heads.divergence`)
     weighted: Callable[[State, Transition, Array, Key], tuple[State, Metrics, Array]] | None = None
     # (state, [..., *observation], action [..., D] or [...]) -> [E, ...]: what each critic says of an action
     critics: Callable[[State, Any, Array], Array] | None = None

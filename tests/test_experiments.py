@@ -23,7 +23,7 @@ import pytest
 from absl import flags as absl_flags
 
 from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
-from rl import agents, checkpoint, data, evaluate, log, shard, train
+from rl import acting, agents, checkpoint, data, evaluate, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
 from rl.programs.pool import IsolationError
@@ -426,7 +426,8 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         (0.0, 1.0),
         heads.scalar(),
     )
-    population = train.Population(None, None, lambda state, seen, keys: state * seen[..., :1])
+    act = lambda state, seen, keys: state * seen[..., :1]
+    population = train.Population(None, None, act, acting.memoryless(act))
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
         found = score(jnp.float32(0.1), 1)
     steps = found["eval/length"]

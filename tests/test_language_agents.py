@@ -57,7 +57,7 @@ def logits_of(params: Any, text: Any) -> Any:
 def run(learner: Any, updates: int, batch: TokenBatch) -> tuple[State, dict[str, float]]:
     """Full-batch updates, compiled together."""
     state = jax.jit(learner.init)(jax.random.key(0), batch)
-    epoch = jax.jit(train.scan_updates(learner.update, lambda data, key: data, updates))
+    epoch = jax.jit(train.scan_updates(learner.update, lambda data, key, step: data, updates))
     state, report = epoch(state, batch, jax.random.key(1))
     return state, {name: float(value) for name, value in report.metrics.items()}
 

@@ -77,7 +77,7 @@ def test_it_starts_as_the_frozen_model(name: str) -> None:
 def trained(make: Any, batch: Batch, updates: int) -> Any:
     learner = cached.learner(make, cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12))
     state = jax.jit(learner.init)(jax.random.key(0), batch)
-    epoch = jax.jit(train.scan_updates(learner.update, lambda data, key: data, updates))
+    epoch = jax.jit(train.scan_updates(learner.update, lambda data, key, step: data, updates))
     return epoch(state, batch, jax.random.key(1))[0]
 
 

@@ -76,7 +76,7 @@ def sac(**fields: Any) -> Learner:
 def run(
     made: model_based.Loop, epochs: int, data: Dataset | None = None, world: Any = ()
 ) -> tuple[Any, list[Any]]:
-    source = jax.device_put(model_based.Source(data or logged(), world))
+    source = jax.device_put(model_based.Inputs(data or logged(), world))
     carry, reports = jax.jit(made.init)(KEY, source.dataset), []
     step = jax.jit(made.epoch)
     for _ in range(epochs):
@@ -86,8 +86,16 @@ def run(
 
 
 def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
-    _, [report] = run(loop(), 1)
+    """And every row says in ``origin`` which it is."""
+    plain = stub()
+
+    def update(state: State, batch: Transition, key: Any) -> tuple[State, dict[str, Any]]:
+        state, metrics = plain.update(state, batch, key)
+        return state, {**metrics, "misnamed": (batch.origin != (jnp.arange(20) >= 6)).sum()}
+
+    _, [report] = run(loop(learner=stub(update=update)), 1)
     assert report.metrics["first"] == LOGGED and report.metrics["rest"] < 2
+    assert report.metrics["misnamed"] == 0
 
 
 def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is() -> None:
@@ -124,7 +132,7 @@ def test_the_buffer_keeps_the_newest_rows_and_none_after_an_episodes_end() -> No
     carry, step = jax.jit(made.init)(KEY, data), jax.jit(made.epoch)
     written = 0.0
     for number in range(12):
-        carry, report = step(carry, model_based.Source(data, jnp.float32(number)), KEY)
+        carry, report = step(carry, model_based.Inputs(data, jnp.float32(number)), KEY)
         written += float(report.metrics["rollout_length"]) * SMALL.rollouts
     rows, count = jax.tree.map(np.asarray, carry.buffer.rows), int(carry.buffer.count)
     assert count == len(rows.reward) == 96 < written
@@ -146,7 +154,7 @@ def test_rollouts_start_from_logged_states_and_follow_the_policy() -> None:
 
 def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     made = loop(learner=stub(), world=base.true(plane.step))
-    source = jax.device_put(model_based.Source(logged(), ()))
+    source = jax.device_put(model_based.Inputs(logged(), ()))
     step, start = jax.jit(made.epoch), jax.jit(made.init)(KEY, source.dataset)
     first, _ = step(start, source, KEY)
     again, _ = step(start, source, KEY)
@@ -160,10 +168,10 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
 def test_a_seed_of_many_is_that_seed_alone() -> None:
     """Whether seeds advance together or one after another."""
     made = loop(change(updates=3), sac())
-    source = jax.device_put(model_based.Source(logged(), jnp.zeros((2, 1))))
+    source = jax.device_put(model_based.Inputs(logged(), jnp.zeros((2, 1))))
     keys = jax.random.split(KEY, 2)
     alone = jax.jit(made.init)(keys[1], source.dataset)
-    alone, report = jax.jit(made.epoch)(alone, model_based.Source(source.dataset, ()), keys[1])
+    alone, report = jax.jit(made.epoch)(alone, model_based.Inputs(source.dataset, ()), keys[1])
     start = jax.jit(jax.vmap(made.init, (0, None)))(keys, source.dataset)
     close = lambda one, other: np.testing.assert_allclose(one[1], other, rtol=2e-4, atol=1e-5)
     for batched in (True, False):
@@ -186,7 +194,7 @@ def test_every_method_is_a_setting(method: str) -> None:
     trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=base.learned(made))
     data = jax.device_put(logged())
     carry, report = jax.jit(trained.epoch)(
-        jax.jit(trained.init)(KEY, data), model_based.Source(data, made.init(KEY)), KEY
+        jax.jit(trained.init)(KEY, data), model_based.Inputs(data, made.init(KEY)), KEY
     )
     assert carry.learner.step == 2
     assert all(np.isfinite(value).all() for value in report.metrics.values())

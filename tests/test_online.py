@@ -21,7 +21,8 @@ from rl import agents, checkpoint, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
 from rl.replay import dataset as replay
-from rl.replay import transform
+from rl.replay import ring, transform
+from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
 
@@ -124,6 +125,24 @@ def test_what_happened_is_what_the_replay_holds() -> None:
         np.testing.assert_allclose(held, np.float32(expected[s]), rtol=1e-6)
     means = np.asarray(compiled.reading(carry.tally).metrics["reward"])
     assert means[0] != means[1] and (min(rewards) < means).all() and (means < max(rewards)).all()
+
+
+def test_logged_rows_come_first_in_every_batch() -> None:
+    """As in the model-based loop; their rewards are 5, those of the replay 0."""
+
+    def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+        rewards = {"logged": batch.reward[:3].min(), "new": batch.reward[3:].max()}
+        return state._replace(step=state.step + 1), rewards | {"from": batch.origin @ 2 ** jnp.arange(5)}
+
+    learner = counter()._replace(update=update)
+    replay = compiled.uniform(learner, compiled.steps(), 10, 5, logged=3)
+    row = compiled.example(Spec((3,), 1))
+    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0)))
+    rows = ring.Row(*row[:5], jnp.ones(1, bool))
+    memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
+    state = learner.init(jax.random.key(0), None)
+    _, _, report = replay.learn(2)(state, memory, None, Dataset(log, None), jax.random.key(0))
+    assert jax.tree.map(float, report.metrics) == {"logged": 5, "new": 0, "from": 0b11000}
 
 
 def test_the_replay_is_written_in_place() -> None:

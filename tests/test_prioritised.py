@@ -8,8 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import rel_entr
 
+from rl.agents import dqn
+from rl.networks.base import Network
 from rl.replay import prioritised, ring
+from rl.types import Spec, Transition
+from rl.values import heads
 
 KEY = jax.random.key(0)
 
@@ -132,3 +137,33 @@ def test_a_ring_with_priorities_holds_what_a_ring_holds() -> None:
         rows = jnp.full((3, 2), float(time))
         memory, plain = prioritised.insert(memory, rows), ring.insert(plain, rows)
     jax.tree.map(np.testing.assert_array_equal, memory.ring, plain)
+
+
+# ---- what an update is worth ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", heads.NAMES)
+def test_the_priority_of_a_row_is_how_far_it_is_from_its_target(name: str, monkeypatch) -> None:
+    """Row 0 is fitted perfectly, the others are off by 0.4 and 4; the loss itself includes the target's entropy."""
+    head = heads.make(name, -10.0, 10.0, 21)
+    reward = jnp.array([1.2, 1.6, 5.2])
+    nothing = jnp.zeros((3, 21 if name != "scalar" else 1))
+    target = np.asarray(head.target(reward, jnp.zeros(3), nothing), np.float64)
+    fitted = jnp.float32(target[0] if head.are_values else np.log(np.maximum(target[0], 1e-30))).reshape(-1)
+    table = Network(
+        lambda key, seen: fitted, lambda params, seen: jnp.stack([jnp.stack([params] * 2)] * len(seen))
+    )
+    monkeypatch.setattr(dqn.mlp, "action_values", lambda *_: table)
+    learner = dqn.make(dqn.Config(), Spec((1,), 2, discrete=True), head)
+    seen, action = jnp.zeros((3, 1)), jnp.zeros(3, jnp.int32)
+    batch = Transition(seen, action, reward, jnp.zeros(3), seen, action, jnp.zeros(3))
+    assert learner.weighted is not None
+    _, metrics, priority = learner.weighted(learner.init(KEY, batch), batch, jnp.ones(3), KEY)
+    if head.are_values:
+        each = head.loss(jnp.stack([fitted] * 3), jnp.float32(target))
+        np.testing.assert_allclose(priority, each)
+    else:
+        output = np.asarray(jax.nn.softmax(fitted), np.float64)
+        np.testing.assert_allclose(priority, rel_entr(target, output).sum(-1), rtol=1e-4, atol=1e-6)
+        assert metrics["critic_loss"] > priority.mean() + 0.05  # what is minimised is still cross-entropy
+    assert 0 <= priority[0] < 1e-6 and priority[1] > 0.01 and priority[2] > priority[1]

@@ -29,6 +29,7 @@ from rl import agents, shard, train
 from rl.data import synthetic
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
+from rl.replay.source import Source
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -97,15 +98,15 @@ def succeed(*processes: subprocess.Popen[str]) -> None:
 # ---- what one device computes, written out --------------------------------------------------------------
 
 
-def uniform(dataset: Dataset, key: Key) -> Transition:
+def uniform(dataset: Dataset, key: Key, step: Any) -> Transition:
     rows = jax.random.randint(key, (BATCH,), 0, len(dataset.last))
     return jax.tree.map(lambda x: x[rows], dataset.transitions)
 
 
-def stratified(parts: int) -> train.Sample:
+def stratified(parts: int) -> Source:
     """An equal share of the batch from each of ``parts`` parts of the dataset."""
 
-    def sample(dataset: Dataset, key: Key) -> Transition:
+    def sample(dataset: Dataset, key: Key, step: Any) -> Transition:
         size, share = len(dataset.last) // parts, BATCH // parts
         rows = [
             size * part + jax.random.randint(jax.random.fold_in(key, part), (share,), 0, size)
@@ -117,11 +118,11 @@ def stratified(parts: int) -> train.Sample:
 
 
 def by_hand(
-    update: Callable[..., Any], sample: train.Sample, state: State, dataset: Dataset, key: Key, steps: int
+    update: Callable[..., Any], sample: Source, state: State, dataset: Dataset, key: Key, steps: int
 ) -> State:
     for step in range(steps):
         sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
-        state, _ = update(state, sample(dataset, sample_key), update_key)
+        state, _ = update(state, sample(dataset, sample_key, step), update_key)
     return state
 
 

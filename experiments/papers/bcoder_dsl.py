@@ -48,7 +48,9 @@ from rl.networks.transformer import Shape
 from rl.programs import dsl
 from rl.programs.pool import REWARDS, Pool, Verdict
 from rl.programs.problems import Problem
+from rl.replay import source
 from rl.replay import tokens as replay
+from rl.replay.source import Source
 from rl.replay.tokens import Turn
 from rl.types import Array, Key, Params, State, TokenBatch
 from rl.values import heads
@@ -263,7 +265,7 @@ def one_seed(
         rank(variant, functools.partial(judges, params))
     for variant, made in shop.variants.items():
         anchor = anchors[VARIANTS[name][variant].imitates]
-        state = made.learn(params, (*anchor, own), keys[4])
+        state = made.learn(params, (anchor, own), keys[4])
         rank(variant, functools.partial(made.score, state))
         policies[variant] = solved(shop, pool, state.params["policy"], problems, keys[3])
         finished(1)
@@ -342,16 +344,16 @@ def passing(data: TokenBatch, verdicts: np.ndarray) -> tuple[TokenBatch, int]:
     return replay.take(data, np.argsort(~passed, kind="stable")), int(passed.sum())
 
 
-def halves(batch_size: int) -> Callable[[Any, Key], TokenBatch]:
-    """Of (anchors, count, programs), samples half a batch from the first ``count`` anchors, half from the programs."""
+def halves(batch_size: int) -> Source:
+    """Of ((anchors, count), programs): half a batch of the first ``count`` anchors, then half of the programs."""
+    half = batch_size // 2
 
-    def sample(data: tuple[TokenBatch, Array, TokenBatch], key: Key) -> TokenBatch:
-        anchors, count, programs = data
-        keys, half = jax.random.split(key), batch_size // 2
-        one = replay.take(anchors, jax.random.randint(keys[0], (half,), 0, count))
-        return jax.tree.map(lambda *x: jnp.concatenate(x), one, replay.sampler(half)(programs, keys[1]))
+    def anchored(data: tuple[TokenBatch, Array], key: Key, step: Array | int) -> TokenBatch:
+        del step
+        anchors, count = data
+        return replay.take(anchors, jax.random.randint(key, (half,), 0, count))
 
-    return sample
+    return source.concatenated(anchored, replay.sampler(half))
 
 
 # ---- learners -----------------------------------------------------------------------------------------------------
@@ -416,7 +418,7 @@ def _learnt(settings: Settings, lm: LM, variant: Variant) -> Learnt:
             learner = bcoder.make(config, start, head)
         updates = settings.updates + (0 if cloning else settings.value_updates)
         epoch = train.scan_updates(learner.update, halves(settings.batch_size), updates)
-        return epoch(learner.init(key, data[0]), data, key)[0]
+        return epoch(learner.init(key, data[0][0]), data, key)[0]
 
     if cloning:
         likelihood = _log_prob(lm)

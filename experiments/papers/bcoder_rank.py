@@ -455,7 +455,8 @@ class _Bench:
             finished(CHUNK)
         return state
 
-    def _sample(self, data: Data, key: Key) -> Batch:
+    def _sample(self, data: Data, key: Key, step: Array | int = 0) -> Batch:
+        del step
         index = data.index[jax.random.randint(key, (self.settings.rows,), 0, data.count)]
         return cached.gather(replay.take(data.rows, index), data.store)
 

@@ -240,7 +240,7 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
         ),
     )
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    source = model_based.Source(logged(jax.random.key(settings.seed)), ())
+    source = model_based.Inputs(logged(jax.random.key(settings.seed)), ())
     epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
     start = jax.jit(jax.vmap(loop.init, (0, None)))(keys, source.dataset)
     evaluate = jax.jit(jax.vmap(lambda state: episode_return(learner, state)))

@@ -46,6 +46,7 @@ from rl.language import model
 from rl.language.model import LM
 from rl.networks.transformer import Shape
 from rl.replay import tokens as replay
+from rl.replay.source import Source
 from rl.types import Array, Key, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -267,10 +268,11 @@ def returns_to_go(episodes: Episodes) -> np.ndarray:
     return total
 
 
-def sampler(batch_size: int) -> Callable[[tuple[TokenBatch, Array], Key], TokenBatch]:
+def sampler(batch_size: int) -> Source:
     """Draws from the valid rows of (rows, how many are valid); that number may differ without a recompilation."""
 
-    def sample(data: tuple[TokenBatch, Array], key: Key) -> TokenBatch:
+    def sample(data: tuple[TokenBatch, Array], key: Key, step: Array | int = 0) -> TokenBatch:
+        del step
         rows, valid = data
         return replay.take(rows, jax.random.randint(key, (batch_size,), 0, valid))
 

@@ -24,7 +24,7 @@ import optax
 from rl.agents.state import Optimiser, descend, follow, require, start
 from rl.networks import cnn, mlp, transformer
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-from rl.values import bellman
+from rl.values import bellman, heads
 from rl.values.heads import ValueHead
 
 
@@ -73,11 +73,12 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | Non
         def loss(params):
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
             each = head.loss(q, target)
-            return (weight * each).mean(), (each, head.value(q).mean())
+            distance = heads.divergence(head, q, target)
+            return (weight * each).mean(), (distance, head.value(q).mean())
 
-        (value, (each, q)), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
+        (value, (distance, q)), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate, config.target_period)
-        return state._replace(step=state.step + 1), {"critic_loss": value, "q": q}, each
+        return state._replace(step=state.step + 1), {"critic_loss": value, "q": q}, distance
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         return weighted(state, batch, jnp.ones_like(batch.reward), key)[:2]

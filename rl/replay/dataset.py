@@ -6,12 +6,12 @@ The same type holds NumPy arrays (as readers return it) and device arrays (as th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
 
@@ -32,10 +32,11 @@ def take(dataset: Dataset, index: Array) -> Transition:
     return jax.tree.map(lambda x: x[index], dataset.transitions)
 
 
-def sampler(batch_size: int) -> Callable[[Dataset, Key], Transition]:
-    """Uniform sampling with replacement: a function of (dataset, key) that returns ``batch_size`` rows."""
+def sampler(batch_size: int) -> Source:
+    """The source of ``batch_size`` rows of a `Dataset`, uniform with replacement."""
 
-    def sample(dataset: Dataset, key: Key) -> Transition:
+    def sample(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
+        del step
         return take(dataset, jax.random.randint(key, (batch_size,), 0, size(dataset)))
 
     return sample

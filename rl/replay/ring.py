@@ -8,12 +8,12 @@ the type `Row`, inserted in blocks of one row for each of ``stride`` environment
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
 
@@ -93,6 +93,16 @@ def take(ring: Ring, slots: Array) -> Any:
     return jax.tree.map(lambda x: x[slots], ring.rows)
 
 
+def row_sampler(batch_size: int) -> Source:
+    """The source of ``batch_size`` rows of a ring as they are kept, uniform with replacement."""
+
+    def sample(ring: Ring, key: Key, step: Array | int = 0) -> Any:
+        del step
+        return take(ring, draw(ring, key, batch_size))
+
+    return sample
+
+
 # ---- several steps -----------------------------------------------------------------------------------------------
 
 
@@ -167,12 +177,11 @@ def action_chunks(
     return steps._replace(action=chunk, next_action=chunk, has_next_action=nothing), taken
 
 
-def sampler(
-    batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1
-) -> Callable[[Ring, Key], Transition]:
-    """Uniform sampling with replacement: a function of (ring, key) that returns `transitions`."""
+def sampler(batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1) -> Source:
+    """The source of `transitions` [batch_size] of a ring, uniform with replacement."""
 
-    def sample(ring: Ring, key: Key) -> Transition:
+    def sample(ring: Ring, key: Key, step: Array | int = 0) -> Transition:
+        del step
         return transitions(ring, draw(ring, key, batch_size), n, discount, stride)
 
     return sample

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from rl.replay.dataset import widened
+from rl.replay.source import Source
 from rl.types import Array, Key, TokenBatch
 
 
@@ -120,10 +121,11 @@ def pack(
     return batch
 
 
-def sampler(batch_size: int) -> Callable[[TokenBatch, Key], TokenBatch]:
-    """Uniform sampling of rows with replacement: a function of (data, key) that returns ``batch_size`` of them."""
+def sampler(batch_size: int) -> Source:
+    """The source of ``batch_size`` rows of a `TokenBatch`, uniform with replacement."""
 
-    def sample(data: TokenBatch, key: Key) -> TokenBatch:
+    def sample(data: TokenBatch, key: Key, step: Array | int = 0) -> TokenBatch:
+        del step
         return take(data, jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0]))
 
     return sample

@@ -87,6 +87,20 @@ def same_target(head: ValueHead, outputs: Array) -> Array:
     return head.target(nothing, jnp.ones_like(nothing), outputs)
 
 
+def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
+    """How far ``outputs`` [..., K] are from their target [...]: what another update on it is worth.
+
+    For categorical heads the Kullback-Leibler divergence ``KL(target || outputs)``, at least 0 and 0 for a perfect
+    fit: their loss, a cross-entropy, without the entropy of the target, which no update takes away. (Rainbow, Hessel
+    et al. 2018, draws rows in proportion to it.) For the other heads the loss itself.
+    """
+    loss = head.loss(outputs, target)
+    if head.are_values:
+        return loss
+    entropy = -jax.scipy.special.xlogy(target, target).sum(-1)
+    return jnp.maximum(loss - entropy, 0.0)  # rounding
+
+
 def scalar() -> ValueHead:
     """One output, the value itself, with squared error ``(v - y)^2`` (no factor one half)."""
 

@@ -1,0 +1,77 @@
+"""Policies with memory: what evaluation and online collection act with (`rl.types.Actor`).
+
+A policy without memory is one whose memory is empty, so that no loop tells the two apart. Episodes end at different
+times in environments that are stepped together: `resetting` puts back the memory of each one where its episode starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from rl.types import Actor, Array, Key, Learner, State
+
+
+def memoryless(act: Callable[[Any, Any, Key], Array]) -> Actor:
+    """An actor with empty memory from ``act`` (state, [..., *observation], key) -> action."""
+
+    def step(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
+        del first
+        return act(state, observation, key), memory
+
+    return Actor(lambda state, observation: (), step)
+
+
+def actor(learner: Learner) -> Actor:
+    """How a learner acts when it is evaluated."""
+    return learner.actor or memoryless(learner.act)
+
+
+def explorer(learner: Learner) -> Actor:
+    """How a learner acts when it collects its own experience.
+
+    Raises:
+      ValueError: it does not say how.
+    """
+    if learner.explorer:
+        return learner.explorer
+    if learner.explore is None:
+        raise ValueError(
+            "this agent has no way to explore: choose sac, td3, dqn, or one that learns offline first"
+        )
+    return memoryless(learner.explore)
+
+
+def resetting(actor: Actor) -> Actor:
+    """``actor`` with its memory back at the start wherever an episode starts, whether it looks at ``first`` or not."""
+
+    def act(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
+        def put_back(start: Array, now: Array) -> Array:
+            where = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))
+            return jnp.where(where, start, now)
+
+        memory = jax.tree.map(put_back, actor.start(state, observation), memory)
+        return actor.act(state, memory, observation, first, key)
+
+    return actor._replace(act=act)
+
+
+def over_seeds(actor: Actor, states: State | int) -> Actor:
+    """``actor`` of stacked states: everything it takes and gives has one more axis in front, over seeds.
+
+    Args:
+      actor: of one state.
+      states: axes of the states, `rl.train.STACKED` or 0.
+    """
+    return Actor(jax.vmap(actor.start, (states, 0)), jax.vmap(actor.act, (states, 0, 0, 0, 0)))
+
+
+def observing(actor: Actor, see: Callable[[Any], Any]) -> Actor:
+    """``actor`` that is shown ``see(observation)``: standardised ones, say."""
+    return Actor(
+        lambda state, observation: actor.start(state, see(observation)),
+        lambda state, memory, observation, first, key: actor.act(state, memory, see(observation), first, key),
+    )

@@ -1,0 +1,132 @@
+"""Where batches come from: one notion for logged data, replay and rows of a model, alone or together.
+
+A source is a function of (data, key, step) that draws one batch; ``step`` counts updates, so that what is drawn can
+follow a schedule inside compiled code. `rl.replay.dataset.sampler`, `rl.replay.ring.sampler` and
+`rl.replay.tokens.sampler` make sources of one kind of data. The functions here join sources; the data of what they
+return is a tuple with the data of each. Every `rl.types.Transition` then says in ``origin`` which source it came from,
+counted from 0 in the order given. By convention logged data is the first. Rows that have an ``origin`` keep it: a
+dataset whose demonstrations are flagged row by row, say.
+
+| | a batch is | shares |
+|---|---|---|
+| `concatenated` | all rows of one batch of each source | fixed by their sizes |
+| `mixed_rows` | of equal batches the first rows of one, the next of another | may change with the step |
+| `whole_batches` | one batch of one source, chosen at random (MBPO, Janner et al. 2019) | may change with the step |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.types import Array, Key, Transition
+
+# (data, key, number of the update [] int32) -> batch
+Source = Callable[[Any, Key, Array | int], Any]
+
+# The share of each of K sources: numbers that sum to 1, or a function of the step to [K] such numbers
+Shares = Sequence[float] | Callable[[Array | int], Array]
+
+
+def concatenated(*sources: Source) -> Source:
+    """All rows that ``sources`` draw, in their order; it costs what they cost."""
+
+    def draw(data: Any, key: Key, step: Array | int) -> Any:
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *_each(sources, data, key, step))
+
+    return draw
+
+
+def mixed_rows(*sources: Source, shares: Shares) -> Source:
+    """Batches of ``B`` rows whose shares change with the step: the first ``round(B share)`` are the first source's.
+
+    Every source draws ``B`` rows in each step, of which some are dropped: where shares are fixed, `concatenated` draws
+    fewer.
+
+    Raises:
+      ValueError: shares that are not one for each source, or not numbers that sum to 1.
+    """
+    share = _shares(shares, len(sources))
+
+    def draw(data: Any, key: Key, step: Array | int) -> Any:
+        batches = _each(sources, data, key, step)
+        row = jnp.arange(jax.tree.leaves(batches[0])[0].shape[0])
+        ends = jnp.round(jnp.cumsum(share(step))[:-1] * len(row))
+        which = (row[:, None] >= ends).sum(-1)  # [B]
+
+        def pick(first: Array, *others: Array) -> Array:
+            picked = first
+            for index, other in enumerate(others, 1):
+                mask = (which == index).reshape(-1, *(1,) * (other.ndim - 1))
+                picked = jnp.where(mask, other, picked)
+            return picked
+
+        return jax.tree.map(pick, *batches)
+
+    return draw
+
+
+def whole_batches(*sources: Source, shares: Shares) -> Source:
+    """Each batch is that of one source, drawn with the probability ``shares`` gives it; of share 0, never.
+
+    Under `jax.vmap` over keys every source draws, and one of the batches is kept.
+
+    Raises:
+      ValueError: shares that are not one for each source, or not numbers that sum to 1.
+    """
+    share = _shares(shares, len(sources))
+
+    def draw(data: Any, key: Key, step: Array | int) -> Any:
+        choice_key, draw_key = jax.random.split(key)
+        _check_data(data, sources)
+        branches = [
+            lambda index=index: _flagged(sources[index](data[index], draw_key, step), index)
+            for index in range(len(sources))
+        ]
+        return jax.lax.switch(jax.random.categorical(choice_key, jnp.log(share(step))), branches)
+
+    return draw
+
+
+def _each(sources: Sequence[Source], data: Any, key: Key, step: Array | int) -> list[Any]:
+    """A batch of each source, flagged."""
+    _check_data(data, sources)
+    keys = jax.random.split(key, len(sources))
+    return [_flagged(source(data[i], keys[i], step), i) for i, source in enumerate(sources)]
+
+
+def _flagged(batch: Any, index: int) -> Any:
+    """``batch`` with the number of its source in rows that have no origin; token batches have no place for it."""
+    if not isinstance(batch, Transition) or batch.origin is not None:
+        return batch
+    return batch._replace(origin=jnp.full(batch.reward.shape, index, jnp.int32))
+
+
+def _check_data(data: Any, sources: Sequence[Source]) -> None:
+    if not isinstance(data, tuple) or len(data) != len(sources):
+        raise ValueError(f"the data of {len(sources)} sources must be a tuple of that many, not {type(data)}")
+
+
+def _shares(shares: Shares, count: int) -> Callable[[Array | int], Array]:
+    """Shares as a function of the step to [count]."""
+    if callable(shares):
+        schedule: Callable[[Array | int], Any] = shares
+    else:
+        fixed = np.asarray(shares, np.float32)
+        if fixed.shape != (count,) or not (abs(fixed.sum() - 1) < 1e-5 and (fixed >= 0).all()):
+            raise ValueError(
+                f"shares {list(shares)} must be {count} numbers from 0 on that sum to 1, one for each source"
+            )
+        schedule = lambda step: fixed
+
+    def share(step: Array | int) -> Array:
+        now = jnp.asarray(schedule(step))
+        if now.shape != (count,):
+            raise ValueError(f"shares of {count} sources must be [{count}], not {list(now.shape)}")
+        return now
+
+    return share

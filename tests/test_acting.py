@@ -1,0 +1,142 @@
+"""rl.acting: policies with memory, counted against Python loops where episodes end at different times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import online as script
+from rl import acting, envs, evaluate, online, train
+from rl.agents import bc
+from rl.envs.stream import Stream
+from rl.types import Actor, Learner, State
+
+COUNTDOWN = "toy_environments:Countdown-v0"  # observes (steps left, ...); pays 1 + 3 times the action
+LENGTH = 3  # of a chunk
+
+
+def counter() -> Actor:
+    """Acts by how many steps it has made since it began to remember, and never looks at ``first``."""
+
+    def act(state: Any, memory: Any, observation: Any, first: Any, key: Any) -> tuple[Any, Any]:
+        return state.params["scale"] * memory[..., None] / 100, memory + 1
+
+    return Actor(lambda state, observation: jnp.zeros(observation.shape[:-1], jnp.int32), act)
+
+
+def chunks() -> Actor:
+    """Plans `LENGTH` actions from what it sees, and takes them without looking again."""
+
+    def start(state: Any, observation: Any) -> Any:
+        lead = observation.shape[:-1]
+        return {"plan": jnp.zeros((*lead, LENGTH)), "taken": jnp.full(lead, LENGTH, jnp.int32)}
+
+    def act(state: Any, memory: Any, observation: Any, first: Any, key: Any) -> tuple[Any, Any]:
+        again = first | (memory["taken"] == LENGTH)
+        plan = state.params["scale"] * (observation[..., :1] + jnp.arange(LENGTH) / 10) / 100
+        plan = jnp.where(again[..., None], plan, memory["plan"])
+        taken = jnp.where(again, 0, memory["taken"])
+        return jnp.take_along_axis(plan, taken[..., None], -1), {"plan": plan, "taken": taken + 1}
+
+    return Actor(start, act)
+
+
+def by_hand(which: str, seen: list[float]) -> list[float]:
+    """Actions of either at scale 1 while it sees so many steps left, from where it begins to remember."""
+    if which == "counter":
+        return [time / 100 for time in range(len(seen))]
+    return [(seen[time - time % LENGTH] + time % LENGTH / 10) / 100 for time in range(len(seen))]
+
+
+def learner(which: str) -> Learner:
+    """Learns nothing; its scale is 1."""
+
+    def init(key: Any, batch: Any) -> State:
+        return State({"scale": jnp.ones(())}, {}, {}, jnp.zeros((), jnp.int32))
+
+    def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+        return state._replace(step=state.step + 1), {"reward": batch.reward.mean()}
+
+    actor = {"counter": counter, "chunks": chunks}[which]()
+    act = lambda state, observation, key: jnp.zeros((*observation.shape[:-1], 1))
+    return Learner(init, update, act, actor=actor, explorer=actor)
+
+
+@pytest.mark.parametrize("which", ["counter", "chunks"])
+def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) -> None:
+    """Two policies of one population in three environments each, with episodes of 1 to 10 steps."""
+    runs = train.population(lambda config: learner(which), bc.Config(), lambda *_: None, 1)
+    states = runs.init(jax.random.split(jax.random.key(0), 2), None)
+    states = states._replace(params={"scale": jnp.array([1.0, -2.0])})
+    with evaluate.evaluator(runs.actor, COUNTDOWN, seeds=2, episodes=9, copies=3, processes=0) as evaluator:
+        found = evaluator(states)["return"]
+        again = evaluator(states)["return"]
+    env, expected = envs.make(COUNTDOWN), np.zeros((2, 9))
+    for s, scale in enumerate((1.0, -2.0)):
+        starts = np.random.SeedSequence((0, 0, s)).generate_state(9)
+        for e, start in enumerate(starts):
+            length = int(env.reset(seed=int(start))[0][0])
+            actions = by_hand(which, [length - time for time in range(length)])
+            expected[s, e] = sum(1 + 3 * scale * action for action in actions)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_array_equal(found, again)
+
+
+RANDOM, STEPS, STOP = 8, 40, 21  # of each environment
+
+
+def trainer(which: str, stream: Stream) -> script.Trainer:
+    settings = script.Settings(
+        env=COUNTDOWN, seeds=2, envs=2, steps=2 * STEPS, learning_starts=2 * RANDOM, batch_size=4
+    )
+    toy = learner(which)
+    return script.Trainer(
+        settings, stream, toy, online.uniform(toy, online.steps(environments=2), 200, 4), None
+    )
+
+
+@pytest.mark.parametrize("which", ["counter", "chunks"])
+def test_memory_online_is_carried_and_resumed_to_the_bit(which: str, tmp_path: Path) -> None:
+    bar, copies = SimpleNamespace(update=lambda _: None), [(copy,) for copy in range(4)]
+    with Stream(COUNTDOWN, copies, 0) as stream:
+        whole = trainer(which, stream)
+        whole.start(None)
+        whole.advance(2 * STOP, bar, [])
+        whole.save(tmp_path, {})
+        whole.advance(2 * STEPS, bar, [])
+    with Stream(COUNTDOWN, copies, 0) as stream:
+        parts = trainer(which, stream)
+        assert parts.restore(tmp_path, {}) and parts.step == 2 * STOP
+        parts.advance(2 * STEPS, bar, [])
+    jax.tree.map(np.testing.assert_array_equal, parts.carry, whole.carry)
+    rows = jax.tree.map(lambda x: np.asarray(x)[:, : 2 * STEPS], whole.carry.memory.rows)
+    for s in range(2):
+        for copy in range(2):
+            left, first = rows.observation[s, copy::2, 0], rows.first[s, copy::2]
+            # It begins to remember at each episode's start, and where it takes over from random actions.
+            begins = [t for t in range(RANDOM, STEPS) if first[t] or t == RANDOM]
+            expected: list[float] = []
+            for begin, end in zip(begins, [*begins[1:], STEPS], strict=True):
+                expected += by_hand(which, list(left[begin:end]))
+            np.testing.assert_allclose(rows.action[s, copy::2, 0][RANDOM:], expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_policy_without_memory_has_nothing_to_carry() -> None:
+    """Not an array more in programs and checkpoints; and its functions stand for `actor` and `explorer`."""
+    act, explore = (lambda state, observation, key: observation + state), (lambda *_: jnp.ones(2))
+    plain = Learner(None, None, act, explore=explore)  # type: ignore[arg-type]
+    seen, first, key = jnp.arange(2.0), jnp.ones(2, bool), jax.random.key(0)
+    assert jax.tree.leaves(acting.actor(plain).start(1.0, seen)) == []
+    step = jax.make_jaxpr(acting.resetting(acting.actor(plain)).act)(seen, (), seen, first, key)
+    assert [equation.primitive.name for equation in step.eqns] == ["add"]
+    assert acting.explorer(plain).act(1.0, (), seen, first, key)[0].tolist() == [1, 1]
+    shifted = acting.observing(acting.actor(plain), lambda x: x - 5)
+    assert shifted.act(1.0, (), seen, first, key)[0].tolist() == [-4, -3]
+    with pytest.raises(ValueError, match="no way to explore"):
+        acting.explorer(plain._replace(explore=None))
