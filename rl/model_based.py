@@ -111,7 +111,8 @@ def make(
 
     Args:
       config: the loop's settings.
-      learner: any with ``explore``; the first ``int(real * batch_size)`` rows of its batches are logged ones.
+      learner: any with ``explore``; ``int(real * batch_size)`` rows of its batches are logged ones, of origin 0, and
+        the others, of origin 1, the world's.
       dynamics: where rollouts happen.
       terminates: which next observations end an episode; see `rl.dynamics.termination`.
       diagnose: metrics of an epoch's rollouts, after its updates.
@@ -138,9 +139,15 @@ def make(
         if not made:
             return replay.sampler(logged)(dataset, key)
         logged_key, made_key = jax.random.split(key)
-        rows = ring.take(buffer, ring.draw(buffer, made_key, made))
-        both = replay.sampler(logged)(dataset, logged_key), rows
-        return jax.tree.map(lambda *x: jnp.concatenate(x), *both)
+        sources = (
+            replay.sampler(logged)(dataset, logged_key),
+            ring.take(buffer, ring.draw(buffer, made_key, made)),
+        )
+        marked = [
+            rows._replace(origin=jnp.full(rows.reward.shape, index, jnp.int32))
+            for index, rows in enumerate(sources)
+        ]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *marked)
 
     def roll(state: State, source: Source, key: Key) -> Rollouts:
         start_key, key = jax.random.split(key)
@@ -159,8 +166,8 @@ def make(
     def update(world: Any) -> Callable[[State, Transition, Key], tuple[State, Metrics]]:
         if config.uncertainty != "bellman":
             return learner.update
-        propose = lambda observation, action, key: dynamics.propose(world, observation, action, key)[0]
-        return mobile.make(learner, propose, config.penalty, logged).update
+        predict = lambda observation, action: dynamics.predict(world, observation, action)
+        return mobile.make(learner, predict, config.penalty).update
 
     def epoch(carry: Carry, source: Source, key: Key) -> tuple[Carry, train.Report]:
         state, buffer = carry
