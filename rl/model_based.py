@@ -111,7 +111,8 @@ def make(
 
     Args:
       config: the loop's settings.
-      learner: any with ``explore``; the first ``int(real * batch_size)`` rows of its batches are logged ones.
+      learner: any with ``explore``; ``int(real * batch_size)`` rows of its batches are logged ones, of origin 0, and
+        the others, of origin 1, the world's.
       dynamics: where rollouts happen.
       terminates: which next observations end an episode; see `rl.dynamics.termination`.
       diagnose: metrics of an epoch's rollouts, after its updates.
@@ -133,7 +134,7 @@ def make(
 
     def init(key: Key, dataset: Dataset) -> Carry:
         example = replay.take(dataset, jnp.arange(2))
-        row = jax.tree.map(lambda x: x[0], example._replace(origin=None))
+        row = jax.tree.map(lambda x: x[0], example)
         return Carry(learner.init(key, example), ring.empty(row, capacity) if made else ())
 
     def roll(state: State, inputs: Inputs, key: Key) -> Rollouts:
@@ -153,8 +154,8 @@ def make(
     def update(world: Any) -> Callable[[State, Transition, Key], tuple[State, Metrics]]:
         if config.uncertainty != "bellman":
             return learner.update
-        propose = lambda observation, action, key: dynamics.propose(world, observation, action, key)[0]
-        return mobile.make(learner, propose, config.penalty, logged).update
+        predict = lambda observation, action: dynamics.predict(world, observation, action)
+        return mobile.make(learner, predict, config.penalty).update
 
     def epoch(carry: Carry, inputs: Inputs, key: Key) -> tuple[Carry, train.Report]:
         state, buffer = carry

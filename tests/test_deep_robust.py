@@ -233,6 +233,27 @@ def test_a_model_that_is_sure_changes_nothing(agent: str, kind: str) -> None:
     assert metrics["robust_loss"] == metrics["robust_price"] == 0
 
 
+def test_a_model_that_is_sure_costs_nothing_under_a_noisy_policy() -> None:
+    """Equal next states have equal values, though soft actor-critic draws an action at each of them."""
+    learner, batch = built("sac", "continuous", heads.scalar())
+    certain = lambda observation, action, key: jnp.stack([batch.next_observation] * 3)
+    state = learner.init(KEY, batch)
+    _, metrics = robust.make(learner, certain, "tv", 0.5, 0.99).update(state, batch, KEY)
+    assert metrics["robust_loss"] == metrics["robust_price"] == 0
+
+
+def test_weighted_updates_have_robust_targets_too() -> None:
+    """With weights of 1 they are those of ``update``, which is not the plain one."""
+    learner, batch = built("dqn", "discrete", heads.scalar())
+    state = learner.init(KEY, batch)
+    wrapped = robust.make(learner, lambda o, a, key: batch.next_observation[None] + 5.0, "tv", 0.01, 0.99)
+    plain = learner.update(state, batch, KEY)[0].params
+    updated, metrics = wrapped.update(state, batch, KEY)
+    weighed, more, _ = wrapped.weighted(state, batch, jnp.ones_like(batch.reward), KEY)
+    jax.tree.map(np.testing.assert_array_equal, (updated, metrics), (weighed, more))
+    assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, (plain, updated.params)), strict=True))
+
+
 def test_a_deep_agent_turns_from_a_gamble_when_shifts_are_cheap() -> None:
     """Action 0 leads to a state worth 0.5; action 1 to one worth 1.2 or 0, at even odds: 0.6, or 0.2 at price 0.4."""
     start, safe, win, lose = np.eye(4, dtype=np.float32)

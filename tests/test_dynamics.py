@@ -1,8 +1,10 @@
-"""rl.dynamics.ensemble against its equations in NumPy, known systems, and its own stopping rule."""
+"""rl.dynamics.ensemble and its parts against their equations in NumPy, known systems, and the stopping rule."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 from typing import Any
 
 import jax
@@ -11,7 +13,8 @@ import numpy as np
 import pytest
 from scipy import special
 
-from rl.dynamics import ensemble
+from rl.dynamics import ensemble, fit, loss, network, rows
+from rl.replay import ring
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
@@ -44,10 +47,33 @@ def change(**fields: Any) -> ensemble.Config:
     return dataclasses.replace(SMALL, **fields)
 
 
+@functools.cache
+def built(**fields: Any) -> ensemble.Ensemble:
+    """One for all tests, as its compiled programs are."""
+    return ensemble.make(change(**fields), SPEC)
+
+
+@functools.cache
+def built_programs(config: ensemble.Config) -> fit.Programs:
+    return fit.programs(config, SPEC)
+
+
 @pytest.fixture(scope="module")
 def fitted() -> tuple[ensemble.Ensemble, ensemble.Model]:
-    network = ensemble.make(SMALL, SPEC)
-    return network, network.fit(log(noise=0.3), KEY)
+    return built(), built().fit(log(noise=0.3), KEY)
+
+
+def prepared(dataset: Dataset, filled: int | None = None) -> rows.Data:
+    steps = dataset.transitions
+    columns = (steps.observation, steps.action, steps.reward, steps.discount, steps.next_observation)
+    return rows.prepare(SPEC, *map(jnp.asarray, columns), jnp.int32(filled or len(steps.reward)))
+
+
+def partly_filled(steps: Transition, count: int, rest: float = 0.0) -> ring.Ring:
+    """A ring of as many places as there are ``steps``, the first ``count`` of them filled."""
+    place = np.arange(len(steps.reward)) < count
+    fill = lambda x: jnp.where(place.reshape(-1, *[1] * (x.ndim - 1)), x, rest)
+    return ring.Ring(jax.tree.map(fill, steps), jnp.int32(count), jnp.int32(count))
 
 
 # ---- equations ------------------------------------------------------------------------------------------
@@ -65,7 +91,7 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
     rng = np.random.default_rng(1)
     random = lambda tree: jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), tree)
     params = {"members": random(model.members), "bounds": random(model.bounds)}
-    batch = ensemble._Rows(*(rng.normal(size=(3, 7, n)).astype(np.float32) for n in (3, 3, 2)))
+    batch = rows.Rows(*(rng.normal(size=(3, 7, n)).astype(np.float32) for n in (3, 3, 2)))
     weight = rng.uniform(0.5, 2, (3, 7, 3)).astype(np.float32)
 
     expected = 0.0
@@ -86,7 +112,7 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
         expected += (weight[e] * (error * np.exp(-variance) + variance)).mean()
     if not deterministic:
         expected += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    np.testing.assert_allclose(ensemble._loss(config, params, batch, weight), expected, rtol=1e-5)
+    np.testing.assert_allclose(loss.objective(config, params, batch, weight), expected, rtol=1e-5)
 
 
 def test_initial_parameters_are_the_published_ones() -> None:
@@ -100,9 +126,11 @@ def test_initial_parameters_are_the_published_ones() -> None:
 
 
 def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
-    split = ensemble._split(SMALL, 400, KEY)
-    held, train = set(np.ravel(split.holdout)), np.asarray(split.train)
-    assert train.shape == (3, 320) and len(held) == 80
+    data = prepared(log())
+    sizes = rows.sizes(SMALL, data)
+    _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
+    held, train = set(np.asarray(data.order[: sizes.held])), np.asarray(sample)[:, :320]
+    assert sizes.held == 80 == len(held)
     assert not held & set(np.ravel(train))
     unique = [len(set(row)) for row in train]
     assert all(0.55 < n / 320 < 0.72 for n in unique), unique  # 1 - 1/e of the rows
@@ -113,9 +141,9 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
 
 
 def test_it_learns_means_and_deviations(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
-    network, model = fitted
+    world, model = fitted
     held = log(200, seed=1).transitions
-    mean, deviation = network.predict(model, held.observation, held.action)
+    mean, deviation = world.predict(model, held.observation, held.action)
     assert mean.shape == deviation.shape == (2, 200, 3)
     expected = np.column_stack([held.next_observation, held.reward])
     assert np.sqrt(np.square(mean.mean(0) - expected).mean()) < 0.12
@@ -128,68 +156,181 @@ def test_error_is_that_of_the_parameters_that_are_returned(
 ) -> None:
     """On the very rows that were held out; the best member first."""
     _, model = fitted
-    split = ensemble._split(SMALL, 400, jax.random.split(KEY, 3)[1])
-    rows, mean, deviation = ensemble._prepare(log(noise=0.3), SPEC)
-    params = {"members": model.members, "bounds": model.bounds}
-    error = ensemble._holdout_error(params, rows, split, ensemble._equal)
+    data = prepared(log(noise=0.3))
+    held = data.order[:80]
+    inputs, outputs = (jnp.broadcast_to(x[held], (3, 80, 3)) for x in data.rows[:2])
+    mean, _ = network.distribution(model.members, model.bounds, inputs)
+    error = jnp.square(mean - outputs).mean((1, 2))
     np.testing.assert_allclose(model.error, error, rtol=1e-4)
     assert (np.diff(model.error) >= 0).all()
-    np.testing.assert_allclose(model.mean, mean)
-    np.testing.assert_allclose(model.deviation, deviation)
+    steps = log(noise=0.3).transitions
+    columns = np.column_stack([steps.observation, steps.action])
+    np.testing.assert_allclose(model.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(model.deviation, columns.std(0), rtol=1e-4)
 
 
 def test_deterministic_proposals_are_means() -> None:
-    network = ensemble.make(change(deterministic=True, updates=20), SPEC)
-    model = network.fit(log(), KEY)
+    world = built(deterministic=True, updates=20)
+    model = world.fit(log(), KEY)
     steps = log(5).transitions
-    mean, deviation = network.predict(model, steps.observation, steps.action)
-    observations, rewards = network.propose(model, steps.observation, steps.action, KEY)
+    mean, deviation = world.predict(model, steps.observation, steps.action)
+    observations, rewards = world.propose(model, steps.observation, steps.action, KEY)
     assert not np.asarray(deviation).any() and model.bounds == {}
     np.testing.assert_array_equal(jnp.concatenate([observations, rewards[..., None]], -1), mean)
 
 
 def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
-    network, model = fitted
+    world, model = fitted
     steps = jax.tree.map(lambda x: x[0], log(1).transitions)
-    mean, deviation = network.predict(model, steps.observation, steps.action)
-    draw = jax.vmap(lambda key: network.propose(model, steps.observation, steps.action, key)[0])
+    mean, deviation = world.predict(model, steps.observation, steps.action)
+    draw = jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)[0])
     drawn = np.asarray(draw(jax.random.split(KEY, 4000)))  # [4000, M, O], of one observation
     np.testing.assert_allclose(drawn.mean(0), mean[:, :-1], atol=0.03)
     np.testing.assert_allclose(drawn.std(0), deviation[:, :-1], rtol=0.06)
 
 
 def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
-    config = change(deterministic=True, updates=20)
-    network = ensemble.make(config, SPEC)
-    model = network.fit(log(), KEY)
+    world = built(deterministic=True, updates=20)
+    model = world.fit(log(), KEY)
     steps = log(300).transitions
-    observations, rewards = network.propose(model, steps.observation, steps.action, KEY)
-    observation, reward = network.step(model, steps.observation, steps.action, KEY)
+    observations, rewards = world.propose(model, steps.observation, steps.action, KEY)
+    observation, reward = world.step(model, steps.observation, steps.action, KEY)
     chosen = np.asarray([(observation == own).all(-1) for own in observations])
     assert (chosen.sum(0) == 1).all() and 0.4 < chosen[0].mean() < 0.6
     np.testing.assert_array_equal(reward, np.where(chosen[0], *rewards))
 
 
-def test_weights_choose_what_is_learnt_from_each_members_own_batch() -> None:
-    shapes = []
+# ---- an online run: a ring that fills up, a value function that changes, a model that goes on -------------
 
-    def first_only(next_observation: jax.Array) -> jax.Array:
-        shapes.append(next_observation.shape)
-        return jnp.ones_like(next_observation) * jnp.array([1.0, 0.0])
 
-    network = ensemble.make(change(deterministic=True), SPEC)
-    steps = log(200, seed=1).transitions
-    swapped = log()  # the second dimension must change for its error to show
-    swapped = swapped._replace(
-        transitions=swapped.transitions._replace(
-            next_observation=swapped.transitions.next_observation[:, ::-1].copy()
-        )
-    )
-    model = network.fit(swapped, KEY, first_only)
-    mean, _ = network.predict(model, steps.observation, steps.action)
-    error = np.square(mean.mean(0)[:, :2] - steps.next_observation[:, ::-1]).mean(0)
-    assert error[0] < 0.02 < 0.3 < error[1]
-    assert (3, 32, 2) in shapes and all(shape[0] == 3 and shape[-1] == 2 for shape in shapes)
+def squared_gradient(curvature: jax.Array, next_observation: jax.Array) -> jax.Array:
+    """VaGraM's weight for the value ``sum_d c_d s_d^2 / 2``."""
+    value = lambda s: (curvature * jnp.square(s)).sum() / 2
+    return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(next_observation))
+
+
+def swapped(rows: int = 400) -> Transition:
+    """Steps after which the observation's dimensions are swapped, so that an error in either shows."""
+    steps = log(rows).transitions
+    return steps._replace(next_observation=steps.next_observation[:, ::-1].copy())
+
+
+def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixture) -> None:
+    """A changed value function is the one that counts, by fits from nothing and by those that go on."""
+    traced = []
+
+    def weight(context: jax.Array, next_observation: jax.Array) -> jax.Array:
+        traced.append(next_observation.shape)
+        return squared_gradient(context, next_observation)
+
+    world = ensemble.make(change(deterministic=True), SPEC, weight)
+    first, second = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    young, grown = partly_filled(swapped(), 150), partly_filled(swapped(), 390)
+    keys = jax.random.split(KEY, 3)
+    early = world.fit(young, keys[0], context=first)
+    assert {(3, 32, 2), (3, 80, 2)} == set(traced)  # each member's own batch; those that judge
+    count = len(traced)
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        later = [
+            world.fit(grown, keys[1], early, second),
+            world.fit(grown, keys[1], early, first),
+            world.fit(grown, keys[2], context=second),
+        ]
+    assert len(traced) == count
+    assert not [record for record in caplog.records if "ompiling" in record.getMessage()]
+    held = log(200, seed=1).transitions
+
+    def errors(model: ensemble.Model) -> np.ndarray:
+        mean, _ = world.predict(model, held.observation, held.action)
+        return np.square(mean.mean(0)[:, :2] - held.next_observation[:, ::-1]).mean(0)
+
+    begun, changed, longer, late = map(errors, (early, *later))
+    assert begun[0] < 0.04 and begun[1] > 0.3
+    assert changed[1] < 0.04  # whatever it still knows of the other
+    assert longer[0] < begun[0] and longer[1] > 0.3  # more rows, and a start
+    assert late[1] < 0.04 and late[0] > 0.3
+
+
+def test_what_is_not_filled_of_a_ring_is_not_read() -> None:
+    """Neither drawn, nor held out, nor in the statistics: whatever stands there, the bits are the same."""
+    steps = log().transitions
+    world = built(updates=20)
+    models = [world.fit(partly_filled(steps, 150, rest), KEY) for rest in (0.0, np.nan)]
+    jax.tree.map(np.testing.assert_array_equal, *models)
+    data = prepared(Dataset(partly_filled(steps, 150, np.nan).rows, None), 150)
+    sizes = rows.sizes(SMALL, data)
+    assert data.size == 150 and sizes.held == 30
+    assert sorted(np.asarray(data.order[:150])) == list(range(150))
+    columns = np.column_stack([steps.observation, steps.action])[:150]
+    np.testing.assert_allclose(data.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(data.deviation, columns.std(0), rtol=1e-4)
+    _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
+    assert set(np.ravel(sample)[:]) <= set(np.asarray(data.order[30:150]))
+
+
+def test_rows_that_judged_a_model_are_not_learned_from_when_it_goes_on() -> None:
+    held = [set(np.asarray(prepared(log(), n).order[: n // 5])) for n in (150, 400)]
+    assert len(held[0] - held[1]) <= 3 < len(held[0]) == 30  # but for the margin
+
+
+def test_every_held_out_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By chunks of 32, the last of which is not full; with weights that differ."""
+    monkeypatch.setattr(rows, "_HOLDOUT_ROWS", 32)
+    model, data = built().init(KEY), prepared(log())
+    sizes = rows.sizes(SMALL, data)
+    assert sizes.chunks == 3
+    params = {"members": model.members, "bounds": model.bounds}
+    context = jnp.array([1.0, 3.0])
+    found = loss.holdout_error(SMALL, squared_gradient, params, data, sizes, context)
+    batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(data.order[:80])], data.rows)
+    mean, _ = network.distribution(model.members, model.bounds, jnp.broadcast_to(batch.inputs, (3, 80, 3)))
+    weight = np.column_stack([np.square(batch.next_observation * [1, 3]), np.ones(80)])
+    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).mean((1, 2)), rtol=1e-5)
+
+
+def test_other_statistics_change_no_prediction(
+    fitted: tuple[ensemble.Ensemble, ensemble.Model],
+) -> None:
+    world, model = fitted
+    steps = log(50, seed=2).transitions
+    again = network.restandardize(model, jnp.array([0.5, -1.0, 0.2]), jnp.array([3.0, 0.4, 1.0]))
+    for one, other in zip(
+        world.predict(model, steps.observation, steps.action),
+        world.predict(again, steps.observation, steps.action),
+        strict=True,
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_inputs_that_begin_or_cease_to_vary_do_not_swamp_the_others(
+    fitted: tuple[ensemble.Ensemble, ensemble.Model],
+) -> None:
+    _, model = fitted
+    kernel = np.asarray(model.members[0]["kernel"])
+    constant = model._replace(deviation=jnp.array([jnp.inf, 1e-4, 1.0]))
+    changed = network.restandardize(constant, model.mean, jnp.array([2.0, 1.0, jnp.inf]))
+    found = np.asarray(changed.members[0]["kernel"])
+    assert not found[:, 0].any() and not found[:, 2].any()
+    np.testing.assert_allclose(found[:, 1], 10 * kernel[:, 1], rtol=1e-6)
+
+
+def test_a_fit_goes_on_from_the_model_and_returns_it_where_nothing_is_better(
+    fitted: tuple[ensemble.Ensemble, ensemble.Model],
+) -> None:
+    """At learning rate 0, on data of other statistics: the same predictions, and the errors on the new rows."""
+    world, model = fitted
+    other = log(noise=0.3, seed=5).transitions
+    other = other._replace(observation=2 * other.observation + 1)
+    still = ensemble.make(change(learning_rate=0.0, updates=1), SPEC)
+    again = still.fit(Dataset(other, None), jax.random.key(9), model)
+    order = np.argsort(again.error)
+    assert (order == np.arange(3)).all() and (np.asarray(again.error) > 2 * np.asarray(model.error)).all()
+    probe = log(50, seed=2).transitions
+    before, after = (np.asarray(world.predict(m, probe.observation, probe.action)[0]) for m in (model, again))
+    distance = np.abs(before[:, None] - after[None]).max((2, 3))  # the best two may now be in another order
+    assert (distance < 1e-4).any(0).sum() >= 1
+    with pytest.raises(ValueError, match="the model to continue from has parameters of shapes"):
+        built(hidden=(4,)).fit(log(), KEY, model)
 
 
 def test_integer_actions_enter_one_hot() -> None:
@@ -198,21 +339,24 @@ def test_integer_actions_enter_one_hot() -> None:
     steps = log().transitions
     moved = steps.observation + np.array([[0, 1], [1, 0], [-1, 0]], np.float32)[action]
     dataset = log(action=action, next_action=action, next_observation=moved)
-    network = ensemble.make(change(deterministic=True), Spec((2,), 3, discrete=True))
-    model = network.fit(dataset, KEY)
-    mean, _ = network.predict(model, steps.observation, action)
+    world = ensemble.make(change(deterministic=True), Spec((2,), 3, discrete=True))
+    model = world.fit(dataset, KEY)
+    mean, _ = world.predict(model, steps.observation, action)
     assert np.square(mean[..., :2] - moved).mean() < 0.05
 
 
 @pytest.mark.slow
 def test_same_key_same_bits_and_a_seed_of_many_is_that_seed_alone() -> None:
-    network, dataset = ensemble.make(change(updates=40), SPEC), log()
+    world, dataset = built(updates=20), log()
     keys = jax.random.split(KEY, 2)
-    alone, again = (network.fit(dataset, keys[1]) for _ in range(2))
-    many = network.fit(dataset, keys)
-    for one, same, stacked in zip(*map(jax.tree.leaves, (alone, again, many)), strict=True):
+    alone, again = (world.fit(dataset, keys[1]) for _ in range(2))
+    many = world.fit(dataset, keys)
+    pair = jax.tree.map(lambda x: jnp.stack([x[::-1], x]), dataset.transitions)
+    with_own = world.fit(ring.Ring(pair, jnp.int32(0), jnp.int32(400)), keys)
+    for one, same, *stacked in zip(*map(jax.tree.leaves, (alone, again, many, with_own)), strict=True):
         np.testing.assert_array_equal(one, same)
-        np.testing.assert_allclose(one, stacked[1], rtol=1e-3, atol=1e-5)
+        for two in stacked:
+            np.testing.assert_allclose(one, two[1], rtol=1e-3, atol=1e-5)
     assert (np.asarray(many.error[0]) != np.asarray(many.error[1])).any()
 
 
@@ -230,21 +374,28 @@ def test_same_key_same_bits_and_a_seed_of_many_is_that_seed_alone() -> None:
 )
 def test_it_stops_by_the_rule(fields: dict[str, Any], checks: int, lowered: bool) -> None:
     """At learning rate 0 nothing improves after the first check."""
-    config = change(**{"learning_rate": 0.0, "updates": 0, "batch_size": 64} | fields)
-    start, advance = ensemble._programs(config, SPEC, 400, ensemble._equal, stacked=False)
-    rows, _, _ = ensemble._prepare(log(), SPEC)
-    fit, split, key = start(KEY)
+    small = {"hidden": (), "decay": (0.0,), "deterministic": True, "batch_size": 64}
+    config = change(**small | {"learning_rate": 0.0, "updates": 0} | fields)
+    parts, data = fit.programs(config, SPEC), prepared(log())
+    sizes = rows.sizes(config, data)
+    state, sample, key = parts.begin(parts.init(KEY), data, sizes, (), KEY)
     count = 0
-    while not fit.done:
-        fit, count = advance(fit, rows, split, key), count + 1
-    assert count == checks == fit.checks
-    assert bool(fit.lowered) == lowered
+    while not state.done:
+        state, count = parts.advance(state, data, sample, sizes, (), key), count + 1
+    assert count == checks == state.checks
+    assert bool(state.lowered) == lowered
 
 
 def test_an_epoch_is_as_many_batches_as_there_are_rows_for_and_fixed_updates_are_split_in_twenty() -> None:
-    assert ensemble._plan(change(updates=0, max_epochs=7), 400) == (10, 7)  # 320 rows of 32
-    assert ensemble._plan(change(updates=410), 400) == (20, 20)
-    assert ensemble._plan(change(updates=3), 400) == (1, 3)
+    data = prepared(log())
+    for fields, updates, checks in (
+        ({"updates": 0, "max_epochs": 7}, 10, 7),  # 320 rows of 32
+        ({"updates": 410}, 20, 20),
+        ({"updates": 3}, 1, 3),
+    ):
+        config = change(**fields)
+        assert (rows.sizes(config, data).updates, rows.most_checks(config)) == (updates, checks)
+    assert rows.sizes(change(updates=0), prepared(log(), 10)) == (2, 1, 1)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------
@@ -256,19 +407,23 @@ def test_ends_of_episodes_without_a_successor_are_left_out() -> None:
     still = steps.next_observation.copy()
     still[:2] = steps.observation[:2]
     discount = np.array([0, 1, 0, 1, 1, 1], np.float32)
-    rows, _, _ = ensemble._prepare(log(6, next_observation=still, discount=discount), SPEC)
-    np.testing.assert_array_equal(rows.next_observation, still[1:])
+    data = prepared(log(6, next_observation=still, discount=discount))
+    assert data.size == 5 and sorted(np.asarray(data.order[:5])) == [1, 2, 3, 4, 5]
+    columns = np.column_stack([steps.observation, steps.action])[1:]
+    np.testing.assert_allclose(data.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_a_constant_observation_stays_finite() -> None:
     steps = log().transitions
     flat = [x * np.array([1, 0], np.float32) for x in (steps.observation, steps.next_observation)]
-    network = ensemble.make(change(updates=20), SPEC)
-    model = network.fit(log(observation=flat[0], next_observation=flat[1]), KEY)
-    assert np.isfinite(model.error).all() and model.deviation[1] == 1
+    world = built(updates=20)
+    model = world.fit(log(observation=flat[0], next_observation=flat[1]), KEY)
+    assert np.isfinite(model.error).all() and np.isinf(model.deviation).tolist() == [False, True, False]
     left = np.array([[0.3, 0.0], [0.3, 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
-    found = network.predict(model, left, left[:, :1]), network.step(model, left, left[:, :1], KEY)
+    found = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(found))
+    mean = np.asarray(found[0][0])[..., [0, 2]]  # what never varied is ignored
+    np.testing.assert_array_equal(mean, mean[:, :1].repeat(3, 1))
 
 
 @pytest.mark.parametrize(
@@ -291,28 +446,34 @@ def test_a_configuration_without_sense_is_refused(fields: dict[str, Any], messag
 def test_data_that_cannot_be_learnt_are_refused() -> None:
     with pytest.raises(ValueError, match=r"flat vectors, not observations of shape \(8, 8, 3\)"):
         ensemble.make(SMALL, Spec((8, 8, 3), 1))
-    network = ensemble.make(SMALL, SPEC)
     reward = log().transitions.reward.copy()
     reward[7] = np.nan
     with pytest.raises(ValueError, match="rewards that are not finite"):
-        network.fit(log(reward=reward), KEY)
+        built().fit(log(reward=reward), KEY)
     with pytest.raises(ValueError, match="1 rows with a next observation: a dynamics model needs 2 or more"):
-        network.fit(log(1), KEY)
+        built().fit(log(1), KEY)
+    with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
+        built().fit(partly_filled(log().transitions, 0), KEY)
+    with pytest.raises(ValueError, match="made without a weight that reads it"):
+        built().fit(log(), KEY, context=jnp.ones(2))
+    pair = jax.tree.map(lambda x: jnp.stack([x, x]), log().transitions)
+    with pytest.raises(ValueError, match=r"data of 2 rings .* need as many keys, not \(\)"):
+        built().fit(ring.Ring(pair, jnp.int32(0), jnp.int32(400)), KEY)
 
 
 def test_a_fit_that_diverges_says_so() -> None:
     with pytest.raises(FloatingPointError, match=r"diverged: .* lower its learning rate"):
-        ensemble.make(change(learning_rate=1e30, updates=40), SPEC).fit(log(), KEY)
+        built(learning_rate=1e30, updates=20).fit(log(), KEY)
 
 
 def test_what_diverges_after_a_good_check_leaves_the_model_of_that_check() -> None:
     """With the bounds of then, though those that members share are lost with the first of them."""
-    start, advance = ensemble._programs(SMALL, SPEC, 400, ensemble._equal, stacked=False)
-    rows, mean, deviation = ensemble._prepare(log(noise=0.3), SPEC)
-    fit, split, key = start(KEY)
-    fit = advance(fit, rows, split, key)
-    good = jax.tree.map(np.array, ensemble._ranked(SMALL, fit, mean, deviation))
-    np.testing.assert_array_equal(good.bounds["max"], fit.params["bounds"]["max"])
-    broken = fit._replace(params=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), fit.params))
-    left = ensemble._ranked(SMALL, advance(broken, rows, split, key), mean, deviation)
+    parts, data = built_programs(SMALL), prepared(log(noise=0.3))
+    sizes = rows.sizes(SMALL, data)
+    state, sample, key = parts.begin(built().init(KEY), data, sizes, (), KEY)
+    state = parts.advance(state, data, sample, sizes, (), key)
+    good = jax.tree.map(np.array, parts.finish(state, data))
+    np.testing.assert_array_equal(good.bounds["max"], state.params["bounds"]["max"])
+    broken = state._replace(params=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.params))
+    left = parts.finish(parts.advance(broken, data, sample, sizes, (), key), data)
     jax.tree.map(np.testing.assert_array_equal, left, good)

@@ -38,14 +38,14 @@ def change(**fields: Any) -> model_based.Config:
 
 
 def stub(**functions: Any) -> Learner:
-    """A learner that learns nothing: it explores at random, and its metrics are rewards of logged and other rows."""
+    """A learner that learns nothing: it explores at random, and its metrics are rewards of logged and model rows."""
 
     def update(state: State, batch: Transition, key: Any) -> tuple[State, dict[str, Any]]:
-        first, rest = batch.reward[:6], batch.reward[6:]
+        logged = batch.origin == 0 if batch.origin is not None else jnp.ones(batch.reward.shape, bool)
         return state._replace(step=state.step + 1), {
-            "first": first.min(),
-            "rest": rest.max(),
-            "least": rest.min(),
+            "logged": logged.sum(),
+            "logged_least": jnp.where(logged, batch.reward, jnp.inf).min(),
+            "model_most": jnp.where(logged, -jnp.inf, batch.reward).max(),
         }
 
     explore = lambda state, observation, key: jax.random.uniform(key, observation.shape, minval=-1)
@@ -55,6 +55,7 @@ def stub(**functions: Any) -> Learner:
         act=explore,
         value=lambda state, observation, key: observation[..., 0],
         explore=explore,
+        critics=lambda state, observation, action: observation[None, ..., 0],
     )
     return learner._replace(**functions)
 
@@ -94,15 +95,15 @@ def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
         return state, {**metrics, "misnamed": (batch.origin != (jnp.arange(20) >= 6)).sum()}
 
     _, [report] = run(loop(learner=stub(update=update)), 1)
-    assert report.metrics["first"] == LOGGED and report.metrics["rest"] < 2
-    assert report.metrics["misnamed"] == 0
+    assert report.metrics["logged"] == 6 and report.metrics["misnamed"] == 0
+    assert report.metrics["logged_least"] == LOGGED and report.metrics["model_most"] < 2
 
 
 def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is() -> None:
     _, [report] = run(loop(change(real=0.0)), 1)
-    assert report.metrics["first"] < 2 and report.metrics["rest"] < 2
+    assert report.metrics["logged"] == 0 and report.metrics["model_most"] < 2
     carry, [report] = run(loop(change(real=1.0)), 1)
-    assert report.metrics["first"] == report.metrics["least"] == LOGGED
+    assert report.metrics["logged"] == 20 and report.metrics["logged_least"] == LOGGED
     assert carry.buffer == () and "rollout_length" not in report.metrics
 
 
@@ -230,25 +231,77 @@ def test_mopo_takes_its_penalty_off_model_rewards(kind: str, doubt: Callable[...
     np.testing.assert_allclose(rows.reward, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_mobile_doubts_model_rows_by_the_spread_of_their_next_values() -> None:
-    """V is the first coordinate, and the two answers are 2 apart in it: a deviation of 1, for model rows."""
-    batch = jax.tree.map(lambda x: jnp.asarray(x[:20]), logged().transitions)
-    propose = lambda o, a, key: doubtful().propose((), o, a, key)[0]
-    learner = mobile.make(stub(), propose, 3.0, logged=6, samples=4)
-    _, metrics = learner.update(stub().init(KEY, batch), batch, KEY)
-    assert metrics["first"] == LOGGED and metrics["doubt"] == pytest.approx(1.0)
-    np.testing.assert_allclose([metrics["least"], metrics["rest"]], LOGGED - 3.0)
+def marked(rows: int = 12) -> Transition:
+    """A batch whose rows are logged ones and the model's by turns."""
+    steps = jax.tree.map(lambda x: jnp.asarray(x[:rows]), logged().transitions)
+    return steps._replace(origin=jnp.arange(rows, dtype=jnp.int32) % 2)
 
 
-def test_mobile_averages_draws_before_it_compares_members() -> None:
-    """Noise that both members share in law but not in draw: more draws, less doubt."""
-    batch = jax.tree.map(lambda x: jnp.asarray(x[:20]), logged().transitions)
-    noisy = lambda o, a, key: o + jax.random.normal(key, (5, *o.shape))
-    doubts = [
-        mobile.make(stub(), noisy, 1.0, 0, samples).update(stub().init(KEY, batch), batch, KEY)[1]["doubt"]
-        for samples in (1, 100)
-    ]
-    assert 0.6 < doubts[0] < 1.1 and doubts[1] < 0.15
+def members(count: int, identical: bool = False) -> tuple[ensemble.Ensemble, ensemble.Model]:
+    """An ensemble that was not fitted, without bounds so narrow that its noise would not show."""
+    config = ensemble.Config(members=count, elites=count, hidden=(8,), decay=(0.0, 0.0))
+    made = ensemble.make(config, plane.SPEC)
+    model = made.init(KEY)
+    if identical:
+        model = model._replace(
+            members=jax.tree.map(lambda x: jnp.broadcast_to(x[:1], x.shape), model.members)
+        )
+    return made, model
+
+
+def rewards() -> tuple[Learner, list[Any]]:
+    """Soft actor-critic, and the rewards of the batches that it was given."""
+    seen: list[Any] = []
+    learner = sac()
+
+    def update(state: State, batch: Transition, key: Any) -> tuple[State, Any]:
+        seen.append(np.asarray(batch.reward))
+        return state, {}
+
+    def weighted(state: State, batch: Transition, weight: Any, key: Any) -> tuple[State, Any, Any]:
+        return *update(state, batch, key), batch.reward
+
+    return learner._replace(update=update, weighted=weighted), seen
+
+
+def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model() -> None:
+    made, model = members(5, identical=True)
+    learner, seen = rewards()
+    doubted = mobile.make(learner, lambda o, a: made.predict(model, o, a), 1.0, samples=3)
+    batch = marked()
+    _, metrics = doubted.update(learner.init(KEY, batch), batch, KEY)
+    assert metrics["doubt"] == 0
+    np.testing.assert_array_equal(seen[0], batch.reward)
+
+
+def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
+    """One member, sample and row at a time; in a weighted update the same."""
+    made, model = members(3)
+    learner, seen = rewards()
+    doubted = mobile.make(learner, lambda o, a: made.predict(model, o, a), 0.5, samples=4)
+    batch = marked()
+    state = learner.init(KEY, batch)
+    # Target critics that differ from the others tell which of them were asked.
+    state = state._replace(target=jax.tree.map(lambda x: 1.5 * x, state.target))
+    _, metrics = doubted.update(state, batch, KEY)
+    noise_key, action_key = jax.random.split(jax.random.split(KEY)[0])
+    noise = jax.random.normal(noise_key, (4, 1, 12, 2))[:, 0]
+    mean, deviation = made.predict(model, batch.observation, batch.action)
+    slow = state._replace(params={**state.params, "critic": state.target["critic"]})
+    values = np.zeros((3, 12))
+    for m in range(3):
+        following = mean[m, :, :-1] + deviation[m, :, :-1] * noise  # [4, 12, O]
+        action = learner.explore(state, following, action_key)
+        for n in range(4):
+            for row in range(12):
+                one = learner.critics(slow, following[n, row], action[n, row])
+                values[m, row] += float(one.min()) / 4
+    doubt = values.std(0) * np.asarray(batch.origin)
+    assert (doubt[1::2] > 1e-3).all()
+    np.testing.assert_allclose(seen[0], batch.reward - 0.5 * doubt, rtol=1e-6)
+    np.testing.assert_allclose(metrics["doubt"], doubt[1::2].mean(), rtol=1e-3)
+    *_, priority = doubted.weighted(state, batch, jnp.ones(12), KEY)
+    np.testing.assert_array_equal(priority, seen[0])
 
 
 # ---- what goes wrong --------------------------------------------------------------------------------------
@@ -391,10 +444,12 @@ def test_settings_without_sense_are_refused(fields: dict[str, Any], message: str
 def test_agents_that_lack_what_the_loop_needs_are_refused() -> None:
     with pytest.raises(ValueError, match="cannot draw actions"):
         loop(learner=stub(explore=None))
-    with pytest.raises(ValueError, match="no value that members could disagree about"):
-        mobile.make(stub(value=None), lambda *x: x[0], 1.0, 0)
+    with pytest.raises(ValueError, match="no critics that members could disagree about"):
+        mobile.make(stub(critics=None), lambda *x: x, 1.0)
     with pytest.raises(ValueError, match="samples=0"):
-        mobile.make(stub(), lambda *x: x[0], 1.0, 0, samples=0)
+        mobile.make(stub(), lambda *x: x, 1.0, samples=0)
+    with pytest.raises(ValueError, match="these batches have no origin"):
+        mobile.make(stub(), lambda *x: x, 1.0).update(stub().init(KEY, None), logged().transitions, KEY)
 
 
 @pytest.mark.slow

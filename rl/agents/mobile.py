@@ -3,12 +3,17 @@
 Sun et al. (ICML 2023), model-Bellman inconsistency:
 
     r~ = r - beta std_m( mean_n V(s'_{m,n}) ),   s'_{m,n} ~ model m of the ensemble, n = 1..samples
+    V(s') = min_i Q'_i(s', a'),   a' ~ pi(. | s')
 
-for the rows that a model made; logged rows keep their reward. ``V`` is the agent's own, as its targets use it.
+for the rows that a model made; logged rows keep their reward. As in the authors' code, ``Q'`` are the target critics,
+and the entropy bonus is no part of ``V``.
 
-Differences from the authors' code: their V leaves the policy's entropy out, their targets are cut at 0 from below, and
-their deviation over M members is that of a sample (larger by sqrt(M / (M - 1))). A world with one answer, such as the
-true one, is never doubted.
+Members are compared by common random numbers: sample ``n`` of every member has the same noise, of the model and of
+the policy, so that only a difference between members is doubt, and identical members leave none. The authors' code
+draws all noise independently, which adds ``Var V / samples`` to the variance that it takes for disagreement.
+
+Other differences from it: its targets are cut at 0 from below, and its deviation over M members is that of a sample
+(larger by sqrt(M / (M - 1))). A world with one answer, such as the true one, is never doubted.
 """
 
 from __future__ import annotations
@@ -18,42 +23,58 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rl.agents import relabel
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
-# (observation [B, O], action [B, ...], key) -> next observations [M, B, O]
-Propose = Callable[[Array, Array, Key], Array]
+# (observation [B, O], action [B, ...]) -> mean and deviation [M, B, O + 1] of next observation and, last, reward
+Predict = Callable[[Array, Array], tuple[Array, Array]]
+
+LOGGED = 0  # the `Transition.origin` of logged rows
 
 
-def make(
-    learner: Learner, propose: Propose, weight: float | Array, logged: int, samples: int = 10
-) -> Learner:
+def make(learner: Learner, predict: Predict, weight: float | Array, samples: int = 10) -> Learner:
     """``learner`` with doubted rewards; metrics gain ``doubt``, the mean deviation over the model's rows.
 
+    Batches must tell logged rows (origin 0) from those of the model (any other) by `Transition.origin`.
+
     Args:
-      learner: any with a ``value``.
-      propose: draws next states, one per member.
+      learner: any with ``critics``; the next action is drawn as it explores, or as it acts if it has no ``explore``.
+      predict: what each member says of the next observation, a normal distribution; see `rl.dynamics.base`.
       weight: beta, in units of reward per unit of value.
-      logged: how many rows at the head of every batch are not the model's.
       samples: draws per member.
 
     Raises:
-      ValueError: the learner has no value, or ``samples`` is under 1.
+      ValueError: the learner has no critics, or ``samples`` is under 1; in an update, batches without origin.
     """
-    if learner.value is None:
-        raise ValueError("this agent has no value that members could disagree about: choose another")
+    if learner.critics is None:
+        raise ValueError("this agent has no critics that members could disagree about: choose another")
     if samples < 1:
         raise ValueError(f"samples={samples} must be at least 1")
-    value = learner.value
+    critics, draw_action = learner.critics, learner.explore or learner.act
 
-    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        propose_key, value_key, update_key = jax.random.split(key, 3)
-        draw = lambda key: propose(batch.observation, batch.action, key)
-        proposals = jax.vmap(draw)(jax.random.split(propose_key, samples))  # [samples, M, B, O]
-        deviation = value(state, proposals, value_key).mean(0).std(0)
-        doubt = jnp.where(jnp.arange(len(deviation)) < logged, 0.0, deviation)
-        state, metrics = learner.update(
-            state, batch._replace(reward=batch.reward - weight * doubt), update_key
-        )
-        return state, {**metrics, "doubt": doubt.sum() / max(1, len(doubt) - logged)}
+    def value(state: State, observation: Array, key: Key) -> Array:
+        """V [samples, M, B] of observations [samples, M, B, O]; the noise of actions is that of [samples, B]."""
+        action = jax.vmap(draw_action, (None, 1, None), 1)(state, observation, key)
+        return critics(state, observation, action).min(0)
 
-    return learner._replace(update=update)
+    def doubted(state: State, batch: Transition, key: Key) -> tuple[Transition, Metrics]:
+        if batch.origin is None:
+            raise ValueError(
+                "MOBILE must know which rows a model made, and these batches have no origin: draw them from sources "
+                "that set Transition.origin (0 for logged rows)"
+            )
+        noise_key, action_key = jax.random.split(key)
+        mean, deviation = (x[..., :-1] for x in predict(batch.observation, batch.action))  # [M, B, O]
+        noise = jax.random.normal(noise_key, (samples, 1, *mean.shape[1:]))
+        targets = state._replace(
+            params={**state.params, **state.target}
+        )  # the slow copies, where there are any
+        values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
+        # Less the first member's, so that rounding does not tell identical members apart.
+        doubt = jnp.where(batch.origin == LOGGED, 0.0, (values - values[0]).std(0))
+        rows = (batch.origin != LOGGED).sum()
+        return batch._replace(reward=batch.reward - weight * doubt), {
+            "doubt": doubt.sum() / jnp.maximum(1, rows)
+        }
+
+    return relabel.make(learner, doubted)

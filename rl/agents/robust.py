@@ -9,8 +9,9 @@ Here ``p`` is uniform over what a dynamics model proposes for (s, a), one next s
 next state as one more. `worst_case` gives the minimiser ``q`` in closed form. One next state is drawn from it to
 stand in the batch for the logged one, and the price ``gamma d lambda D`` joins the reward: the target that the agent
 forms from this batch has ``y`` for its expectation, whatever the agent and whatever represents its values. ``V`` is
-the agent's own, as its targets use it. Where it draws actions or noise, ``q`` is chosen by one draw and the target
-made with another, so that the choice is not flattered by luck.
+the agent's own, as its targets use it. Where it draws actions or noise, all next states share one draw, so that equal
+ones have equal values; ``q`` is chosen by it and the target made with another, so that the choice is not flattered by
+luck.
 
 What to know. Only dynamics that the proposals show can be prepared for: a divergence moves mass between next states
 that ``p`` has, and where the model is sure of one next state, the robust target is the plain one. With few proposals
@@ -26,6 +27,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from rl.agents import relabel
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 from rl.values.robust import REGULARISED, worst_case
 
@@ -61,28 +63,24 @@ def make(
         raise ValueError(f"the robust scale must be positive, not {scale}: it is the price of a shift")
     value = learner.value
 
-    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        propose_key, value_key, draw_key, update_key = jax.random.split(key, 4)
+    def shifted(state: State, batch: Transition, key: Key) -> tuple[Transition, Metrics]:
+        propose_key, value_key, draw_key = jax.random.split(key, 3)
         proposals = propose(batch.observation, batch.action, propose_key)
         candidates = jnp.concatenate([proposals, batch.next_observation[None]])  # [M + 1, B, O]
-        values = jnp.moveaxis(value(state, candidates, value_key), 0, -1)
+        # One key for all candidates: a difference between two of them is never the noise of the policy.
+        values = jax.vmap(value, (None, 0, None), -1)(state, candidates, value_key)  # [B, M + 1]
         weights, price = worst_case(
             divergence, values, jnp.full(values.shape[-1], 1 / values.shape[-1]), scale
         )
         drawn = jax.random.categorical(draw_key, jnp.log(weights))
         drawn = jnp.where(batch.discount > 0, drawn, len(proposals))
-        robust, alive = _replaced(batch, candidates, drawn), batch.discount
-        state, metrics = learner.update(
-            state, robust._replace(reward=batch.reward + discount * alive * price), update_key
-        )
+        alive = batch.discount
         given_up = values.mean(-1) - (weights * values).sum(-1) - price
-        return state, {
-            **metrics,
-            "robust_loss": (alive * given_up).mean(),
-            "robust_price": (alive * price).mean(),
-        }
+        metrics = {"robust_loss": (alive * given_up).mean(), "robust_price": (alive * price).mean()}
+        paid = batch.reward + discount * alive * price
+        return _replaced(batch, candidates, drawn)._replace(reward=paid), metrics
 
-    return learner._replace(update=update)
+    return relabel.make(learner, shifted)
 
 
 def _replaced(batch: Transition, candidates: Array, drawn: Array) -> Transition:

@@ -126,7 +126,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         outputs, log_prob = bootstrap(state, observation, key)
         return head.value(outputs) - jnp.exp(state.params["log_alpha"]) * log_prob
 
-    return Learner(init, update, act, value, explore)
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], observation, action))
+
+    return Learner(init, update, act, value, explore, critics=critics)
 
 
 def critics(config: Config, spec: Spec, head: ValueHead) -> Callable[[State, Array, Array], Array]:
