@@ -1,17 +1,354 @@
-"""What studies share: checks of their flags, the files that they leave, and their command line."""
+"""What studies share: variants that are trained once, tables, claims, and the files that a study leaves.
+
+A study is a command that trains variants, each for several seeds, and says what came out. Every variant that is finished
+is stored at once, under a digest of the code that it runs and of its settings: the same command started again trains
+only what is missing. All that a study reports is a function of result.json, so that a stored result can be read, judged
+and drawn again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import ast
+import dataclasses
+import functools
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import yaml
 from absl import app
+from numpy.typing import ArrayLike
 
 from experiments import flags
-from rl import log
+from rl import log, statistics
 
-_REPORT = "README.md"
+REPORT = "README.md"
+_ROOT = Path(__file__).parents[1]
+_PUBLISHED = Path(__file__).parent / "papers" / "published"
+# They parse flags, store and draw, and cannot change what is trained.
+_REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
+
+
+# ---- variants ---------------------------------------------------------------------------------------------
+
+
+class Work(NamedTuple):
+    """What a variant is given to be trained."""
+
+    folder: Path  # its own, for checkpoints and logs; not made yet. Other code or other settings have another
+    progress: Callable[[int], Any]  # to be told of every step that is done, by their number
+
+
+class Variant(NamedTuple):
+    """One thing that a study trains."""
+
+    # A function of its module, or a `functools.partial` of one, that returns what JSON can hold.
+    train: Callable[[Work], Any]
+    settings: Mapping[str, Any]  # all that the outcome depends on beside the code
+    steps: int = 1  # of the progress bar, of which ``train`` tells
+
+
+class Finished(NamedTuple):
+    """What became of all variants."""
+
+    outcomes: dict[str, Any]  # as JSON gives it back, numbers in lists as arrays
+    seconds: float  # of training, also in earlier calls
+
+
+def train(
+    folder: str | Path, variants: Mapping[str, Variant], title: str, *, overwrite: bool = False
+) -> Finished:
+    """Trains the variants that are not finished, one after another, each stored as soon as it is.
+
+    A variant is finished if ``folder`` holds its outcome under its `digest`. A process that is killed loses the
+    variant that it was training, and nothing else.
+
+    Args:
+      folder: for one file per variant, and their own folders.
+      variants: {name: what to train}.
+      title: of the progress bar.
+      overwrite: forget what is finished of these variants, and start them again.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name.replace('/', '-')}.json" for name in variants}
+    digests = {name: digest(name, variant) for name, variant in variants.items()}
+    works = {name: path.with_name(f"{path.stem}-{digests[name][:12]}") for name, path in paths.items()}
+    if overwrite:
+        for name, path in paths.items():
+            path.unlink(missing_ok=True)
+            shutil.rmtree(works[name], ignore_errors=True)
+    records = {name: _recall(path, digests[name]) for name, path in paths.items()}
+    done = sum(variants[name].steps for name, record in records.items() if record)
+    with log.progress(sum(variant.steps for variant in variants.values()), title, initial=done) as bar:
+        for name, variant in variants.items():
+            if records[name]:
+                continue
+            bar.set_postfix_str(name)
+            began = time.time()
+            outcome = variant.train(Work(works[name], bar.update))
+            record = {"digest": digests[name], "seconds": time.time() - began, **log.provenance()}
+            log.write_json(paths[name], {**record, "outcome": outcome})
+            records[name] = _recall(paths[name], digests[name])
+    outcomes = {name: record["outcome"] for name, record in records.items() if record}
+    return Finished(outcomes, sum(record["seconds"] for record in records.values() if record))
+
+
+def chosen(settings: Any, *without: str) -> dict[str, Any]:
+    """The settings of a study that its variants depend on: all but ``without`` and where things are stored."""
+    places = {"out", "workdir", "overwrite", "parts", *without}
+    return {name: x for name, x in dataclasses.asdict(settings).items() if name not in places}
+
+
+def digest(name: str, variant: Variant) -> str:
+    """A digest of a variant's settings and of the code of this project that it runs, without docstrings and comments.
+
+    The code is what its function needs of its own module, and of all modules that this imports the whole. Of the
+    study's report and figures, which need the outcome and not the other way round, nothing is in it.
+    """
+    function = variant.train
+    while isinstance(function, functools.partial):
+        function = function.func
+    module = function.__module__
+    if module == "__main__":
+        module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+    code = _code(module, function.__qualname__.partition(".")[0])
+    settings = json.loads(json.dumps(dict(variant.settings), default=str, sort_keys=True))
+    return hashlib.sha256(json.dumps([name, settings, code], sort_keys=True).encode()).hexdigest()
+
+
+def _recall(path: Path, digest: str) -> dict[str, Any] | None:
+    record = load(path) if path.exists() else {}
+    return record if record.get("digest") == digest else None
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """A JSON file of `rl.log`: lists of numbers are arrays, and NaN and infinities numbers again."""
+    return _arrays(json.loads(Path(path).read_text()))
+
+
+def _arrays(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _arrays(item) for name, item in value.items()}
+    if isinstance(value, str):
+        return {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}.get(value, value)
+    if not isinstance(value, list):
+        return value
+    items = [_arrays(item) for item in value]
+    numeric = all(isinstance(item, bool | int | float | np.ndarray) for item in items)
+    if items and numeric and len({np.shape(item) for item in items}) == 1:
+        return np.array(items)
+    return items
+
+
+# ---- the code of a variant --------------------------------------------------------------------------------
+
+
+def _code(module: str, name: str) -> dict[str, str]:
+    """{module: its code} of all that ``name`` in ``module`` runs."""
+    tree = _parsed(module)
+    needed, imported = _needed(tree, name)
+    found = {module: "\n".join(ast.dump(part) for part in needed)}
+    todo = [*imported, *(one for part in needed for one in _imports(part))]
+    while todo:
+        other = todo.pop()
+        if other not in found and other not in _REPORTING:
+            tree = _parsed(other)
+            found[other] = ast.dump(tree)
+            todo += _imports(tree)
+    return found
+
+
+def _needed(tree: ast.Module, name: str) -> tuple[list[ast.stmt], set[str]]:
+    """The statements of a module that ``name`` refers to, directly or by others; the modules that these import."""
+    binding: dict[str, list[ast.stmt]] = {}
+    imported: dict[str, list[str]] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Import | ast.ImportFrom):
+            for alias in statement.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                imported.setdefault(bound, []).extend(_modules(statement, alias))
+        elif isinstance(statement, ast.FunctionDef | ast.ClassDef):
+            binding.setdefault(statement.name, []).append(statement)
+        else:
+            stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            for bound in {node.id for node in stored if isinstance(node.ctx, ast.Store)}:
+                binding.setdefault(bound, []).append(statement)
+    needed: list[ast.stmt] = []
+    modules: set[str] = set()
+    todo, seen = [name], {name}
+    while todo:
+        word = todo.pop()
+        modules.update(imported.get(word, []))
+        for statement in binding.get(word, []):
+            if statement not in needed:
+                needed.append(statement)
+                words = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} - seen
+                seen |= words
+                todo += words
+    return sorted(needed, key=lambda statement: statement.lineno), modules
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """The modules of this project that are imported anywhere in ``tree``."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            for alias in node.names:
+                yield from _modules(node, alias)
+
+
+def _modules(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:
+    """The module of this project that one name of an import comes from, if it is one."""
+    if isinstance(statement, ast.Import):
+        candidates = [alias.name]
+    else:
+        candidates = [f"{statement.module}.{alias.name}", f"{statement.module}"]
+    return [module for module in candidates if _file(module)][:1]
+
+
+@functools.cache
+def _file(module: str) -> Path | None:
+    path = _ROOT.joinpath(*module.split("."))
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.exists()), None)
+
+
+def _parsed(module: str) -> ast.Module:
+    """A module without docstrings; comments are in no syntax tree."""
+    path = _file(module)
+    if path is None:
+        raise ValueError(f"{module} is no module of {_ROOT}, so that a change of its code would go unseen")
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            node.body = [part for part in node.body if not _is_text(part)]
+    return tree
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return (
+        isinstance(statement, ast.Expr)
+        and isinstance(statement.value, ast.Constant)
+        and isinstance(statement.value.value, str)
+    )
+
+
+# ---- claims -----------------------------------------------------------------------------------------------
+
+# What was measured, one number per seed -> whether the claim holds (None: not decided), and the numbers in words.
+Predicate = Callable[[np.ndarray], tuple[bool | None, str]]
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided by these intervals"
+
+
+class Claim(NamedTuple):
+    """A sentence that is true or not of what was measured."""
+
+    claim: str
+    published: str  # the sentence or number that it repeats, and where that stands; or whose prediction it is
+    values: ArrayLike  # what was measured, one number per seed
+    predicate: Predicate
+
+
+def every(test: Callable[[np.ndarray], np.ndarray]) -> Predicate:
+    """In every seed, and not on average."""
+    return lambda values: (bool(test(values).all()), extremes(values))
+
+
+def summarised(test: Callable[[float], bool], by: Callable[[np.ndarray], Any] = np.mean) -> Predicate:
+    """Of the mean over seeds, or of another summary, whatever its interval."""
+    return lambda values: (bool(test(float(by(values)))), extremes(values, by))
+
+
+def positive(values: np.ndarray) -> tuple[bool | None, str]:
+    """The mean is above 0: its 95 % interval over seeds is; undecided where that interval has 0 in it."""
+    low, high = statistics.interval(values)
+    return True if low > 0 else False if high < 0 else None, between(values, ".3g")
+
+
+def judged(claims: Iterable[Claim]) -> list[dict[str, str]]:
+    """The verdicts on claims, for result.json."""
+    rows = []
+    for claim in claims:
+        holds, here = claim.predicate(np.asarray(claim.values, float))
+        verdict = OPEN if holds is None else HOLDS if holds else FAILS
+        rows.append({"claim": claim.claim, "published": claim.published, "here": here, "verdict": verdict})
+    return rows
+
+
+def claims_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Judged claims as lines of Markdown; nothing if there are none."""
+    if rows:
+        yield from ("", "## Claims", "")
+        names = ("claim", "published", "here", "verdict")
+        yield from table(names, ([row[name] for name in names] for row in rows))
+
+
+def published(name: str) -> dict[str, Any]:
+    """The numbers that others reported, from ``papers/published/NAME.yaml``.
+
+    Raises:
+      ValueError: the file does not say where they come from.
+    """
+    path = _PUBLISHED / f"{name}.yaml"
+    found = yaml.safe_load(path.read_text())
+    if not found.get("source"):
+        raise ValueError(f"{path} has no entry 'source' that says where its numbers were published")
+    return found
+
+
+# ---- tables -----------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
+    """The lines of a Markdown table."""
+    yield f"| {' | '.join(head)} |"
+    yield "|---" * len(head) + "|"
+    for cells in rows:
+        yield f"| {' | '.join(map(str, cells))} |"
+
+
+def band(scores: Any, *, rate: bool = False) -> tuple[float, float, float]:
+    """Mean and 95 % interval, of one score per seed or of what `statistics.summary` says of them, to be drawn."""
+    summary = scores if isinstance(scores, Mapping) else statistics.summary(scores, rate=rate)
+    return float(summary["mean"]), *(float(bound) for bound in summary["ci95"])
+
+
+def bands(scores: Iterable[Any], *, rate: bool = False) -> np.ndarray:
+    """Means, lower and upper bounds [3, n] of ``n`` results, to be drawn as a line."""
+    return np.transpose([band(one, rate=rate) for one in scores])
+
+
+def between(scores: Any, style: str = ".2f", *, rate: bool = False) -> str:
+    """Mean and 95 % interval in brackets."""
+    mean, low, high = (format(x, style) for x in band(scores, rate=rate))
+    return f"{mean} [{low}, {high}]"
+
+
+def plus_minus(scores: Any, style: str = ".3f") -> str:
+    """Mean and half the width of Student's 95 % interval; the mean alone where there is none."""
+    mean, low, high = band(scores)
+    return format(mean, style) + ("" if np.isnan(low) else f" ± {(high - low) / 2:{style}}")
+
+
+def extremes(values: ArrayLike, by: Callable[[np.ndarray], Any] = np.mean) -> str:
+    """Mean, or another summary, and the smallest and largest in brackets."""
+    x = np.asarray(values, float)
+    return f"{digits(float(by(x)))} [{digits(x.min())}, {digits(x.max())}]"
+
+
+def digits(value: float) -> str:
+    """Three significant digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+# ---- settings and files -----------------------------------------------------------------------------------
 
 
 def names(flag: str, text: str, known: Collection[str]) -> list[str]:
@@ -32,33 +369,40 @@ def check_seeds(seeds: int) -> None:
         raise ValueError(f"--seeds={seeds}: an interval over seeds needs at least 2")
 
 
+def finish(
+    settings: Any,
+    found: Mapping[str, Any],
+    report: Callable[[Mapping[str, Any]], Iterable[str]],
+    claims: Callable[[Mapping[str, Any]], Iterable[Claim]] = lambda result: (),
+) -> dict[str, Any]:
+    """Leaves result.json and the report in ``settings.out``; returns what result.json holds.
+
+    Args:
+      settings: of the study, with a field ``out``.
+      found: what came out.
+      report: the lines of Markdown on a result; the claims follow them.
+      claims: what is claimed of a result.
+    """
+    result = {**log.provenance(), "settings": dataclasses.asdict(settings), **found}
+    result["claims"] = judged(claims(result))
+    write(Path(settings.out), result, [*report(result), *claims_table(result["claims"])])
+    return result
+
+
 def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str]) -> None:
     """Leaves result.json and the ``lines`` of a Markdown report in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
-    with log.replacing(folder / _REPORT) as partial:
+    with log.replacing(folder / REPORT) as partial:
         partial.write_text("\n".join(lines) + "\n")
-
-
-def verdicts(header: str, checks: Mapping[str, bool]) -> Iterable[str]:
-    """The lines of a Markdown table of what holds; ``header`` is its first line."""
-    yield header
-    yield "|---|---|"
-    for name, holds in checks.items():
-        yield f"| {name} | {'yes' if holds else 'NO'} |"
-
-
-def digits(value: float) -> str:
-    """Three significant digits, without an exponent."""
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def main(settings: Any, run: Callable[[Any], Any]) -> None:
     """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``."""
 
     def command(_: list[str]) -> None:
-        chosen = flags.read(settings)
-        run(chosen)
-        print((Path(chosen.out) / _REPORT).read_text())
+        given = flags.read(settings)
+        run(given)
+        print((Path(given.out) / REPORT).read_text())
 
     app.run(flags.reporting(command), flags_parser=flags.parser(settings))

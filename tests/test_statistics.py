@@ -12,7 +12,7 @@ import types
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import optimize, stats
 
 from rl import statistics
 
@@ -138,6 +138,42 @@ def test_one_seed_has_no_interval() -> None:
     assert np.isnan(mixed).all()
 
 
+def test_the_interval_of_a_rate_is_where_the_score_test_does_not_reject() -> None:
+    """Its bounds are the roots of |mean - p| = t sqrt(p (1 - p) d / S), found by bisection; within 0 and 1."""
+    rng = np.random.default_rng(8)
+    for rates in (rng.beta(9, 1, 5), rng.random(12), np.array([0.0, 1, 1, 1]), np.full(4, 0.3), np.ones(6)):
+        low, high = statistics.rate_interval(rates, 0.9)
+        mean, seeds = rates.mean(), len(rates)
+        equal = np.ptp(rates) == 0
+        spread = 1 if equal else rates.var(ddof=1) / (mean * (1 - mean))
+        t = stats.t.ppf(0.95, seeds - 1)
+
+        def excess(p: float, mean=mean, seeds=seeds, spread=spread, t=t) -> float:
+            return abs(mean - p) - t * np.sqrt(p * (1 - p) * spread / seeds)
+
+        assert 0 <= low < high <= 1 and low <= mean <= high
+        assert low == pytest.approx(optimize.brentq(excess, 1e-12, mean - 1e-9), abs=1e-7)
+        if mean < 1:
+            assert high == pytest.approx(optimize.brentq(excess, mean + 1e-9, 1 - 1e-12), abs=1e-7)
+
+
+def test_the_interval_of_a_rate_is_wilsons_for_many_seeds_of_one_episode() -> None:
+    rates = (np.arange(4000) < 3900).astype(float)
+    theirs = stats.binomtest(3900, 4000).proportion_ci(method="wilson")
+    np.testing.assert_allclose(statistics.rate_interval(rates), theirs, atol=5e-6)  # a variance with ddof=1
+    centred = 0.5 + 0.02 * np.random.default_rng(9).normal(size=6)
+    np.testing.assert_allclose(statistics.rate_interval(centred), statistics.interval(centred), atol=1e-4)
+    assert np.isnan(statistics.rate_interval([1.0])).all()
+
+
+def test_the_interval_of_a_rate_covers_where_students_does_not() -> None:
+    """A fifth of the runs fails for good: four that all succeeded know of no spread."""
+    rates = (np.random.default_rng(10).random((800, 4)) < 0.8).astype(float)
+    covers = [np.mean([low <= 0.8 <= high for low, high in map(interval, rates)])
+              for interval in (statistics.rate_interval, statistics.interval)]  # fmt: skip
+    assert covers[0] > 0.95 and covers[1] < 0.7
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -145,6 +181,7 @@ def test_one_seed_has_no_interval() -> None:
         (lambda: statistics.interval([1.0, np.nan]), "1 of 2 scores are NaN"),
         (lambda: statistics.mean(np.ones((0, 3))), r"no scores: shape \(0, 3\)"),
         (lambda: statistics.interval([]), "no scores"),
+        (lambda: statistics.rate_interval([0.5, 1.5]), r"success rates lie in \[0, 1\], not in \[0.5, 1.5\]"),
         (lambda: statistics.iqm([1.0, 2.0]), r"\[..., seeds, tasks\], got shape \(2,\)"),
         (lambda: statistics.interval(np.ones((3, 2))), r"one score per seed"),
         (lambda: statistics.bootstrap(statistics.iqm, np.ones((2, 3, 2))), r"\[seeds, tasks\] matrices"),
@@ -165,3 +202,4 @@ def test_a_summary_holds_the_mean_the_interval_and_each() -> None:
     found = statistics.summary([1, 2, 3])
     assert found["mean"] == 2.0 and found["ci95"] == list(statistics.interval(np.array([1.0, 2.0, 3.0])))
     np.testing.assert_array_equal(found["each"], [1.0, 2.0, 3.0])
+    assert statistics.summary([1.0, 0.5], rate=True)["ci95"] == list(statistics.rate_interval([1.0, 0.5]))

@@ -15,8 +15,9 @@ continue from their values, and nothing ever trains these. The study asks, with 
   oracle    other corrections: those points worth 0 instead of their value; the points that the last two steps reach
 
 and checks the outcome that the paper's argument predicts. By default the story and the sweeps are run, 40 minutes of
-one core; the ablation alone is an hour and a half. What is finished in --workdir under the same commit is not trained
-again: parts may be run side by side, and then all for one report: --parts=story,k,N,ablation,support,start,oracle.
+one core; the ablation alone is an hour and a half. What is finished in --workdir is not trained again unless its code or
+settings change: parts may be run side by side, and then all for one report:
+--parts=story,k,N,ablation,support,start,oracle.
 
 Published are k = 10, the horizon of 30 and the oracle; the random control, the sweeps and the ablation are what
 reviewers asked for, or new.
@@ -25,8 +26,7 @@ reviewers asked for, or new.
 from __future__ import annotations
 
 import dataclasses
-import json
-import time
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +99,7 @@ class Settings:
     seed: int = 0  # of everything
     workdir: str = "runs/edge_of_reach"  # of what is finished
     out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 PARTS: dict[str, list[Variant]] = {
@@ -112,53 +113,38 @@ PARTS: dict[str, list[Variant]] = {
 }
 
 
-class Outcome(NamedTuple):
-    """What a variant's agents did; [T] are epochs and [S] seeds."""
-
-    metrics: dict[str, np.ndarray]  # {name: [T, S]}
-    landscape: np.ndarray  # [H, W] the first seed's values of the plane
-    seconds: float = 0.0
-
-
 def run(settings: Settings) -> dict[str, Any]:
     """Trains all variants, writes what came out, and returns what result.json holds.
 
     Raises:
       ValueError: an unknown part, or too few seeds for an interval.
     """
-    variants = chosen(settings)
-    outcomes: dict[Variant, Outcome] = {}
-    with log.progress(len(variants) * settings.epochs, "edge of reach") as bar:
-        for variant in variants:
-            bar.set_postfix_str(describe(variant))
-            outcome = recall(settings, variant)
-            if outcome:
-                bar.update(settings.epochs)
-            else:
-                outcome = train_variant(settings, variant, bar.update)
-                remember(settings, variant, outcome)
-            outcomes[variant] = outcome
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
-        "wall_seconds": sum(outcome.seconds for outcome in outcomes.values()),
-        "variants": [
-            {"name": describe(variant), **variant._asdict(), **summary(outcome.metrics)}
-            for variant, outcome in outcomes.items()
-        ],
-        "checks": checks(outcomes),
-    }
-    folder = Path(settings.out)
-    studies.write(folder, result, table(result, outcomes))
-    draw(folder, settings, outcomes)
+    variants = {describe(variant): variant for variant in chosen(settings)}
+    found = studies.train(
+        settings.workdir,
+        {
+            name: studies.Variant(
+                functools.partial(train_variant, settings, variant),
+                {**studies.chosen(settings), **variant._asdict()},
+                settings.epochs,
+            )
+            for name, variant in variants.items()
+        },
+        "edge of reach",
+        overwrite=settings.overwrite,
+    )
+    rows = [
+        {"name": name, **variant._asdict(), **summary(found.outcomes[name]["metrics"])}
+        for name, variant in variants.items()
+    ]
+    result = studies.finish(settings, {"wall_seconds": found.seconds, "variants": rows}, report, claims)
+    draw(Path(settings.out), settings, {variant: found.outcomes[name] for name, variant in variants.items()})
     return result
 
 
 def chosen(settings: Settings) -> list[Variant]:
     """The variants of all parts asked for, each once."""
-    parts = settings.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    parts = studies.names("parts", settings.parts, PARTS)
     studies.check_seeds(settings.seeds)
     return list(dict.fromkeys(variant for part in parts for variant in PARTS[part]))
 
@@ -174,50 +160,11 @@ def describe(variant: Variant) -> str:
     return ", ".join(words)
 
 
-def recall(settings: Settings, variant: Variant) -> Outcome | None:
-    """What is finished of ``variant``, if it was trained by these settings and this commit."""
-    commit, path = log.commit(), _file(settings, variant)
-    if commit is None or commit.endswith("-dirty") or not path.exists():
-        return None
-    with np.load(path) as found:
-        arrays = dict(found)
-    if str(arrays.pop("identity")) != _identity(settings, variant, commit):
-        return None
-    seconds, drawn = arrays.pop("seconds").item(), arrays.pop("landscape")
-    return Outcome(arrays, drawn, seconds)
-
-
-def remember(settings: Settings, variant: Variant, outcome: Outcome) -> None:
-    """Stores what `recall` finds."""
-    path = _file(settings, variant)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with log.replacing(path) as partial, partial.open("wb") as file:
-        np.savez(
-            file,
-            identity=_identity(settings, variant, log.commit()),
-            seconds=outcome.seconds,
-            landscape=outcome.landscape,
-            **outcome.metrics,
-        )
-
-
-def _file(settings: Settings, variant: Variant) -> Path:
-    return Path(settings.workdir) / f"{describe(variant)}.npz"
-
-
-def _identity(settings: Settings, variant: Variant, commit: str | None) -> str:
-    """All that an outcome depends on."""
-    places = ("parts", "workdir", "out")
-    chosen = {name: x for name, x in dataclasses.asdict(settings).items() if name not in places}
-    return json.dumps({"commit": commit, **variant._asdict(), **chosen})
-
-
 # ---- training ---------------------------------------------------------------------------------------------
 
 
-def train_variant(settings: Settings, variant: Variant, finished: Callable[[int], Any]) -> Outcome:
-    """All seeds of one variant; ``finished`` is told of every epoch by the number 1."""
-    began = time.time()
+def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> dict[str, Any]:
+    """All seeds of one variant: metrics {name: [T, S]} by epoch and seed, and the first seed's values of the plane."""
     config = sac_n.Config(DISCOUNT, variant.critics, variant.diversity, hidden=settings.hidden)
     low, high = (variant.support * end for end in SUPPORT)
     head = heads.make(variant.head, low, high, round(50 * variant.support) + 1)
@@ -247,11 +194,11 @@ def train_variant(settings: Settings, variant: Variant, finished: Callable[[int]
     rows = []
     for carry, report in train.epochs(epoch, start, source, keys, settings.epochs):
         rows.append({**report.metrics, "return": evaluate(carry.learner)})
-        finished(1)
+        work.progress(1)
     metrics = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
     first = jax.tree.map(lambda x: x[0], carry.learner)
     drawn = np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first))
-    return Outcome(metrics, drawn, time.time() - began)
+    return {"metrics": metrics, "landscape": drawn}
 
 
 def started(learner: Learner, start: str) -> Learner:
@@ -351,31 +298,33 @@ def summary(metrics: Mapping[str, np.ndarray]) -> dict[str, Any]:
     return {"failed": int((last["return"] < 0).sum()), **last}
 
 
-def checks(outcomes: Mapping[Variant, Outcome]) -> dict[str, bool]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the argument predicts, of those variants that were run: for all seeds, not on average."""
-    predictions: dict[str, tuple[Variant, Callable[[dict[str, np.ndarray]], np.ndarray]]] = {
-        "base fails, its Q above 150": (BASE, lambda m: (m["return"] < 0) & (m["q"] > 150)),
-        "whole episodes work": (WHOLE, lambda m: m["return"] > 30),
-        "the oracle at the edge of reach repairs it": (Variant(patch="edge"), lambda m: m["return"] > 30),
-        "the oracle elsewhere does not": (Variant(patch="random"), lambda m: m["return"] < 0),
-        "nor do values of 0 elsewhere": (Variant(patch="random, worth 0"), lambda m: m["return"] < 0),
-        "values of 0 at the edge repair it": (Variant(patch="edge, worth 0"), lambda m: m["return"] > 30),
-        "RAVL works": (RAVL, lambda m: m["return"] > 35),
-    }
-    return {
-        name: bool(holds({key: values[-1] for key, values in outcomes[variant].metrics.items()}).all())
-        for name, (variant, holds) in predictions.items()
-        if variant in outcomes
-    }
+    rows = {row["name"]: row for row in result["variants"]}
+    good, bad = studies.every(lambda x: x > 30), studies.every(lambda x: x < 0)
+    ravl, ours = "RAVL (Sims et al., NeurIPS 2024)", "ours: a control"
+    predictions = [
+        ("base fails: its return is below 0", ravl, BASE, "return", bad),
+        ("base's Q ends above 150", ravl, BASE, "q", studies.every(lambda x: x > 150)),
+        ("whole episodes work: return above 30", ravl, WHOLE, "return", good),
+        ("the oracle at the edge of reach repairs it", ravl, Variant(patch="edge"), "return", good),
+        ("the oracle elsewhere does not", ours, Variant(patch="random"), "return", bad),
+        ("nor do values of 0 elsewhere", ours, Variant(patch="random, worth 0"), "return", bad),
+        ("values of 0 at the edge repair it", ours, Variant(patch="edge, worth 0"), "return", good),
+        ("RAVL works: return above 35", ravl, RAVL, "return", studies.every(lambda x: x > 35)),
+    ]
+    for text, source, variant, score, predicate in predictions:
+        if describe(variant) in rows:
+            yield studies.Claim(f"{text}, in every seed", source, rows[describe(variant)][score], predicate)
 
 
-def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Outcome]) -> None:
+def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Any]) -> None:
     """The story, the value landscape and the two sweeps, of what was run."""
     if set(STORY.values()) <= set(outcomes):
         updates = settings.updates * np.arange(1, settings.epochs + 1)
 
         def curves(name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-            return {label: (updates, outcomes[variant].metrics[name]) for label, variant in STORY.items()}
+            return {label: (updates, outcomes[variant]["metrics"][name]) for label, variant in STORY.items()}
 
         plot.learning_curves(
             folder / "story.png",
@@ -386,7 +335,7 @@ def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Outcome]) 
         plot.maps(
             folder / "landscape.png",
             {"best policy": np.asarray(truth)}
-            | {label: outcomes[variant].landscape for label, variant in STORY.items()},
+            | {label: outcomes[variant]["landscape"] for label, variant in STORY.items()},
             EXTENT,
             (0.0, 250.0),
             squares={"reached before the last of 10 steps": 11.0, "cliff": plane.CLIFF},
@@ -394,7 +343,7 @@ def draw(folder: Path, settings: Settings, outcomes: Mapping[Variant, Outcome]) 
         )
     for part, name, values in (("k", "length", LENGTHS), ("N", "critics", CRITICS)):
         if set(PARTS[part]) <= set(outcomes):
-            last = np.stack([outcomes[variant].metrics["return"][-1] for variant in PARTS[part]])
+            last = np.stack([outcomes[variant]["metrics"]["return"][-1] for variant in PARTS[part]])
             plot.lines(
                 folder / f"sweep_{part}.png",
                 {"each seed's mean": (values, last.mean(1), last.min(1), last.max(1))},
@@ -410,7 +359,7 @@ def _grid() -> Array:
     return jnp.stack(jnp.meshgrid(axis, axis), -1)
 
 
-def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings = result["settings"]
     yield "# The edge-of-reach problem on a plane"
@@ -423,18 +372,21 @@ def table(result: dict[str, Any], outcomes: Mapping[Variant, Outcome]) -> Iterat
         "edge-of-reach, and the mean value that targets continue with there and elsewhere."
     )
     yield ""
-    yield "| agent | return [worst, best seed] | failed | Q | edge share | V there | V elsewhere |"
-    yield "|---|---|---|---|---|---|---|"
-    for variant in outcomes:
-        last = {name: values[-1] for name, values in outcomes[variant].metrics.items()}
-        scores = last["return"]
-        yield (
-            f"| {describe(variant)} | {scores.mean():.1f} [{scores.min():.1f}, {scores.max():.1f}] "
-            f"| {(scores < 0).sum()}/{len(scores)} | {last['q'].mean():.0f} | {last['edge_share'].mean():.2%} "
-            f"| {last['edge_q'].mean():.0f} | {last['elsewhere_q'].mean():.0f} |"
-        )
-    yield ""
-    yield from studies.verdicts("| what the argument predicts | in every seed |", result["checks"])
+    head = ("agent", "return [worst, best seed]", "failed", "Q", "edge share", "V there", "V elsewhere")
+    yield from studies.table(head, map(_row, result["variants"]))
+
+
+def _row(row: Mapping[str, Any]) -> list[str]:
+    scores = row["return"]
+    return [
+        row["name"],
+        f"{scores.mean():.1f} [{scores.min():.1f}, {scores.max():.1f}]",
+        f"{row['failed']}/{len(scores)}",
+        f"{row['q'].mean():.0f}",
+        f"{row['edge_share'].mean():.2%}",
+        f"{row['edge_q'].mean():.0f}",
+        f"{row['elsewhere_q'].mean():.0f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""The harness of studies: nothing finished is trained twice, nothing else is recalled, and claims have verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from experiments import studies
+from rl import log
+
+TRAINED: list[str] = []
+
+
+def tiny(name: str, dies: bool, work: studies.Work) -> Any:
+    TRAINED.append(name)
+    if dies:
+        raise KeyboardInterrupt
+    work.folder.mkdir(exist_ok=True)
+    work.progress(2)
+    return {"returns": [1.0, float("nan")], "name": name, "rows": [[1, 2], [3]], 4.0: ()}
+
+
+tiny.__module__ = "tests.test_studies"  # as seen from the project
+
+
+def variants(dies: str = "", **settings: Any) -> dict[str, studies.Variant]:
+    return {
+        name: studies.Variant(functools.partial(tiny, name, name == dies), settings, 2)
+        for name in ("first", "second")
+    }
+
+
+@pytest.fixture(autouse=True)
+def nothing_trained() -> None:
+    TRAINED.clear()
+
+
+def test_a_study_that_was_killed_trains_only_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        studies.train(tmp_path, variants(dies="second"), "tiny")
+    assert TRAINED == ["first", "second"]
+    found = studies.train(tmp_path, variants(), "tiny")
+    assert TRAINED == ["first", "second", "second"] and list(found.outcomes) == ["first", "second"]
+    again = studies.train(tmp_path, variants(), "tiny")
+    assert len(TRAINED) == 3 and again.seconds == found.seconds > 0
+    np.testing.assert_equal(again.outcomes, found.outcomes)
+    np.testing.assert_array_equal(found.outcomes["first"]["returns"], [1, np.nan])
+    assert found.outcomes["second"]["name"] == "second" and found.outcomes["first"]["4.0"] == []
+
+
+def test_a_changed_setting_or_a_wish_trains_again(tmp_path: Path) -> None:
+    studies.train(tmp_path, variants(rate=0.1), "tiny")
+    studies.train(tmp_path, variants(rate=0.2), "tiny")
+    assert TRAINED == ["first", "second"] * 2
+    studies.train(tmp_path, {"first": variants(rate=0.2)["first"]}, "tiny", overwrite=True)
+    studies.train(tmp_path, variants(rate=0.2), "tiny")
+    assert TRAINED == ["first", "second"] * 2 + ["first"]
+    (tmp_path / "first.json").write_text("{}")
+    studies.train(tmp_path, variants(rate=0.2), "tiny")
+    assert TRAINED[5:] == ["first"]
+
+
+STUDY = '''
+"""A study."""
+from experiments import studies
+from rl import agent, plot as pictures
+from rl.heads import mean
+
+RATE, COLOUR = 0.1, "red"
+WIDTH = 3
+
+def train(work):
+    """Trains."""
+    import rl.late
+    return helper(RATE)
+
+def helper(rate):
+    return agent.update(rate)  # a comment
+
+def draw(width=WIDTH):
+    pictures.lines(mean(width))
+'''
+PROJECT = {
+    "experiments/a_study.py": STUDY,
+    "experiments/studies.py": "",
+    "rl/__init__.py": "",
+    "rl/agent.py": "from rl.inner import part\n\ndef update(x):\n    return part.ONE * x\n",
+    "rl/heads/__init__.py": "mean = 1",
+    "rl/inner/__init__.py": "from rl.inner import part, other",
+    "rl/inner/part.py": "ONE = 1",
+    "rl/inner/other.py": "TWO = 2",
+    "rl/late.py": "THREE = 3",
+    "rl/plot.py": "FOUR = 4",
+    "README.md": "words",
+}
+
+
+def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What training uses changes it; words, figures, and modules that it does not import do not."""
+    monkeypatch.setattr(studies, "_ROOT", tmp_path)
+    for path, text in PROJECT.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def train() -> None: ...
+
+    train.__module__, train.__qualname__ = "experiments.a_study", "train"
+    variant = studies.Variant(train, {"updates": 3})  # type: ignore[arg-type]
+    studies._file.cache_clear()
+
+    def digest_with(path: str, old: str, new: str) -> str:
+        text = PROJECT[path]
+        assert old in text
+        (tmp_path / path).write_text(text.replace(old, new))
+        try:
+            return studies.digest("a", variant)
+        finally:
+            (tmp_path / path).write_text(text)
+
+    try:
+        before = studies.digest("a", variant)
+        same = [
+            ("README.md", "words", "other words"),
+            ("experiments/a_study.py", "A study.", "Another docstring."),
+            ("experiments/a_study.py", "Trains.", "Trains, differently put."),
+            ("experiments/a_study.py", "# a comment", "# another"),
+            ("experiments/a_study.py", "pictures.lines(", "pictures.bars("),
+            ("experiments/a_study.py", "WIDTH = 3", "WIDTH = 4"),
+            ("rl/heads/__init__.py", "1", "2"),
+            ("rl/inner/__init__.py", "other", "other as another"),
+            ("rl/inner/other.py", "2", "3"),
+            ("rl/plot.py", "4", "5"),
+        ]
+        assert [change for change in same if digest_with(*change) != before] == []
+        other = [
+            ("experiments/a_study.py", "0.1", "0.2"),
+            ("experiments/a_study.py", "agent.update(rate)", "agent.update(2 * rate)"),
+            ("rl/agent.py", "return part", "return 2 * part"),
+            ("rl/inner/part.py", "1", "2"),
+            ("rl/late.py", "3", "4"),
+        ]
+        assert [change for change in other if digest_with(*change) == before] == []
+        assert studies.digest("b", variant) != before
+        assert studies.digest("a", variant._replace(settings={"updates": 4})) != before
+        assert studies.digest("a", variant._replace(steps=7)) == before
+    finally:
+        studies._file.cache_clear()
+
+
+def test_code_outside_the_project_is_refused() -> None:
+    with pytest.raises(ValueError, match="json is no module of"):
+        studies.digest("a", studies.Variant(json.dumps, {}))  # type: ignore[arg-type]
+
+
+def test_claims_hold_or_do_not_or_are_undecided() -> None:
+    rows = studies.judged(
+        [
+            studies.Claim("all above 1", "ours", [2.0, 3.0], studies.every(lambda x: x > 1)),
+            studies.Claim("all above 2", "a paper", [2.0, 3.0], studies.every(lambda x: x > 2)),
+            studies.Claim("mean above 2", "", np.array([2, 3]), studies.summarised(lambda x: x > 2)),
+            studies.Claim("least above 2", "", [2, 3], studies.summarised(lambda x: x > 2, np.min)),
+            studies.Claim("gains", "", [1.0, 1.1, 0.9], studies.positive),
+            studies.Claim("gains", "", [-1.0, -1.1, -0.9], studies.positive),
+            studies.Claim("gains", "", [-1.0, 1.1, 0.9], studies.positive),
+        ]
+    )
+    assert [row["verdict"] for row in rows] == [
+        "holds", "does not hold", "holds", "does not hold", "holds", "does not hold",
+        "not decided by these intervals",
+    ]  # fmt: skip
+    assert rows[1] == {"claim": "all above 2", "published": "a paper", "here": "2.5 [2, 3]", "verdict": "does not hold"}  # fmt: skip
+    assert rows[3]["here"] == "2 [2, 3]" and rows[4]["here"] == "1 [0.752, 1.25]"
+    lines = list(studies.claims_table(rows[:1]))
+    assert lines[-3:] == [
+        "| claim | published | here | verdict |", "|---|---|---|---|", "| all above 1 | ours | 2.5 [2, 3] | holds |",
+    ]  # fmt: skip
+    assert list(studies.claims_table([])) == []
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    out: str
+    seeds: int = 3
+    workdir: str = "here"
+
+
+def test_what_a_study_leaves_can_be_read_and_judged_again(tmp_path: Path) -> None:
+    def claims(result: Any) -> list[studies.Claim]:
+        return [studies.Claim("gain", "ours", result["gain"], studies.positive)]
+
+    settings = Settings(str(tmp_path / "new"))
+    result = studies.finish(settings, {"gain": np.array([1.0, 2.0])}, lambda result: ["# Title"], claims)
+    stored = studies.load(tmp_path / "new" / log.RESULT)
+    assert stored["claims"] == result["claims"] == studies.judged(claims(stored))
+    assert {"command", "commit", "versions", "hardware", "settings"} < stored.keys()
+    lines = (tmp_path / "new" / studies.REPORT).read_text().splitlines()
+    assert lines[0] == "# Title" and lines[2] == "## Claims" and "not decided" in lines[-1]
+    assert studies.chosen(settings) == {"seeds": 3} and studies.chosen(settings, "seeds") == {}
+
+
+def test_numbers_as_text() -> None:
+    scores = np.array([3.0, 5.0, 4.0])
+    assert studies.plus_minus(scores, ".2f") == "4.00 ± 2.48" and studies.plus_minus([4.0], ".1f") == "4.0"
+    assert studies.between(scores, ".1f") == "4.0 [1.5, 6.5]"
+    assert studies.between([1.0, 1.0], ".1f", rate=True) == "1.0 [0.0, 1.0]"
+    assert studies.between({"mean": 1, "ci95": [0, 2]}, ".0f") == "1 [0, 2]"
+    np.testing.assert_allclose(studies.bands([[1, 1], [2, 2]]), [[1, 2]] * 3)
+
+
+def test_published_numbers_say_where_they_were_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(studies._PUBLISHED.glob("*.yaml"))
+    assert len(files) >= 4
+    for path in files:
+        assert len(studies.published(path.stem)["source"]) > 20
+    monkeypatch.setattr(studies, "_PUBLISHED", tmp_path)
+    (tmp_path / "a.yaml").write_text("numbers: [1]")
+    with pytest.raises(ValueError, match="a.yaml has no entry 'source'"):
+        studies.published("a")
