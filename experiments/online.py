@@ -38,6 +38,7 @@ from absl import app
 
 from experiments import flags, offline
 from rl import agents, checkpoint, data, envs, evaluate, log, online, train
+from rl.agents import optimisers
 from rl.envs.stream import Experience, Stream
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State
@@ -570,7 +571,7 @@ def defaults(env: str, agent: str, head: str) -> tuple[Settings, Any]:
         epsilon=0.01,
         epsilon_updates=62_500,
         learning_rate=adam[0],
-        adam_epsilon=adam[1],
+        critic_optimiser=optimisers.Adam(epsilon=adam[1]),
         hidden=(512,),
     )
 

@@ -343,23 +343,24 @@ def cql(s: Setting) -> Expected:
         """Of each critic: values [..., B, N] are pushed down, the data's [..., B] up."""
         v = values(q)
         if c.variant == "h":
-            return (special.logsumexp(v - log_proposal, -1) - np.log(v.shape[-1]) - data(q)).mean(-1)
+            return (special.logsumexp(v - log_proposal, -1) - data(q)).mean(-1)
         return ((frozen * v).sum(-1) - data(q)).mean(-1) if c.variant == "rho" else v.std(-1).mean(-1)
 
-    weight = np.exp(s.params["log_weight"])
+    multiplier = np.clip(np.exp(s.params["log_multiplier"]), 0, 1e6) if c.target_gap else 1.0
     here = gap(s.params[name])
-    rates = {"critic": c.learning_rate, "q": c.learning_rate}
-    penalty = weight if c.target_gap else c.weight
-    losses: dict[str, Loss] = rest | {name: lambda q: td_loss(q) + penalty * np.sum(gap(q))}
+    rates = dict.fromkeys(("critic", "q", "log_multiplier"), c.learning_rate)
+    losses: dict[str, Loss] = rest | {name: lambda q: td_loss(q) + multiplier * c.weight * np.sum(gap(q))}
     if c.target_gap:
-        losses["log_weight"] = lambda x: -np.exp(x) * np.mean(here - c.target_gap)
+        losses["log_multiplier"] = lambda x: (
+            -np.clip(np.exp(x), 0, 1e6) * np.mean(c.weight * here - c.target_gap)
+        )
     params = dict(s.params)
     for part, loss in losses.items():
         params[part] = descend(s.params, rates.get(part, c.policy_learning_rate), **{part: loss})[part]
     metrics |= {
         "critic_loss": td_loss(s.params[name]),
         "conservative_gap": np.mean(here),
-        "weight": weight,
+        "weight": multiplier * c.weight,
         "q": data(s.params[name]).mean(),
     }
     return Expected(params, {name: follow(s.target[name], params[name], c.target_rate)}, metrics)
@@ -399,7 +400,7 @@ def cql_continuous(s: Setting) -> tuple:
 
 def cql_discrete(s: Setting) -> tuple:
     td_loss, all_values, data = q_learning(s)
-    return td_loss, all_values, -np.log(ACTIONS), data, {}, {}
+    return td_loss, all_values, 0.0, data, {}, {}
 
 
 def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
@@ -653,7 +654,7 @@ def test_where_a_learner_starts() -> None:
     state = jax.jit(learner.init, compiler_options=QUICK)(jax.random.key(0), random_batch(False))
     assert state.step == 0
     assert state.params["log_alpha"] == 0
-    np.testing.assert_allclose(np.exp(state.params["log_weight"]), SETTINGS["cql"]["weight"], rtol=1e-6)
+    assert state.params["log_multiplier"] == 0
     jax.tree.map(np.testing.assert_array_equal, state.target, {"critic": state.params["critic"]})
 
 
@@ -879,10 +880,10 @@ def test_discrete_cqls_multiplier_holds_the_gap() -> None:
         return (mdp.count * (special.logsumexp(q, -1, keepdims=True) - q)).sum() / mdp.count.sum()
 
     wanted = gap(conservative_values(mdp, 0.7))
-    fields = {**FAST, "target_gap": float(wanted), "policy_learning_rate": 0.02, "weight": 3.0}
+    fields = {**FAST, "target_gap": float(3 * wanted), "weight": 3.0}
     _, [state] = learn("cql", TABULAR, mdp.batch, **fields)
     np.testing.assert_allclose(gap(table_of_q("scalar", state.params["q"])), wanted, atol=2e-3)
-    np.testing.assert_allclose(np.exp(state.params["log_weight"]), 0.7, atol=0.02)
+    np.testing.assert_allclose(3.0 * np.exp(state.params["log_multiplier"]), 0.7, atol=0.02)
 
 
 def test_a_larger_weight_pushes_an_unseen_action_further_down() -> None:

@@ -7,7 +7,9 @@
 ``a'`` is the action logged at ``s'``; where an episode was cut there is none and the critic's penalty is
 left out. Deeper networks, LayerNorm in the critics and batches of 1024 (``--batch_size``) are part of
 the method. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes
-their mean). beta_1 and beta_2 are tuned per dataset in the paper; the defaults are in the middle of its grid.
+their mean). Layers start as there (`rl.networks.layers.Architecture`, ``rlkit``), but LayerNorm stands before each
+ReLU, where they have it after. beta_1 and beta_2 are tuned per dataset in the paper; the defaults are in the
+middle of its grid.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents import td3
-from rl.agents.state import Optimiser, require
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import require
+from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
 from rl.values import losses
 from rl.values.heads import ValueHead
@@ -33,6 +37,7 @@ class Config(td3.Config):
     learning_rate: float = 1e-3  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = True  # in the critics
+    network: Architecture = Architecture(initialiser="rlkit")  # of every network
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
