@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,8 +13,8 @@ import optax
 
 from rl.types import Array
 
-# A learning rate, or a schedule of it, becomes a gradient transformation: `optax.adam`, or `optax.sgd` in a test.
-Optimiser = Callable[[Any], optax.GradientTransformation]
+# A learning rate becomes a gradient transformation: `optax.adam`, or `optax.sgd` in a test.
+Optimiser = Callable[[float | Array], optax.GradientTransformation]
 
 SCHEDULES = ("constant", "cosine")
 
@@ -58,34 +59,31 @@ def build(
     Raises:
       ValueError: ``optimiser`` is not Adam, and ``settings`` ask for clipping, weight decay or another epsilon.
     """
-    rate = schedule(settings, learning_rate)
     if optimiser is not optax.adam:
         for name in ("clip", "weight_decay", "epsilon"):
             if getattr(settings, name) != getattr(Adam(), name):
                 raise ValueError(
                     f"{name}={getattr(settings, name)} is for Adam, and another optimiser was given"
                 )
-        return optimiser(rate)
-    steps = [optax.clip_by_global_norm(settings.clip)] if settings.clip else []
-    steps.append(optax.scale_by_adam(eps=settings.epsilon))
-    if settings.weight_decay:
-        steps.append(optax.add_decayed_weights(settings.weight_decay, mask=_kernels))
-    return optax.chain(*steps, optax.scale_by_learning_rate(rate))
+        steps = [optimiser(learning_rate)]
+    else:
+        steps = [optax.clip_by_global_norm(settings.clip)] if settings.clip else []
+        steps.append(optax.scale_by_adam(eps=settings.epsilon))
+        if settings.weight_decay:
+            steps.append(optax.add_decayed_weights(settings.weight_decay, mask=_kernels))
+        steps.append(optax.scale_by_learning_rate(learning_rate))
+    if settings.warm_up or settings.schedule != "constant":
+        steps.append(optax.scale_by_schedule(functools.partial(share, settings)))
+    return optax.chain(*steps)
 
 
-def schedule(settings: Adam, learning_rate: float | Array) -> Any:
-    """The learning rate, or where it changes a function of how often the network was updated."""
-    if settings.schedule == "constant" and not settings.warm_up:
-        return learning_rate
-
-    def rate(count: Array) -> Any:
-        rise = jnp.minimum(1.0, (count + 1) / settings.warm_up) if settings.warm_up else 1.0
-        if settings.schedule == "constant":
-            return learning_rate * rise
-        share = (count - settings.warm_up) / (settings.decay_updates - settings.warm_up)
-        return learning_rate * rise * 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(share, 0.0, 1.0)))
-
-    return rate
+def share(settings: Adam, count: Array) -> Array:
+    """The part of the learning rate, in [0, 1], with which update number ``count`` is made, counted from 0."""
+    part = jnp.minimum(1.0, (count + 1) / settings.warm_up) if settings.warm_up else jnp.ones(())
+    if settings.schedule == "constant":
+        return part
+    progress = (count - settings.warm_up) / (settings.decay_updates - settings.warm_up)
+    return part * (1 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0))) / 2
 
 
 def _kernels(params: Any) -> Any:

@@ -95,9 +95,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
             critic_loss = jax.vmap(head.loss, (0, None))(q, target).mean(1).sum()
             proposed = jax.lax.stop_gradient(actions)
             values = head.value(critic.apply(params["critic"], batch.observation, proposed))
-            gaps = gap(config.variant, jnp.moveaxis(values, 1, -1), log_density.T, head.value(q)).mean(1)
-            if config.variant == "h":  # the sum over samples, not their mean
-                gaps += jnp.log(len(actions))
+            gaps = sampled_gap(
+                config.variant, jnp.moveaxis(values, 1, -1), log_density.T, head.value(q)
+            ).mean(1)
             conservative, multiplier_loss, weight = weigh(config, gaps, params["log_multiplier"])
             metrics = {
                 "critic_loss": critic_loss,
@@ -129,3 +129,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
         return head.value(critic.apply(state.params["critic"], observation, action))
 
     return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)
+
+
+def sampled_gap(variant: str, values: Array, log_density: Array, q_data: Array) -> Array:
+    """`penalty.gap` [E, B] from values [E, B, N] of samples; that of CQL(H) from their sum, not their mean."""
+    return gap(variant, values, log_density, q_data) + (jnp.log(values.shape[-1]) if variant == "h" else 0.0)
