@@ -5,7 +5,8 @@ import dataclasses
 import jax
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, start
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import descend, follow, start
 from rl.networks import mlp
 from rl.types import Learner, Spec
 from rl.values import losses

@@ -1,6 +1,7 @@
 """The command line of a script: flags from frozen dataclasses, and messages instead of tracebacks.
 
-A field's type, default and comment become a flag and its help.
+A field's type, default and comment become a flag and its help. A field that is a dataclass itself becomes one flag for
+each of its own fields, ``--agent.network.activation=gelu``; as the key of a mapping it is ``network.activation``.
 
 ``--agent=cql`` chooses which agent's hyper-parameters exist as ``--agent.NAME`` flags, so ``--agent=cql --help``
 lists those of CQL, and a flag that another agent has is an unknown flag here.
@@ -14,7 +15,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags, logging
@@ -52,6 +53,9 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
     for field in dataclasses.fields(config):
         default, name = getattr(config, field.name), prefix + field.name
         text = helps.get(field.name, "")
+        if dataclasses.is_dataclass(default):
+            define(default, name + ".", values)
+            continue
         if isinstance(default, bool):
             flags.DEFINE_bool(name, default, text, values)
         elif isinstance(default, int):
@@ -68,30 +72,51 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
 
 def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> T:
     """``config`` with every field set from its parsed flag."""
-    given = {f.name: values[prefix + f.name].value for f in dataclasses.fields(config)}  # type: ignore[arg-type]
-    return with_fields(config, given)
+    return with_fields(config, {name: values[prefix + name].value for name in names(config)})
 
 
 def given(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     """{field: value} of the flags that were on the command line."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return {name: values[prefix + name].value for name in names if values[prefix + name].present}
+    return {name: values[prefix + name].value for name in names(config) if values[prefix + name].present}
+
+
+def names(config: Any) -> list[str]:
+    """The names of all fields, those of a nested dataclass with a dot: ``network.activation``."""
+    listed = []
+    for field in dataclasses.fields(config):
+        default = getattr(config, field.name)
+        nested = names(default) if dataclasses.is_dataclass(default) else []
+        listed += [f"{field.name}.{name}" for name in nested] or [field.name]
+    return listed
 
 
 def with_fields(config: T, given: dict[str, Any]) -> T:
     """``config`` with the fields in ``given`` replaced, each converted to the type it has.
 
+    A field of a nested dataclass is given as ``{"network.activation": "gelu"}`` or
+    ``{"network": {"activation": "gelu"}}``.
+
     Raises:
       ValueError: on a field that does not exist (the nearest one is suggested) or a value of another type.
     """
-    known = [f.name for f in dataclasses.fields(config)]  # type: ignore[arg-type]
-    converted = {}
+    known = names(config)
+    converted: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}  # of nested dataclasses
     for name, value in given.items():
-        if name not in known:
+        outer, _, inner = name.partition(".")
+        nested = dataclasses.is_dataclass(getattr(config, outer, None))
+        if nested and not inner and isinstance(value, Mapping):
+            parts.setdefault(outer, {}).update(value)
+        elif name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
             raise ValueError(f"{type(config).__module__} has no setting {name!r}{hint}")
-        converted[name] = _convert(name, value, getattr(config, name))
+        elif nested:
+            parts.setdefault(outer, {})[inner] = value
+        else:
+            converted[name] = _convert(name, value, getattr(config, name))
+    for name, part in parts.items():
+        converted[name] = with_fields(getattr(config, name), part)
     return dataclasses.replace(config, **converted)  # type: ignore[type-var]
 
 
@@ -156,8 +181,10 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
     """The message; for an unknown flag with the nearest one, or else with those that there are."""
     if not isinstance(error, flags.UnrecognizedFlagError):
         return str(error)
-    group = error.flagname.rpartition(".")[0]  # "agent", or nothing
+    group = error.flagname.rpartition(".")[0]  # "agent", "agent.network", or nothing
     known = [name for name in values if name.rpartition(".")[0] == group]
+    if not known:  # no such group: what is nearest among all that are the agent's
+        known = [name for name in values if name.partition(".")[0] == group.partition(".")[0]]
     near = difflib.get_close_matches(error.flagname, known, n=1, cutoff=0.7 if group else 0.6)
     if near:
         return f"unknown flag --{error.flagname}: did you mean --{near[0]}?"

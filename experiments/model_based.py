@@ -133,7 +133,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         terminates,
         model_based.diagnosis(
             learner,
-            sac_n.critics(config, task.loaded.spec, task.head),
+            learner.critics,
             where.dynamics,
             truth=where.truth,
         ),

@@ -8,6 +8,7 @@ condition of the objective, solved by SciPy.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,6 +21,10 @@ import pytest
 from scipy import optimize, special, stats
 
 from rl import agents, train
+from rl.agents.cql import continuous, penalty
+from rl.agents.optimisers import Adam
+from rl.agents.state import augmented
+from rl.networks.layers import Architecture
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
@@ -343,23 +348,24 @@ def cql(s: Setting) -> Expected:
         """Of each critic: values [..., B, N] are pushed down, the data's [..., B] up."""
         v = values(q)
         if c.variant == "h":
-            return (special.logsumexp(v - log_proposal, -1) - np.log(v.shape[-1]) - data(q)).mean(-1)
+            return (special.logsumexp(v - log_proposal, -1) - data(q)).mean(-1)
         return ((frozen * v).sum(-1) - data(q)).mean(-1) if c.variant == "rho" else v.std(-1).mean(-1)
 
-    weight = np.exp(s.params["log_weight"])
+    multiplier = np.clip(np.exp(s.params["log_multiplier"]), 0, 1e6) if c.target_gap else 1.0
     here = gap(s.params[name])
-    rates = {"critic": c.learning_rate, "q": c.learning_rate}
-    penalty = weight if c.target_gap else c.weight
-    losses: dict[str, Loss] = rest | {name: lambda q: td_loss(q) + penalty * np.sum(gap(q))}
+    rates = dict.fromkeys(("critic", "q", "log_multiplier"), c.learning_rate)
+    losses: dict[str, Loss] = rest | {name: lambda q: td_loss(q) + multiplier * c.weight * np.sum(gap(q))}
     if c.target_gap:
-        losses["log_weight"] = lambda x: -np.exp(x) * np.mean(here - c.target_gap)
+        losses["log_multiplier"] = lambda x: (
+            -np.clip(np.exp(x), 0, 1e6) * np.mean(c.weight * here - c.target_gap)
+        )
     params = dict(s.params)
     for part, loss in losses.items():
         params[part] = descend(s.params, rates.get(part, c.policy_learning_rate), **{part: loss})[part]
     metrics |= {
         "critic_loss": td_loss(s.params[name]),
         "conservative_gap": np.mean(here),
-        "weight": weight,
+        "weight": multiplier * c.weight,
         "q": data(s.params[name]).mean(),
     }
     return Expected(params, {name: follow(s.target[name], params[name], c.target_rate)}, metrics)
@@ -399,7 +405,7 @@ def cql_continuous(s: Setting) -> tuple:
 
 def cql_discrete(s: Setting) -> tuple:
     td_loss, all_values, data = q_learning(s)
-    return td_loss, all_values, -np.log(ACTIONS), data, {}, {}
+    return td_loss, all_values, 0.0, data, {}, {}
 
 
 def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
@@ -571,7 +577,10 @@ def case(request: pytest.FixtureRequest) -> Case:
     # Anything but an initialisation: biases, targets and temperatures that differ from their defaults.
     fill = lambda x: jnp.asarray(rng.normal(0, 0.7, x.shape), jnp.float32)
     state = state._replace(
-        params=jax.tree.map(fill, state.params), target=jax.tree.map(fill, state.target), step=jnp.int32(0)
+        params=jax.tree.map(fill, state.params),
+        target=jax.tree.map(fill, state.target),
+        optimiser=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.optimiser),
+        step=jnp.int32(0),
     )
     update, draws = compile_without_chance(learner, state, batch, jax.random.key(0))
     return Case(agent, config, learner, update, draws, head, state, batch)
@@ -613,6 +622,28 @@ def test_one_update_is_the_docstrings_equations(case: Case, step: int) -> None:
         np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_critics_say_what_their_parameters_do(case: Case) -> None:
+    if case.agent == "bc":
+        assert case.learner.critics is None
+        return
+    assert case.learner.critics is not None
+    setting = Setting(
+        case.config,
+        numpy_head(case.head),
+        float64(case.state.params),
+        float64(case.state.target),
+        0,
+        float64(case.batch),
+    )
+    if "q" in case.state.params:
+        expected = q_learning(setting)[2](setting.params["q"])[None]
+    else:
+        expected = setting.q(setting.params["critic"])
+    found = case.learner.critics(case.state, case.batch.observation, case.batch.action)
+    assert found.shape == expected.shape and found.shape[1:] == case.batch.reward.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
 def poison(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """``x`` with the rows marked True replaced by large values (any other integer action)."""
     wrong = (x + 1) % ACTIONS if x.dtype.kind == "i" else 1e6 * np.sign(x)
@@ -638,6 +669,35 @@ def test_the_next_action_matters_only_to_rebrac_and_where_it_was_logged(case: Ca
     jax.tree.map(np.testing.assert_array_equal, state, poisoned)
 
 
+@pytest.mark.parametrize("log_multiplier", [0.0, -1.0, 20.0])
+def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> None:
+    """`CQLTrainer.train_from_torch` of aviralkumar2907/CQL, line by line, with its published weight and threshold."""
+    rng = np.random.default_rng(0)
+    q_rand, q_next, q_curr = rng.normal(0, 3, (3, 2, 8, 4))  # [critics, rows, samples]
+    new_log_pis, curr_log_pis = rng.normal(size=(2, 8, 4))
+    q_pred = rng.normal(size=(2, 8))
+    random_density = np.log(0.5**DIMENSIONS)
+    min_q_weight, lagrange_thresh = 5.0, 10.0
+    alpha_prime = np.clip(np.exp(log_multiplier), 0.0, 1000000.0)
+    min_qf_loss = []
+    for i in range(2):
+        cat_q = np.concatenate(
+            [q_rand[i] - random_density, q_next[i] - new_log_pis, q_curr[i] - curr_log_pis], 1
+        )
+        loss = special.logsumexp(cat_q, axis=1).mean() * min_q_weight - q_pred[i].mean() * min_q_weight
+        min_qf_loss.append(alpha_prime * (loss - lagrange_thresh))
+    alpha_prime_loss = (-min_qf_loss[0] - min_qf_loss[1]) * 0.5
+
+    config = agents.get("cql").Config(weight=min_q_weight, target_gap=lagrange_thresh)
+    values = jnp.asarray(np.concatenate([q_rand, q_next, q_curr], -1))
+    density = np.concatenate([np.full((8, 4), random_density), new_log_pis, curr_log_pis], -1)
+    gaps = continuous.sampled_gap("h", values, jnp.asarray(density), jnp.asarray(q_pred)).mean(1)
+    conservative, loss, weight = penalty.weigh(config, gaps, jnp.asarray(log_multiplier))
+    np.testing.assert_allclose(conservative, sum(min_qf_loss), rtol=1e-5)
+    np.testing.assert_allclose(loss, alpha_prime_loss, rtol=1e-5)
+    np.testing.assert_allclose(weight, alpha_prime * min_q_weight, rtol=1e-6)
+
+
 def test_every_draw_has_its_own_key(case: Case) -> None:
     """The next action; SAC's action, which temperature and actor share; and CQL's three kinds of proposals."""
     draws = {"td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}.get(case.agent, 0)
@@ -653,8 +713,144 @@ def test_where_a_learner_starts() -> None:
     state = jax.jit(learner.init, compiler_options=QUICK)(jax.random.key(0), random_batch(False))
     assert state.step == 0
     assert state.params["log_alpha"] == 0
-    np.testing.assert_allclose(np.exp(state.params["log_weight"]), SETTINGS["cql"]["weight"], rtol=1e-6)
+    assert state.params["log_multiplier"] == 0
     jax.tree.map(np.testing.assert_array_equal, state.target, {"critic": state.params["critic"]})
+
+
+# ---- networks and optimisers that settings choose ---------------------------------------------------------------
+
+EVERY = [("continuous", agent) for agent in CONTINUOUS] + [("discrete", agent) for agent in DISCRETE]
+PUBLISHED = {  # initialisers of each agent's published code
+    "bc": "pytorch",
+    "cql": "rlkit",
+    "dqn": "glorot",
+    "edac": "rlkit",
+    "iql": "orthogonal",
+    "rebrac": "rlkit",
+    "sac": "glorot",
+    "sac_n": "rlkit",
+    "td3": "pytorch",
+    "td3_bc": "pytorch",
+}
+
+
+def build(
+    kind: str, agent: str, shape: tuple[int, ...] = (3,), hidden: tuple[int, ...] = (4, 4), **fields: Any
+) -> tuple[Learner, Transition]:
+    """A learner on observations of this shape (images of uint8), and a batch for it."""
+    discrete = kind == "discrete"
+    small = {name: value for name, value in SETTINGS[agent].items() if name in ("critics", "samples")}
+    config = agents.get(agent).Config(hidden=hidden, **small, **fields)
+    spec = Spec(shape, ACTIONS if discrete else DIMENSIONS, discrete)
+    rng = np.random.default_rng(0)
+    draw = lambda: rng.integers(0, 256, (8, *shape)).astype(np.uint8 if len(shape) == 3 else np.float32)
+    batch = random_batch(discrete)._replace(observation=draw(), next_observation=draw())
+    return agents.get(agent).make(config, spec, heads.scalar()), batch
+
+
+def layers(params: Tree) -> dict[str, Tree]:
+    """{path: kernel and bias} of all dense layers."""
+    found: dict[str, Tree] = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        *outer, name = (str(part.key) for part in path)
+        if outer and outer[-1].startswith("Dense"):
+            found.setdefault("/".join(outer), {})[name] = leaf
+    return found
+
+
+@pytest.mark.parametrize(("kind", "agent"), EVERY)
+def test_settings_reach_every_network(kind: str, agent: str) -> None:
+    """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
+    assert agents.get(agent).Config().network.initialiser == PUBLISHED[agent]
+    key = jax.random.key(0)
+    has_policy = agent != "dqn" and (kind, agent) != ("discrete", "cql")
+    network = Architecture(
+        initialiser="rlkit", activation="silu", policy_layer_norm=has_policy, dropout=0.5 * has_policy
+    )
+    learner, batch = build(kind, agent, network=network, **({"policy_delay": 1} if "td3" in agent else {}))
+    params = jax.jit(learner.init, compiler_options=QUICK)(key, batch).params
+    for path, layer in layers(params).items():
+        if not path.endswith("Dense_2"):
+            np.testing.assert_array_equal(layer["bias"], np.float32(0.1), err_msg=path)
+        else:
+            last = 1e-3 if "policy" in path else 3e-3
+            assert max(np.abs(x).max() for x in layer.values()) <= last, path
+    if has_policy:
+        norms = {str(path) for path, _ in jax.tree_util.tree_leaves_with_path(params["policy"])}
+        assert any("LayerNorm_1" in path for path in norms)
+
+    plain, _ = build(kind, agent)
+    state = jax.eval_shape(learner.init, key, batch)
+    other = jax.eval_shape(plain.init, key, batch)
+    draws = lambda function, *inputs: str(jax.make_jaxpr(function)(*inputs)).count("random_bits")
+    more = draws(learner.update, state, batch, key) - draws(plain.update, other, batch, key)
+    assert (more > 0) == has_policy
+    acting = (batch.observation, key)
+    assert draws(learner.act, state, *acting) == draws(plain.act, other, *acting) == 0
+    program = str(jax.make_jaxpr(learner.update)(state, batch, key))
+    assert "logistic" in program and "custom_jvp_call[name=relu" not in program
+
+
+@pytest.mark.parametrize(("kind", "agent"), EVERY)
+def test_optimiser_settings_reach_their_networks(kind: str, agent: str) -> None:
+    """A warm-up counts updates: the state of that network's optimiser, and no other, holds one number more."""
+
+    def count(**fields: Any) -> dict[str, int]:
+        learner, batch = build(kind, agent, **fields)
+        state = jax.eval_shape(learner.init, jax.random.key(0), batch)
+        return {name: len(jax.tree.leaves(of_one)) for name, of_one in state.optimiser.items()}
+
+    names = [f.name for f in dataclasses.fields(agents.get(agent).Config) if f.name.endswith("_optimiser")]
+    assert names
+    constant = {name: Adam() for name in names}
+    plain = count(**constant)
+    for name in names:
+        network = name.removesuffix("_optimiser")
+        network = "q" if network == "critic" and "q" in plain else network
+        expected = {of_one: number + (of_one == network) for of_one, number in plain.items()}
+        assert count(**{**constant, name: Adam(warm_up=3)}) == expected
+
+
+@pytest.mark.parametrize(("kind", "agent"), EVERY)
+def test_every_agent_takes_images_and_histories(kind: str, agent: str) -> None:
+    key = jax.random.key(0)
+    for shape, hidden in (((8, 8, 2), (4,)), ((5, 3), (8,))):
+        learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
+        state = jax.eval_shape(learner.init, key, batch)
+        after, metrics = jax.eval_shape(learner.update, state, batch, key)
+        kept = jax.tree.map(lambda one, two: (one.shape, one.dtype) == (two.shape, two.dtype), state, after)
+        assert all(jax.tree.leaves(kept)) and all(metric.shape == () for metric in metrics.values())
+        for rows in ((), (8,)):
+            seen = jax.ShapeDtypeStruct((*rows, *shape), batch.observation.dtype)
+            for act in filter(None, (learner.act, learner.explore)):
+                action = jax.eval_shape(act, state, seen, key)
+                assert action.shape == rows + batch.action.shape[1:]
+            for value in filter(None, (learner.value,)):
+                assert jax.eval_shape(value, state, seen, key).shape == rows
+        for critics in filter(None, (learner.critics,)):
+            assert jax.eval_shape(critics, state, batch.observation, batch.action).shape[1:] == (8,)
+
+
+def test_images_are_learnt_from_and_shifted_by_the_updates_key() -> None:
+    """All parameters move, convolutions among them, and otherwise with another key; without shifts nothing is added."""
+    learner, batch = build("continuous", "bc", (8, 8, 2), (4,), network=Architecture(shift=2))
+    state = start(learner, batch)
+    update = jax.jit(learner.update, compiler_options=QUICK)
+    one, other = (update(state, batch, jax.random.key(seed))[0].params for seed in (0, 1))
+    different = lambda x, y: jax.tree.map(lambda a, b: bool((a != b).any()), x, y)
+    assert all(jax.tree.leaves(different(state.params, one)))
+    assert any(jax.tree.leaves(different(one, other)))
+    images, vectors = (Spec(shape, 2) for shape in ((8, 8, 2), (3,)))
+    assert augmented(learner, images, Architecture()) is learner
+    assert augmented(learner, vectors, Architecture(shift=2)) is learner
+
+
+@pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])
+@pytest.mark.parametrize("agent", ["dqn", "cql"])
+def test_agents_without_a_policy_refuse_its_settings(agent: str, field: str) -> None:
+    value = 0.5 if field == "dropout" else True
+    with pytest.raises(ValueError, match=f"network.{field} is for policies, and {agent}.* has none"):
+        build("discrete", agent, network=Architecture(**{field: value}))
 
 
 # ---- many updates -------------------------------------------------------------------------------------------
@@ -879,10 +1075,10 @@ def test_discrete_cqls_multiplier_holds_the_gap() -> None:
         return (mdp.count * (special.logsumexp(q, -1, keepdims=True) - q)).sum() / mdp.count.sum()
 
     wanted = gap(conservative_values(mdp, 0.7))
-    fields = {**FAST, "target_gap": float(wanted), "policy_learning_rate": 0.02, "weight": 3.0}
+    fields = {**FAST, "target_gap": float(3 * wanted), "weight": 3.0}
     _, [state] = learn("cql", TABULAR, mdp.batch, **fields)
     np.testing.assert_allclose(gap(table_of_q("scalar", state.params["q"])), wanted, atol=2e-3)
-    np.testing.assert_allclose(np.exp(state.params["log_weight"]), 0.7, atol=0.02)
+    np.testing.assert_allclose(3.0 * np.exp(state.params["log_multiplier"]), 0.7, atol=0.02)
 
 
 def test_a_larger_weight_pushes_an_unseen_action_further_down() -> None:

@@ -17,7 +17,7 @@ from rl import checkpoint, envs
 from rl.agents import dqn
 from rl.envs import atari
 from rl.envs.stream import Stream
-from rl.networks import cnn
+from rl.networks import mlp
 from rl.types import Spec
 
 PONG = "ALE/Pong-v5"
@@ -71,11 +71,11 @@ def test_a_game_goes_on_from_its_snapshot() -> None:
 
 
 def test_the_nature_network_has_the_papers_size() -> None:
-    network = cnn.action_values(Spec((84, 84, 4), 6, True), 51, (512,))
+    network = mlp.action_values(Spec((84, 84, 4), 6, True), 51, (512,))
     shapes = jax.eval_shape(network.init, jax.random.key(0), jnp.zeros((1, 84, 84, 4), jnp.uint8))
-    sizes = {name: part["kernel"].shape for name, part in shapes.items() if "Conv" in name}
+    sizes = {name: part["kernel"].shape for name, part in shapes["encoder"].items()}
     assert sizes == {"Conv_0": (8, 8, 4, 32), "Conv_1": (4, 4, 32, 64), "Conv_2": (3, 3, 64, 64)}
-    assert shapes["MLP_0"]["Dense_0"]["kernel"].shape == (11 * 11 * 64, 512)
+    assert shapes["dense"]["Dense_0"]["kernel"].shape == (11 * 11 * 64, 512)
     out = jax.eval_shape(network.apply, shapes, jax.ShapeDtypeStruct((2, 3, 84, 84, 4), jnp.uint8))
     assert out.shape == (2, 3, 6, 51)
 
@@ -95,7 +95,7 @@ def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None
         10**6,
     )
     assert config.target_period / settings.utd == 8000 and config.epsilon_updates / settings.utd == 250_000
-    assert (config.learning_rate, config.adam_epsilon) == (
+    assert (config.learning_rate, config.critic_optimiser.epsilon) == (
         (6.25e-5, 1.5e-4) if head == "scalar" else (2.5e-4, 3.125e-4)
     )
     online.check(settings)

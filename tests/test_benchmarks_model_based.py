@@ -46,10 +46,8 @@ def test_the_peers_critics_and_diversity_are_ours() -> None:
     from benchmarks import model_based_peer as peer
 
     config = sac_n.Config(critics=3, hidden=(8, 8, 8))
-    learner, critics = (
-        sac_n.make(config, cases.SPEC, heads.scalar()),
-        sac_n.critics(config, cases.SPEC, heads.scalar()),
-    )
+    learner = sac_n.make(config, cases.SPEC, heads.scalar())
+    critics = learner.critics
     batch = jax.tree.map(lambda x: jnp.asarray(x[:5]), cases.synthetic(10).transitions)
     state = learner.init(jax.random.key(0), batch)
     theirs = peer.Agent(cases.SPEC, 3, 1.0, 8, "cpu")

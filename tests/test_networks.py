@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from rl.networks import mlp
-from rl.networks.base import Network, ensemble
+from rl.networks import cnn, mlp
+from rl.networks.base import Network, ensemble, from_linen
+from rl.networks.layers import INITIALISERS, Architecture
 from rl.types import Spec
 
 OBSERVATION, DIMENSIONS, ACTIONS, OUTPUTS, HIDDEN = 3, 2, 4, 5, (6, 7)
@@ -87,7 +88,12 @@ def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer
             observation,
             lambda x: np.stack(np.split(x, ACTIONS, -1), -2),
         ),
-        (mlp.deterministic_policy(CONTINUOUS, HIDDEN, layer_norm), (observation,), observation, np.tanh),
+        (
+            mlp.deterministic_policy(CONTINUOUS, HIDDEN, Architecture(policy_layer_norm=layer_norm)),
+            (observation,),
+            observation,
+            np.tanh,
+        ),
     ]
     for network, inputs, joined_inputs, finish in cases:
         params = random_params(network, *inputs)
@@ -137,29 +143,165 @@ def test_without_hidden_layers_a_network_is_linear() -> None:
     )
 
 
-def test_layers_start_uniform_and_the_last_one_scaled() -> None:
-    """U(-b, b) with b = 1 / sqrt(fan_in): the bound, the deviation b / sqrt(3) and zero biases."""
-    x, action = jnp.zeros((1, 300)), jnp.zeros((1, 100))
-    make = lambda scale: jax.jit(mlp.critic(Spec((300,), 100), 200, (256,), final_scale=scale).init)(
-        KEY, x, action
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "tanh", "silu"])
+def test_activations_and_residual_paths(activation: str, residual: bool) -> None:
+    """The second hidden layer alone has the width of its input."""
+    functions = {
+        "relu": lambda x: np.maximum(x, 0),
+        "gelu": lambda x: x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))),
+        "tanh": np.tanh,
+        "silu": lambda x: x / (1 + np.exp(-x)),
+    }
+    network = mlp.state_value(
+        OUTPUTS, (6, 6, 7), architecture=Architecture(activation=activation, residual=residual)
     )
-    whole, small = make(1.0), make(0.05)
-    for name, fan_in in (("Dense_0", 400), ("Dense_1", 256)):
-        kernel, bound = whole[name]["kernel"], fan_in**-0.5
-        assert kernel.shape[0] == fan_in
-        assert 0.99 * bound < jnp.abs(kernel).max() <= bound
-        np.testing.assert_allclose(kernel.std(), bound / np.sqrt(3), rtol=0.02)
-        assert not whole[name]["bias"].any()
-    np.testing.assert_array_equal(small["Dense_0"]["kernel"], whole["Dense_0"]["kernel"])
-    np.testing.assert_allclose(small["Dense_1"]["kernel"], 0.05 * whole["Dense_1"]["kernel"], rtol=1e-5)
+    x = normal(4, OBSERVATION)
+    params, expected = random_params(network, x), x
+    for i in range(3):
+        layer = params[f"Dense_{i}"]
+        expected = functions[activation](expected @ layer["kernel"] + layer["bias"]) + (
+            expected if residual and i == 1 else 0
+        )
+    expected = expected @ params["Dense_3"]["kernel"] + params["Dense_3"]["bias"]
+    np.testing.assert_allclose(network.apply(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_squashed_policy_starts_near_the_middle_and_broad() -> None:
-    policy = mlp.squashed_policy(CONTINUOUS, (256, 256))
+def assert_uniform(x: jax.Array, bound: float) -> None:
+    """U(-bound, bound), by its bounds and its first two moments."""
+    assert np.abs(x).max() <= bound * (1 + 1e-6)
+    np.testing.assert_allclose(np.mean(x), 0, atol=4 * bound / np.sqrt(3 * x.size))
+    np.testing.assert_allclose(np.std(x), bound / np.sqrt(3), rtol=3 / np.sqrt(x.size))
+
+
+def assert_starts(name: str, layer: Any, fan_in: int, last: float | None = None) -> None:
+    """The published definition of each initialiser."""
+    kernel, bias = layer["kernel"], layer["bias"]
+    assert np.prod(kernel.shape[:-1]) == fan_in
+    fan_out = kernel.shape[-1] * np.prod(kernel.shape[:-2])
+    if name in ("pytorch", "rlkit"):
+        bound = last if name == "rlkit" and last else fan_in**-0.5
+        assert_uniform(kernel, bound)
+        if name == "rlkit" and not last:
+            np.testing.assert_array_equal(bias, np.float32(0.1))
+        else:
+            assert_uniform(bias, bound)
+        return
+    assert not bias.any()
+    if name == "orthogonal":
+        flat = np.reshape(kernel, (fan_in, -1))
+        np.testing.assert_allclose(flat.T @ flat, 2 * np.eye(flat.shape[1]), atol=1e-4)
+    elif name == "glorot":
+        assert_uniform(kernel, np.sqrt(6 / (fan_in + fan_out)))
+    else:
+        np.testing.assert_allclose(np.std(kernel), fan_in**-0.5, rtol=3 / np.sqrt(kernel.size))
+
+
+@pytest.mark.parametrize("name", INITIALISERS)
+def test_layers_start_as_their_initialiser_says(name: str) -> None:
+    """Critic, policy and convolutions: hidden layers, and the last ones, which rlkit scales."""
+    architecture = Architecture(initialiser=name)
+    x, action = jnp.zeros((1, 300)), jnp.zeros((1, 100))
+    spec = Spec((300,), 100)
+
+    @jax.jit
+    def init(key: Any) -> Any:
+        return (
+            mlp.critic(spec, 200, (256,), architecture=architecture).init(key, x, action),
+            mlp.squashed_policy(spec, (256,), architecture).init(key, x),
+            from_linen(cnn.Nature(name)).init(key, jnp.zeros((1, 8, 8, 4), jnp.uint8)),
+        )
+
+    critic, policy, convolutions = init(KEY)
+    assert_starts(name, critic["Dense_0"], 400)
+    assert_starts(name, critic["Dense_1"], 256, last=3e-3)
+    assert_starts(name, policy["Dense_0"], 300)
+    assert_starts(name, policy["Dense_1"], 256, last=1e-3)
+    for i, fan_in in enumerate((8 * 8 * 4, 4 * 4 * 32, 3 * 3 * 64)):
+        assert_starts(name, convolutions[f"Conv_{i}"], fan_in)
+
+
+def test_a_squashed_policy_of_rlkit_starts_near_the_middle_and_broad() -> None:
+    policy = mlp.squashed_policy(CONTINUOUS, (256, 256), Architecture(initialiser="rlkit"))
     observation = normal(64, OBSERVATION)
     start = policy.apply(policy.init(KEY, observation), observation).distribution
-    assert jnp.abs(start.mean()).max() < 0.01
-    np.testing.assert_allclose(start.stddev(), 1, atol=0.01)
+    assert jnp.abs(start.mean()).max() < 0.02
+    np.testing.assert_allclose(start.stddev(), 1, atol=0.02)
+
+
+def test_a_policy_drops_units_only_where_it_is_given_a_key() -> None:
+    """The share, the scale of what stays, that masks differ between keys and rows; values drop nothing."""
+    architecture = Architecture(dropout=0.25)
+    policy = mlp.deterministic_policy(Spec((1,), 1), (400,), architecture)
+    x = jnp.ones((50, 1))
+    params = jax.tree.map(jnp.zeros_like, policy.init(KEY, x))
+    params["Dense_0"]["bias"] = jnp.ones(400)
+    params["Dense_1"]["kernel"] = jnp.full((400, 1), 1 / 800)
+    np.testing.assert_allclose(jnp.arctanh(policy.apply(params, x)), 0.5, rtol=1e-5)
+    one, other = (
+        np.arctanh(policy.apply(params, x, key=jax.random.key(seed))) * 800 * 0.75 for seed in (0, 1)
+    )
+    np.testing.assert_allclose(one, np.round(one), atol=1e-2)  # units that stay, each 1 / 0.75 as large
+    np.testing.assert_allclose(one.mean(), 300, atol=4 * np.sqrt(400 * 0.25 * 0.75 / 50))
+    assert one.std() > 4 and (one != other).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"activation": "rleu"}, "network.activation='rleu': did you mean 'relu'"),
+        ({"initialiser": "torch"}, "network.initialiser='torch': did you mean 'pytorch'"),
+        ({"encoder": "resnet"}, "network.encoder='resnet': choose one of nature, impala"),
+        ({"dropout": 1.0}, "network.dropout=1.0 must lie in"),
+        ({"shift": -1}, "network.shift=-1 must be at least 0"),
+    ],
+)
+def test_impossible_architectures_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Architecture(**fields)
+
+
+# ---- encoders -----------------------------------------------------------------------------------------------
+
+
+def test_images_are_shifted_by_whole_pixels_alike_in_all_directions() -> None:
+    """Against a loop in NumPy: every shift is a crop of the image with repeated edges, and all are as frequent."""
+    pad, count = 2, 5000
+    rng = np.random.default_rng(0)
+    image = rng.integers(0, 256, (6, 5, 2)).astype(np.uint8)
+    shifted = np.asarray(cnn.random_shift(jnp.asarray(np.stack([image] * count)), KEY, pad))
+    assert shifted.dtype == np.uint8 and shifted.shape == (count, *image.shape)
+    counts = np.zeros((2 * pad + 1, 2 * pad + 1))
+    for down in range(-pad, pad + 1):
+        for right in range(-pad, pad + 1):
+            moved = np.empty_like(image)
+            for i in range(6):
+                for j in range(5):
+                    moved[i, j] = image[np.clip(i + down, 0, 5), np.clip(j + right, 0, 4)]
+            counts[down + pad, right + pad] = (shifted == moved).all((1, 2, 3)).sum()
+    assert counts.sum() == count
+    assert stats.chisquare(counts.ravel()).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("encoder", ["nature", "impala"])
+def test_several_actions_at_an_image_share_its_features(encoder: str) -> None:
+    """Actions [N, B, D] at images [B, H, W, C]: the values of the repeated images, without encoding them again."""
+    network = mlp.critic(
+        Spec((8, 8, 3), DIMENSIONS), OUTPUTS, (6,), architecture=Architecture(encoder=encoder)
+    )
+    image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)), jnp.uint8)
+    action = normal(3, 4, DIMENSIONS)
+    params = jax.jit(network.init)(KEY, image, action[0])
+    found = jax.jit(network.apply)(params, image, action)
+    assert found.shape == (3, 4, OUTPUTS)
+    again = jax.jit(network.apply)(params, jnp.broadcast_to(image, (3, *image.shape)), action)
+    np.testing.assert_allclose(found, again, rtol=1e-5, atol=1e-6)
+    assert jnp.abs(found - jax.jit(network.apply)(params, image[::-1], action)).max() > 1e-4
+
+
+def test_observations_of_no_known_shape_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"there is no network for observations of shape \(2, 3, 4, 5\)"):
+        mlp.critic(Spec((2, 3, 4, 5), 1), 1, (8,))
 
 
 # ---- ensembles ----------------------------------------------------------------------------------------------

@@ -68,7 +68,12 @@ def test_initial_weights_are_those_of_the_start_asked_for() -> None:
         assert 0.5e-3 < np.abs(policy["Dense_2"]["kernel"]).max() <= 1e-3
         assert len(np.unique(critic["Dense_2"]["bias"])) == 3
         jax.tree.map(np.testing.assert_array_equal, state.target["critic"], critic)
-    assert paper.started(learner, "library") is learner
+    assert paper.started(learner, "biased") is learner
+    library = paper.started(learner, "library").init(jax.random.key(0), example)
+    for name in ("critic", "policy"):
+        assert not any(np.any(layer["bias"]) for layer in library.params[name].values())
+        assert all(np.all(layer["kernel"]) for layer in library.params[name].values())
+    jax.tree.map(np.testing.assert_array_equal, library.target["critic"], library.params["critic"])
 
 
 def rows(**variants: dict[str, Any]) -> dict[str, Any]:

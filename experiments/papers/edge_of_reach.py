@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
-from rl import log, model_based, plot, train
+from rl import model_based, plot, train
 from rl.agents import sac_n
 from rl.dynamics import base, termination
 from rl.envs import plane
@@ -170,7 +170,6 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
     head = heads.make(variant.head, low, high, round(50 * variant.support) + 1)
     learner = sac_n.make(config, plane.SPEC, head)
     learner = started(learner, variant.start)
-    critics = sac_n.critics(config, plane.SPEC, head)
     loop = model_based.make(
         model_based.Config(
             rollouts=settings.rollouts,
@@ -183,7 +182,7 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
         WORLD,
         termination.never,
         model_based.diagnosis(
-            learner, critics, WORLD, lambda point, *_: plane.edge_of_reach(point, variant.length)
+            learner, learner.critics, WORLD, lambda point, *_: plane.edge_of_reach(point, variant.length)
         ),
     )
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
@@ -197,43 +196,43 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
         work.progress(1)
     metrics = {name: np.stack([np.asarray(row[name]) for row in rows]) for name in rows[0]}
     first = jax.tree.map(lambda x: x[0], carry.learner)
-    drawn = np.asarray(jax.jit(landscape, static_argnums=0)((learner, critics), first))
+    drawn = np.asarray(jax.jit(landscape, static_argnums=0)(learner, first))
     return {"metrics": metrics, "landscape": drawn}
 
 
 def started(learner: Learner, start: str) -> Learner:
     """The learner with other initial weights, on which the outcome depends more than on anything else.
 
-    ``library`` leaves them as they are: hidden weights U(+-1/sqrt(inputs)), biases 0. ``biased`` is the usual start
-    of the field: hidden biases 0.1 (as EDAC's authors have it) and last layers near 0. ``transposed`` also has the
+    ``biased`` leaves them as EDAC's authors have them: hidden weights U(+-1/sqrt(inputs)), hidden biases 0.1, last
+    layers near 0. ``library`` starts without biases, as this library once did. ``transposed`` is ``biased`` with the
     critics' hidden weights U(+-1/sqrt(outputs)): RAVL's code stores them transposed, so that PyTorch's initialiser
     takes outputs for inputs.
     """
-    if start == "library":
+    if start == "biased":
         return learner
 
-    def layers(key: Key, network: Params, last: float, *, transposed: bool) -> Params:
+    def layer(key: Key, parameters: Params, last: bool) -> Params:
+        kernel, bias = parameters["kernel"], parameters["bias"]
+        if start == "library":
+            return {"kernel": kernel, "bias": jnp.zeros_like(bias)}
+        bound = kernel.shape[-1] ** -0.5
+        drawn = jax.random.uniform(key, kernel.shape, minval=-bound, maxval=bound)
+        return {"kernel": kernel if last else drawn, "bias": bias}
+
+    def layers(key: Key, network: Params) -> Params:
         names = sorted(network)
-
-        def layer(key: Key, name: str) -> Params:
-            kernel, bias = network[name]["kernel"], network[name]["bias"]
-            keys = jax.random.split(key)
-            draw = lambda key, x, bound: jax.random.uniform(key, x.shape, minval=-bound, maxval=bound)
-            if name == names[-1]:
-                return {"kernel": draw(keys[0], kernel, last), "bias": draw(keys[1], bias, last)}
-            hidden = draw(keys[0], kernel, kernel.shape[-1] ** -0.5) if transposed else kernel
-            return {"kernel": hidden, "bias": jnp.full_like(bias, 0.1)}
-
         keys = jax.random.split(key, len(names))
-        return {name: layer(own, name) for own, name in zip(keys, names, strict=True)}
+        return {
+            name: layer(key, network[name], name == names[-1]) for key, name in zip(keys, names, strict=True)
+        }
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key, 3)
         state = learner.init(keys[0], batch)
-        critic = layers(keys[1], state.params["critic"], 3e-3, transposed=start == "transposed")
-        policy = layers(keys[2], state.params["policy"], 1e-3, transposed=False)
-        params = {**state.params, "critic": critic, "policy": policy}
-        return state._replace(params=params, target={"critic": jax.tree.map(jnp.copy, critic)})
+        params = {**state.params, "critic": layers(keys[1], state.params["critic"])}
+        if start == "library":
+            params["policy"] = layers(keys[2], state.params["policy"])
+        return state._replace(params=params, target={"critic": jax.tree.map(jnp.copy, params["critic"])})
 
     return learner._replace(init=init)
 
@@ -282,11 +281,10 @@ def episode_return(learner: Learner, state: State) -> Array:
     return jax.lax.scan(step, starts, length=plane.LIMIT)[1].sum(0).mean()
 
 
-def landscape(agent: tuple[Learner, Callable[[State, Array, Array], Array]], state: State) -> Array:
+def landscape(learner: Learner, state: State) -> Array:
     """The smallest critic's value of the policy's own action over the plane, [81, 81]; the first axis is y."""
-    learner, critics = agent
     points = _grid()
-    return critics(state, points, learner.act(state, points, jax.random.key(0))).min(0)
+    return learner.critics(state, points, learner.act(state, points, jax.random.key(0))).min(0)
 
 
 # ---- what came out ----------------------------------------------------------------------------------------

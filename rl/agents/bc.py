@@ -2,7 +2,7 @@
 
 Pomerleau (1991). Objective: ``max_pi E_D[log pi(a | s)]``, with a normal (state-independent deviation) or
 categorical policy; evaluation acts on the mode. It learns no value: a head is accepted, so that the
-baseline runs under the same flags as the rest, and unused.
+baseline runs under the same flags as the rest, and unused. Layers start as PyTorch's, as in CORL's code.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import dataclasses
 import jax
 import optax
 
-from rl.agents.state import Optimiser, descend, start
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, start
 from rl.networks import mlp
+from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values.heads import ValueHead
 
@@ -24,22 +26,22 @@ class Config:
 
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of the policy's layers
+    network: Architecture = Architecture()  # of every network
+    policy_optimiser: Adam = Adam()  # of the policy
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`."""
     del head
-    policy = mlp.behaviour_policy(spec, config.hidden)
-    optimisers = {"policy": optimiser(config.learning_rate)}
+    policy = mlp.behaviour_policy(spec, config.hidden, config.network)
+    optimisers = {"policy": build(config.policy_optimiser, config.learning_rate, optimiser)}
 
     def init(key: Key, batch: Transition) -> State:
         return start({"policy": policy.init(key, batch.observation)}, optimisers)
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        del key
-
         def loss(params):
-            return -policy.apply(params["policy"], batch.observation).log_prob(batch.action).mean()
+            return -policy.apply(params["policy"], batch.observation, key=key).log_prob(batch.action).mean()
 
         value, gradients = jax.value_and_grad(loss)(state.params)
         state = descend(state, gradients, optimisers)
@@ -49,4 +51,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return policy.apply(state.params["policy"], observation).mode()
 
-    return Learner(init, update, act)
+    return augmented(Learner(init, update, act), spec, config.network)

@@ -34,7 +34,8 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.lm_bc import next_token
-from rl.agents.state import Optimiser, descend, require_share, start
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import descend, require_share, start
 from rl.language.model import LM
 from rl.networks import token_heads
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch

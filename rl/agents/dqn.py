@@ -7,7 +7,8 @@ With the `c51` head this is C51, with `quantile` QR-DQN, with `hl_gauss` the age
 (each with the double estimator unless ``double=False``). The `scalar` head's squared error stands where
 the 2015 paper clips the error's gradient. Images (observations [H, W, C]) go through the 2015 paper's
 convolutions, histories of vectors (observations [T, D]) through a causal transformer. Targets over
-several steps are made by the replay (`rl.replay.ring.transitions`).
+several steps are made by the replay (`rl.replay.ring.transitions`). Layers start as Dopamine's: Glorot's uniform
+kernels and biases of 0.
 
 It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """
@@ -15,14 +16,15 @@ It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``e
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, require, start
-from rl.networks import cnn, mlp, transformer
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, require, require_no_policy, start
+from rl.networks import mlp
+from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, heads
 from rl.values.heads import ValueHead
@@ -39,22 +41,19 @@ class Config:
     epsilon: float = 0.05  # how often it explores in the end
     epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
     learning_rate: float = 3e-4  # Adam
-    adam_epsilon: float = 1e-8  # Adam's (Dopamine: 1.5e-4, with categorical heads 3.125e-4)
     hidden: tuple[int, ...] = (256, 256)  # widths of layers or blocks; 512 after the convolutions of images
-    layer_norm: bool = False  # in the network, where it has nothing but dense layers
+    layer_norm: bool = False  # in the dense layers
+    network: Architecture = Architecture(initialiser="glorot")  # of every network
+    # Its epsilon in Dopamine is 1.5e-4, with categorical heads 3.125e-4.
+    critic_optimiser: Adam = Adam()  # of the network
 
 
-def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for continuous actions."""
     require(spec, "dqn", discrete=True)
-    optimiser = optimiser or functools.partial(optax.adam, eps=config.adam_epsilon)
-    if len(spec.observation_shape) == 3:
-        network = cnn.action_values(spec, head.size, config.hidden)
-    elif len(spec.observation_shape) == 2:
-        network = transformer.action_values(spec, head.size, config.hidden)
-    else:
-        network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm)
-    optimisers = {"q": optimiser(config.learning_rate)}
+    require_no_policy(config.network, "dqn")
+    network = mlp.action_values(spec, head.size, config.hidden, config.layer_norm, config.network)
+    optimisers = {"q": build(config.critic_optimiser, config.learning_rate, optimiser)}
 
     def init(key: Key, batch: Transition) -> State:
         return start({"q": network.init(key, batch.observation)}, optimisers, targets=["q"])
@@ -98,4 +97,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser | Non
         del key
         return head.value(bootstrap(state, observation))
 
-    return Learner(init, update, act, value, explore, weighted)
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        outputs = network.apply(state.params["q"], observation)
+        return head.value(bellman.at_action(outputs, action))[None]
+
+    learner = Learner(init, update, act, value, explore, weighted, critics)
+    return augmented(learner, spec, config.network)

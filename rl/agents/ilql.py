@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, is_off, require_share, start
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import descend, follow, is_off, require_share, start
 from rl.language import generate
 from rl.language.generate import Decoder
 from rl.language.model import LM, log_probabilities

@@ -10,9 +10,9 @@ where ``loss`` is the head's: squared error in the paper. Weighting any other he
 factor keeps the expectile as the fixed point of its expected value (`losses.expectile_weight`).
 
 Differences. The three gradients are taken at the same parameters and applied together, while the
-authors' code updates V first and uses the new one in the other two. The policy's learning rate is
-constant (theirs: cosine decay) and layers start from a uniform initialiser (theirs: orthogonal). Integer
-actions are accepted: they enter the critics one-hot and the policy is categorical.
+authors' code updates V first and uses the new one in the other two. Integer actions are accepted: they
+enter the critics one-hot and the policy is categorical. As in that code layers start orthogonal with gain sqrt(2)
+and biases of 0, and the policy's learning rate falls along a cosine over 1,000,000 updates.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, start
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
+from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
@@ -43,14 +45,23 @@ class Config:
     critics: int = 2  # members of the critic ensemble, combined by their minimum
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in critics and value
+    network: Architecture = Architecture(initialiser="orthogonal")  # of every network
+    critic_optimiser: Adam = Adam()  # of the critics
+    value_optimiser: Adam = Adam()  # of the value
+    policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`."""
-    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), config.critics)
-    value = mlp.state_value(head.size, config.hidden, config.layer_norm)
-    policy = mlp.behaviour_policy(spec, config.hidden)
-    optimisers = dict.fromkeys(("critic", "value", "policy"), optimiser(config.learning_rate))
+    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
+    critic = ensemble(member, config.critics)
+    value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
+    policy = mlp.behaviour_policy(spec, config.hidden, config.network)
+    optimisers = {
+        "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
+        "value": build(config.value_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+    }
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key, 3)
@@ -62,7 +73,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return start(params, optimisers, targets=["critic"])
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        del key
         q_slow = bellman.min_member(
             head, critic.apply(state.target["critic"], batch.observation, batch.action)
         )
@@ -80,7 +90,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             q = critic.apply(params["critic"], batch.observation, batch.action)
             critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
 
-            log_prob = policy.apply(params["policy"], batch.observation).log_prob(batch.action)
+            chosen = policy.apply(params["policy"], batch.observation, key=key)
+            log_prob = chosen.log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
             metrics = {
                 "critic_loss": critic_loss,
@@ -108,4 +119,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return head.value(value.apply(state.params["value"], observation))
 
-    return Learner(init, update, act, continuation, explore)
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], observation, action))
+
+    learner = Learner(init, update, act, continuation, explore, critics=critics)
+    return augmented(learner, spec, config.network)

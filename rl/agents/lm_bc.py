@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, start
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import descend, start
 from rl.language.model import LM
 from rl.types import Array, Key, Learner, Metrics, State, TokenBatch
 from rl.values import tokens

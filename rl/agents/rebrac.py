@@ -8,7 +8,9 @@
 left out. Deeper networks and LayerNorm in the critics are part of the method, and so are batches of 1024 on
 locomotion. An agent draws no batches: their size is a published setting of the command line (``--preset=paper``, its
 default), as are beta_1 and beta_2, which the paper tunes for each dataset; the defaults here are in the middle of its
-grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean).
+grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean). Layers
+start as there (`rl.networks.layers.Architecture`, ``rlkit``), but LayerNorm stands before each ReLU, where they have
+it after.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents import td3
-from rl.agents.state import Optimiser, require
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import require
+from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
 from rl.values import losses
 from rl.values.heads import ValueHead
@@ -34,6 +38,7 @@ class Config(td3.Config):
     learning_rate: float = 1e-3  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = True  # in the critics
+    network: Architecture = Architecture(initialiser="rlkit")  # of every network
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -2,7 +2,8 @@
 
 It is SAC-N with N = 2, written by the same authors' rule: see ``sac_n`` for the objective. Differences from the
 paper's second version, all shared with ``sac_n``: the temperature and the actor move before the critics, and the
-policy's log standard deviation is kept in [-5, 2].
+policy's log standard deviation is kept in [-5, 2]. Layers start as Keras', in which the authors' code is written:
+Glorot's uniform kernels and biases of 0.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import dataclasses
 import optax
 
 from rl.agents import sac_n
-from rl.agents.state import Optimiser, require
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import require
+from rl.networks.layers import Architecture
 from rl.types import Learner, Spec
 from rl.values.heads import ValueHead
 
@@ -23,6 +26,7 @@ class Config(sac_n.Config):
 
     critics: int = 2  # N
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
+    network: Architecture = Architecture(initialiser="glorot")  # of every network
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -9,21 +9,23 @@
 is EDAC, which reaches the same pessimism with fewer critics.
 
 Temperature, actor and critics move in this order, each seeing its predecessors' new parameters, as in
-the authors' code. Differences: hidden biases start from 0 (theirs: 0.1).
+the authors' code. Layers start as there (`rl.networks.layers.Architecture`, ``rlkit``); for the policy's hidden
+kernels its initialiser takes the outputs of a layer for its inputs, which is not copied.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, is_off, require, start
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, is_off, require, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
+from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead
@@ -40,15 +42,22 @@ class Config:
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in the critics
+    network: Architecture = Architecture(initialiser="rlkit")  # of every network
+    critic_optimiser: Adam = Adam()  # of the critics
+    policy_optimiser: Adam = Adam()  # of the policy
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "sac_n", discrete=False)
-    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, final_scale=0.05)
+    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
-    policy = mlp.squashed_policy(spec, config.hidden)
-    optimisers = dict.fromkeys(("critic", "policy", "log_alpha"), optimiser(config.learning_rate))
+    policy = mlp.squashed_policy(spec, config.hidden, config.network)
+    optimisers = {
+        "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+        "log_alpha": optimiser(config.learning_rate),
+    }
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key)
@@ -66,10 +75,15 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return bellman.min_member(head, q), log_prob
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        policy_key, next_key = jax.random.split(key)
+        policy_key, next_key, dropout_key = jax.random.split(key, 3)
+
+        def draw(params):
+            return policy.apply(params, batch.observation, key=dropout_key).sample_and_log_prob(
+                seed=policy_key
+            )
 
         def policy_loss(params, alpha):
-            action, log_prob = policy.apply(params, batch.observation).sample_and_log_prob(seed=policy_key)
+            action, log_prob = draw(params)
             q = head.value(critic.apply(state.params["critic"], batch.observation, action)).min(0)
             return (alpha * log_prob - q).mean()
 
@@ -87,9 +101,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 return loss, q
             return loss + config.diversity * diversity(params), q
 
-        entropy = -policy.apply(state.params["policy"], batch.observation).sample_and_log_prob(
-            seed=policy_key
-        )[1]
+        entropy = -draw(state.params["policy"])[1]
         surplus = (entropy + spec.action_size).mean()
         # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
         state = descend(state, {"log_alpha": surplus}, optimisers)
@@ -129,14 +141,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def critics(state: State, observation: Array, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], observation, action))
 
-    return Learner(init, update, act, value, explore, critics=critics)
-
-
-def critics(config: Config, spec: Spec, head: ValueHead) -> Callable[[State, Array, Array], Array]:
-    """What each critic says: a function of (state, observations [..., O], actions [..., D]) -> values [N, ...]."""
-    network = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), config.critics)
-
-    def values(state: State, observation: Array, action: Array) -> Array:
-        return head.value(network.apply(state.params["critic"], observation, action))
-
-    return values
+    return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from rl.types import Array, Params, Spec, State
-
-# A learning rate becomes a gradient transformation: `optax.adam`, or `optax.sgd` in a test.
-Optimiser = Callable[[float | Array], optax.GradientTransformation]
+from rl.networks.cnn import random_shift
+from rl.networks.layers import Architecture
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 
 
 def start(
@@ -52,6 +51,36 @@ def follow(state: State, rate: float | Array, period: int = 1) -> State:
     return state._replace(target=moved)
 
 
+def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learner:
+    """``learner``, whose updates see images shifted at random by up to ``architecture.shift`` pixels.
+
+    Each image on its own, that before a step and that after it. Without images, or with a shift of 0, it stays.
+    """
+    if not architecture.shift or len(spec.observation_shape) != 3:
+        return learner
+
+    def shifted(batch: Transition, key: Key) -> Transition:
+        keys = jax.random.split(key)
+        return batch._replace(
+            observation=random_shift(batch.observation, keys[0], architecture.shift),
+            next_observation=random_shift(batch.next_observation, keys[1], architecture.shift),
+        )
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        keys = jax.random.split(key)
+        return learner.update(state, shifted(batch, keys[0]), keys[1])
+
+    by_weight = learner.weighted
+    if by_weight is None:
+        return learner._replace(update=update)
+
+    def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
+        keys = jax.random.split(key)
+        return by_weight(state, shifted(batch, keys[0]), weight, keys[1])
+
+    return learner._replace(update=update, weighted=weighted)
+
+
 def require(spec: Spec, agent: str, *, discrete: bool) -> None:
     """Raises ValueError if ``agent`` cannot handle the kind of action in ``spec``."""
     if spec.discrete != discrete:
@@ -62,6 +91,13 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
             else "sac, td3, iql, td3_bc, rebrac, cql, sac_n, edac or bc"
         )
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
+
+
+def require_no_policy(architecture: Architecture, agent: str) -> None:
+    """Raises ValueError for settings of policy networks, which ``agent`` does not have."""
+    for name in ("dropout", "policy_layer_norm"):
+        if getattr(architecture, name):
+            raise ValueError(f"network.{name} is for policies, and {agent} has none: leave it out")
 
 
 def require_share(name: str, value: float | Array) -> None:

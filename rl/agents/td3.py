@@ -4,7 +4,8 @@
     L_Q  = E_D[ sum_i loss_Qi(y) ]
     L_pi = - E_D[ Q_1(s, pi(s)) ]
 
-The actor and all targets move on every ``policy_delay``-th update.
+The actor and all targets move on every ``policy_delay``-th update. Layers start as PyTorch's, as in the authors'
+code.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from rl.agents.state import Optimiser, descend, follow, require, start
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, require, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
+from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman
 from rl.values.heads import ValueHead
@@ -42,6 +45,9 @@ class Config:
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in the critics
+    network: Architecture = Architecture()  # of every network
+    critic_optimiser: Adam = Adam()  # of the critics
+    policy_optimiser: Adam = Adam()  # of the policy
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -59,9 +65,12 @@ def learner(
     penalty: Penalty | None = None,
 ) -> Learner:
     """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that."""
-    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm), 2)
-    policy = mlp.deterministic_policy(spec, config.hidden)
-    optimisers = dict.fromkeys(("critic", "policy"), optimiser(config.learning_rate))
+    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network), 2)
+    policy = mlp.deterministic_policy(spec, config.hidden, config.network)
+    optimisers = {
+        "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+    }
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key)
@@ -78,7 +87,8 @@ def learner(
         return bellman.min_member(head, critic.apply(state.target["critic"], observation, action)), action
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        next_outputs, next_action = bootstrap(state, batch.next_observation, key)
+        next_key, dropout_key = jax.random.split(key)
+        next_outputs, next_action = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
         reward = batch.reward - discount * penalty(next_action, batch) if penalty else batch.reward
         target = head.target(reward, discount, next_outputs)
@@ -88,7 +98,7 @@ def learner(
             return jax.vmap(head.loss, (0, None))(q, target).mean(1).sum(), head.value(q).mean()
 
         def policy_loss(params, critic_params):
-            action = policy.apply(params, batch.observation)
+            action = policy.apply(params, batch.observation, key=dropout_key)
             q = head.value(critic.apply(critic_params, batch.observation, action))
             return objective(q, action, batch.action)
 
@@ -124,4 +134,7 @@ def learner(
         """Without a penalty, which needs a batch."""
         return head.value(bootstrap(state, observation, key)[0])
 
-    return Learner(init, update, act, value, explore)
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], observation, action))
+
+    return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents import td3
-from rl.agents.state import Optimiser, require
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import require
 from rl.types import Array, Learner, Metrics, Spec
 from rl.values import losses
 from rl.values.heads import ValueHead

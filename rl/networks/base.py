@@ -15,15 +15,17 @@ class Network(NamedTuple):
     """A function with parameters, as two pure functions."""
 
     init: Callable[..., Params]  # (key, *example inputs) -> parameters
-    apply: Callable[..., Any]  # (parameters, *inputs) -> outputs
+    # (parameters, *inputs) -> outputs; policies also take ``key=``, with which an update drops hidden units
+    apply: Callable[..., Any]
 
 
 def from_linen(module: nn.Module) -> Network:
     """A Flax Linen module with parameters only (no mutable collections) as a `Network`."""
-    return Network(
-        init=lambda key, *inputs: module.init(key, *inputs)["params"],
-        apply=lambda params, *inputs: module.apply({"params": params}, *inputs),
-    )
+
+    def apply(params: Params, *inputs: Array, key: Key | None = None) -> Any:
+        return module.apply({"params": params}, *inputs, rngs=None if key is None else {"dropout": key})
+
+    return Network(init=lambda key, *inputs: module.init(key, *inputs)["params"], apply=apply)
 
 
 def ensemble(network: Network, members: int) -> Network:

@@ -1,80 +1,116 @@
-"""Multi-layer perceptrons for values, critics and policies over flat observations."""
+"""Networks for values, critics and policies: an encoder chosen by the observation's shape, then dense layers.
+
+Vectors [O] go into the dense layers as they are, images [H, W, C] through convolutions, histories of vectors [T, O]
+through a causal transformer, whose blocks have the widths ``hidden``; after it there are no further hidden layers,
+but for one that joins an action to its features.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import distrax
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rl.networks import cnn, transformer
 from rl.networks.base import Network, from_linen
-from rl.types import Array, Spec
-
-# U(-1/sqrt(fan_in), 1/sqrt(fan_in)): the initialiser of the PyTorch code that most of the papers used.
-_uniform = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+from rl.networks.layers import DEFAULT, MLP, Architecture
+from rl.types import Array, Key, Params, Spec
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
+VECTOR = Spec((0,), 0)  # of networks over vectors, of any size
 
 
-@jax.custom_vjp
-def _matmul(x: Array, kernel: Array) -> Array:
-    return x @ kernel
+def encoder(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network | None:
+    """observation [..., *shape] -> features [..., F]; None for vectors, which are their own features.
 
-
-def _matmul_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    x, kernel = operands
-    batch = tuple(range(x.ndim - 1))  # contracted as it is: merging its axes would move rows between devices
-    # Not `@` on transposed arrays: under vmap the transposes would become copies.
-    to_x = jax.lax.dot_general(cotangent, kernel, (((x.ndim - 1,), (1,)), ((), ())))
-    return to_x, jax.lax.dot_general(x, cotangent, ((batch, batch), ((), ())))
-
-
-_matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_gradients)
-
-
-def dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: Any = None) -> Array:
-    """What `nn.Dense` multiplies with, its arguments included.
-
-    JAX's own rule computes the kernel's gradient transposed; for an ensemble, whose members are vmapped, XLA's
-    CPU compiler copies it back. The price is that there is no forward mode (`jax.jvp`), which nothing here uses.
+    Raises:
+      ValueError: there is none for observations of this shape, or ``hidden`` does not fit a transformer.
     """
-    del dimension_numbers, precision  # the last axis of x and the first of the kernel, in JAX's default
-    return _matmul(x, kernel)
+    rank = len(spec.observation_shape)
+    if rank == 1:
+        return None
+    if rank == 2:
+        return transformer.history(hidden, architecture)
+    if rank == 3:
+        module = {"nature": cnn.Nature, "impala": cnn.Impala}[architecture.encoder]
+        return from_linen(module(architecture.initialiser))
+    raise ValueError(
+        f"there is no network for observations of shape {spec.observation_shape}: they must be vectors [O], "
+        "histories [T, O] or images [H, W, C]"
+    )
 
 
-class MLP(nn.Module):
-    """Dense layers with ReLU between them, and LayerNorm before each ReLU if asked for.
+def _body(
+    spec: Spec,
+    outputs: int,
+    hidden: Sequence[int],
+    layer_norm: bool,
+    architecture: Architecture,
+    *,
+    joined: bool = False,
+    last: float = 3e-3,
+    dropout: float = 0.0,
+) -> Network:
+    """(observation, and with ``joined`` a vector [..., J]) -> [..., outputs].
 
-    ``final_scale`` shrinks the last layer's initial weights, so that outputs start near 0.
+    The vector may have more leading axes than the observation, which is encoded once then.
     """
+    encode = encoder(spec, hidden, architecture)
+    if len(spec.observation_shape) == 2:
+        hidden = hidden[-1:] if joined else ()
+    dense = from_linen(MLP(hidden, outputs, layer_norm, architecture, last, dropout))
 
-    hidden: Sequence[int]
-    outputs: int
-    layer_norm: bool = False
-    final_scale: float = 1.0
+    def join(features: Array, vector: tuple[Array, ...]) -> Array:
+        if not joined:
+            return features
+        features = jnp.broadcast_to(features, vector[0].shape[:-1] + features.shape[-1:])
+        return jnp.concatenate([features, *vector], -1)
 
-    @nn.compact
-    def __call__(self, x: Array) -> Array:
-        for width in self.hidden:
-            x = nn.Dense(width, kernel_init=_uniform, dot_general=dense_product)(x)
-            x = nn.relu(nn.LayerNorm()(x) if self.layer_norm else x)
-        last = nn.initializers.variance_scaling(self.final_scale**2 / 3, "fan_in", "uniform")
-        return nn.Dense(self.outputs, kernel_init=last, dot_general=dense_product)(x)
+    if encode is None:
+        return Network(
+            init=lambda key, observation, *vector: dense.init(key, join(observation, vector)),
+            apply=lambda params, observation, *vector, key=None: dense.apply(
+                params, join(observation, vector), key=key
+            ),
+        )
+
+    def init(key: Key, observation: Array, *vector: Array) -> Params:
+        keys = jax.random.split(key)
+        params = encode.init(keys[0], observation)
+        features = encode.apply(params, observation)
+        return {"encoder": params, "dense": dense.init(keys[1], join(features, vector))}
+
+    def apply(params: Params, observation: Array, *vector: Array, key: Key | None = None) -> Array:
+        features = encode.apply(params["encoder"], observation)
+        return dense.apply(params["dense"], join(features, vector), key=key)
+
+    return Network(init, apply)
 
 
-def state_value(outputs: int, hidden: Sequence[int], layer_norm: bool = False) -> Network:
-    """V: observation [..., O] -> head outputs [..., K]."""
-    return from_linen(MLP(hidden, outputs, layer_norm))
+def state_value(
+    outputs: int,
+    hidden: Sequence[int],
+    layer_norm: bool = False,
+    architecture: Architecture = DEFAULT,
+    spec: Spec = VECTOR,
+) -> Network:
+    """V: observation -> head outputs [..., K]."""
+    return _body(spec, outputs, hidden, layer_norm, architecture)
 
 
-def action_values(spec: Spec, outputs: int, hidden: Sequence[int], layer_norm: bool = False) -> Network:
-    """Q of every discrete action: observation [..., O] -> head outputs [..., A, K]."""
-    body = from_linen(MLP(hidden, spec.action_size * outputs, layer_norm))
+def action_values(
+    spec: Spec,
+    outputs: int,
+    hidden: Sequence[int],
+    layer_norm: bool = False,
+    architecture: Architecture = DEFAULT,
+) -> Network:
+    """Q of every discrete action: observation -> head outputs [..., A, K]."""
+    body = _body(spec, spec.action_size * outputs, hidden, layer_norm, architecture)
 
-    def apply(params, observation: Array) -> Array:
+    def apply(params: Params, observation: Array) -> Array:
         flat = body.apply(params, observation)
         return flat.reshape((*flat.shape[:-1], spec.action_size, outputs))
 
@@ -82,61 +118,75 @@ def action_values(spec: Spec, outputs: int, hidden: Sequence[int], layer_norm: b
 
 
 def critic(
-    spec: Spec, outputs: int, hidden: Sequence[int], layer_norm: bool = False, final_scale: float = 1.0
+    spec: Spec,
+    outputs: int,
+    hidden: Sequence[int],
+    layer_norm: bool = False,
+    architecture: Architecture = DEFAULT,
 ) -> Network:
-    """Q: (observation [..., O], action) -> head outputs [..., K].
+    """Q: (observation, action) -> head outputs [..., K].
 
-    A discrete action [...] int enters one-hot, a continuous one [..., D] as it is.
+    A discrete action [...] int enters one-hot, a continuous one [..., D] as it is. Actions may have more leading axes
+    than observations: several actions at each.
     """
-    body = from_linen(MLP(hidden, outputs, layer_norm, final_scale))
+    body = _body(spec, outputs, hidden, layer_norm, architecture, joined=True)
 
-    def join(observation: Array, action: Array) -> Array:
-        if spec.discrete:
-            action = jax.nn.one_hot(action, spec.action_size)
-        return jnp.concatenate([observation, action], -1)
+    def vector(action: Array) -> Array:
+        return jax.nn.one_hot(action, spec.action_size) if spec.discrete else action
 
     return Network(
-        init=lambda key, observation, action: body.init(key, join(observation, action)),
-        apply=lambda params, observation, action: body.apply(params, join(observation, action)),
+        init=lambda key, observation, action: body.init(key, observation, vector(action)),
+        apply=lambda params, observation, action: body.apply(params, observation, vector(action)),
     )
 
 
-def deterministic_policy(spec: Spec, hidden: Sequence[int], layer_norm: bool = False) -> Network:
-    """observation [..., O] -> action [..., D] in (-1, 1)."""
-    body = from_linen(MLP(hidden, spec.action_size, layer_norm))
-    return Network(body.init, lambda params, observation: jnp.tanh(body.apply(params, observation)))
+def _policy(spec: Spec, outputs: int, hidden: Sequence[int], architecture: Architecture) -> Network:
+    a = architecture
+    return _body(spec, outputs, hidden, a.policy_layer_norm, a, last=1e-3, dropout=a.dropout)
 
 
-def behaviour_policy(spec: Spec, hidden: Sequence[int]) -> Network:
+def deterministic_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
+    """observation -> action [..., D] in (-1, 1)."""
+    body = _policy(spec, spec.action_size, hidden, architecture)
+
+    def apply(params: Params, observation: Array, key: Key | None = None) -> Array:
+        return jnp.tanh(body.apply(params, observation, key=key))
+
+    return Network(body.init, apply)
+
+
+def behaviour_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
     """observation -> a distribution with full support on logged actions, for likelihood fits (BC, AWR).
 
     Continuous: a normal with mean in (-1, 1) and a learned standard deviation that does not depend on the
     state, as in IQL's code; not squashed, so that logged actions at the bounds have a finite density.
     Discrete: categorical.
     """
-    body = from_linen(MLP(hidden, spec.action_size))
+    body = _policy(spec, spec.action_size, hidden, architecture)
     if spec.discrete:
-        return Network(
-            body.init, lambda params, observation: distrax.Categorical(body.apply(params, observation))
-        )
 
-    def init(key, observation: Array):
+        def categorical(params: Params, observation: Array, key: Key | None = None) -> distrax.Distribution:
+            return distrax.Categorical(body.apply(params, observation, key=key))
+
+        return Network(body.init, categorical)
+
+    def init(key: Key, observation: Array) -> Params:
         return {"body": body.init(key, observation), "log_std": jnp.zeros(spec.action_size)}
 
-    def apply(params, observation: Array) -> distrax.Distribution:
-        mean = jnp.tanh(body.apply(params["body"], observation))
+    def normal(params: Params, observation: Array, key: Key | None = None) -> distrax.Distribution:
+        mean = jnp.tanh(body.apply(params["body"], observation, key=key))
         std = jnp.exp(jnp.clip(params["log_std"], LOG_STD_MIN, LOG_STD_MAX))
         return distrax.Independent(distrax.Normal(mean, jnp.broadcast_to(std, mean.shape)), 1)
 
-    return Network(init, apply)
+    return Network(init, normal)
 
 
-def squashed_policy(spec: Spec, hidden: Sequence[int]) -> Network:
-    """observation [..., O] -> a tanh-squashed diagonal normal on (-1, 1)^D (SAC, Haarnoja et al. 2018)."""
-    body = from_linen(MLP(hidden, 2 * spec.action_size, final_scale=0.01))
+def squashed_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
+    """observation -> a tanh-squashed diagonal normal on (-1, 1)^D (SAC, Haarnoja et al. 2018)."""
+    body = _policy(spec, 2 * spec.action_size, hidden, architecture)
 
-    def apply(params, observation: Array) -> distrax.Distribution:
-        mean, log_std = jnp.split(body.apply(params, observation), 2, axis=-1)
+    def apply(params: Params, observation: Array, key: Key | None = None) -> distrax.Distribution:
+        mean, log_std = jnp.split(body.apply(params, observation, key=key), 2, axis=-1)
         normal = distrax.Normal(mean, jnp.exp(jnp.clip(log_std, LOG_STD_MIN, LOG_STD_MAX)))
         return distrax.Transformed(distrax.Independent(normal, 1), distrax.Block(distrax.Tanh(), 1))
 

@@ -21,8 +21,8 @@ import jax
 import jax.numpy as jnp
 
 from rl.networks.base import Network, from_linen
-from rl.networks.mlp import MLP, dense_product
-from rl.types import Array, Key, Params, Spec
+from rl.networks.layers import MLP, Architecture, dense_product
+from rl.types import Array, Key, Params
 
 # Queries that attend at a time: what holds scores grows with this times the length, not with its square.
 QUERIES = 128
@@ -148,11 +148,11 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
     return Trunk(shape, init, apply, cache, extend)
 
 
-def action_values(spec: Spec, outputs: int, hidden: Sequence[int]) -> Network:
-    """Q of every discrete action of a history: the last ``T`` observations [..., T, D] -> head outputs [..., A, K].
+def history(hidden: Sequence[int], architecture: Architecture) -> Network:
+    """The last ``T`` observations [..., T, D] -> features [..., W] of the last one.
 
-    A Q-network with memory, as in deep transformer Q-networks (Esslinger et al. 2022), of the blocks that language
-    models have: one for each of ``hidden``, which all are the trunk's width.
+    A network with memory, as in deep transformer Q-networks (Esslinger et al. 2022), of the blocks that language
+    models have: one for each of ``hidden``, which all are the trunk's width ``W``.
 
     Raises:
       ValueError: ``hidden`` are not equal multiples of 8.
@@ -162,24 +162,18 @@ def action_values(spec: Spec, outputs: int, hidden: Sequence[int]) -> Network:
         raise ValueError(f"hidden={tuple(hidden)}: a transformer has blocks of one width, a multiple of 8")
     heads = 4
     body = trunk(Shape(width, len(hidden), heads, heads, width // heads, 2 * width))
-    into = from_linen(MLP((), width))
-    out = from_linen(MLP((), spec.action_size * outputs))
+    into = from_linen(MLP((), width, architecture=architecture, last=width**-0.5))
 
     def init(key: Key, history: Array) -> Params:
-        keys = jax.random.split(key, 3)
-        features = jnp.zeros((*history.shape[:-2], width))
-        return {
-            "into": into.init(keys[0], history),
-            "trunk": body.init(keys[1]),
-            "out": out.init(keys[2], features),
-        }
+        keys = jax.random.split(key)
+        return {"into": into.init(keys[0], history), "trunk": body.init(keys[1])}
 
     def apply(params: Params, history: Array) -> Array:
         batch, length = history.shape[:-2], history.shape[-2]
         x = into.apply(params["into"], history).reshape(-1, length, width)
         position = jnp.broadcast_to(jnp.arange(length), x.shape[:2])
         features = body.apply(params["trunk"], x, position, jnp.ones_like(position))[:, -1]
-        return out.apply(params["out"], features).reshape(*batch, spec.action_size, outputs)
+        return features.reshape(*batch, width)
 
     return Network(init, apply)
 

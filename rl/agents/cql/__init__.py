@@ -1,0 +1,31 @@
+"""Conservative Q-learning (Kumar, Zhou, Tucker & Levine, NeurIPS 2020), for continuous and integer actions.
+
+    L_Q = E_D[ sum_i loss_Qi(y) ] + sum_i w gap_i,   gap_i = E_D[ R(Q_i(s, .)) - Q_i(s, a) ]
+
+``R`` is the variant (`losses.cql_h`, `cql_rho`, `cql_var`; for `var` the logged action's term has cancelled). With
+``target_gap`` = tau > 0 the penalty is the paper's Lagrangian, as in its code:
+
+    L_Q       = E_D[ sum_i loss_Qi(y) ] + alpha' sum_i ( w gap_i - tau )
+    L_alpha'  = - alpha' mean_i ( w gap_i - tau ),   0 <= alpha' <= 1e6, from 1
+
+What ``y`` and the policy are is in `continuous` and `discrete`. All gradients are taken at the same parameters.
+"""
+
+from __future__ import annotations
+
+import optax
+
+from rl.agents.cql import continuous, discrete
+from rl.agents.cql.penalty import VARIANTS, Config
+from rl.agents.optimisers import Optimiser
+from rl.types import Learner, Spec
+from rl.values.heads import ValueHead
+
+__all__ = ["VARIANTS", "Config", "make"]
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; see `rl.types.Learner`. Raises ValueError on an unknown variant."""
+    if config.variant not in VARIANTS:
+        raise ValueError(f"unknown CQL variant {config.variant!r}: choose one of {', '.join(VARIANTS)}")
+    return (discrete if spec.discrete else continuous).make(config, spec, head, optimiser)

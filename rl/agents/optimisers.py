@@ -1,0 +1,91 @@
+"""How the parameters of a network move: Adam with a schedule, clipping and weight decay, as settings."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl.types import Array
+
+# A learning rate becomes a gradient transformation: `optax.adam`, or `optax.sgd` in a test.
+Optimiser = Callable[[float | Array], optax.GradientTransformation]
+
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclasses.dataclass(frozen=True)
+class Adam:
+    """Settings of one network's optimiser; the learning rate is the agent's own."""
+
+    schedule: str = (
+        "constant"  # of the learning rate: constant, or cosine, which falls to 0 over decay_updates
+    )
+    decay_updates: int = 1_000_000  # length of the cosine, with its warm-up; beyond it nothing moves
+    warm_up: int = 0  # updates over which the learning rate rises from 0
+    clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
+    weight_decay: float = 0.0  # AdamW's, of kernels only: neither norms nor biases
+    epsilon: float = 1e-8  # added to the root of Adam's second moment
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule={self.schedule!r}: choose one of {', '.join(SCHEDULES)}")
+        if not 0 <= self.warm_up < self.decay_updates:
+            raise ValueError(
+                f"warm_up={self.warm_up} must be at least 0 and less than decay_updates={self.decay_updates}"
+            )
+        for name in ("clip", "weight_decay"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 0; 0 turns it off")
+        if not self.epsilon > 0:
+            raise ValueError(f"epsilon={self.epsilon} must be positive")
+
+
+def build(
+    settings: Adam, learning_rate: float | Array, optimiser: Optimiser = optax.adam
+) -> optax.GradientTransformation:
+    """The optimiser of one network.
+
+    Args:
+      settings: see `Adam`.
+      learning_rate: its greatest value, where there is a schedule.
+      optimiser: what to use in place of Adam, with the schedule of ``settings``.
+
+    Raises:
+      ValueError: ``optimiser`` is not Adam, and ``settings`` ask for clipping, weight decay or another epsilon.
+    """
+    if optimiser is not optax.adam:
+        for name in ("clip", "weight_decay", "epsilon"):
+            if getattr(settings, name) != getattr(Adam(), name):
+                raise ValueError(
+                    f"{name}={getattr(settings, name)} is for Adam, and another optimiser was given"
+                )
+        steps = [optimiser(learning_rate)]
+    else:
+        steps = [optax.clip_by_global_norm(settings.clip)] if settings.clip else []
+        steps.append(optax.scale_by_adam(eps=settings.epsilon))
+        if settings.weight_decay:
+            steps.append(optax.add_decayed_weights(settings.weight_decay, mask=_kernels))
+        steps.append(optax.scale_by_learning_rate(learning_rate))
+    if settings.warm_up or settings.schedule != "constant":
+        steps.append(optax.scale_by_schedule(functools.partial(share, settings)))
+    return optax.chain(*steps)
+
+
+def share(settings: Adam, count: Array) -> Array:
+    """The part of the learning rate, in [0, 1], with which update number ``count`` is made, counted from 0."""
+    part = jnp.minimum(1.0, (count + 1) / settings.warm_up) if settings.warm_up else jnp.ones(())
+    if settings.schedule == "constant":
+        return part
+    progress = (count - settings.warm_up) / (settings.decay_updates - settings.warm_up)
+    return part * (1 + jnp.cos(jnp.pi * jnp.clip(progress, 0.0, 1.0))) / 2
+
+
+def _kernels(params: Any) -> Any:
+    """True for the leaves of ``params`` that are kernels."""
+    return jax.tree.map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)

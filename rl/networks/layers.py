@@ -1,0 +1,157 @@
+"""Dense layers, and the settings that every network of an agent shares."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from rl.types import Array
+
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": nn.relu,
+    "gelu": nn.gelu,
+    "tanh": jnp.tanh,
+    "silu": nn.silu,
+}
+INITIALISERS = ("pytorch", "rlkit", "orthogonal", "glorot", "lecun")
+ENCODERS = ("nature", "impala")
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """What all networks of an agent have in common, but for their widths and the LayerNorm of values and critics.
+
+    Initialisers:
+
+    - ``pytorch``: kernels and biases U(-b, b) with b = 1 / sqrt(fan_in), the default of `torch.nn.Linear`;
+    - ``rlkit``: such kernels, biases 0.1, and both U(-3e-3, 3e-3) in the last layer (1e-3 in that of a policy), as in
+      rlkit and the code of EDAC and ReBRAC;
+    - ``orthogonal``: gain sqrt(2) in every layer, biases 0 (jaxrl, IQL);
+    - ``glorot``: U(-b, b) with b = sqrt(6 / (fan_in + fan_out)), biases 0 (Keras, Dopamine);
+    - ``lecun``: a truncated normal of variance 1 / fan_in, biases 0 (Flax).
+    """
+
+    activation: str = "relu"  # relu, gelu, tanh or silu
+    initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, glorot or lecun
+    policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
+    residual: bool = False  # a hidden layer of the width of its input is added to it
+    dropout: float = 0.0  # share of the policy's hidden units that its updates leave out
+    encoder: str = (
+        "nature"  # convolutions over images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018)
+    )
+    shift: int = 0  # pixels by which an update shifts its images at random (DrQ: 4)
+
+    def __post_init__(self) -> None:
+        choices = {"activation": ACTIVATIONS, "initialiser": INITIALISERS, "encoder": ENCODERS}
+        for name, known in choices.items():
+            value = getattr(self, name)
+            if value not in known:
+                near = difflib.get_close_matches(str(value), known, n=1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(f"network.{name}={value!r}: {hint}choose one of {', '.join(known)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"network.dropout={self.dropout} must lie in [0, 1)")
+        if self.shift < 0:
+            raise ValueError(f"network.shift={self.shift} must be at least 0, in pixels")
+
+
+DEFAULT = Architecture()
+
+
+class Start(NamedTuple):
+    """The initialisers of one layer."""
+
+    kernel: nn.initializers.Initializer
+    bias: nn.initializers.Initializer
+
+
+def start(name: str, fan_in: int, last: float | None = None) -> Start:
+    """The initialisers called ``name`` (see `Architecture`) for a layer of ``fan_in`` inputs.
+
+    Args:
+      name: one of `INITIALISERS`.
+      fan_in: inputs of each unit.
+      last: in the last layer of a network, the bound that ``rlkit`` has there.
+    """
+    bound = 1 / math.sqrt(max(1, fan_in))
+    zeros = nn.initializers.zeros_init()
+    if name == "pytorch":
+        return Start(_uniform(bound), _uniform(bound))
+    if name == "rlkit" and last is not None:
+        return Start(_uniform(last), _uniform(last))
+    if name == "rlkit":
+        return Start(_uniform(bound), nn.initializers.constant(0.1))
+    if name == "orthogonal":
+        return Start(nn.initializers.orthogonal(math.sqrt(2)), zeros)
+    if name == "glorot":
+        return Start(nn.initializers.glorot_uniform(), zeros)
+    return Start(nn.initializers.lecun_normal(), zeros)
+
+
+def _uniform(bound: float) -> nn.initializers.Initializer:
+    def init(key: Any, shape: Any, dtype: Any = jnp.float32) -> Array:
+        return nn.initializers.uniform(2 * bound)(key, shape, dtype) - bound
+
+    return init
+
+
+@jax.custom_vjp
+def _matmul(x: Array, kernel: Array) -> Array:
+    return x @ kernel
+
+
+def _matmul_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, kernel = operands
+    batch = tuple(range(x.ndim - 1))  # contracted as it is: merging its axes would move rows between devices
+    # Not `@` on transposed arrays: under vmap the transposes would become copies.
+    to_x = jax.lax.dot_general(cotangent, kernel, (((x.ndim - 1,), (1,)), ((), ())))
+    return to_x, jax.lax.dot_general(x, cotangent, ((batch, batch), ((), ())))
+
+
+_matmul.defvjp(lambda x, kernel: (x @ kernel, (x, kernel)), _matmul_gradients)
+
+
+def dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: Any = None) -> Array:
+    """What `nn.Dense` multiplies with, its arguments included.
+
+    JAX's own rule computes the kernel's gradient transposed; for an ensemble, whose members are vmapped, XLA's
+    CPU compiler copies it back. The price is that there is no forward mode (`jax.jvp`), which nothing here uses.
+    """
+    del dimension_numbers, precision  # the last axis of x and the first of the kernel, in JAX's default
+    return _matmul(x, kernel)
+
+
+class MLP(nn.Module):
+    """Dense layers with an activation between them, and LayerNorm before each activation if asked for.
+
+    Hidden units are dropped only where `apply` is given a key for ``dropout``.
+    """
+
+    hidden: Sequence[int]
+    outputs: int
+    layer_norm: bool = False
+    architecture: Architecture = DEFAULT
+    last: float = 3e-3  # see `start`
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        a = self.architecture
+
+        def dense(x: Array, width: int, last: float | None = None) -> Array:
+            kernel, bias = start(a.initialiser, x.shape[-1], last)
+            return nn.Dense(width, kernel_init=kernel, bias_init=bias, dot_general=dense_product)(x)
+
+        for width in self.hidden:
+            y = dense(x, width)
+            y = ACTIVATIONS[a.activation](nn.LayerNorm()(y) if self.layer_norm else y)
+            y = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(y)
+            x = x + y if a.residual and x.shape == y.shape else y
+        return dense(x, self.outputs, self.last)
