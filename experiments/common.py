@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +61,8 @@ class Problem(NamedTuple):
 
 def problem(
     settings: Any,
-    discounts: Sequence[float],
+    configs: Sequence[Any],
+    target_range: Callable[[Any, Spec, float, float], tuple[float, float]],
     reward_scale: float | str = 1.0,
     reward_shift: float = 0.0,
     *,
@@ -71,7 +72,8 @@ def problem(
 
     Args:
       settings: has the fields of `Data` and `Head`.
-      discounts: of all agents that are trained on the data together; the support is wide enough for each.
+      configs: hyper-parameters of all agents that are trained together; the support is wide enough for each.
+      target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
       reward_scale, reward_shift, normalize_observations: as `rl.replay.transform.fit` takes them.
     """
     loaded = data.load(
@@ -84,11 +86,13 @@ def problem(
         loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
     )
     dataset = transform.apply(seen, loaded.dataset)
-    bounds = [replay.value_bounds(dataset, discount) for discount in dict.fromkeys(discounts)]
+    of_rewards = {gamma: replay.value_bounds(dataset, gamma) for gamma in {discount(c) for c in configs}}
+    bounds = [target_range(c, loaded.spec, *of_rewards[discount(c)]) for c in configs]
     support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
-    if len(bounds) > 1 and not head.are_values:
+    if len(set(bounds)) > 1 and not head.are_values:
         print(
-            f"the support of all {len(bounds)} discounts is [{support[0]:g}, {support[1]:g}]", file=sys.stderr
+            f"the support of all {len(configs)} runs of the sweep is [{support[0]:g}, {support[1]:g}]",
+            file=sys.stderr,
         )
     return Problem(loaded, dataset, seen, support, head)
 

@@ -28,7 +28,7 @@ from rl import acting, envs, evaluate, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
-from rl.types import Key, Learner
+from rl.types import Key, Learner, Spec
 
 # Settings of the dynamics ensemble that are flags.
 _MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
@@ -106,7 +106,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings, config)
-    task = common.problem(settings, [config.discount])
+    task = common.problem(settings, [config], target_range)
     bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
     terminates = _rule(config, name, task.loaded.environment)
@@ -177,6 +177,12 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         return session.finish(
             source=task.loaded.source, environment=task.loaded.environment, updates=this.total
         )
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """What targets reach with the entropy bonus and the penalty of model rows, where rewards give [low, high]."""
+    low, high = sac_n.target_range(config, spec, low, high)
+    return model_based.target_range(config, config.discount, spec, low, high)
 
 
 def check(settings: Settings, config: Config) -> None:

@@ -30,7 +30,7 @@ from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
 from rl.replay import transform
-from rl.types import Key, Learner, State
+from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -88,7 +88,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     check(settings)
     sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
     check_sweep(settings, sweep)
-    task = problem(settings, sweep.get("discount", [common.discount(config)]))
+    task = problem(settings, variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, keys = learners(settings, config, sweep, task, mesh, world)
@@ -133,12 +133,28 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
 
 
-def problem(settings: Settings, discounts: Sequence[float]) -> Problem:
-    """The data, as the flags say that the agents see them, with a support that is wide enough for all discounts."""
+def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
+    """The hyper-parameters of every run of a sweep."""
+    names, columns = list(sweep), list(sweep.values())
+    rows = zip(*columns, strict=True) if names else [()]
+    return [dataclasses.replace(config, **dict(zip(names, row, strict=True))) for row in rows]
+
+
+def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
+    """The data, as the flags say that the agents see them, with a support that is wide enough for all of them."""
     scale = settings.reward_scale
+
+    def target_range(config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
+        low, high = agents.target_range(settings.agent, config, spec, low, high)
+        if not settings.robust:
+            return low, high
+        proposals = ensemble.Config.elites + 1
+        return robust.target_range(settings.robust, settings.robust_scale, proposals, low, high)
+
     return common.problem(
         settings,
-        discounts,
+        configs,
+        target_range,
         scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
         settings.reward_shift,
         normalize_observations=settings.normalize_observations,

@@ -18,6 +18,7 @@ What goes wrong in truncated rollouts is measured in `diagnosis` and ends a run 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -34,7 +35,7 @@ from rl.dynamics.termination import Rule
 from rl.replay import dataset as replay
 from rl.replay import ring, source
 from rl.replay.dataset import Dataset
-from rl.types import Array, Key, Learner, Metrics, State, Transition
+from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
 _ROLLOUTS = np.uint32(2**32 - 1)  # no update has this number: the key of an epoch's rollouts is no update's
@@ -175,6 +176,22 @@ def make(
         return Carry(state, buffer), report._replace(metrics={**report.metrics, **metrics})
 
     return Loop(init, epoch)
+
+
+def target_range(config: Config, discount: float, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, lowered by the penalty of all steps to come.
+
+    MOPO's is at most ``lambda |deviation|``, and no deviation of the ensemble starts above ``exp(0.25)`` in each of the
+    ``O + 1`` predicted numbers; the members' disagreement is taken to be no larger. MOBILE's is a deviation of values,
+    at most half their range: one whole range is added, for what a penalty of every step would add (``1 / (1 - gamma)``
+    of it) leaves a categorical head no resolution. The metric ``clipped`` tells whether this is enough.
+    """
+    if not config.uncertainty:
+        return low, high
+    if config.uncertainty == "bellman":
+        return low - (high - low), high
+    largest = math.exp(0.25) * math.sqrt(math.prod(spec.observation_shape) + 1)
+    return low - config.penalty * largest / (1 - discount), high
 
 
 def over_seeds(

@@ -208,6 +208,8 @@ def test_update_keeps_every_shape_and_type(case: Case) -> None:
         name = jax.tree_util.keystr(path)
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type), name
         assert a.dtype in (jnp.float32, jnp.int32), name
+    # What a categorical head cuts off is never silent. Behaviour cloning has no values.
+    assert ("clipped" in metrics) == ("critic_loss" in metrics)
     for name, metric in metrics.items():
         assert (metric.shape, metric.dtype) == ((), jnp.float32), name
 

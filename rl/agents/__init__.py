@@ -10,8 +10,10 @@ from __future__ import annotations
 import difflib
 import importlib
 from types import ModuleType
+from typing import Any
 
 from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.types import Spec
 
 AGENTS: dict[str, ModuleType] = {
     "bc": bc,
@@ -25,6 +27,16 @@ AGENTS: dict[str, ModuleType] = {
     "td3": td3,
     "td3_bc": td3_bc,
 }
+
+
+def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """What the targets of an agent reach, where rewards alone give values from ``low`` to ``high``.
+
+    An agent whose targets hold more than rewards (an entropy bonus, a penalty) says how far they reach in a function
+    ``target_range(config, spec, low, high)`` of its module. Supports of categorical heads are chosen by it.
+    """
+    widen = getattr(get(agent), "target_range", None)
+    return widen(config, spec, low, high) if widen else (low, high)
 
 
 def get(name: str) -> ModuleType:

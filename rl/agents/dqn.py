@@ -68,6 +68,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         next_outputs = bootstrap(state, batch.next_observation)
         target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
+        clipped = head.clipped(batch.reward, config.discount * batch.discount, next_outputs).mean()
 
         def loss(params):
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
@@ -77,7 +78,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         (value, (distance, q)), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)
         state = follow(descend(state, gradients, optimisers), config.target_rate, config.target_period)
-        return state._replace(step=state.step + 1), {"critic_loss": value, "q": q}, distance
+        metrics = {"critic_loss": value, "q": q, "clipped": clipped}
+        return state._replace(step=state.step + 1), metrics, distance
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         return weighted(state, batch, jnp.ones_like(batch.reward), key)[:2]

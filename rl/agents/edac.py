@@ -6,7 +6,7 @@ import dataclasses
 
 from rl.agents import sac_n
 
-make = sac_n.make
+make, target_range = sac_n.make, sac_n.target_range
 
 
 @dataclasses.dataclass(frozen=True)

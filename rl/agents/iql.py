@@ -79,6 +79,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_next = value.apply(state.params["value"], batch.next_observation)
         v_target = heads.same_target(head, q_slow)
         q_target = head.target(batch.reward, config.discount * batch.discount, v_next)
+        clipped = head.clipped(batch.reward, config.discount * batch.discount, v_next)
 
         def loss(params):
             v = value.apply(params["value"], batch.observation)
@@ -98,6 +99,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 "value_loss": value_loss,
                 "policy_loss": policy_loss,
                 "q": head.value(q).mean(),
+                "clipped": clipped.mean(),
                 "v": head.value(v).mean(),
                 "advantage": advantage.mean(),
             }

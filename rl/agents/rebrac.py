@@ -55,3 +55,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return config.critic_cloning * distance
 
     return td3.learner(config, spec, head, optimiser, objective, penalty)
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, lowered by the critic's penalty of all steps to come: each at most 4 D beta_2."""
+    return low - 4 * spec.action_size * config.critic_cloning * config.discount / (1 - config.discount), high

@@ -22,6 +22,7 @@ terminated keep everything.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -93,3 +94,21 @@ def _replaced(batch: Transition, candidates: Array, drawn: Array) -> Transition:
         next_action=jnp.where(action_logged, batch.next_action, batch.action),
         has_next_action=batch.has_next_action * logged,
     )
+
+
+def target_range(
+    divergence: str, scale: float, proposals: int, low: float, high: float
+) -> tuple[float, float]:
+    """The range [low, high] of values, raised by the largest price that joins a reward.
+
+    Args:
+      divergence: as for `make`.
+      scale: as for `make`.
+      proposals: next states between which the adversary chooses, the logged one included: ``n``.
+      low, high: what rewards alone give.
+
+    The divergence from the uniform distribution over ``n`` is at most 1 - 1/n (tv), log n (kl) or n - 1 (chi2), and no
+    adversary pays more than the whole range.
+    """
+    largest = {"tv": 1 - 1 / proposals, "kl": math.log(proposals), "chi2": proposals - 1.0}[divergence]
+    return low, high + min(scale * largest, high - low)

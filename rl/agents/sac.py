@@ -33,3 +33,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "sac", discrete=False)
     return sac_n.make(config, spec, head, optimiser)
+
+
+target_range = sac_n.target_range

@@ -16,6 +16,7 @@ kernels its initialiser takes the outputs of a layer for its inputs, which is no
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -122,6 +123,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             "policy_loss": actor_loss,
             "q": head.value(q).mean(),
             "q_std": head.value(q).std(0).mean(),
+            "clipped": head.clipped(reward, discount, next_outputs).mean(),
             "entropy": entropy.mean(),
             "alpha": alpha,
         }
@@ -142,3 +144,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return head.value(critic.apply(state.params["critic"], observation, action))
 
     return augmented(Learner(init, update, act, value, explore, critics=critics), spec, config.network)
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, widened by the entropy bonus of all steps to come.
+
+    The bonus of a step is ``alpha`` times the policy's entropy, between the -D nats that the temperature aims at and
+    the ``D ln 2`` of uniform actions. ``alpha`` is taken as it starts, 1, from where it usually falls.
+    """
+    steps = config.discount / (1 - config.discount)
+    return low - spec.action_size * steps, high + spec.action_size * math.log(2.0) * steps

@@ -92,6 +92,7 @@ def learner(
         discount = config.discount * batch.discount
         reward = batch.reward - discount * penalty(next_action, batch) if penalty else batch.reward
         target = head.target(reward, discount, next_outputs)
+        clipped = head.clipped(reward, discount, next_outputs).mean()
 
         def critic_loss(params):
             q = critic.apply(params, batch.observation, batch.action)
@@ -119,7 +120,8 @@ def learner(
         state = descend(state, {"critic": gradient}, optimisers)
         due = (state.step + 1) % config.policy_delay == 0
         state, metrics = jax.lax.cond(due, improve, keep, state)
-        return state._replace(step=state.step + 1), {"critic_loss": loss, "q": q, **metrics}
+        metrics = {"critic_loss": loss, "q": q, "clipped": clipped, **metrics}
+        return state._replace(step=state.step + 1), metrics
 
     def act(state: State, observation: Array, key: Key) -> Array:
         del key

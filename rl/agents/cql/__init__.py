@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import optax
 
+from rl.agents import sac_n
 from rl.agents.cql import continuous, discrete
 from rl.agents.cql.penalty import VARIANTS, Config
 from rl.agents.optimisers import Optimiser
 from rl.types import Learner, Spec
 from rl.values.heads import ValueHead
 
-__all__ = ["VARIANTS", "Config", "make"]
+__all__ = ["VARIANTS", "Config", "make", "target_range"]
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -29,3 +30,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     if config.variant not in VARIANTS:
         raise ValueError(f"unknown CQL variant {config.variant!r}: choose one of {', '.join(VARIANTS)}")
     return (discrete if spec.discrete else continuous).make(config, spec, head, optimiser)
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, widened as for `sac_n` where targets hold the entropy."""
+    if spec.discrete or not config.backup_entropy or config.max_backup:
+        return low, high
+    return sac_n.target_range(sac_n.Config(discount=config.discount), spec, low, high)

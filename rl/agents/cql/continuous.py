@@ -72,14 +72,16 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
             bonus = -jnp.exp(state.params["log_alpha"]) * log_prob[0]
         return bellman.min_member(head, best), bonus
 
-    def backup(state: State, batch: Transition, key: Key) -> Array:
+    def backup(state: State, batch: Transition, key: Key) -> tuple[Array, Array]:
+        """The target, and the share of it beyond the head's support [B]."""
         outputs, bonus = bootstrap(state, batch.next_observation, key)
         discount = config.discount * batch.discount
-        return head.target(batch.reward + discount * bonus, discount, outputs)
+        target = (batch.reward + discount * bonus, discount, outputs)
+        return head.target(*target), head.clipped(*target)
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key, proposal_key, dropout_key = jax.random.split(key, 4)
-        target = backup(state, batch, next_key)
+        target, clipped = backup(state, batch, next_key)
         actions, log_density = proposals(state.params["policy"], batch, proposal_key)
 
         def loss(params):
@@ -105,6 +107,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
                 "conservative_gap": gaps.mean(),
                 "weight": weight,
                 "q": head.value(q).mean(),
+                "clipped": clipped.mean(),
                 "entropy": entropy,
                 "alpha": jnp.exp(params["log_alpha"]),
             }

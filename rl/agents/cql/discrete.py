@@ -43,6 +43,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
         del key
         next_outputs = bootstrap(state, batch.next_observation)
         target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
+        clipped = head.clipped(batch.reward, config.discount * batch.discount, next_outputs)
 
         def loss(params):
             outputs = network.apply(params["q"], batch.observation)
@@ -57,6 +58,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
                 "conservative_gap": mean_gap,
                 "weight": weight,
                 "q": head.value(q).mean(),
+                "clipped": clipped.mean(),
             }
             return critic_loss + conservative + multiplier_loss, metrics
 
