@@ -26,7 +26,7 @@ import numpy as np
 from absl import app
 
 from experiments import flags, offline
-from rl import acting, checkpoint, envs, evaluate, log, model_based, train
+from rl import acting, checkpoint, envs, evaluate, keys, log, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -123,7 +123,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     name = task.loaded.environment or settings.dataset
     terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
-    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     card = {
         "settings": {key: getattr(settings, key) for key in _IDENTITY},
         "config": dataclasses.asdict(config),
@@ -132,7 +132,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     }
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
-    where = world(settings, config, network, keys, name)
+    where = world(settings, config, network, run_keys, name)
     loop = model_based.make(
         config,
         learner,
@@ -146,8 +146,12 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         ),
     )
     dataset = jax.device_put(task.dataset)
-    carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
-    start = {"carry": carry, "world": where.params(jax.vmap(network.init)(keys)), "seconds": np.zeros(())}
+    carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)
+    start = {
+        "carry": carry,
+        "world": where.params(jax.vmap(network.init)(keys.of(run_keys, "dynamics"))),
+        "seconds": np.zeros(()),
+    }
     earlier = None if settings.overwrite else checkpoint.restore(workdir / "checkpoints", start, card)
     saved, step = earlier or (start, 0)
     total, done = settings.epochs * config.updates, step // config.updates
@@ -171,8 +175,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         fitting = where.learns and not earlier
         if fitting:
             _check_new(workdir, settings)
-            fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            params = where.params(network.fit(task.dataset, fit_keys))
+            params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
         if settings.overwrite:  # not before everything that can be wrong with this run has been tried
             offline.clear(workdir)
         record = stack.enter_context(
@@ -187,7 +190,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         epoch = model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu")
         source = model_based.Inputs(dataset, params)
         for carry, report in train.epochs(
-            epoch, saved["carry"], source, keys, (total - step) // config.updates
+            epoch, saved["carry"], source, run_keys, (total - step) // config.updates
         ):
             step += config.updates
             number = step // config.updates
@@ -238,7 +241,7 @@ def check(settings: Settings, config: Config) -> None:
         )
 
 
-def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: Key, name: str) -> World:
+def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_keys: Key, name: str) -> World:
     """The dynamics that ``--truth`` asks for, for all seeds.
 
     Raises:
@@ -248,13 +251,13 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: 
     if config.real == 1:
         return World(model, lambda model: (), False, None)
     true = _truth(name, needed=settings.truth > 0)
-    share = jnp.full(len(keys), abs(settings.truth))
+    share = jnp.full(len(run_keys), abs(settings.truth))
     if true and settings.truth == 1:
         return World(true, lambda model: (), False, true)
     if true and settings.truth > 0:
         return World(base.mix(model, true), lambda model: base.Mixed(model, (), share), True, true)
     if settings.truth < 0:
-        untrained = jax.vmap(network.init)(keys)
+        untrained = jax.vmap(network.init)(keys.of(run_keys, "untrained_dynamics"))
 
         def params(model: ensemble.Model) -> base.Mixed:
             # In the units of the fitted one.

@@ -11,7 +11,6 @@ hyper-parameters. Datasets that cannot be downloaded are made by ``python -m exp
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import math
 import os
@@ -29,7 +28,21 @@ from absl import app
 from jax.experimental import multihost_utils
 
 from experiments import flags
-from rl import acting, agents, checkpoint, data, evaluate, log, plot, shard, statistics, train
+from rl import (
+    acting,
+    agents,
+    checkpoint,
+    data,
+    evaluate,
+    fitted_q,
+    keys,
+    log,
+    plot,
+    selection,
+    shard,
+    statistics,
+    train,
+)
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -112,7 +125,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     task = problem(settings, _discount(config))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
-    population, keys = learners(settings, config, sweep, task, mesh, world)
+    population, run_keys = learners(settings, config, sweep, task, mesh, world)
     card = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in _IDENTITY},
@@ -121,7 +134,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         "digest": task.loaded.digest,
         "support": task.support,
     }
-    state = jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2)))
+    state = jax.jit(population.init)(run_keys, replay.take(task.dataset, np.arange(2)))
     start: dict[str, Any] = {
         "state": shard.place_state(state, mesh),
         "seconds": np.zeros(()),
@@ -139,7 +152,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         population, _ = learners(settings, config, sweep, task, mesh, world)
 
     with ExitStack() as stack:
-        score = stack.enter_context(scorer(settings, task, population, _discount(config), len(keys), mesh))
+        score = stack.enter_context(
+            scorer(settings, task, population, _discount(config), len(run_keys), mesh)
+        )
         if settings.overwrite:  # not before everything that can be wrong with this run has been tried
             clear(workdir)
         record = stack.enter_context(
@@ -155,7 +170,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             shard.over_mesh(population.epoch, mesh),
             saved["state"],
             shard.place(task.dataset, mesh),
-            shard.place_keys(keys, mesh),
+            shard.place_keys(run_keys, mesh),
             (settings.updates - step) // settings.eval_every,
         )
         for state, report in epochs:
@@ -305,8 +320,7 @@ def fit_dynamics(settings: Settings, task: Problem) -> ensemble.Model:
 
     It is saved with every checkpoint, so that a resumed run continues with it bit for bit on any machine.
     """
-    # No seed has this number, so that no seed's randomness is the model's.
-    key = jax.random.fold_in(jax.random.key(settings.seed), np.uint32(2**32 - 1))
+    key = keys.of(jax.random.key(settings.seed), "dynamics")
     model = _ensemble(settings, task).fit(task.dataset, key)
     return jax.device_get(multihost_utils.broadcast_one_to_all(jax.device_get(model)))
 
@@ -353,7 +367,7 @@ def learners(
     variants = max((len(values) for values in sweep.values()), default=1)
     # Seed i has the same key in every variant and however many seeds run beside it.
     seeds = np.tile(np.arange(settings.seeds), variants)
-    return population, jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(seeds)
+    return population, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
 
 
 @contextmanager
@@ -393,8 +407,8 @@ def scorer(
             )
             check_fit(task.loaded, episodes.spec)
         if settings.policy_estimates and shard.is_main():
-            fit = evaluate.FittedQ(discount=discount, updates=settings.policy_estimates)
-            estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head, fit)
+            fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
+            estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
@@ -404,8 +418,8 @@ def scorer(
                     found = episodes(jax.device_put(local, cpu), index)
                     scores |= {f"eval/{name}": value for name, value in found.items()}
             if estimate:
-                keys = jax.random.split(jax.random.key(settings.seed), count)
-                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, keys).value)
+                fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
+                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, fit_keys).value)
             return scores
 
         yield score
@@ -428,7 +442,7 @@ def summary(workdir: Path) -> dict[str, Any]:
                 "ci95": list(statistics.interval(choice.score)),
                 "per_seed": choice.score,
             }
-            for which, choice in evaluate.select(history, estimates if estimates.size else None).items()
+            for which, choice in selection.select(history, estimates if estimates.size else None).items()
         }
     return scores
 

@@ -37,7 +37,7 @@ import numpy as np
 from absl import app
 
 from experiments import flags, offline
-from rl import acting, agents, checkpoint, data, envs, evaluate, log, online, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, keys, log, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State
@@ -205,10 +205,10 @@ class Trainer:
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
-        keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
-            jnp.arange(settings.seeds)
+        run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
+        self._loop = online.loop(
+            learner, stream.spec, replay, run_keys, settings.envs, stream.observation.dtype
         )
-        self._loop = online.loop(learner, stream.spec, replay, keys, settings.envs, stream.observation.dtype)
         self._updates, self._period = rhythm(settings)
         self._began = time.time()
 

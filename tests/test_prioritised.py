@@ -150,7 +150,9 @@ def test_the_priority_of_a_row_is_how_far_it_is_from_its_target(name: str, monke
     nothing = jnp.zeros((3, 21 if name != "scalar" else 1))
     target = np.asarray(head.target(reward, jnp.zeros(3), nothing), np.float64)
     fitted = jnp.float32(target[0] if head.are_values else np.log(np.maximum(target[0], 1e-30))).reshape(-1)
-    table = Network(lambda key, seen: fitted, lambda params, seen: jnp.stack([jnp.stack([params] * 2)] * len(seen)))
+    table = Network(
+        lambda key, seen: fitted, lambda params, seen: jnp.stack([jnp.stack([params] * 2)] * len(seen))
+    )
     monkeypatch.setattr(dqn.mlp, "action_values", lambda *_: table)
     learner = dqn.make(dqn.Config(), Spec((1,), 2, discrete=True), head)
     seen, action = jnp.zeros((3, 1)), jnp.zeros(3, jnp.int32)
