@@ -38,6 +38,10 @@ class Report(NamedTuple):
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or int32 max
 
 
+# (state, what batches are drawn from, key of the run or keys [S]) -> state after some updates, what to say of them
+Epoch = Callable[[State, Any, Key], tuple[State, Report]]
+
+
 class Diverged(ArithmeticError):
     """A metric stopped being finite."""
 
