@@ -419,7 +419,7 @@ def pretend(
         monkeypatch.setenv(name, value)
     distributed = SimpleNamespace(initialize=initialize, is_initialized=lambda: False)
     monkeypatch.setattr(
-        shard,
+        shard.hosts,
         "jax",
         SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
     )
