@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, envs, evaluate, lifecycle, model_based, train
+from rl import acting, envs, evaluate, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -111,7 +111,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     name = task.loaded.environment or settings.dataset
     terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
-    keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
+    run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = common.run(
         settings,
         config,
@@ -125,7 +125,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     )
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
-    where = world(settings, config, network, keys, name)
+    where = world(settings, config, network, run_keys, name)
     loop = model_based.make(
         config,
         learner,
@@ -139,8 +139,9 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         ),
     )
     dataset = jax.device_put(task.dataset)
-    carry = jax.jit(jax.vmap(loop.init, (0, None)))(keys, dataset)
-    start = lifecycle.begin(this, {"carry": carry, "world": where.params(jax.vmap(network.init)(keys))})
+    carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)
+    unfitted = jax.vmap(network.init)(keys.of(run_keys, "dynamics"))
+    start = lifecycle.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
         return start.result
     carry, params = start.tree["carry"], start.tree["world"]
@@ -154,8 +155,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             common.check_fit(task.loaded, episodes.spec)
         fitting = where.learns and not start.resumed
         if fitting:
-            fit_keys = jax.vmap(lambda key: jax.random.fold_in(key, 1))(keys)
-            params = where.params(network.fit(task.dataset, fit_keys))
+            params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
         session = stack.enter_context(lifecycle.session(this, start))
         if fitting:  # which may have taken longer than anything that follows
             session.keep(0, {"carry": carry, "world": params})
@@ -163,7 +163,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             model_based.over_seeds(loop.epoch, batched=jax.default_backend() != "cpu"),
             carry,
             model_based.Inputs(dataset, params),
-            keys,
+            run_keys,
             (this.total - start.step) // config.updates,
         )
         for number, (carry, report) in enumerate(epochs, start.step // config.updates + 1):
@@ -200,7 +200,7 @@ def check(settings: Settings, config: Config) -> None:
         )
 
 
-def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: Key, name: str) -> World:
+def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_keys: Key, name: str) -> World:
     """The dynamics that ``--truth`` asks for, for all seeds.
 
     Raises:
@@ -210,13 +210,13 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, keys: 
     if config.real == 1:
         return World(model, lambda model: (), False, None)
     true = _truth(name, needed=settings.truth > 0)
-    share = jnp.full(len(keys), abs(settings.truth))
+    share = jnp.full(len(run_keys), abs(settings.truth))
     if true and settings.truth == 1:
         return World(true, lambda model: (), False, true)
     if true and settings.truth > 0:
         return World(base.mix(model, true), lambda model: base.Mixed(model, (), share), True, true)
     if settings.truth < 0:
-        untrained = jax.vmap(network.init)(keys)
+        untrained = jax.vmap(network.init)(keys.of(run_keys, "untrained_dynamics"))
 
         def params(model: ensemble.Model) -> base.Mixed:
             # In the units of the fitted one.

@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from experiments import common, flags, presets
 from experiments.common import Problem
-from rl import acting, agents, evaluate, lifecycle, shard, train
+from rl import acting, agents, evaluate, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -91,7 +91,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     task = problem(settings, variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
-    population, keys = learners(settings, config, sweep, task, mesh, world)
+    population, run_keys = learners(settings, config, sweep, task, mesh, world)
     this = common.run(
         settings,
         config,
@@ -104,7 +104,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "preset": presets.stored("offline", settings, "dataset"),
         },
     )
-    state = shard.place_state(jax.jit(population.init)(keys, replay.take(task.dataset, np.arange(2))), mesh)
+    state = shard.place_state(
+        jax.jit(population.init)(run_keys, replay.take(task.dataset, np.arange(2))), mesh
+    )
     start = lifecycle.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
@@ -114,14 +116,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
-        scorer(settings, task, population, common.discount(config), len(keys), mesh) as score,
+        scorer(settings, task, population, common.discount(config), len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
         epochs = train.epochs(
             shard.over_mesh(population.epoch, mesh),
             start.tree["state"],
             shard.place(task.dataset, mesh),
-            shard.place_keys(keys, mesh),
+            shard.place_keys(run_keys, mesh),
             (settings.updates - start.step) // settings.eval_every,
         )
         for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
@@ -202,8 +204,7 @@ def fit_dynamics(settings: Settings, task: Problem) -> ensemble.Model:
 
     It is saved with every checkpoint, so that a resumed run continues with it bit for bit on any machine.
     """
-    # No seed has this number, so that no seed's randomness is the model's.
-    key = jax.random.fold_in(jax.random.key(settings.seed), np.uint32(2**32 - 1))
+    key = keys.of(jax.random.key(settings.seed), "dynamics")
     model = _ensemble(settings, task).fit(task.dataset, key)
     return jax.device_get(multihost_utils.broadcast_one_to_all(jax.device_get(model)))
 
@@ -250,7 +251,7 @@ def learners(
     variants = max((len(values) for values in sweep.values()), default=1)
     # Seed i has the same key in every variant and however many seeds run beside it.
     seeds = np.tile(np.arange(settings.seeds), variants)
-    return population, jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(seeds)
+    return population, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
 
 
 @contextmanager
@@ -289,8 +290,8 @@ def scorer(
             )
             common.check_fit(task.loaded, episodes.spec)
         if settings.policy_estimates and shard.is_main():
-            fit = evaluate.FittedQ(discount=discount, updates=settings.policy_estimates)
-            estimate = evaluate.fitted_q(population.act, task.loaded.spec, task.head, fit)
+            fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
+            estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
@@ -300,8 +301,8 @@ def scorer(
                     found = episodes(jax.device_put(local, cpu), index)
                     scores |= {f"eval/{name}": value for name, value in found.items()}
             if estimate:
-                keys = jax.random.split(jax.random.key(settings.seed), count)
-                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, keys).value)
+                fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
+                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, fit_keys).value)
             return scores
 
         yield score

@@ -36,7 +36,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, online, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, keys, lifecycle, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -179,12 +179,10 @@ class Trainer:
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
-        keys = jax.vmap(functools.partial(jax.random.fold_in, jax.random.key(settings.seed)))(
-            jnp.arange(settings.seeds)
-        )
+        run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
         self._seen, self._see = seen, functools.partial(transform.observations, seen)
         dtype = self._see(stream.observation).dtype
-        self._loop = online.loop(learner, stream.spec, replay, keys, settings.envs, dtype)
+        self._loop = online.loop(learner, stream.spec, replay, run_keys, settings.envs, dtype)
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self._updates, self._period = rhythm(settings)

@@ -1,4 +1,4 @@
-"""How good a policy is: episodes in the environment, estimates from logged data alone, and which one to report.
+"""How good a policy is: episodes in the environment.
 
 Scores stay apart by name. ``return`` is the undiscounted sum of rewards, ``normalized_return`` the same on the
 scale from a random policy (0) to an expert (100), ``success`` whether the environment said so at any step of
@@ -8,28 +8,20 @@ business; nothing here logs, plots or saves.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
-from rl import acting, envs
-from rl.agents import state as learner_state
-from rl.networks import mlp
-from rl.replay.dataset import Dataset, sampler, size, take
-from rl.types import Actor, Array, Key, Params, Spec, State, Transition
-from rl.values.heads import ValueHead
+from rl import acting, envs, keys
+from rl.types import Actor, Array, Key
 
 _COPIES = 32  # environments held at once by default: a manipulation task takes 50 MB and 0.7 s to build
-_ROWS = 4096  # logged steps that an estimate is averaged over
-_UPDATES_PER_CALL = 1000  # between two steps of a progress bar
 
 
 class Evaluator:
@@ -197,8 +189,10 @@ def evaluator(
     policy = acting.resetting(act if isinstance(act, Actor) else acting.memoryless(act))
 
     def step(states: Any, memory: Any, observations: Array, first: Array, clock: Array) -> tuple[Array, Any]:
-        key = jax.random.fold_in(jax.random.fold_in(jax.random.key(base_seed), clock[0]), clock[1])
-        actions, memory = policy.act(states, memory, observations, first, jax.random.split(key, seeds))
+        root = keys.of(jax.random.key(base_seed), "evaluate")
+        key = jax.random.fold_in(jax.random.fold_in(root, clock[0]), clock[1])
+        each = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(seeds))
+        actions, memory = policy.act(states, memory, observations, first, each)
         if actions.shape[:2] != (seeds, copies):
             raise ValueError(f"act must return [{seeds}, {copies}, ...] actions, got shape {actions.shape}")
         return actions, memory
@@ -223,194 +217,3 @@ def normalize(returns: ArrayLike, reference: tuple[float, float]) -> np.ndarray:
     if not expert > random:
         raise ValueError(f"the reference must be (random, expert) with random < expert, got {reference}")
     return 100.0 * (np.asarray(returns, np.float64) - random) / (expert - random)
-
-
-@dataclasses.dataclass(frozen=True)
-class FittedQ:
-    """Hyper-parameters of `fitted_q`; the defaults are our own choice, not a paper's."""
-
-    discount: float = 0.99  # gamma
-    updates: int = 20_000
-    batch_size: int = 256
-    target_rate: float = 0.005  # Polyak step
-    learning_rate: float = 3e-4  # Adam
-    hidden: tuple[int, ...] = (256, 256)  # widths of the critic's layers
-    layer_norm: bool = True  # without it estimates of policies that leave the data often diverge
-
-
-class Estimate(NamedTuple):
-    """What logged data say of ``S`` policies, each [S]. NaN or infinite where the fit diverged."""
-
-    value: Array  # mean over logged first observations of Q(s, pi(s)): the expected discounted return
-    spread: Array  # its standard deviation over first observations
-    bellman_error: (
-        Array  # root mean square of r + gamma d Q(s', pi(s')) - Q(s, a) on logged steps, noise included
-    )
-
-
-def fitted_q(
-    act: Callable[[Any, Array, Key], Array], spec: Spec, head: ValueHead, config: FittedQ = FittedQ()
-) -> Callable[[Any, Dataset, Key], Estimate]:
-    """Fitted-Q evaluation: the value of policies from logged data alone, to choose one without an environment.
-
-    Le, Voloshin & Yue (2019): regress Q(s, a) on r + gamma d Q'(s', pi(s')) over logged steps, where Q' is a
-    slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it
-    to rank policies. Its absolute values are biased where policies leave the data, and a small Bellman error
-    on logged steps does not rule that out.
-
-    Args:
-        act: as in `evaluator`.
-        spec: of the environment that was logged; observations must be flat.
-        head: represents Q. A categorical one needs a support for the values of the policies evaluated.
-        config: hyper-parameters.
-
-    Returns:
-        A function of (states of ``S`` policies, dataset, keys [S]), compiled once however often it is called.
-
-    Raises:
-        ValueError: image observations.
-    """
-    if len(spec.observation_shape) != 1:
-        raise ValueError(f"fitted_q takes flat observations, not shape {spec.observation_shape}")
-    critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
-    optimisers = {"critic": optax.adam(config.learning_rate)}
-    sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
-
-    @jax.jit
-    def start(dataset: Dataset, keys: Key) -> State:
-        row = take(dataset, jnp.zeros(1, jnp.int32))
-        params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
-        return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
-
-    def update(q: State, batch: Transition, next_action: Array) -> State:
-        q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
-        target = head.target(batch.reward, config.discount * batch.discount, q_next)
-
-        def loss(params: Params) -> Array:
-            return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
-
-        q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
-        q = learner_state.follow(q, config.target_rate)
-        return q._replace(step=q.step + 1)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
-        def one(_: Array, q: State) -> State:
-            sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step))
-            batch = sample(dataset, sample_keys, 0)
-            return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
-
-        return jax.lax.fori_loop(0, updates, one, q)
-
-    @jax.jit
-    def estimate(q: State, states: Any, dataset: Dataset, keys: Key) -> Estimate:
-        def value(observation: Array, action: Array) -> Array:
-            # The slow copy: an average over updates, so less noisy than the last iterate.
-            return head.value(jax.vmap(critic.apply)(q.target["critic"], observation, action))
-
-        act_keys, row_keys = _split(keys)
-        index, weight = _first_steps(dataset)
-        first = jnp.broadcast_to(
-            dataset.transitions.observation[index], (len(keys), len(index), *spec.observation_shape)
-        )
-        values = value(first, act(states, first, act_keys))
-        mean = values @ weight
-        rows = jax.vmap(lambda key: jax.random.randint(key, (_ROWS,), 0, size(dataset)))(row_keys)
-        batch = take(dataset, rows)
-        v_next = value(batch.next_observation, act(states, batch.next_observation, act_keys))
-        error = (
-            batch.reward + config.discount * batch.discount * v_next - value(batch.observation, batch.action)
-        )
-        return Estimate(
-            value=mean,
-            spread=jnp.sqrt(jnp.square(values - mean[:, None]) @ weight),
-            bellman_error=jnp.sqrt(jnp.square(error).mean(-1)),
-        )
-
-    def run(states: Any, dataset: Dataset, keys: Key) -> Estimate:
-        dataset = jax.device_put(dataset)
-        init_keys, fit_keys = _split(keys)
-        q = start(dataset, init_keys)
-        with tqdm(
-            total=config.updates,
-            desc="fitted-Q evaluation",
-            unit="update",
-            delay=3,
-            leave=False,
-            disable=None,
-        ) as bar:
-            for done in range(0, config.updates, _UPDATES_PER_CALL):
-                updates = min(_UPDATES_PER_CALL, config.updates - done)
-                q = jax.block_until_ready(fit(q, states, dataset, fit_keys, jnp.int32(updates)))
-                bar.update(updates)
-        return estimate(q, states, dataset, init_keys)
-
-    return run
-
-
-def _split(keys: Key) -> tuple[Key, Key]:
-    """Two independent keys from each of ``keys`` [S]."""
-    both = jax.vmap(jax.random.split)(keys)
-    return both[:, 0], both[:, 1]
-
-
-def _first_steps(dataset: Dataset) -> tuple[Array, Array]:
-    """Indices of at most `_ROWS` first steps of episodes, evenly spaced in the log, and weights that sum to 1."""
-    starts = jnp.cumsum(jnp.concatenate([jnp.ones(1, jnp.int32), dataset.last[:-1].astype(jnp.int32)]))
-    episodes = starts[-1]
-    used = jnp.minimum(episodes, _ROWS)
-    slot = jnp.arange(min(_ROWS, size(dataset)))
-    number = (slot * (episodes / used)).astype(jnp.int32)  # of the episode, from 0
-    return jnp.searchsorted(starts, number + 1), (slot < used) / used
-
-
-class Choice(NamedTuple):
-    """One evaluation of each training run, and what it scored."""
-
-    score: np.ndarray  # [S]
-    evaluation: np.ndarray  # [S] which of the T it was
-
-
-def select(scores: ArrayLike, estimates: ArrayLike | None = None) -> dict[str, Choice]:
-    """Which evaluation of each training run to report: three answers that must not be mixed up.
-
-    ``last``: the end of training. An unbiased score of what training for that long gives.
-
-    ``best``: the evaluation with the highest mean score. Optimistic: it is chosen by the very episodes it is
-    scored on, the more so the more evaluations there are, and it needs the environment. Report it only under
-    its name.
-
-    ``selected``: chosen without the scores that it reports. With ``estimates`` (`fitted_q`, say), the
-    evaluation with the highest estimate, scored on all its episodes: what one gets without an environment.
-    Without, the one that is best on the first half of the episodes, scored on the second half: unbiased, but
-    it needs the environment.
-
-    Args:
-        scores: [T, S, episodes] scores of T evaluations of S training runs.
-        estimates: [T, S] off-policy estimates, higher is better.
-
-    Raises:
-        ValueError: wrong axes, NaN, or a single episode where it must be halved.
-    """
-    scores = np.asarray(scores, np.float64)
-    if scores.ndim != 3 or scores.size == 0:
-        raise ValueError(f"scores must be [evaluations, seeds, episodes], got shape {scores.shape}")
-    mean = scores.mean(-1)
-    if estimates is not None:
-        chosen_by, scored_by = np.asarray(estimates, np.float64), mean
-        if chosen_by.shape != mean.shape:
-            raise ValueError(f"estimates must be [evaluations, seeds] {mean.shape}, got {chosen_by.shape}")
-    else:
-        half = scores.shape[-1] // 2
-        if half == 0:
-            raise ValueError("selecting by half of the episodes needs at least 2 of them, got 1")
-        chosen_by, scored_by = scores[..., :half].mean(-1), scores[..., half:].mean(-1)
-    if np.isnan(mean).any() or np.isnan(chosen_by).any():
-        raise ValueError("scores and estimates must not be NaN")
-    runs = np.arange(mean.shape[1])
-    last, best, selected = np.full(runs.shape, len(mean) - 1), mean.argmax(0), chosen_by.argmax(0)
-    return {
-        "last": Choice(mean[last, runs], last),
-        "best": Choice(mean[best, runs], best),
-        "selected": Choice(scored_by[selected, runs], selected),
-    }

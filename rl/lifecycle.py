@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from rl import checkpoint, evaluate, log, plot, statistics, train
+from rl import checkpoint, log, plot, selection, statistics, train
 
 CHECKPOINTS, CURVE = "checkpoints", "curve.png"
 
@@ -237,7 +237,7 @@ def summary(folder: Path) -> dict[str, Any]:
                 "ci95": list(statistics.interval(choice.score)),
                 "per_seed": choice.score,
             }
-            for which, choice in evaluate.select(history, estimates if estimates.size else None).items()
+            for which, choice in selection.select(history, estimates if estimates.size else None).items()
         }
     return scores
 

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import train
+from rl import keys, train
 from rl.agents import mobile
 from rl.dynamics import rollout
 from rl.dynamics.base import UNCERTAINTY, Dynamics, aleatoric
@@ -38,7 +38,6 @@ from rl.replay.dataset import Dataset
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 PENALTIES = (*UNCERTAINTY, "bellman")
-_ROLLOUTS = np.uint32(2**32 - 1)  # no update has this number: the key of an epoch's rollouts is no update's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +135,7 @@ def make(
     def init(key: Key, dataset: Dataset) -> Carry:
         example = replay.take(dataset, jnp.arange(2))
         row = jax.tree.map(lambda x: x[0], example)
-        return Carry(learner.init(key, example), ring.empty(row, capacity) if made else ())
+        return Carry(learner.init(keys.of(key, "init"), example), ring.empty(row, capacity) if made else ())
 
     def roll(state: State, inputs: Inputs, key: Key) -> Rollouts:
         start_key, key = jax.random.split(key)
@@ -160,9 +159,7 @@ def make(
 
     def epoch(carry: Carry, inputs: Inputs, key: Key) -> tuple[Carry, train.Report]:
         state, buffer = carry
-        roll_key, diagnose_key = jax.random.split(
-            jax.random.fold_in(jax.random.fold_in(key, _ROLLOUTS), state.step)
-        )
+        roll_key, diagnose_key = jax.random.split(jax.random.fold_in(keys.of(key, "rollout"), state.step))
         metrics: dict[str, Array] = {}
         if made:
             rolled = roll(state, inputs, roll_key)
@@ -205,11 +202,11 @@ def over_seeds(
         axes: Any = Inputs(None, 0)  # type: ignore[arg-type]
         return jax.vmap(epoch, (0, axes, 0))
 
-    def one_by_one(carry: Carry, inputs: Inputs, keys: Key) -> tuple[Carry, train.Report]:
+    def one_by_one(carry: Carry, inputs: Inputs, run_keys: Key) -> tuple[Carry, train.Report]:
         def one(own: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
             return epoch(own[0], inputs._replace(world=own[1]), own[2])
 
-        return jax.lax.map(one, (carry, inputs.world, keys))
+        return jax.lax.map(one, (carry, inputs.world, run_keys))
 
     return one_by_one
 

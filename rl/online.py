@@ -5,13 +5,12 @@ is donated from call to call. They are two because the replay is written in plac
 second; in one call XLA copies it, and a million rows are 100 MB in every step. ``S`` learners, which differ in seed,
 advance together, each with its own replay and ``N`` environments.
 
-The key of update ``t`` and of action ``t`` are those of a run, folded with ``t``: a run that was stopped continues
-bit for bit where the environments can be put back.
+The keys of update ``t`` and of action ``t`` depend on the run's key and ``t`` alone (`rl.keys`): a run that was stopped
+continues bit for bit where the environments can be put back.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, train
+from rl import acting, keys, train
 from rl.replay import dataset as data
 from rl.replay import frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -223,7 +222,7 @@ def loop(
     learner: Learner,
     spec: Spec,
     replay: Replay,
-    keys: Key,
+    run_keys: Key,
     environments: int = 1,
     observation_type: Any = jnp.float32,
 ) -> Loop:
@@ -233,7 +232,7 @@ def loop(
       learner: must know how to explore (`rl.acting.explorer`).
       spec: as the learner sees the environment.
       replay: its memory.
-      keys: [S], one for each seed.
+      run_keys: [S], one for each seed (`rl.keys.seeds`).
       environments: ``N``.
       observation_type: float32 or uint8.
 
@@ -241,22 +240,20 @@ def loop(
       ValueError: the learner cannot explore.
     """
     explorer = acting.resetting(acting.explorer(learner))
-    init_keys, learn_keys, act_keys = jnp.moveaxis(
-        jax.vmap(functools.partial(jax.random.split, num=3))(keys), 1, 0
-    )
+    init_keys, act_keys = keys.of(run_keys, "init"), keys.of(run_keys, "act")
 
     def init() -> Carry:
-        seeds, row, batch = keys.shape[0], _blank(spec, observation_type), example(spec, observation_type)
+        seeds, row, batch = run_keys.shape[0], _blank(spec, observation_type), example(spec, observation_type)
         state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
         memory = replay.empty(row)
-        one = jax.eval_shape(learner.init, keys[0], batch)
-        metrics = jax.eval_shape(learner.update, one, batch, keys[0])[1]
+        one = jax.eval_shape(learner.init, run_keys[0], batch)
+        metrics = jax.eval_shape(learner.update, one, batch, run_keys[0])[1]
         seen, action = (
             jnp.zeros((seeds, environments, *x.shape), x.dtype) for x in (row.observation, row.action)
         )
         return Carry(
             state=state,
-            memory=jax.vmap(lambda _: memory, out_axes=replay.axes)(keys),
+            memory=jax.vmap(lambda _: memory, out_axes=replay.axes)(run_keys),
             seen=seen,
             action=action,
             first=jnp.ones((seeds, environments), bool),
@@ -301,7 +298,7 @@ def loop(
             axes = replay.split(replay.axes)
             state, marks, report = jax.vmap(
                 replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
-            )(carry.state, rows, marks, logged, learn_keys)
+            )(carry.state, rows, marks, logged, run_keys)
             carry = carry._replace(state=state, tally=_count(carry.tally, report))
         carry, action = choose(carry, random)
         return carry, marks, action

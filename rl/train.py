@@ -1,8 +1,8 @@
 """The loop: many updates in one compiled call, many seeds and hyper-parameters in one program.
 
 An epoch is ``steps`` updates under one `jax.lax.scan`: data, state and metrics stay on the device, and
-nothing crosses to the host before it ends. The key of update ``t`` is ``fold_in(key, t)``, so a run does not
-depend on how it is cut into epochs, and a resumed one continues bit for bit.
+nothing crosses to the host before it ends. The key of update ``t`` depends on the run's key and ``t`` alone
+(`rl.keys`), so a run does not depend on how it is cut into epochs, and a resumed one continues bit for bit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting
+from rl import acting, keys
 from rl.replay.dataset import Dataset
 from rl.replay.source import Source
 from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
@@ -36,6 +36,10 @@ class Report(NamedTuple):
 
     metrics: Metrics  # mean of each over the epoch
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or int32 max
+
+
+# (state, what batches are drawn from, key of the run or keys [S]) -> state after some updates, what to say of them
+Epoch = Callable[[State, Any, Key], tuple[State, Report]]
 
 
 class Diverged(ArithmeticError):
@@ -64,8 +68,10 @@ def scan_updates(
     """
 
     def epoch(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
+        run_key = keys.of(key, "update")
+
         def one(state: State) -> tuple[State, Metrics]:
-            sample_key, update_key = jax.random.split(jax.random.fold_in(key, state.step))
+            sample_key, update_key = jax.random.split(jax.random.fold_in(run_key, state.step))
             return update(state, sample(dataset, sample_key, state.step), update_key)
 
         names = sorted(jax.eval_shape(one, state)[1])
@@ -133,15 +139,18 @@ def population(
     def learner(hyper: Mapping[str, Array]) -> Learner:
         return make(dataclasses.replace(config, **hyper))
 
-    def init(keys: Key, batch: Transition) -> State:
-        return jax.vmap(lambda key, h: learner(h).init(key, batch), out_axes=STACKED)(keys, hypers)
+    def init(run_keys: Key, batch: Transition) -> State:
+        init_keys = keys.of(run_keys, "init")
+        return jax.vmap(lambda key, h: learner(h).init(key, batch), out_axes=STACKED)(init_keys, hypers)
 
-    def epoch(state: State, dataset: Dataset, keys: Key) -> tuple[State, Report]:
+    def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
 
         if batched:
-            return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(state, keys, hypers)
+            return jax.vmap(one, (STACKED, 0, 0), (STACKED, 0), spmd_axis_name="seed")(
+                state, run_keys, hypers
+            )
 
         def in_place(stacked: State, own: tuple[Array, Key, Mapping[str, Array]]) -> tuple[State, Report]:
             index, key, hyper = own
@@ -150,13 +159,11 @@ def population(
             put = jax.tree.map(lambda x, new: x.at[index].set(new), stacked, trained._replace(step=None))
             return put, report
 
-        indices = jnp.arange(keys.shape[0])
-        stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, keys, hypers))
+        indices = jnp.arange(run_keys.shape[0])
+        stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
         return stacked._replace(step=state.step + steps), report
 
-    def act(state: State, observation: Array, keys: Key) -> Array:
-        return jax.vmap(make(config).act, (STACKED, 0, 0))(state, observation, keys)
-
+    act = jax.vmap(make(config).act, (STACKED, 0, 0))
     return Population(init, epoch, act, acting.over_seeds(acting.actor(make(config)), STACKED))
 
 

@@ -18,6 +18,7 @@ import optax
 import pytest
 
 from rl import agents, checkpoint, train
+from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.replay import dataset as replay
@@ -333,6 +334,7 @@ def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where
 
     def first(key: Key) -> float:
         """When the bad row is first drawn."""
+        key = streams.of(key, "update")
         keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t))[0])(jnp.arange(STEPS))
         rows = jax.vmap(lambda k: jax.random.randint(k, (BATCH,), 0, len(reward)))(keys)
         return min(np.flatnonzero((rows == 3).any(-1)), default=np.inf)
@@ -370,7 +372,8 @@ def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
     runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS)
     state, keys = begin(runs, SEEDS)
     assert_same_bits(
-        seed(state, 1), make(small("iql")).init(keys[1], replay.take(loaded.dataset, np.arange(2)))
+        seed(state, 1),
+        make(small("iql")).init(streams.of(keys[1], "init"), replay.take(loaded.dataset, np.arange(2))),
     )
 
 

@@ -23,7 +23,7 @@ import pytest
 from absl import flags as absl_flags
 
 from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
-from rl import acting, agents, checkpoint, data, evaluate, log, shard, train
+from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.data import DataError
 from rl.programs.pool import IsolationError
@@ -442,12 +442,12 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
 ) -> None:
     fits = []
 
-    def noted(act: Any, spec: Any, head: Any, fit: evaluate.FittedQ) -> Any:
+    def noted(act: Any, spec: Any, head: Any, fit: fitted_q.Config) -> Any:
         fits.append(fit)
-        return fitted_q(act, spec, head, dataclasses.replace(fit, hidden=(8,)))
+        return estimator(act, spec, head, dataclasses.replace(fit, hidden=(8,)))
 
-    fitted_q = evaluate.fitted_q
-    monkeypatch.setattr(evaluate, "fitted_q", noted)
+    estimator = fitted_q.estimator
+    monkeypatch.setattr(fitted_q, "estimator", noted)
     result = offline.run(settings(tmp_path, policy_estimates=5, **EVALUATED), config(discount=0.9))
     assert [(fit.discount, fit.updates) for fit in fits] == [(0.9, 5)]
     estimates = log.series(tmp_path, "eval/fitted_q")[1]

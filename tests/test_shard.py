@@ -25,7 +25,7 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from rl import agents, shard, train
+from rl import agents, keys, shard, train
 from rl.data import synthetic
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
@@ -121,7 +121,7 @@ def by_hand(
     update: Callable[..., Any], sample: Source, state: State, dataset: Dataset, key: Key, steps: int
 ) -> State:
     for step in range(steps):
-        sample_key, update_key = jax.random.split(jax.random.fold_in(key, step))
+        sample_key, update_key = jax.random.split(jax.random.fold_in(keys.of(key, "update"), step))
         state, _ = update(state, sample(dataset, sample_key, step), update_key)
     return state
 
@@ -419,7 +419,7 @@ def pretend(
         monkeypatch.setenv(name, value)
     distributed = SimpleNamespace(initialize=initialize, is_initialized=lambda: False)
     monkeypatch.setattr(
-        shard,
+        shard.hosts,
         "jax",
         SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
     )

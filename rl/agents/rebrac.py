@@ -58,5 +58,5 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """The range [low, high] of values, lowered by the critic's penalty of all steps to come: each at most 4 D beta_2."""
+    """The range [low, high] of values, lowered by the critic's penalties to come, each at most 4 D beta_2."""
     return low - 4 * spec.action_size * config.critic_cloning * config.discount / (1 - config.discount), high

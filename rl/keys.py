@@ -1,0 +1,59 @@
+"""Which part of a run draws from which key, so that no two ever draw from the same one.
+
+``jax.random.split(key)[i]`` may be ``fold_in(key, i)``: a key that is split in one place and folded with the number of
+an update, a seed or an evaluation in another gives the same randomness twice. So every key of a run comes from its
+root by way of a purpose, and a key that has purposes is used for nothing else:
+
+    jax.random.key(seed)
+    ├── evaluate: evaluation, step of its episodes, policy
+    ├── dynamics: of a model that all seeds share
+    └── seed: i = 0, 1, ..., the key of seed i, however many run beside it
+        ├── init
+        ├── update: number of the update, and there one key to draw the batch and one to learn from it
+        ├── act: number of the step
+        ├── rollout: number of the update before
+        ├── dynamics, untrained_dynamics: of a model of its own
+        └── fitted_q
+
+`rl.train`, `rl.online` and `rl.model_based` take the keys of seeds and find these purposes themselves.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rl.types import Key
+
+PURPOSES = (
+    *("act", "dynamics", "evaluate", "fitted_q", "init", "rollout", "seed", "untrained_dynamics", "update"),
+)
+
+
+def of(key: Key, purpose: str) -> Key:
+    """The key for ``purpose``, one of `PURPOSES`, of each key in ``key`` [...].
+
+    Raises:
+      ValueError: there is no such purpose.
+    """
+    if purpose not in PURPOSES:
+        raise ValueError(f"unknown purpose {purpose!r}: known are {', '.join(PURPOSES)}")
+    # A number that no counter reaches, and that stays when purposes are added.
+    return numbered(key, np.uint32(zlib.crc32(purpose.encode())))
+
+
+def seeds(root: Key, count: int) -> Key:
+    """Keys [count] of the seeds 0, 1, ... of a run with the key ``root`` []."""
+    parent = of(root, "seed")
+    return jax.vmap(lambda number: jax.random.fold_in(parent, number))(jnp.arange(count))
+
+
+def numbered(key: Key, number: int | np.integer | jax.Array) -> Key:
+    """`jax.random.fold_in` of each key in ``key`` [...] with one ``number``."""
+    fold = lambda key: jax.random.fold_in(key, number)
+    for _ in range(key.ndim):
+        fold = jax.vmap(fold)
+    return fold(key)

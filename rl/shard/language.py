@@ -1,0 +1,67 @@
+"""Language models that are too large for one device: parameters and optimisers over both axes of a `grid`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from rl.shard.placement import Tree, place
+from rl.train import Epoch, Report
+from rl.types import Key, State
+
+# Ends of parameters' names -> how their last axes are split. Along ``model`` each device has some heads, some of the
+# feed-forward layer's units and some of the vocabulary's rows, so that a block needs two sums over devices
+# (Shoeybi et al. 2019, "Megatron-LM"); along ``data`` what is left of each is split and gathered when it is needed
+# (Rajbhandari et al. 2020, "ZeRO"). Optimisers' moments have the names of their parameters.
+_SPLITS = (
+    (r"(query|key|value|gate|up)/kernel", ("data", "model")),
+    (r"(query|key|value|gate|up)/bias", ("model",)),
+    (r"(out|down)/kernel", ("model", "data")),
+    (r"(un)?embedding", ("model", "data")),
+    (r"position", (None, "data")),
+    (r"rows", ("model", None, "data")),  # of `rl.networks.token_heads.vocabulary_values`
+    (r"rows_bias", ("model", None)),
+)
+
+
+def language_specs(tree: Tree, mesh: Mesh) -> Tree:
+    """How the parameters of language models and their value heads, and all that is named after them, lie on a `grid`.
+
+    What no rule names is whole on every device, and so is an axis that does not divide.
+
+    Args:
+      tree: arrays, or `jax.ShapeDtypeStruct`: parameters, or a whole `rl.types.State`.
+      mesh: from `grid`.
+    """
+
+    def spec(keys: tuple[Any, ...], leaf: Any) -> P:
+        name = jax.tree_util.keystr(keys, simple=True, separator="/")
+        for pattern, axes in _SPLITS:
+            if re.search(rf"(^|/){pattern}$", name) and leaf.ndim >= len(axes):
+                sizes = leaf.shape[leaf.ndim - len(axes) :]
+                fit = [a if a and n % mesh.shape[a] == 0 else None for a, n in zip(axes, sizes, strict=True)]
+                return P(*(None,) * (leaf.ndim - len(axes)), *fit)
+        return P()
+
+    return jax.tree_util.tree_map_with_path(spec, tree)
+
+
+def place_language(state: Tree, mesh: Mesh) -> Tree:
+    """A language learner's state, laid out by `language_specs`."""
+    return jax.tree.map(lambda part, spec: place(part, mesh, spec), state, language_specs(state, mesh))
+
+
+def over_grid(epoch: Epoch, mesh: Mesh) -> Epoch:
+    """An epoch of `rl.train.scan_updates` that leaves its state where `place_language` puts it."""
+
+    def placed(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
+        state, report = epoch(state, dataset, key)
+        specs = language_specs(state, mesh)
+        shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (specs, P()))
+        return jax.lax.with_sharding_constraint((state, report), shardings)
+
+    return placed

@@ -1,0 +1,54 @@
+"""rl.selection: last, best and selected are told apart, and only `best` is optimistic."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rl import selection
+
+
+def test_select_keeps_last_best_and_selected_apart() -> None:
+    scores = np.array([[[1.0, 3.0]], [[9.0, 1.0]], [[4.0, 8.0]], [[0.0, 2.0]]])  # [T=4, S=1, episodes=2]
+    by_halves = selection.select(scores)
+    assert {name: (c.score[0], c.evaluation[0]) for name, c in by_halves.items()} == {
+        "last": (1.0, 3),
+        "best": (6.0, 2),
+        "selected": (1.0, 1),  # 9 is the best first half; its other half scored 1
+    }
+    estimated = selection.select(scores, estimates=[[0.3], [0.1], [0.2], [0.0]])["selected"]
+    assert (estimated.score[0], estimated.evaluation[0]) == (2.0, 0)
+
+
+def test_select_works_on_each_run_apart() -> None:
+    scores = np.random.default_rng(0).normal(size=(5, 3, 4))
+    together = selection.select(scores)
+    for s in range(3):
+        for name, choice in selection.select(scores[:, s : s + 1]).items():
+            assert together[name].score[s] == choice.score[0]
+            assert together[name].evaluation[s] == choice.evaluation[0]
+
+
+def test_best_is_optimistic_and_selected_is_not() -> None:
+    """All evaluations are of equally good policies (mean 0), so any gain is selection bias."""
+    scores = np.random.default_rng(0).normal(size=(20, 2000, 10))
+    means = {name: choice.score.mean() for name, choice in selection.select(scores).items()}
+    assert means["best"] > 0.5
+    assert abs(means["last"]) < 0.03
+    assert abs(means["selected"]) < 0.04
+
+
+@pytest.mark.parametrize(
+    ("scores", "estimates", "message"),
+    [
+        (np.ones((3, 2)), None, r"\[evaluations, seeds, episodes\], got shape \(3, 2\)"),
+        (np.ones((0, 2, 4)), None, "got shape"),
+        (np.ones((3, 2, 1)), None, "at least 2"),
+        (np.ones((3, 2, 4)), np.ones((3, 1)), r"\(3, 2\), got \(3, 1\)"),
+        (np.full((3, 2, 4), np.nan), None, "NaN"),
+        (np.ones((3, 2, 4)), np.full((3, 2), np.nan), "NaN"),
+    ],
+)
+def test_histories_that_cannot_be_compared_are_refused(scores, estimates, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        selection.select(scores, estimates)
