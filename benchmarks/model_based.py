@@ -32,7 +32,9 @@ from benchmarks import cases, products, table
 from experiments import flags, studies
 from rl import log, model_based
 from rl.agents import sac_n
-from rl.dynamics import base, ensemble, rollout, termination
+from rl.dynamics import base, ensemble, loss, rollout, termination
+from rl.dynamics import fit as fitting
+from rl.dynamics import rows as learnable
 from rl.replay import dataset as replay
 from rl.values import heads
 
@@ -145,39 +147,46 @@ def epoch(settings: Settings, seeds: int) -> Programs:
 def fit(settings: Settings, seeds: int) -> Programs:
     """One pass of the ensemble's networks over their own training rows, and a check on the held-out ones."""
     config = ensemble.Config()
-    rows, _, _ = ensemble._prepare(cases.synthetic(_scaled(FIT_BLOCKS, settings) * BLOCK), cases.SPEC)
-    start, advance = ensemble._programs(config, cases.SPEC, len(rows.inputs), ensemble._equal, stacked=True)
-    state, split, keys = start(jax.random.split(jax.random.key(0), seeds))
+    steps = cases.synthetic(_scaled(FIT_BLOCKS, settings) * BLOCK).transitions
+    programs = fitting.programs(config, cases.SPEC)
+    columns = steps.observation, steps.action, steps.reward, steps.discount, steps.next_observation
+    data = programs.prepare(*columns, np.int32(len(steps.reward)))
+    sizes = learnable.sizes(config, data)
+    keys = jax.random.split(jax.random.key(0), seeds)
+    state, sample, keys = programs.begin(programs.init(keys), data, sizes, (), keys)
 
     def ours() -> None:
         nonlocal state
-        state = jax.block_until_ready(advance(state, rows, split, keys))
+        state = jax.block_until_ready(programs.advance(state, data, sample, sizes, (), keys))
 
-    parts = _fit_limit(config, rows, seeds)
+    parts = _fit_limit(config, data.rows, sizes, seeds)
     return {"ours": ours, "products": lambda: [part() for part in parts]}
 
 
-def _fit_limit(config: ensemble.Config, rows: Any, seeds: int) -> list[Callable[[], Any]]:
+def _fit_limit(
+    config: ensemble.Config, rows: learnable.Rows, sizes: learnable.Sizes, seeds: int
+) -> list[Callable[[], Any]]:
     """The products of the updates, and those of the check."""
     model = jax.eval_shape(ensemble.make(config, cases.SPEC).init, jax.random.key(0))
     params = {"members": model.members, "bounds": model.bounds}
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((config.members, config.batch_size, *x.shape[1:]), x.dtype), rows
-    )
-    chunk = jax.ShapeDtypeStruct((1, ensemble._HOLDOUT_ROWS), np.int32)
+
+    def batch(*shape: int) -> learnable.Rows:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype), rows)
 
     def update(params: Any, batch: Any) -> Any:
-        weight = ensemble._weigh(ensemble._equal, batch.next_observation)
-        return jax.grad(ensemble._loss, 1)(config, params, batch, weight)
+        weight = loss.with_reward(loss.equal, (), batch.next_observation)
+        return jax.grad(loss.objective, 1)(config, params, batch, weight)
 
-    def check(params: Any, rows: Any, chunk: Any) -> Any:
-        return ensemble._holdout_error(params, rows, ensemble._Split(chunk, chunk), ensemble._equal)
+    def check(params: Any, batch: Any) -> Any:
+        return loss.squared_error(loss.equal, params, batch, ())
 
-    count = len(rows.inputs)
-    checks = ensemble._held_out(config, count) // ensemble._HOLDOUT_ROWS
+    chunk = learnable.chunk_rows(config, len(rows.inputs))
     return [
-        _limit(products.find(update, params, batch), ensemble._plan(config, count).updates * seeds),
-        _limit(products.find(check, params, rows, chunk), checks * seeds),
+        _limit(
+            products.find(update, params, batch(config.members, config.batch_size)),
+            int(sizes.updates) * seeds,
+        ),
+        _limit(products.find(check, params, batch(chunk)), int(sizes.chunks) * seeds),
     ]
 
 

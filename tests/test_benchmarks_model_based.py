@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks import cases, model_based, products
 from rl.agents import sac_n
-from rl.dynamics import ensemble
+from rl.dynamics import ensemble, rows
 from rl.values import heads, losses
 
 TINY = model_based.Settings(
@@ -73,8 +73,10 @@ def test_the_limit_of_a_fit_is_an_epoch_of_updates_and_one_check(monkeypatch: py
     monkeypatch.setattr(
         model_based, "_limit", lambda found, steps: done.append(products.flops(found) * steps)
     )
-    rows, _, _ = ensemble._prepare(cases.synthetic(2 * model_based.BLOCK), cases.SPEC)
-    model_based._fit_limit(ensemble.Config(), rows, 3)
+    steps = cases.synthetic(2 * model_based.BLOCK).transitions
+    columns = steps.observation, steps.action, steps.reward, steps.discount, steps.next_observation
+    data = rows.prepare(cases.SPEC, *map(jnp.asarray, columns), jnp.int32(len(steps.reward)))
+    model_based._fit_limit(ensemble.Config(), data.rows, rows.sizes(ensemble.Config(), data), 3)
     layers = [23 * 200, *[200 * 200] * 3, 200 * 36]
     trained, held = 2 * model_based.BLOCK * 4 // 5, 2 * model_based.BLOCK // 5
     assert done[0] == 3 * 2 * 7 * trained * (3 * sum(layers) - layers[0])
