@@ -4,14 +4,15 @@
     python -m experiments.matrix --dataset=pointmaze-medium-stitch-v0 --agents=bc,iql,rebrac --heads=scalar,hl_gauss
 
 The data are one of OGBench's pointmazes, regenerated on the spot; the task is to reach one place in the maze. The
-runs go to --workdir, and what is finished there is not run again. The table of all that is finished there goes to
---out, as JSON and as Markdown.
+runs go to --workdir, and what is finished there is not run again unless its code or settings change. The table of all
+that is finished there goes to --out, as JSON and as Markdown.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Settings:
     seed: int = 0  # of data and agents
     workdir: str = ""  # the runs; by default runs/matrix/DATASET
     out: str = ""  # the table, OUT.json and OUT.md; by default results/matrix/DATASET
+    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
@@ -71,35 +73,54 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     data = workdir / "data"
     recipes.collect(settings.dataset, out=data, transitions=settings.transitions, seed=settings.seed)
     task = settings.dataset.replace("-v0", "-singletask-v0")
-    for agent in settings.agents.split(","):
-        # Behaviour cloning has no value: one column stands for all.
-        for head in settings.heads.split(",") if agent != "bc" else ["scalar"]:
-            chosen = offline.Settings(
-                agent=agent,
-                dataset=task,
-                data_folder=str(data),
-                normalize_observations=True,
-                head=head,
-                head_size=SIZES[head],
-                seeds=settings.seeds,
-                seed=settings.seed,
-                updates=settings.updates,
-                eval_every=settings.eval_every,
-                eval_episodes=settings.eval_episodes,
-                workdir=str(workdir / f"{agent}-{head}"),
-            )
-            offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
-            cells = finished(workdir)
-            log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
-            with log.replacing(out.with_suffix(".md")) as partial:
-                partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
-    return cells
+    # Behaviour cloning has no value: one column stands for all.
+    grid = {
+        f"{agent}-{head}": studies.Variant(
+            functools.partial(train, settings, task, data, agent, head),
+            {**studies.chosen(settings, "agents", "heads"), "config": CONFIGS[agent], "size": SIZES[head]},
+        )
+        for agent in CONFIGS
+        for head in (heads.NAMES if agent != "bc" else ["scalar"])
+    }
+    asked = [
+        f"{agent}-{head}"
+        for agent in settings.agents.split(",")
+        for head in (settings.heads.split(",") if agent != "bc" else ["scalar"])
+    ]
+
+    def write() -> None:
+        cells = list(studies.recall(workdir, grid).outcomes.values())
+        log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
+        with log.replacing(out.with_suffix(".md")) as partial:
+            partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
+
+    chosen = {name: grid[name] for name in asked}
+    studies.train(workdir, chosen, "cells", overwrite=settings.overwrite, each=write)
+    write()
+    return list(studies.recall(workdir, grid).outcomes.values())
 
 
-def finished(workdir: Path) -> list[dict[str, Any]]:
-    """What the finished runs in ``workdir`` found, by agent and then by head."""
-    paths = [workdir / f"{agent}-{head}" / log.RESULT for agent in CONFIGS for head in heads.NAMES]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+def train(
+    settings: Settings, task: str, data: Path, agent: str, head: str, work: studies.Work
+) -> dict[str, Any]:
+    """One cell: what the run's result.json holds."""
+    chosen = offline.Settings(
+        agent=agent,
+        dataset=task,
+        data_folder=str(data),
+        normalize_observations=True,
+        head=head,
+        head_size=SIZES[head],
+        seeds=settings.seeds,
+        seed=settings.seed,
+        updates=settings.updates,
+        eval_every=settings.eval_every,
+        eval_episodes=settings.eval_episodes,
+        workdir=str(work.folder),
+    )
+    result = offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
+    work.progress(1)
+    return result
 
 
 def check(settings: Settings) -> None:
@@ -110,23 +131,21 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--dataset={settings.dataset}: the weights in this file are for pointmaze-...")
 
 
-def table(cells: list[dict[str, Any]], score: str) -> str:
+def table(cells: Sequence[dict[str, Any]], score: str) -> str:
     """Markdown: agents down, heads across, the last ``score`` with its 95 % interval over seeds."""
     columns = list(dict.fromkeys(cell["settings"]["head"] for cell in cells))
-    lines = [f"| {score} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    rows = []
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
         found = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
-        lines.append(
-            f"| `{agent}` | "
-            + " | ".join(_cell(found[c], score) if c in found else "" for c in columns)
-            + " |"
-        )
-    return "\n".join(lines)
+        rows.append([f"`{agent}`", *(_cell(found[c], score) if c in found else "" for c in columns)])
+    return "\n".join(studies.table([score, *columns], rows))
 
 
 def _cell(result: dict[str, Any], score: str) -> str:
-    last = result["scores"][score]["last"]
-    mean, low, high = (f"{x:.0f}" if abs(x) >= 10 else f"{x:.2f}" for x in (last["mean"], *last["ci95"]))
+    each = result["scores"][score]["last"]["per_seed"]
+    mean, low, high = (
+        f"{x:.0f}" if abs(x) >= 10 else f"{x:.2f}" for x in studies.band(each, rate=score == "success")
+    )
     return f"{mean} [{low}, {high}]"
 
 

@@ -1,9 +1,9 @@
 """What studies share: variants that are trained once, tables, claims, and the files that a study leaves.
 
-A study is a command that trains variants, each for several seeds, and says what came out. Every variant that is finished
-is stored at once, under a digest of the code that it runs and of its settings: the same command started again trains
-only what is missing. All that a study reports is a function of result.json, so that a stored result can be read, judged
-and drawn again.
+A study is a command that trains variants, each for several seeds, and says what came out. Every variant that is
+finished is stored at once, under a digest of the code that it runs and of its settings: the same command started again
+trains only what is missing. All that a study claims is a function of result.json, so that a stored result can be read
+and judged again.
 """
 
 from __future__ import annotations
@@ -62,7 +62,12 @@ class Finished(NamedTuple):
 
 
 def train(
-    folder: str | Path, variants: Mapping[str, Variant], title: str, *, overwrite: bool = False
+    folder: str | Path,
+    variants: Mapping[str, Variant],
+    title: str,
+    *,
+    overwrite: bool = False,
+    each: Callable[[], Any] = lambda: None,
 ) -> Finished:
     """Trains the variants that are not finished, one after another, each stored as soon as it is.
 
@@ -74,30 +79,43 @@ def train(
       variants: {name: what to train}.
       title: of the progress bar.
       overwrite: forget what is finished of these variants, and start them again.
+      each: called after every variant that was trained.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: folder / f"{name.replace('/', '-')}.json" for name in variants}
     digests = {name: digest(name, variant) for name, variant in variants.items()}
-    works = {name: path.with_name(f"{path.stem}-{digests[name][:12]}") for name, path in paths.items()}
+    works = {name: _file_of(folder, name).with_suffix(f".{x[:12]}") for name, x in digests.items()}
     if overwrite:
-        for name, path in paths.items():
-            path.unlink(missing_ok=True)
-            shutil.rmtree(works[name], ignore_errors=True)
-    records = {name: _recall(path, digests[name]) for name, path in paths.items()}
-    done = sum(variants[name].steps for name, record in records.items() if record)
-    with log.progress(sum(variant.steps for variant in variants.values()), title, initial=done) as bar:
-        for name, variant in variants.items():
-            if records[name]:
-                continue
+        for name, work in works.items():
+            _file_of(folder, name).unlink(missing_ok=True)
+            shutil.rmtree(work, ignore_errors=True)
+    finished = recall(folder, variants).outcomes
+    total, done = (sum(variants[name].steps for name in which) for which in (variants, finished))
+    with log.progress(total, title, initial=done) as bar:
+        for name in (name for name in variants if name not in finished):
             bar.set_postfix_str(name)
             began = time.time()
-            outcome = variant.train(Work(works[name], bar.update))
+            outcome = variants[name].train(Work(works[name], bar.update))
             record = {"digest": digests[name], "seconds": time.time() - began, **log.provenance()}
-            log.write_json(paths[name], {**record, "outcome": outcome})
-            records[name] = _recall(paths[name], digests[name])
-    outcomes = {name: record["outcome"] for name, record in records.items() if record}
-    return Finished(outcomes, sum(record["seconds"] for record in records.values() if record))
+            log.write_json(_file_of(folder, name), {**record, "outcome": outcome})
+            each()
+    return recall(folder, variants)
+
+
+def recall(folder: str | Path, variants: Mapping[str, Variant]) -> Finished:
+    """What ``folder`` holds of the variants, as they are now, in their order."""
+    outcomes, seconds = {}, 0.0
+    for name, variant in variants.items():
+        path = _file_of(Path(folder), name)
+        record = load(path) if path.exists() else {}
+        if record.get("digest") == digest(name, variant):
+            outcomes[name] = record["outcome"]
+            seconds += record["seconds"]
+    return Finished(outcomes, seconds)
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    return folder / f"{name.replace('/', '-').replace('.', '_')}.json"
 
 
 def chosen(settings: Any, *without: str) -> dict[str, Any]:
@@ -123,11 +141,6 @@ def digest(name: str, variant: Variant) -> str:
     return hashlib.sha256(json.dumps([name, settings, code], sort_keys=True).encode()).hexdigest()
 
 
-def _recall(path: Path, digest: str) -> dict[str, Any] | None:
-    record = load(path) if path.exists() else {}
-    return record if record.get("digest") == digest else None
-
-
 def load(path: str | Path) -> dict[str, Any]:
     """A JSON file of `rl.log`: lists of numbers are arrays, and NaN and infinities numbers again."""
     return _arrays(json.loads(Path(path).read_text()))
@@ -150,19 +163,25 @@ def _arrays(value: Any) -> Any:
 # ---- the code of a variant --------------------------------------------------------------------------------
 
 
+@functools.cache  # as the code was when it was first asked for: a file that is edited meanwhile is not what runs
 def _code(module: str, name: str) -> dict[str, str]:
     """{module: its code} of all that ``name`` in ``module`` runs."""
-    tree = _parsed(module)
-    needed, imported = _needed(tree, name)
+    needed, imported = _needed(_parsed(module), name)
     found = {module: "\n".join(ast.dump(part) for part in needed)}
     todo = [*imported, *(one for part in needed for one in _imports(part))]
     while todo:
         other = todo.pop()
         if other not in found and other not in _REPORTING:
-            tree = _parsed(other)
-            found[other] = ast.dump(tree)
-            todo += _imports(tree)
+            found[other], imports = _whole(other)
+            todo += imports
     return found
+
+
+@functools.cache
+def _whole(module: str) -> tuple[str, list[str]]:
+    """The code of a module, and the modules of this project that it imports."""
+    tree = _parsed(module)
+    return ast.dump(tree), sorted(set(_imports(tree)))
 
 
 def _needed(tree: ast.Module, name: str) -> tuple[list[ast.stmt], set[str]]:
@@ -374,6 +393,7 @@ def finish(
     found: Mapping[str, Any],
     report: Callable[[Mapping[str, Any]], Iterable[str]],
     claims: Callable[[Mapping[str, Any]], Iterable[Claim]] = lambda result: (),
+    name: str = REPORT,
 ) -> dict[str, Any]:
     """Leaves result.json and the report in ``settings.out``; returns what result.json holds.
 
@@ -382,27 +402,28 @@ def finish(
       found: what came out.
       report: the lines of Markdown on a result; the claims follow them.
       claims: what is claimed of a result.
+      name: of the report.
     """
     result = {**log.provenance(), "settings": dataclasses.asdict(settings), **found}
     result["claims"] = judged(claims(result))
-    write(Path(settings.out), result, [*report(result), *claims_table(result["claims"])])
+    write(Path(settings.out), result, [*report(result), *claims_table(result["claims"])], name)
     return result
 
 
-def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str]) -> None:
+def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str], name: str = REPORT) -> None:
     """Leaves result.json and the ``lines`` of a Markdown report in ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
-    with log.replacing(folder / REPORT) as partial:
+    with log.replacing(folder / name) as partial:
         partial.write_text("\n".join(lines) + "\n")
 
 
-def main(settings: Any, run: Callable[[Any], Any]) -> None:
+def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
     """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``."""
 
     def command(_: list[str]) -> None:
         given = flags.read(settings)
         run(given)
-        print((Path(given.out) / REPORT).read_text())
+        print((Path(given.out) / name).read_text())
 
     app.run(flags.reporting(command), flags_parser=flags.parser(settings))

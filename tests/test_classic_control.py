@@ -1,4 +1,4 @@
-"""The online agents solve classic control, with the settings that `experiments.classic_control` shows."""
+"""The online agents solved classic control, as stored, and the study that says so runs."""
 
 from __future__ import annotations
 
@@ -6,23 +6,34 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from experiments import classic_control, online
+from experiments import classic_control, online, studies
 from rl import log
 
+STORED = Path(__file__).parents[1] / "results" / "classic_control"
 
-@pytest.mark.optimised
-@pytest.mark.slow
-@pytest.mark.parametrize("label", classic_control.RUNS)
-def test_it_is_solved(label: str, tmp_path: Path) -> None:
-    """From 20 steps of balance at random to 400 of 500, and from -1200 to a swing-up that stays up; two seeds."""
-    settings, config = classic_control.RUNS[label]
-    once = {"eval_every": settings.steps, "tensorboard": False, "workdir": str(tmp_path), "seeds": 2}
-    result = online.run(dataclasses.replace(settings, **once), config)
-    score = result["scores"]["return"]["last"]["mean"]
-    solved = {"CartPole-v1": 400, "Pendulum-v1": -250}
-    assert score > solved[settings.env]
+
+def test_every_agent_of_the_stored_runs_solves_its_task() -> None:
+    """Trained by the command in the file; judged again here, with the settings that it has now."""
+    stored = studies.load(STORED / log.RESULT)
+    assert list(stored["runs"]) == list(classic_control.RUNS)
+    for label, (settings, config) in classic_control.RUNS.items():
+        run = stored["runs"][label]
+        assert (run["env"], run["agent"]) == (settings.env, settings.agent)
+        chosen = {name: run["settings"][name] for name in ("head", "batch_size", "n_step", "utd")}
+        assert chosen == {name: getattr(settings, name) for name in chosen}
+        assert run["config"]["learning_rate"] == config.learning_rate
+    assert stored["claims"] == studies.judged(classic_control.claims(stored))
+    assert {row["verdict"] for row in stored["claims"]} == {studies.HOLDS} and len(stored["claims"]) == 7
+    text = (STORED / "table.md").read_text()
+    assert all(
+        line in text for line in (*classic_control.report(stored), *studies.claims_table(stored["claims"]))
+    )
+    stored["runs"]["td3"]["scores"]["return"]["last"]["per_seed"] -= 100
+    verdicts = [row["verdict"] for row in studies.judged(classic_control.claims(stored))]
+    assert verdicts == [studies.HOLDS] * 6 + [studies.FAILS]
 
 
 @pytest.mark.slow
@@ -44,9 +55,14 @@ def test_the_study_draws_every_environment_and_writes_a_table(
         if label in ("dqn, scalar", "td3")
     }
     monkeypatch.setattr(classic_control, "RUNS", few)
-    result = classic_control.run(classic_control.Settings(seeds=2, workdir=str(tmp_path)))
+    settings = classic_control.Settings(seeds=2, workdir=str(tmp_path / "runs"), out=str(tmp_path))
+    result = classic_control.run(settings)
     assert set(result["runs"]) == set(few) and result["runs"]["td3"]["env"] == "Pendulum-v1"
     for name in ("CartPole-v1.png", "Pendulum-v1.png", log.RESULT):
         assert (tmp_path / name).stat().st_size > 0
     rows = (tmp_path / "table.md").read_text().splitlines()
-    assert len(rows) == 4 and rows[2].startswith("| CartPole-v1 | dqn, scalar | ")
+    assert rows[2].startswith("| CartPole-v1 | dqn, scalar | ")
+    claims = [row["claim"] for row in result["claims"]]
+    assert claims[0] == "CartPole-v1, dqn, scalar: mean return above 400" and len(claims) == 2
+    monkeypatch.setattr(online, "run", lambda *_: pytest.fail("a finished run was trained again"))
+    np.testing.assert_equal(classic_control.run(settings)["runs"], result["runs"])
