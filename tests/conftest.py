@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def programs() -> Path:
-    """The folder of compiled programs, outside the checkout: one for each kind of processor, as they are native code."""
+    """The folder of compiled programs, outside the checkout; each kind of processor has one, as they are native."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
