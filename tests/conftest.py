@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import hashlib
 import os
+import platform
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,14 +15,66 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
+# XLA's older code generator for CPUs: it compiles these small programs in a third of the time.
+XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
+CACHE_BYTES = 2 * 2**30
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Through the environment, before JAX is imported, so that processes which tests start share it too.
-    if getattr(config, "cache", None) is not None:
-        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.cache.mkdir("jax")))
+    """Sets up the compiler, through the environment: processes that tests start, and xdist's workers, share it."""
+    if not hasattr(config, "workerinput"):
+        if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+            folder = programs()
+            folder.mkdir(parents=True, exist_ok=True)
+            trim(folder, CACHE_BYTES)
+            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    # Most programs here run for less time than XLA would take to optimise them.
-    os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        # Most programs here run for less time than XLA would take to optimise them.
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        if "XLA_FLAGS" not in os.environ and accepts(XLA_FLAGS):
+            os.environ["XLA_FLAGS"] = XLA_FLAGS
+    # Tracing makes many objects that live long, which the collector would visit again and again.
+    gc.set_threshold(100_000, 20, 100)
+
+
+def programs() -> Path:
+    """The folder of compiled programs, outside the checkout; each kind of processor has one, as they are native."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = [line for line in lines if line.startswith(("flags", "Features", "model name"))][:2]
+    processor = hashlib.sha256("".join([platform.machine(), *features]).encode()).hexdigest()[:12]
+    return home / "headway" / "jax" / processor
+
+
+def trim(folder: Path, limit: int) -> None:
+    """Deletes the programs that were not read for longest, until the rest takes at most ``limit`` bytes.
+
+    JAX can bound its cache itself, but then looks at every file whenever it adds one.
+    """
+    files = sorted(((path, path.stat()) for path in folder.iterdir()), key=lambda file: -file[1].st_atime)
+    total = 0
+    for path, stat in files:
+        total += stat.st_size
+        if total > limit:
+            path.unlink(missing_ok=True)
+
+
+def accepts(flags: str) -> bool:
+    """Whether XLA knows the flags: it ends the process where it does not."""
+    start = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.make_cpu_client()"]
+    return subprocess.run(start, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forget_programs() -> Iterator[None]:
+    """Drops the compiled programs of a module after it, or a process would come to hold those of all."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(autouse=True)
