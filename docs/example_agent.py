@@ -5,9 +5,10 @@ import dataclasses
 import jax
 import optax
 
-from rl.agents.optimisers import Optimiser
-from rl.agents.state import descend, follow, start
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, start
 from rl.networks import mlp
+from rl.networks.layers import Architecture
 from rl.types import Learner, Spec
 from rl.values import losses
 from rl.values.heads import ValueHead
@@ -22,13 +23,19 @@ class Config:
     target_rate: float = 0.005  # Polyak step
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
+    network: Architecture = Architecture()  # of every network
+    value_optimiser: Adam = Adam()  # of the value
+    policy_optimiser: Adam = Adam()  # of the policy
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; any value head serves."""
-    value = mlp.state_value(head.size, config.hidden)
-    policy = mlp.behaviour_policy(spec, config.hidden)
-    optimisers = dict.fromkeys(("value", "policy"), optimiser(config.learning_rate))
+    value = mlp.state_value(head.size, config.hidden, architecture=config.network, spec=spec)
+    policy = mlp.behaviour_policy(spec, config.hidden, config.network)
+    optimisers = {
+        "value": build(config.value_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+    }
 
     def init(key, batch):
         networks = {"value": value, "policy": policy}
@@ -44,7 +51,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             value_loss = head.loss(value.apply(params["value"], batch.observation), target).mean()
-            log_prob = policy.apply(params["policy"], batch.observation).log_prob(batch.action)
+            log_prob = policy.apply(params["policy"], batch.observation, key=key).log_prob(batch.action)
             policy_loss = -(losses.awr_weight(advantage, config.temperature) * log_prob).mean()
             return value_loss + policy_loss, {"value_loss": value_loss, "policy_loss": policy_loss}
 
@@ -55,4 +62,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def act(state, observation, key):
         return policy.apply(state.params["policy"], observation).mode()
 
-    return Learner(init, update, act)
+    return augmented(Learner(init, update, act), spec, config.network)

@@ -112,11 +112,11 @@ def with_fields(config: T, given: dict[str, Any]) -> T:
             hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
             raise ValueError(f"{type(config).__module__} has no setting {name!r}{hint}")
         elif nested:
-            parts.setdefault(outer, {})[inner] = value
+            parts.setdefault(outer, {})[inner] = _convert(name, value, _field(config, name))
         else:
             converted[name] = _convert(name, value, getattr(config, name))
-    for name, part in parts.items():
-        converted[name] = with_fields(getattr(config, name), part)
+    for outer, part in parts.items():
+        converted[outer] = with_fields(getattr(config, outer), part)
     return dataclasses.replace(config, **converted)  # type: ignore[type-var]
 
 
@@ -183,11 +183,14 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
         return str(error)
     group = error.flagname.rpartition(".")[0]  # "agent", "agent.network", or nothing
     known = [name for name in values if name.rpartition(".")[0] == group]
-    if not known:  # no such group: what is nearest among all that are the agent's
-        known = [name for name in values if name.partition(".")[0] == group.partition(".")[0]]
-    near = difflib.get_close_matches(error.flagname, known, n=1, cutoff=0.7 if group else 0.6)
+    if not known:  # no such group: what is nearest among all that the first word has
+        group = group.partition(".")[0]
+        known = [name for name in values if name.startswith(group + ".")]
+    # Without the group, which all have in common and which would make any two of them alike.
+    last = {name.removeprefix(group + "."): name for name in known}
+    near = difflib.get_close_matches(error.flagname.removeprefix(group + "."), last, n=1)
     if near:
-        return f"unknown flag --{error.flagname}: did you mean --{near[0]}?"
+        return f"unknown flag --{error.flagname}: did you mean --{last[near[0]]}?"
     listed = f": there are {', '.join('--' + name for name in known)}" if group and known else ""
     return f"unknown flag --{error.flagname}{listed}"
 
@@ -201,6 +204,11 @@ def _agent(argv: Sequence[str], default: str) -> str:
         elif word.startswith(("--agent=", "-agent=")):
             name = word.partition("=")[2]
     return name
+
+
+def _field(config: Any, name: str) -> Any:
+    """The value of ``network.activation``, say."""
+    return functools.reduce(getattr, name.split("."), config)
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:

@@ -25,7 +25,9 @@ from absl import flags as absl_flags
 from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
 from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
+from rl.agents.optimisers import Adam
 from rl.data import DataError
+from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
 from rl.replay.dataset import value_bounds
 from rl.replay.transform import Transform
@@ -174,6 +176,8 @@ def parse(*argv: str) -> absl_flags.FlagValues:
             for script in (classic_control, language, model_based, offline, online, quickstart)
         ),
         *(module.Config for module in (*agents.AGENTS.values(), *language.AGENTS.values())),
+        Adam,
+        Architecture,
     ],
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
 )
@@ -199,6 +203,31 @@ def test_flags_arrive_with_their_types() -> None:
     assert own == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
 
 
+def test_flags_reach_the_settings_of_networks_and_optimisers() -> None:
+    values = parse(
+        "--agent.network.activation=gelu",
+        "--agent.policy_optimiser.warm_up=5",
+        "--agent.value_optimiser.clip=1",
+    )
+    chosen, plain = flags.read(iql.Config(), "agent.", values), iql.Config()
+    assert chosen == dataclasses.replace(
+        plain,
+        network=dataclasses.replace(plain.network, activation="gelu"),
+        policy_optimiser=dataclasses.replace(plain.policy_optimiser, warm_up=5),
+        value_optimiser=dataclasses.replace(plain.value_optimiser, clip=1.0),
+    )
+    assert flags.given(iql.Config(), "agent.", values) == {
+        "network.activation": "gelu",
+        "policy_optimiser.warm_up": 5,
+        "value_optimiser.clip": 1.0,
+    }
+    assert flags.with_fields(plain, dataclasses.asdict(chosen)) == chosen  # what a run's card holds
+    dotted = {"network.dropout": 0.1, "network": {"activation": "tanh"}, "hidden": [8]}
+    of_file = flags.with_fields(plain, dotted)
+    assert (of_file.network.dropout, of_file.network.activation, of_file.hidden) == (0.1, "tanh", (8,))
+    assert of_file.network.initialiser == plain.network.initialiser
+
+
 def test_defaults_are_what_parsing_nothing_gives() -> None:
     values = parse()
     assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
@@ -211,6 +240,9 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--agnt=iql"], "did you mean --agent?"),
         (["--agent.expectil=0.9"], "did you mean --agent.expectile?"),
         (["--agent=cql", "--agent.expectile=0.9"], "--agent.expectile: there are --agent.discount, "),
+        (["--agent.network.activatoin=gelu"], "did you mean --agent.network.activation?"),
+        (["--agent.netwrk.activation=gelu"], "did you mean --agent.network.activation?"),
+        (["--agent.network.width=3"], "--agent.network.width: there are --agent.network.activation, "),
         (["--agent=iqll"], "did you mean 'iql'"),
         (["--agent", "rebrak"], "did you mean 'rebrac'"),
         (["--agent=no.such.module"], "No module named 'no'"),
@@ -242,6 +274,24 @@ def test_a_mistyped_command_ends_with_the_nearest_right_one(
 def test_wrong_values_from_a_file_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         flags.with_fields(offline.Settings(), given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"network.activatoin": "gelu"},
+            "no setting 'network.activatoin': did you mean 'network.activation'?",
+        ),
+        ({"network": {"dropot": 0.1}}, "no setting 'dropot': did you mean 'dropout'?"),
+        ({"network": "gelu"}, "no setting 'network'"),
+        ({"network.dropout": "much"}, "network.dropout must be of type float, not 'much'"),
+        ({"network.activation": "relo"}, "network.activation='relo': did you mean 'relu'?"),
+    ],
+)
+def test_wrong_settings_of_networks_from_a_file_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")):
+        flags.with_fields(iql.Config(), given)
 
 
 @pytest.mark.parametrize("value", ["8,x", [8, 2.5, "a"], 8])

@@ -23,9 +23,7 @@ SCHEDULES = ("constant", "cosine")
 class Adam:
     """Settings of one network's optimiser; the learning rate is the agent's own."""
 
-    schedule: str = (
-        "constant"  # of the learning rate: constant, or cosine, which falls to 0 over decay_updates
-    )
+    schedule: str = "constant"  # of the learning rate: constant or cosine, which falls to 0
     decay_updates: int = 1_000_000  # length of the cosine, with its warm-up; beyond it nothing moves
     warm_up: int = 0  # updates over which the learning rate rises from 0
     clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any

@@ -24,9 +24,7 @@ class Config:
     discount: float = 0.99  # gamma
     variant: str = "h"  # h, rho or var
     weight: float = 5.0  # w
-    target_gap: float = (
-        0.0  # tau of the Lagrange version, for weight times gap (paper: 5 or 10); 0 turns it off
-    )
+    target_gap: float = 0.0  # tau of the Lagrange version, in units of weight times gap; 0 turns it off
     samples: int = 10  # actions per proposal (continuous actions)
     backup_entropy: bool = False  # entropy in the target (continuous actions)
     max_backup: bool = False  # best of `samples` next actions in the target (continuous actions)
