@@ -46,9 +46,7 @@ class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
-    preset: str = (
-        "none"  # paper: published settings for the task's family, where known; a flag overrides; none
-    )
+    preset: str = "none"  # paper: published settings of the task's family, which flags override; or none
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze

@@ -356,7 +356,9 @@ def test_a_sweep_of_discounts_has_a_support_for_all(
     chosen = settings(tmp_path, agent="iql", head="two_hot", head_size=5, seeds=1, updates=1, eval_every=1)
     result = offline.run(chosen, config(discount=0.5), {"discount": [0.9, 0.999]})
     assert result["support"] == (min(low), max(high))
-    assert f"the support of all 2 discounts is [{min(low):g}, {max(high):g}]" in capsys.readouterr().err
+    assert (
+        f"the support of all 2 runs of the sweep is [{min(low):g}, {max(high):g}]" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import model_based, train
+from rl import keys, model_based, train
 from rl.agents import mobile, sac_n
 from rl.dynamics import base, ensemble, termination
 from rl.dynamics.rollout import Rollouts
@@ -113,7 +113,7 @@ def test_real_data_alone_is_the_plain_offline_loop_bit_for_bit() -> None:
     learner, data = sac(), jax.device_put(logged())
     carry, _ = run(loop(change(real=1.0), learner), 2, data)
     plain = jax.jit(train.scan_updates(learner.update, replay.sampler(20), 5))
-    state = jax.jit(learner.init)(KEY, replay.take(data, jnp.arange(2)))
+    state = jax.jit(learner.init)(keys.of(KEY, "init"), replay.take(data, jnp.arange(2)))
     for _ in range(2):
         state, _ = plain(state, data, KEY)
     jax.tree.map(np.testing.assert_array_equal, carry.learner, state)
@@ -282,7 +282,7 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     batch = marked()
     state = learner.init(KEY, batch)
     # Target critics that differ from the others tell which of them were asked; these are less flat.
-    state = state._replace(target=jax.tree.map(lambda x: 5 * x, state.target))
+    state = state._replace(target=jax.tree.map(lambda x: 10 * x, state.target))
     _, metrics = doubted.update(state, batch, KEY)
     noise_key, action_key = jax.random.split(jax.random.split(KEY)[0])
     noise = jax.random.normal(noise_key, (4, 1, 12, 2))[:, 0]
