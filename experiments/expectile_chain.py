@@ -152,7 +152,7 @@ def fixed_point(dataset: Dataset) -> np.ndarray:
     value, change = np.zeros(STATES), np.inf
     while change > 1e-10:
         total = np.zeros((STATES, 2))
-        target = steps.reward + CONFIG.discount * steps.discount * value[following]
+        target = steps.reward + CONFIG.discount * steps.discount.astype(float) * value[following]
         np.add.at(total, (state, steps.action), target)
         after = expectile(total / np.maximum(count, 1), count, CONFIG.expectile)
         change, value = np.abs(after - value).max(), after
