@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import model_based, train
+from rl import keys, model_based, train
 from rl.agents import mobile, sac_n
 from rl.dynamics import base, ensemble, termination
 from rl.dynamics.rollout import Rollouts
@@ -112,7 +112,7 @@ def test_real_data_alone_is_the_plain_offline_loop_bit_for_bit() -> None:
     learner, data = sac(), jax.device_put(logged())
     carry, _ = run(loop(change(real=1.0), learner), 2, data)
     plain = jax.jit(train.scan_updates(learner.update, replay.sampler(20), 5))
-    state = jax.jit(learner.init)(KEY, replay.take(data, jnp.arange(2)))
+    state = jax.jit(learner.init)(keys.of(KEY, "init"), replay.take(data, jnp.arange(2)))
     for _ in range(2):
         state, _ = plain(state, data, KEY)
     jax.tree.map(np.testing.assert_array_equal, carry.learner, state)
