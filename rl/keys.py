@@ -29,7 +29,15 @@ import numpy as np
 from rl.types import Key
 
 PURPOSES = (
-    *("act", "dynamics", "evaluate", "fitted_q", "init", "rollout", "seed", "untrained_dynamics", "update"),
+    "act",
+    "dynamics",
+    "evaluate",
+    "fitted_q",
+    "init",
+    "rollout",
+    "seed",
+    "untrained_dynamics",
+    "update",
 )
 
 
@@ -41,19 +49,15 @@ def of(key: Key, purpose: str) -> Key:
     """
     if purpose not in PURPOSES:
         raise ValueError(f"unknown purpose {purpose!r}: known are {', '.join(PURPOSES)}")
-    # A number that no counter reaches, and that stays when purposes are added.
-    return numbered(key, np.uint32(zlib.crc32(purpose.encode())))
+    # A number that no counter reaches, and that stays the same when purposes are added.
+    number = np.uint32(zlib.crc32(purpose.encode()))
+    fold = lambda key: jax.random.fold_in(key, number)
+    for _ in range(key.ndim):
+        fold = jax.vmap(fold)
+    return fold(key)
 
 
 def seeds(root: Key, count: int) -> Key:
     """Keys [count] of the seeds 0, 1, ... of a run with the key ``root`` []."""
     parent = of(root, "seed")
     return jax.vmap(lambda number: jax.random.fold_in(parent, number))(jnp.arange(count))
-
-
-def numbered(key: Key, number: int | np.integer | jax.Array) -> Key:
-    """`jax.random.fold_in` of each key in ``key`` [...] with one ``number``."""
-    fold = lambda key: jax.random.fold_in(key, number)
-    for _ in range(key.ndim):
-        fold = jax.vmap(fold)
-    return fold(key)

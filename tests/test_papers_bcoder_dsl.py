@@ -59,7 +59,7 @@ def test_half_of_a_batch_is_of_programs_that_passed(problems: list[Problem]) -> 
     everything = study.rows(asked, texts, 30, verdicts, imitate=0.0)
     anchors, count = study.passing(study.rows(asked, texts, 30, verdicts), verdicts)
     assert count == 8
-    batch = study.halves(400)(((anchors, count), everything), jax.random.key(0))
+    batch = study.halves(400)(((anchors, count), everything), jax.random.key(0), 0)
     length = np.asarray(batch.is_action.sum(1)) - 2
     passed = np.flatnonzero(verdicts == Verdict.PASSED)
     assert set(length[:200].tolist()) == set(passed.tolist())
