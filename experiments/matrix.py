@@ -79,6 +79,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
                 dataset=task,
                 data_folder=str(data),
                 normalize_observations=True,
+                validation=False,
                 head=head,
                 head_size=SIZES[head],
                 seeds=settings.seeds,
