@@ -57,6 +57,7 @@ class Problem(NamedTuple):
     transform: Transform
     support: tuple[float, float]  # values that a categorical head must represent
     head: ValueHead
+    validation: Dataset | None = None  # held-out data, transformed
 
 
 def problem(
@@ -67,6 +68,7 @@ def problem(
     reward_shift: float = 0.0,
     *,
     normalize_observations: bool = False,
+    validation: bool = False,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
@@ -75,12 +77,14 @@ def problem(
       configs: hyper-parameters of all agents that are trained together; the support is wide enough for each.
       target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
       reward_scale, reward_shift, normalize_observations: as `rl.replay.transform.fit` takes them.
+      validation: whether held-out data are read, where there are any.
     """
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
         clip_actions=settings.clip_actions,
         environment=settings.environment or None,
+        validation=validation,
     )
     seen = transform.fit(
         loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
@@ -94,7 +98,8 @@ def problem(
             f"the support of all {len(configs)} runs of the sweep is [{support[0]:g}, {support[1]:g}]",
             file=sys.stderr,
         )
-    return Problem(loaded, dataset, seen, support, head)
+    held_out = transform.apply(seen, loaded.validation) if loaded.validation else None
+    return Problem(loaded, dataset, seen, support, head, held_out)
 
 
 def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:

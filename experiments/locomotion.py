@@ -26,7 +26,7 @@ OFFLINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bc": ({}, {}),
     "iql": ({"reward_scale": "return_range"}, {}),
     "td3_bc": ({"normalize_observations": True}, {}),
-    "rebrac": ({}, {}),
+    "rebrac": ({"batch_size": 1024}, {}),
     "cql": ({}, {"samples": 4}),
     "edac": ({}, {"critics": 10}),
 }

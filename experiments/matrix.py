@@ -109,6 +109,7 @@ def train(
         dataset=task,
         data_folder=str(data),
         normalize_observations=True,
+        validation=False,
         head=head,
         head_size=SIZES[head],
         seeds=settings.seeds,

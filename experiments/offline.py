@@ -30,7 +30,7 @@ from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
 from rl.replay import transform
-from rl.types import Key, Learner, Spec, State
+from rl.types import Key, Learner, Metrics, Spec, State, Transition
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -41,12 +41,15 @@ _IDENTITY = (
 )
 
 
+_VALIDATION = 10  # batches of held-out data
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
-    preset: str = "none"  # paper: published settings of the task's family, which flags override; or none
+    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
@@ -61,6 +64,7 @@ class Settings(common.Data, common.Head, common.Folder):
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
     robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
+    validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
@@ -117,6 +121,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         scorer(settings, task, population, common.discount(config), len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
+        validate = validator(settings, config, sweep, task, mesh, world)
         epochs = train.epochs(
             shard.over_mesh(population.epoch, mesh),
             start.tree["state"],
@@ -126,7 +131,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         )
         for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
             step = number * settings.eval_every
-            session.write(step, score(state, number), report)
+            session.write(step, score(state, number) | validate(state), report)
             session.keep(step, {"state": state, "dynamics": world})
         return session.finish(
             source=task.loaded.source, note=task.loaded.note, environment=task.loaded.environment
@@ -158,6 +163,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
         settings.reward_shift,
         normalize_observations=settings.normalize_observations,
+        validation=settings.validation,
     )
 
 
@@ -218,8 +224,9 @@ def learners(
     task: Problem,
     mesh: jax.sharding.Mesh,
     world: ensemble.Model | None = None,
+    wrap: Callable[[Learner], Learner] = lambda learner: learner,
 ) -> tuple[train.Population, Key]:
-    """All variants times all seeds as one population, and their keys."""
+    """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
     module = agents.get(settings.agent)
 
     def make(config: Any) -> Learner:
@@ -236,7 +243,7 @@ def learners(
         )
 
     population = train.population(
-        make,
+        lambda config: wrap(make(config)),
         config,
         shard.data_parallel(replay.sampler(settings.batch_size), mesh),
         settings.eval_every,
@@ -250,6 +257,42 @@ def learners(
     # Seed i has the same key in every variant and however many seeds run beside it.
     seeds = np.tile(np.arange(settings.seeds), variants)
     return population, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
+
+
+def validator(
+    settings: Settings,
+    config: Any,
+    sweep: Mapping[str, list[float]],
+    task: Problem,
+    mesh: jax.sharding.Mesh,
+    world: ensemble.Model | None = None,
+) -> Callable[[State], dict[str, np.ndarray]]:
+    """A function of the state -> {"validation/...": [S]}: the metrics of training on held-out data, without training.
+
+    They are means over `_VALIDATION` batches; nothing where nothing is held out.
+    """
+    if task.validation is None:
+        return lambda state: {}
+
+    def frozen(learner: Learner) -> Learner:
+        def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+            return state._replace(step=state.step + 1), learner.update(state, batch, key)[1]
+
+        return learner._replace(update=update)
+
+    batches = dataclasses.replace(settings, eval_every=_VALIDATION)
+    population, run_keys = learners(batches, config, sweep, task, mesh, world, frozen)
+    epoch = jax.jit(shard.over_mesh(population.epoch, mesh))
+    held_out, placed = (
+        shard.place(task.validation, mesh),
+        shard.place_keys(keys.of(run_keys, "validate"), mesh),
+    )
+
+    def validate(state: State) -> dict[str, np.ndarray]:
+        _, report = epoch(state, held_out, placed)
+        return {f"validation/{name}": value for name, value in report.metrics.items()}
+
+    return validate
 
 
 @contextmanager

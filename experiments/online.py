@@ -59,7 +59,7 @@ class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "sac"  # sac, td3, dqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
-    preset: str = "none"  # paper: published settings of the task's family, which flags override; or none
+    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it

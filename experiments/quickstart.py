@@ -60,6 +60,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 dataset=TASK,
                 data_folder=str(workdir / "data"),
                 normalize_observations=True,
+                validation=False,
                 head="hl_gauss",
                 seeds=settings.seeds,
                 seed=settings.seed,

@@ -66,25 +66,36 @@ TASKS = [(name, task) for name in FILES for task in ("", "-task1")]
 def test_equals_the_ogbench_loader(name, task, tmp_path):
     package = pytest.importorskip("ogbench")
     episodes = 200
-    for suffix in ("", "-val"):
-        write(tmp_path / f"{name}{suffix}.npz", episodes=episodes, **FILES[name])
+    for seed, suffix in enumerate(("", "-val")):
+        write(tmp_path / f"{name}{suffix}.npz", episodes=episodes, seed=seed, **FILES[name])
     asked = f"{name.removesuffix('-v0')}-singletask{task}-v0"
-    env, theirs, _ = package.make_env_and_datasets(asked, dataset_path=str(tmp_path / f"{name}.npz"))
+    env, theirs, their_validation = package.make_env_and_datasets(
+        asked, dataset_path=str(tmp_path / f"{name}.npz")
+    )
     env.close()
-    loaded = data.load(asked, folder=tmp_path)
-    transitions, last = loaded.dataset
-    for found, expected in (
-        (transitions.observation, theirs["observations"]),
-        (transitions.action, theirs["actions"]),
-        (transitions.next_observation, theirs["next_observations"]),
-        (transitions.reward, theirs["rewards"]),
-        (transitions.discount, theirs["masks"]),
-        (last, theirs["terminals"]),
-    ):
-        np.testing.assert_array_equal(found, expected)
-    assert len(np.unique(transitions.reward)) > 1  # or the comparison would show nothing
+    loaded = data.load(asked, folder=tmp_path, validation=True)
+    for ours, published in ((loaded.dataset, theirs), (loaded.validation, their_validation)):
+        transitions, last = ours
+        for found, expected in (
+            (transitions.observation, published["observations"]),
+            (transitions.action, published["actions"]),
+            (transitions.next_observation, published["next_observations"]),
+            (transitions.reward, published["rewards"]),
+            (transitions.discount, published["masks"]),
+            (last, published["terminals"]),
+        ):
+            np.testing.assert_array_equal(found, expected)
+        assert len(np.unique(transitions.reward)) > 1  # or the comparison would show nothing
     assert loaded.environment == env.spec.id
     assert loaded.note == ""
+
+
+def test_held_out_data_are_read_where_they_are_asked_for_and_lie_beside(tmp_path):
+    path = write(tmp_path / "mine.npz")
+    assert data.load(str(path), validation=True).validation is None
+    write(tmp_path / "mine-val.npz", seed=1)
+    assert data.load(str(path)).validation is None
+    assert data.load(str(path)).digest == data.load(str(path), validation=True).digest
 
 
 def test_next_actions_are_those_of_the_file(tmp_path):

@@ -27,7 +27,11 @@ from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError
+<<<<<<< HEAD
 from rl.networks.layers import Architecture
+=======
+from rl.networks import mlp
+>>>>>>> w-lifecycle
 from rl.programs.pool import IsolationError
 from rl.replay.dataset import value_bounds
 from rl.replay.transform import Transform
@@ -464,6 +468,31 @@ def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict
     assert result["scores"].keys() == {"return", "success", "final_success"}
     assert returned["scores"]["return"]["last"]["mean"] == result["scores"]["return"]["last"]["mean"]
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_losses_on_held_out_data_are_logged_and_nobody_trains_on_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Held out is one row, so that every batch of it has the same loss."""
+    loaded = data.load("synthetic-continuous")
+    row = jax.tree.map(lambda x: x[:1], loaded.dataset)
+    both = {True: loaded._replace(validation=row), False: loaded}
+    monkeypatch.setattr(data, "load", lambda *_, validation, **__: both[validation])
+    for name in ("with", "without"):
+        chosen = settings(tmp_path / name, agent="bc", reward_scale="2", validation=name == "with")
+        offline.run(chosen, config("bc"))
+    one, other = state(tmp_path / "with", 6), state(tmp_path / "without", 6)
+    assert all(value.tobytes() == other[name].tobytes() for name, value in one.items())
+    assert "validation/policy_loss" not in log.read(tmp_path / "without")[-1]
+    params = checkpoint.nested(
+        {name: value for name, value in one.items() if name.startswith("state/params")}
+    )
+    policy = mlp.behaviour_policy(loaded.spec, (8, 8))
+    likelihood = jax.vmap(
+        lambda own: policy.apply(own, row.transitions.observation).log_prob(row.transitions.action)
+    )
+    expected = -likelihood(params["state"]["params"]["policy"])[:, 0]
+    np.testing.assert_allclose(log.read(tmp_path / "with")[-1]["validation/policy_loss"], expected, rtol=1e-5)
 
 
 def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Path) -> None:

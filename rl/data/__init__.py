@@ -22,6 +22,7 @@ def load(
     folder: str | Path | None = None,
     clip_actions: bool = False,
     environment: str | None = None,
+    validation: bool = False,
 ) -> Loaded:
     """The dataset called ``name``: one of `names`, or a file.
 
@@ -36,6 +37,7 @@ def load(
         folder: where named files are, if not where their own packages keep them.
         clip_actions: clip actions that lie outside their box; without it they are an error.
         environment: to evaluate in, if not the dataset's own.
+        validation: read what was published beside it as held-out data, too, if it is there (OGBench's -val.npz).
 
     Raises:
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
@@ -48,7 +50,13 @@ def load(
     if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
         return d4rl.load(name, folder=folder, clip_actions=clip_actions, environment=environment)
     if ogbench.known(name) or name.endswith(".npz"):
-        return ogbench.load(name, folder=folder, clip_actions=clip_actions, environment=environment)
+        return ogbench.load(
+            name,
+            folder=folder,
+            clip_actions=clip_actions,
+            environment=environment,
+            validation=validation,
+        )
     if name in synthetic.NAMES:
         result = synthetic.load(name)
         return result._replace(environment=environment) if environment else result

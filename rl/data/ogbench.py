@@ -18,6 +18,7 @@ import numpy as np
 
 from rl.data import download
 from rl.data.steps import DataError, Loaded, finite, from_steps, loaded, require
+from rl.replay.dataset import Dataset
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 _CACHE = "~/.ogbench/data"
@@ -74,6 +75,7 @@ def load(
     folder: str | Path | None = None,
     clip_actions: bool = False,
     environment: str | None = None,
+    validation: bool = False,
 ) -> Loaded:
     """An OGBench dataset by its name, or any file in its layout by path.
 
@@ -92,6 +94,7 @@ def load(
         folder: where to look first, and to download to.
         clip_actions: clip actions to [-1, 1] rather than refuse values outside.
         environment: to evaluate in and to take the rewards of, instead of the one that the name implies.
+        validation: read the held-out trajectories in ``<dataset>-val.npz``, too, where that file lies beside it.
 
     Raises:
         DataError: the file cannot be had or is not usable; see `rl.data.steps.from_steps`.
@@ -109,14 +112,32 @@ def load(
         source = f"{_origin(path) if published else 'OGBench layout'}: {path.name}"
     if not path.is_file():
         raise DataError(f"there is no file {path}")
-    download.verify(path)
     environment = environment or implied
+    held_out = path.with_name(f"{path.stem}-val.npz")
+    return loaded(
+        _dataset(path, environment, clip_actions),
+        environment=environment,
+        source=source,
+        note="" if _has_task(environment) else _NO_REWARDS,
+    )._replace(
+        validation=_dataset(held_out, environment, clip_actions)
+        if validation and held_out.is_file()
+        else None
+    )
+
+
+def _has_task(environment: str | None) -> bool:
+    return environment is not None and "singletask" in environment
+
+
+def _dataset(path: Path, environment: str | None, clip_actions: bool) -> Dataset:
+    """The steps in a file, with the rewards of the environment's task."""
+    download.verify(path)
     arrays = _read(path)
     steps = {"rewards": np.zeros(len(arrays["observations"]), np.float32)}
-    note = _NO_REWARDS
-    if environment is not None and "singletask" in environment:
-        steps, note = _label(arrays, environment, str(path)), ""
-    dataset = from_steps(
+    if environment is not None and _has_task(environment):
+        steps = _label(arrays, environment, str(path))
+    return from_steps(
         observations=arrays["observations"],
         actions=arrays["actions"],
         terminals=np.zeros(len(arrays["observations"]), bool),
@@ -126,7 +147,6 @@ def load(
         actions_outside="clip" if clip_actions else "error",
         **steps,
     )
-    return loaded(dataset, environment=environment, source=source, note=note)
 
 
 def _with_task(name: str, task: str) -> str:

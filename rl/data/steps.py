@@ -33,6 +33,7 @@ class Loaded(NamedTuple):
     digest: str  # `digest(dataset)`
     source: str  # who made the data
     note: str = ""  # what to know before using it: why there is no environment, that there are no rewards
+    validation: Dataset | None = None  # held out by whoever published the data, where asked for
 
 
 def from_steps(
