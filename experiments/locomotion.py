@@ -6,18 +6,19 @@
 The data are regenerated (`rl.data.recipes.locomotion`): other policies, on gymnasium's -v5. A published number beside
 ours is therefore the number of another dataset, and here it is one of a hundredth of the training, with smaller
 networks and one setting of each agent for all tiers (published: up to one each). Scores are normalised by D4RL's
-references. Finished runs are not run again.
+references. Finished runs are not run again unless their code or settings change.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from experiments import model_based, offline, studies
-from rl import agents, log, plot
+from rl import agents, plot
 from rl.data import d4rl, recipes
 
 # What each agent's authors do to data or weights, one setting for all tiers; but CQL draws 4 actions of each kind
@@ -31,92 +32,6 @@ OFFLINE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "edac": ({}, {"critics": 10}),
 }
 MODEL_BASED = ("base", "mopo", "ravl")
-
-# Normalised scores on D4RL's -v2 files after 1M updates, mean and deviation over seeds: the last scores in CORL's
-# README (Tarasov et al. 2023); MOPO's from OfflineRL-Kit's. Those of RAVL and its base are published as pictures only.
-PUBLISHED: dict[str, dict[str, tuple[float, float]]] = {
-    "halfcheetah-medium": {
-        "bc": (42.40, 0.19),
-        "td3_bc": (48.10, 0.18),
-        "cql": (47.04, 0.22),
-        "iql": (48.31, 0.22),
-        "rebrac": (64.04, 0.68),
-        "edac": (67.70, 1.04),
-        "mopo": (72.4, 4.2),
-    },
-    "halfcheetah-medium-replay": {
-        "bc": (35.66, 2.33),
-        "td3_bc": (44.84, 0.59),
-        "cql": (45.04, 0.27),
-        "iql": (44.46, 0.22),
-        "rebrac": (51.18, 0.31),
-        "edac": (62.06, 1.10),
-        "mopo": (72.1, 3.8),
-    },
-    "halfcheetah-medium-expert": {
-        "bc": (55.95, 7.35),
-        "td3_bc": (90.78, 6.04),
-        "cql": (95.63, 0.42),
-        "iql": (94.74, 0.52),
-        "rebrac": (103.80, 2.95),
-        "edac": (104.76, 0.64),
-        "mopo": (83.6, 12.5),
-    },
-    "hopper-medium": {
-        "bc": (53.51, 1.76),
-        "td3_bc": (60.37, 3.49),
-        "cql": (59.08, 3.77),
-        "iql": (67.53, 3.78),
-        "rebrac": (102.29, 0.17),
-        "edac": (101.70, 0.28),
-        "mopo": (62.8, 38.1),
-    },
-    "hopper-medium-replay": {
-        "bc": (29.81, 2.07),
-        "td3_bc": (64.42, 21.52),
-        "cql": (95.11, 5.27),
-        "iql": (97.43, 6.39),
-        "rebrac": (94.98, 6.53),
-        "edac": (99.66, 0.81),
-        "mopo": (92.7, 20.7),
-    },
-    "hopper-medium-expert": {
-        "bc": (52.30, 4.01),
-        "td3_bc": (101.17, 9.07),
-        "cql": (99.26, 10.91),
-        "iql": (107.42, 7.80),
-        "rebrac": (109.45, 2.34),
-        "edac": (105.19, 10.08),
-        "mopo": (74.6, 44.2),
-    },
-    "walker2d-medium": {
-        "bc": (63.23, 16.24),
-        "td3_bc": (82.71, 4.78),
-        "cql": (80.75, 3.28),
-        "iql": (80.91, 3.17),
-        "rebrac": (85.82, 0.77),
-        "edac": (93.36, 1.38),
-        "mopo": (84.1, 3.2),
-    },
-    "walker2d-medium-replay": {
-        "bc": (21.80, 10.15),
-        "td3_bc": (85.62, 4.01),
-        "cql": (73.09, 13.22),
-        "iql": (82.15, 3.03),
-        "rebrac": (84.25, 2.25),
-        "edac": (87.10, 2.78),
-        "mopo": (85.9, 5.3),
-    },
-    "walker2d-medium-expert": {
-        "bc": (98.96, 15.98),
-        "td3_bc": (110.03, 0.36),
-        "cql": (109.56, 0.39),
-        "iql": (111.72, 0.86),
-        "rebrac": (111.86, 0.43),
-        "edac": (114.75, 0.74),
-        "mopo": (108.2, 4.3),
-    },
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +50,7 @@ class Settings:
     seed: int = 0  # of data and agents
     workdir: str = "runs/locomotion"  # data and runs
     out: str = "results/locomotion"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -144,7 +60,7 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown agent or dataset, or settings that a run refuses.
     """
     check(settings)
-    cells, tiers = [], {}
+    variants, tiers = {}, {}
     for name in settings.datasets.split(","):
         data = recipes.collect(
             name,
@@ -154,15 +70,19 @@ def run(settings: Settings) -> dict[str, Any]:
         )
         tiers[name] = d4rl.recorded(data)["normalized_return_d4rl"]
         for agent in settings.agents.split(","):
-            cells.append(_cell(settings, name, data, agent))
-            result = {
-                **log.provenance(),
-                "settings": dataclasses.asdict(settings),
-                "data_scores": tiers,
-                "cells": cells,
-            }
-            write(Path(settings.out), result)
-    return result
+            variants[f"{name}, {agent}"] = studies.Variant(
+                functools.partial(train, settings, name, data, agent),
+                {**studies.chosen(settings, "datasets", "agents"), "agent": OFFLINE.get(agent)},
+            )
+
+    def write() -> dict[str, Any]:
+        cells = list(studies.recall(settings.workdir, variants).outcomes.values())
+        result = studies.finish(settings, {"data_scores": tiers, "cells": cells}, report)
+        draw(Path(settings.out), result)
+        return result
+
+    studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite, each=write)
+    return write()
 
 
 def check(settings: Settings) -> None:
@@ -174,7 +94,7 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--updates={settings.updates} must be a multiple of 4, the number of evaluations")
 
 
-def _cell(settings: Settings, name: str, data: Path, agent: str) -> dict[str, Any]:
+def train(settings: Settings, name: str, data: Path, agent: str, work: studies.Work) -> dict[str, Any]:
     """One agent on one dataset."""
     common: dict[str, Any] = {
         "agent": agent,
@@ -182,7 +102,7 @@ def _cell(settings: Settings, name: str, data: Path, agent: str) -> dict[str, An
         "seeds": settings.seeds,
         "seed": settings.seed,
         "eval_episodes": settings.eval_episodes,
-        "workdir": str(Path(settings.workdir) / name / agent),
+        "workdir": str(work.folder),
     }
     if agent in MODEL_BASED:
         per_epoch = min(1000, settings.updates // 4)
@@ -209,7 +129,7 @@ def _cell(settings: Settings, name: str, data: Path, agent: str) -> dict[str, An
             offline.Settings(**common, **of_run, updates=settings.updates, eval_every=settings.updates // 4),
             agents.get(agent).Config(**of_agent, hidden=settings.hidden),
         )
-    task = name.removesuffix("-regen-v5")
+    work.progress(1)
     return {
         "agent": agent,
         "dataset": name,
@@ -218,19 +138,14 @@ def _cell(settings: Settings, name: str, data: Path, agent: str) -> dict[str, An
             score: {which: result["scores"][score][which] for which in ("last", "best")}
             for score in ("return", "normalized_return")
         },
-        "published": PUBLISHED.get(task, {}).get(agent),
     }
 
 
-def write(folder: Path, result: dict[str, Any]) -> None:
-    """result.json, a figure for each dataset, and the table."""
-    studies.write(folder, result, table(result))
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """A figure for each dataset."""
     for name, score in result["data_scores"].items():
         bars = {"the data": (score, float("nan"), float("nan"))} | {
-            cell["agent"]: (
-                cell["normalized_return"]["last"]["mean"],
-                *cell["normalized_return"]["last"]["ci95"],
-            )
+            cell["agent"]: studies.band(cell["normalized_return"]["last"])
             for cell in result["cells"]
             if cell["dataset"] == name
         }
@@ -239,9 +154,9 @@ def write(folder: Path, result: dict[str, Any]) -> None:
         )
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
-    settings = result["settings"]
+    settings, published = result["settings"], studies.published("locomotion")["scores"]
     yield "# Offline agents on regenerated locomotion tiers"
     yield ""
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
@@ -257,17 +172,13 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         yield ""
         yield f"## {name} (the data: {score:.1f})"
         yield ""
-        yield "| agent | last | best | published on D4RL's file |"
-        yield "|---|---|---|---|"
-        for cell in result["cells"]:
-            if cell["dataset"] != name:
-                continue
+        rows = []
+        for cell in (cell for cell in result["cells"] if cell["dataset"] == name):
             last, best = (cell["normalized_return"][which] for which in ("last", "best"))
-            published = "{:.1f} ± {:.1f}".format(*cell["published"]) if cell["published"] else "-"
-            low, high = last["ci95"]
-            yield (
-                f"| `{cell['agent']}` | {last['mean']:.1f} [{low:.1f}, {high:.1f}] | {best['mean']:.1f} | {published} |"
-            )
+            theirs = published.get(name.removesuffix("-regen-v5"), {}).get(cell["agent"])
+            beside = "{:.1f} ± {:.1f}".format(*theirs) if theirs else "-"
+            rows.append((f"`{cell['agent']}`", studies.between(last, ".1f"), f"{best['mean']:.1f}", beside))
+        yield from studies.table(("agent", "last", "best", "published on D4RL's file"), rows)
     run = {cell["agent"] for cell in result["cells"]}
     absent = [f"`{agent}`" for agent in (*OFFLINE, *MODEL_BASED) if agent not in run]
     tiers = [name for name in recipes.LOCOMOTION if name not in result["data_scores"]]

@@ -16,6 +16,7 @@ import json
 import shutil
 import sys
 import time
+import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -127,16 +128,20 @@ def chosen(settings: Any, *without: str) -> dict[str, Any]:
 def digest(name: str, variant: Variant) -> str:
     """A digest of a variant's settings and of the code of this project that it runs, without docstrings and comments.
 
-    The code is what its function needs of its own module, and of all modules that this imports the whole. Of the
+    The code is what its function, and functions that are given to it by a `functools.partial`, need of their own
+    module, and of all modules that this imports the whole. Of the
     study's report and figures, which need the outcome and not the other way round, nothing is in it.
     """
-    function = variant.train
+    function, functions = variant.train, []
     while isinstance(function, functools.partial):
+        functions += [given for given in function.args if isinstance(given, types.FunctionType)]
         function = function.func
-    module = function.__module__
-    if module == "__main__":
-        module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
-    code = _code(module, function.__qualname__.partition(".")[0])
+    code = {}
+    for one in (function, *functions):
+        module = one.__module__
+        if module == "__main__":
+            module = sys.modules["__main__"].__spec__.name  # type: ignore[union-attr]
+        code[f"{module}.{one.__qualname__}"] = _code(module, one.__qualname__.partition(".")[0])
     settings = json.loads(json.dumps(dict(variant.settings), default=str, sort_keys=True))
     return hashlib.sha256(json.dumps([name, settings, code], sort_keys=True).encode()).hexdigest()
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import ilql_maze as study
 from rl.envs import double_t_maze as maze
 from rl.envs.tabular import Episodes
@@ -140,7 +141,10 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["errors"].shape == (2, 16) and found["value"].shape == (2, 26)
     assert ((found["return"] >= -101) & (found["return"] <= study.OPTIMUM)).all()
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
-    assert stored["checks"].keys() == result["checks"].keys() and len(result["checks"]) == 2
+    assert stored["claims"] == result["claims"] and len(result["claims"]) == 2
+    monkeypatch.setattr(study, "cloner", lambda *_: pytest.fail("a finished variant was trained again"))
+    again = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
+    np.testing.assert_equal(again["parts"], result["parts"])
     assert "| BC, greedy |" in (tmp_path / "new" / "README.md").read_text()
     assert (tmp_path / "new" / "returns_published.png").exists()
 
@@ -166,19 +170,30 @@ def made_up(**last: float) -> dict[str, Any]:
     return {"corrected": found}
 
 
+def judged(parts: dict[str, Any]) -> list[dict[str, str]]:
+    return studies.judged(study.claims({"parts": parts}))
+
+
 def test_predictions_hold_or_do_not() -> None:
-    assert all(study.checks(made_up()).values())
-    failing = study.checks(made_up(BC=-40.0))
-    assert [claim for claim, holds in failing.items() if not holds] == [
-        "corrected: no kind of cloning gets half way to the optimum from -101",
+    assert {row["verdict"] for row in judged(made_up())} == {studies.HOLDS}
+    assert [row["claim"] for row in judged(made_up(BC=-40.0)) if row["verdict"] == studies.FAILS] == [
+        "corrected: no kind of cloning gets half way to the optimum from -101 (medians)",
         "corrected: MC's median return is above cloning's by 15",
     ]
     some = {name: own for name, own in made_up()["corrected"].items() if "c51" in name or "ILQL" not in name}
+    some["MC, scalar"] = made_up()["corrected"]["MC, scalar"]
     some["exact: ILQL, tau 0.8, beta 4"] = made_up()["corrected"]["exact: ILQL, tau 0.8, beta 4"]
-    assert [claim for claim in study.checks({"corrected": some}) if "c51" in claim or "head" in claim] == [
+    claims = [row["claim"] for row in judged({"corrected": some})]
+    assert [claim for claim in claims if "c51" in claim or "HL-Gauss" in claim] == [
         "corrected, c51: ILQL's median return (tau 0.8) is above MC's by 25",
         "corrected, c51: the setting that failed has a median return above -12",
     ]
+
+
+def test_the_stored_claims_are_those_of_the_stored_numbers() -> None:
+    for folder in ("", "c51_quantile"):
+        stored = studies.load(Path(__file__).parents[1] / "results/papers/ilql_maze" / folder / "result.json")
+        assert stored["claims"] == judged(stored["parts"]) and len(stored["claims"]) > 5
 
 
 def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:
@@ -191,15 +206,14 @@ def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:
     assert np.isnan(drawn[0]).all() and drawn[maze.CELLS[5]] == 5 and np.isfinite(drawn).sum() == 26
     result = {
         "command": "c", "wall_seconds": 1, "hardware": {"cores": 2}, "settings": dataclasses.asdict(TINY),
-        "parts": parts, "checks": {"a": True, "b": False},
+        "parts": parts,
     }  # fmt: skip
-    lines = list(study.table(result))
-    assert lines[-2:] == ["- yes: a", "- NO: b"]
+    lines = list(study.report(result))
     assert sum(line.startswith("| ILQL, tau 0.9, slow, hl_gauss |") for line in lines) == 2
 
 
 def test_wrong_settings_are_refused() -> None:
-    with pytest.raises(ValueError, match="--parts has all: choose from corrected, published"):
+    with pytest.raises(ValueError, match="--parts: all is none of corrected, published"):
         study.run(dataclasses.replace(TINY, parts="all"))
     with pytest.raises(
         ValueError, match="--heads: dueling is none of scalar, two_hot, hl_gauss, c51, quantile"

@@ -239,7 +239,7 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     names = {path.name for path in tmp_path.iterdir()}
     figures = {"figure_1a", "figure_1b", "figure_1c", "figure_1d", "time_N", "time_d"}
     figures |= {"shift_first_step", "shift_every_step", "shift_slippery_chain"}
-    assert names == {f"{name}.png" for name in figures} | {"result.json", "comparison.md"}
+    assert names == {f"{name}.png" for name in figures} | {"result.json", "comparison.md", "variants"}
     saved = json.loads((tmp_path / "result.json").read_text())
     assert {"command", "commit", "versions", "hardware", "settings", "seconds"} <= saved.keys()
     np.testing.assert_allclose(saved["1a"][0]["ours"], result["1a"][0]["ours"])
@@ -251,6 +251,8 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     assert "| 1a | R2PVI-TV | q = 0.50 | 1.2075 |" in text
     assert "their code minimises the chi2 dual" in text and "not published" in text
     assert "| first step (the paper's) | 0.00 |" in text
+    verdicts = {row["claim"]: row["verdict"] for row in result["claims"]}
+    assert verdicts["1a, PEVI: published values within sampling of ours"] == "holds"
 
 
 def test_too_few_replications() -> None:

@@ -89,5 +89,5 @@ def test_the_study(tmp_path, monkeypatch) -> None:
 
 
 def test_one_seed_is_refused() -> None:
-    with pytest.raises(ValueError, match="--seeds=1: an interval needs at least 2"):
+    with pytest.raises(ValueError, match="--seeds=1: an interval over seeds needs at least 2"):
         study.run(study.Settings(seeds=1))

@@ -126,6 +126,7 @@ def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pyte
             return studies.digest("a", variant)
         finally:
             (tmp_path / path).write_text(text)
+            forget()
 
     forget()
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
-from rl import log, plot, statistics, train
+from rl import plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.language import generate, model
 from rl.language.model import LM
@@ -130,6 +129,7 @@ class Settings:
     learning_rate: float = 3e-4  # of everything
     width: int = 64  # of the transformer's two layers
     out: str = "results/papers/bcoder_dsl"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 class Candidates(NamedTuple):
@@ -170,51 +170,51 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown task, too few seeds for an interval, or a model none of whose programs passes.
       IsolationError: nothing here can isolate the programs.
     """
-    names = settings.tasks.split(",")
-    if unknown := set(names) - set(TASKS):
-        raise ValueError(f"--tasks has {', '.join(sorted(unknown))}: choose from {', '.join(TASKS)}")
+    names = studies.names("tasks", settings.tasks, TASKS)
     studies.check_seeds(settings.seeds)
     if settings.batch_size < 2 or settings.batch_size % 2:
         raise ValueError(f"--batch_size={settings.batch_size} must be even: half of it are anchors")
-    began = time.time()
-    found = {}
-    stages = sum(3 + len(VARIANTS[name]) for name in names) * settings.seeds
-    with Pool() as pool, log.progress(stages, "dsl") as bar:
-        for name in names:
-            shop = workshop(settings, TASKS[name], VARIANTS[name])
-            each = []
-            for seed in range(settings.seed, settings.seed + settings.seeds):
-                bar.set_postfix_str(f"{name}, seed {seed}")
-                each.append(one_seed(settings, name, shop, pool, seed, bar.update))
-            found[name] = _stack(each)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    with Pool() as pool:
+        variants = {
+            f"{name}, seed {seed}": studies.Variant(
+                functools.partial(one_seed, settings, name, pool, seed),
+                {
+                    **studies.chosen(settings, "tasks", "seeds", "seed"),
+                    "task": TASKS[name],
+                    "of": VARIANTS[name],
+                },
+                3 + len(VARIANTS[name]),
+            )
+            for name in names
+            for seed in seeds
+        }
+        folder = Path(settings.out) / "variants"
+        trained = studies.train(folder, variants, "dsl", overwrite=settings.overwrite)
         isolation = pool.isolation
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
+    workshop.cache_clear()
+    found = {name: _stack([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names}
+    rows = {
         "isolation": isolation,
-        "wall_seconds": time.time() - began,
+        "wall_seconds": trained.seconds,
         "tasks": found,
         "differences": {name: differences(own["ranked"]) for name, own in found.items()},
-        "checks": checks(found),
     }
-    folder = Path(settings.out)
-    studies.write(folder, result, table(result))
-    draw(folder, found)
+    result = studies.finish(settings, rows, report, claims)
+    draw(Path(settings.out), found)
     return result
 
 
-def one_seed(
-    settings: Settings, name: str, shop: Workshop, pool: Pool, seed: int, finished: Callable[[int], Any]
-) -> dict[str, Any]:
-    """All learners on one split; ``finished`` is told of every stage by the number 1."""
-    task = TASKS[name]
+def one_seed(settings: Settings, name: str, pool: Pool, seed: int, work: studies.Work) -> dict[str, Any]:
+    """All learners on one split, which share its model and its programs."""
+    task, shop = TASKS[name], workshop(settings, name)
     rng, keys = np.random.default_rng(seed), jax.random.split(jax.random.key(seed), 5)
     everything, held_out = dsl.split(dsl.compositions(task.depth), rng)
 
     lessons = [everything[i] for i in rng.integers(len(everything), size=LESSONS)]
     written = [dsl.write(one, rng, task.writer) for one in lessons]
     params = shop.pretrain(rows([dsl.problem(one, rng) for one in lessons], written, shop.length), keys[0])
-    finished(1)
+    work.progress(1)
 
     problems = [dsl.problem(one, rng) for one in everything[: task.learnt]]
     asked = [problem for problem in problems for _ in range(settings.samples)]
@@ -228,7 +228,7 @@ def one_seed(
         "passed": passing(rows(asked, programs, shop.length, verdicts), verdicts),
         "nothing": (own, len(asked)),
     }
-    finished(1)
+    work.progress(1)
 
     held_out = held_out[: task.held_out]
     problems = [dsl.problem(one, rng) for one in held_out]
@@ -243,7 +243,7 @@ def one_seed(
         candidates[who] = Candidates(
             rows(asked, programs, shop.length, judged), judged.reshape(-1, task.candidates)
         )
-    finished(1)
+    work.progress(1)
 
     ranked: dict[str, dict[str, float]] = {
         who: {
@@ -268,7 +268,7 @@ def one_seed(
         state = made.learn(params, (anchor, own), keys[4])
         rank(variant, functools.partial(made.score, state))
         policies[variant] = solved(shop, pool, state.params["policy"], problems, keys[3])
-        finished(1)
+        work.progress(1)
     kinds = {kind: int(np.isin(verdicts, of).sum()) for kind, of in CLASSES.items()}
     return {"learnt_from": kinds, "ranked": ranked, "class_means": means, "policies": policies}
 
@@ -359,8 +359,10 @@ def halves(batch_size: int) -> Source:
 # ---- learners -----------------------------------------------------------------------------------------------------
 
 
-def workshop(settings: Settings, task: Task, variants: Mapping[str, Variant]) -> Workshop:
+@functools.cache
+def workshop(settings: Settings, name: str) -> Workshop:
     """The model of a task and all that is done with it, compiled when first used and then for every seed."""
+    task, variants = TASKS[name], VARIANTS[name]
     longest = max(len(expression(_problem(one)).split()) for one in dsl.compositions(task.depth))
     prompt, steps = 2 * task.depth + 2, longest + 1  # a slip may double a token
     length = prompt + steps + 1
@@ -458,34 +460,38 @@ def differences(ranked: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any
     }
 
 
-def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What a right implementation does on easy, in every seed; and what values are claimed to do, on hard."""
-    verdicts: dict[str, bool] = {}
-    if own := found.get("easy"):
+    ours, published = "ours: a check", "B-Coder (Yu et al., ICLR 2024), on APPS: values rank programs"
+    if own := result["tasks"].get("easy"):
         ranked, policies = own["ranked"]["own"], own["policies"]
         means = np.array([own["class_means"]["own"][BCODER][kind] for kind in CLASSES])
-        greedy = policies[BCODER]["greedy"] - policies[MODEL]["greedy"]
-        verdicts |= {
-            "easy: B-Coder's pass@1 is above random's by 0.3, in every seed": bool(
-                (ranked[BCODER] - ranked["random"] >= 0.3).all()
-            ),
-            "easy: mean scores are ordered pass > fail > runtime error > compile error, in every seed": bool(
-                (np.diff(means, axis=0) < 0).all()
-            ),
-            "easy: B-Coder's likeliest program solves 0.2 more than the model's, on average": bool(
-                greedy.mean() >= 0.2
-            ),
-        }
-    if own := found.get("hard"):
-        verdicts["hard: fewer than 5 % of the programs pass"] = all(
-            ranked["random"].mean() < 0.05 for ranked in own["ranked"].values()
+        yield studies.Claim(
+            "easy: B-Coder's pass@1 is above random's by 0.3, in every seed (by how much)",
+            ours,
+            ranked[BCODER] - ranked["random"],
+            studies.every(lambda x: x >= 0.3),
         )
+        yield studies.Claim(
+            "easy: mean scores are ordered pass > fail > runtime error > compile error, in every seed (least step)",
+            ours,
+            -np.diff(means, axis=0).max(0),
+            studies.every(lambda x: x > 0),
+        )
+        yield studies.Claim(
+            "easy: B-Coder's likeliest program solves 0.2 more than the model's, on average (by how much)",
+            ours,
+            policies[BCODER]["greedy"] - policies[MODEL]["greedy"],
+            studies.summarised(lambda mean: mean >= 0.2),
+        )
+    if own := result["tasks"].get("hard"):
+        for who, ranked in own["ranked"].items():
+            text = f"hard, {who} programs: fewer than 5 % pass"
+            yield studies.Claim(text, ours, ranked["random"], studies.summarised(lambda mean: mean < 0.05))
         for who, by in differences(own["ranked"]).items():
             for control, difference in by[CODER_OF_PASSES].items():
-                verdicts[f"hard, {who} programs: {CODER_OF_PASSES}, ranks better than {control}"] = (
-                    difference["ci95"][0] > 0
-                )
-    return verdicts
+                text = f"hard, {who} programs: {CODER_OF_PASSES}, ranks better than {control} (pass@1)"
+                yield studies.Claim(text, published, difference["each"], studies.positive)
 
 
 def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
@@ -494,13 +500,13 @@ def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
         for who, ranked in own["ranked"].items():
             plot.bars(
                 folder / f"{name}_{who}.png",
-                {ranker: (scores.mean(), *statistics.interval(scores)) for ranker, scores in ranked.items()},
+                {ranker: studies.band(scores, rate=True) for ranker, scores in ranked.items()},
                 "pass@1 on held-out problems (95 % interval)",
                 title=f"{name}: {'the model' if who == 'own' else 'another writer'}'s programs",
             )
 
 
-def table(result: Mapping[str, Any]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
@@ -508,14 +514,13 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; seeds "
-        f"{settings['seed']} to {last}, means and Student's 95 % intervals. "
+        f"{settings['seed']} to {last}, means and 95 % intervals: of differences Student's, of rates within 0 and 1. "
         "[The program](../../../experiments/papers/bcoder_dsl.py) says what is compared."
     )
+    rate = functools.partial(studies.between, style=".3f", rate=True)
     for name, own in result["tasks"].items():
         task, counts = TASKS[name], own["learnt_from"]
-        yield ""
-        yield f"## {name.capitalize()}"
-        yield ""
+        yield from ("", f"## {name.capitalize()}", "")
         total = sum(count.mean() for count in counts.values())
         yield (
             f"Learnt from {task.learnt} problems and {total:.0f} programs of the model: "
@@ -523,36 +528,35 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
             + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
         )
         yield ""
-        yield (
-            "| | pass@1 ranking the model's programs | another's | likeliest program solves | one sample solves |"
-        )
-        yield "|---|---|---|---|---|"
+        rows = []
         for ranker in own["ranked"]["own"]:
-            cells = [_text(own["ranked"][who][ranker]) for who in ("own", "another")]
             solves = own["policies"].get(ranker, {})
-            cells += [_text(solves[how]) if solves else "" for how in ("greedy", "sampled")]
-            yield f"| {ranker} | {' | '.join(cells)} |"
-        yield ""
-        yield "Mean score of the model's programs for held-out problems:"
-        yield ""
-        yield "| | " + " | ".join(CLASSES) + " |"
-        yield "|---" * (1 + len(CLASSES)) + "|"
-        for ranker, means in own["class_means"]["own"].items():
-            yield f"| {ranker} | " + " | ".join(f"{np.nanmean(means[kind]):.2f}" for kind in CLASSES) + " |"
-        yield ""
-        yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
-        yield ""
-        yield "| programs of | learner | " + " | ".join(CONTROLS) + " |"
-        yield "|---" * (2 + len(CONTROLS)) + "|"
-        for who, by in result["differences"][name].items():
-            for ranker, difference in by.items():
-                cells = [_difference(difference[control]) for control in CONTROLS]
-                yield f"| {'the model' if who == 'own' else 'another'} | {ranker} | {' | '.join(cells)} |"
-    yield ""
-    yield "## Checks"
-    yield ""
-    for claim, holds in result["checks"].items():
-        yield f"- {'yes' if holds else 'NO'}: {claim}"
+            ranked = [rate(own["ranked"][who][ranker]) for who in ("own", "another")]
+            rows.append(
+                (ranker, *ranked, *(rate(solves[how]) if solves else "" for how in ("greedy", "sampled")))
+            )
+        head = (
+            "pass@1 ranking the model's programs",
+            "another's",
+            "likeliest program solves",
+            "one sample solves",
+        )
+        yield from studies.table(("", *head), rows)
+        yield from ("", "Mean score of the model's programs for held-out problems:", "")
+        means = own["class_means"]["own"].items()
+        yield from studies.table(
+            ("", *CLASSES),
+            [(ranker, *(f"{np.nanmean(by[kind]):.2f}" for kind in CLASSES)) for ranker, by in means],
+        )
+        yield from ("", "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:", "")
+        yield from studies.table(
+            ("programs of", "learner", *CONTROLS),
+            [
+                ("the model" if who == "own" else "another", ranker, *(_difference(by[c]) for c in CONTROLS))
+                for who, differences in result["differences"][name].items()
+                for ranker, by in differences.items()
+            ],
+        )
 
 
 def _stack(rows: Sequence[Any]) -> Any:
@@ -562,14 +566,9 @@ def _stack(rows: Sequence[Any]) -> Any:
     return np.array(rows)
 
 
-def _text(values: np.ndarray) -> str:
-    low, high = statistics.interval(values)
-    return f"{values.mean():.3f} ± {(high - low) / 2:.3f}"
-
-
 def _difference(summary: Mapping[str, Any]) -> str:
     low, high = summary["ci95"]
-    text = f"{summary['mean']:+.3f} [{low:+.3f}, {high:+.3f}]"
+    text = studies.between(summary, "+.3f")
     return text if low <= 0 <= high else f"**{text}**"
 
 

@@ -36,6 +36,7 @@ About 40 minutes of processor time, 8 of them for reading, whose results stay in
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import os
 import time
@@ -91,6 +92,7 @@ class Settings:
     alpha: float = 0.1  # B-Coder's temperature
     seed: int = 0  # of everything
     out: str = "results/papers/bcoder_rank"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 ROW = 256  # tokens of a row
@@ -137,9 +139,9 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     _check(settings)
     began = time.time()
-    found = pretrained.load(settings.model)
-    frozen, params = _lower(found.config, found.params, settings.layers)
-    corpus = prepare(settings, found, frozen, params)
+    language_model = pretrained.load(settings.model)
+    frozen, params = _lower(language_model.config, language_model.params, settings.layers)
+    corpus = prepare(settings, language_model, frozen, params)
     read = time.time()
     folds = divide(settings, len(corpus.names))
     if any((corpus.human[fold.trained_on] < 0).all() for fold in folds):
@@ -147,29 +149,49 @@ def run(settings: Settings) -> dict[str, Any]:
             f"a fold has no problem to train on whose reference solution has at most --length={settings.length} tokens"
         )
     bench = _Bench(settings, corpus, frozen, params)
+    arms, numbers = bench.arms(), range(len(folds))
+    chosen = {**studies.chosen(settings, "data", "cache"), "corpus": fingerprint(corpus)}
+    variants = {
+        f"fold {number + 1}, {name}": studies.Variant(
+            functools.partial(train_arm, bench, name, folds[number], settings.seed * 1000 + number),
+            {**chosen, "fold": number},
+            arm.updates,
+        )
+        for number in numbers
+        for name, arm in arms.items()
+    }
+    folder = Path(settings.out) / "variants"
+    found = studies.train(folder, variants, "updates", overwrite=settings.overwrite)
     outcomes = []
-    arms = bench.arms()
-    total = len(folds) * sum(arm.updates for arm in arms.values())
-    with log.progress(total, "updates") as bar:
-        for number, fold in enumerate(folds):
-            bar.set_postfix_str(f"fold {number + 1} of {len(folds)}")
-            scores = bench.scores(arms, fold, jax.random.key(settings.seed * 1000 + number), bar.update)
-            outcomes.append(outcome(corpus, fold, scores))
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
+    for number in numbers:
+        scores = bench.controls()
+        for name in arms:
+            scores |= found.outcomes[f"fold {number + 1}, {name}"]
+        outcomes.append(outcome(corpus, folds[number], scores))
+    rows = {
         "reading_seconds": read - began,
-        "wall_seconds": time.time() - began,
+        "wall_seconds": read - began + found.seconds,
         "corpus": describe(corpus),
         "arms": summary(outcomes),
         "differences": differences(outcomes),
         "folds": outcomes,
     }
-    result["checks"] = checks(result["differences"])
-    folder = Path(settings.out)
-    studies.write(folder, result, table(result))
-    draw(folder, result)
+    result = studies.finish(settings, rows, report, claims)
+    draw(Path(settings.out), result)
     return result
+
+
+def train_arm(bench: _Bench, name: str, fold: Fold, seed: int, work: studies.Work) -> dict[str, np.ndarray]:
+    """One arm on one fold: {way to score: [N] scores of the texts of the held-out and the probed problems}."""
+    return bench.scores(name, fold, jax.random.key(seed), work.progress)
+
+
+def fingerprint(corpus: Corpus) -> str:
+    """A digest of the programs, what became of them, and what the model made of them."""
+    found = hashlib.sha256()
+    for array in (corpus.candidates, corpus.human, corpus.verdict, corpus.token, corpus.activation):
+        found.update(np.ascontiguousarray(array))
+    return found.hexdigest()
 
 
 def _check(settings: Settings) -> None:
@@ -420,23 +442,25 @@ class _Bench:
             normalised if alpha else lambda said: {"": float(said[-1])},
         )
 
-    def scores(
-        self, arms: Mapping[str, Arm], fold: Fold, key: Key, finished: Callable[[int], Any]
-    ) -> dict[str, np.ndarray]:
-        """{way to score: [N] scores of all texts}; those of trained arms for the held-out and the probed problems."""
-        corpus = self.corpus
-        found = {name: np.zeros(len(corpus.verdict)) for name in CONTROLS}
-        for text, said in self._texts(corpus.log_prob, range(len(corpus.verdict))):
+    def controls(self) -> dict[str, np.ndarray]:
+        """{way to score: [N] scores of all texts} of the frozen model's log-probabilities."""
+        found = {name: np.zeros(len(self.corpus.verdict)) for name in CONTROLS}
+        for text, said in self._texts(self.corpus.log_prob):
             for suffix, score in likelihoods(said).items():
                 found[f"log-probability{suffix}"][text] = score
-        owner = self.owner["programs"]
+        return found
+
+    def scores(
+        self, name: str, fold: Fold, key: Key, finished: Callable[[int], Any]
+    ) -> dict[str, np.ndarray]:
+        """{way to score: [N] scores} of a trained arm, for the texts of the held-out and the probed problems."""
+        found: dict[str, np.ndarray] = {}
+        owner, arm = self.owner["programs"], self.arms()[name]
         scored = np.flatnonzero(np.isin(owner, np.concatenate([fold.held_out, fold.probed])))
-        for name, arm in arms.items():
-            state = self._train(name, arm, self._data(arm.learns_from, fold), key, finished)
-            said = self._say(name, arm, state, scored)
-            for text, own in self._texts(said, range(len(corpus.verdict))):
-                for suffix, score in arm.scores(own).items():
-                    found.setdefault(name + suffix, np.zeros(len(corpus.verdict)))[text] = score
+        state = self._train(name, arm, self._data(arm.learns_from, fold), key, finished)
+        for text, own in self._texts(self._say(name, arm, state, scored)):
+            for suffix, score in arm.scores(own).items():
+                found.setdefault(name + suffix, np.zeros(len(self.corpus.verdict)))[text] = score
         return found
 
     def _data(self, name: str, fold: Fold) -> Data:
@@ -471,10 +495,10 @@ class _Bench:
             said[np.asarray(held.tokens)[used]] = values[used]
         return said
 
-    def _texts(self, said: np.ndarray, texts: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    def _texts(self, said: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         """The places of each text without the prompt's."""
         start = self.corpus.start
-        return ((text, said[start[text] + 1 : start[text + 1]]) for text in texts)
+        return ((text, said[start[text] + 1 : start[text + 1]]) for text in range(len(start) - 1))
 
 
 def normalised(said: np.ndarray) -> dict[str, float]:
@@ -578,7 +602,8 @@ def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, first in outcomes[0]["arms"].items():
         numbers = [key for key in first if key != "mean score"]
         found[name] = {
-            key: _with_interval([np.mean(one["arms"][name][key]) for one in outcomes]) for key in numbers
+            key: _with_interval([np.mean(one["arms"][name][key]) for one in outcomes], rate=True)
+            for key in numbers
         }
     return found
 
@@ -607,25 +632,29 @@ def differences(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     return found
 
 
-def _with_interval(values: Sequence[float]) -> dict[str, Any]:
+def _with_interval(values: Sequence[float], *, rate: bool = False) -> dict[str, Any]:
     known = [float(value) for value in values if np.isfinite(value)]
-    bounds = statistics.interval(known) if known else (float("nan"),) * 2
-    return {"mean": float(np.mean(known)) if known else float("nan"), "interval": list(bounds)}
+    if not known:
+        return {"mean": float("nan"), "ci95": [float("nan")] * 2, "each": values}
+    return {**statistics.summary(known, rate=rate), "each": values}
 
 
-def checks(found: Mapping[str, Mapping[str, Any]]) -> dict[str, bool]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What was hoped for: better than both ways of ranking by log-probability, before and after fine-tuning."""
-    arms = dict.fromkeys(key.split(" - ")[0] for key in found)
-    return {
-        f"{arm} ranks better than {other}, pass@{k}: interval over folds above 0": all(
-            value["interval"][0] > 0
-            for key, value in found.items()
-            if key.startswith(f"{arm} - {other}") and key.endswith(f"pass@{k}")
-        )
-        for arm in arms
-        for other in OTHERS
-        for k in KS
-    }
+    published = "B-Coder (Yu et al., ICLR 2024): values rank programs; beside likelihoods ours"
+    arms = [name for name in result["arms"] if name.startswith(("V-only", "B-Coder"))]
+    for arm in arms:
+        for other in OTHERS:
+            for k in KS:
+                ways = [
+                    np.array([np.mean(one["arms"][name][f"pass@{k}"]) for one in result["folds"]])
+                    for name in result["arms"]
+                    if name.startswith(other)
+                ]
+                ours = np.array([np.mean(one["arms"][arm][f"pass@{k}"]) for one in result["folds"]])
+                better = max(ways, key=np.mean)  # of per token and in sum
+                text = f"{arm} ranks better than {other}, pass@{k}"
+                yield studies.Claim(text, published, ours - better, studies.positive)
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
@@ -633,17 +662,12 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     for k in KS:
         plot.bars(
             folder / f"pass_at_{k}.png",
-            {
-                name: (row[f"pass@{k}"]["mean"], *row[f"pass@{k}"]["interval"])
-                for name, row in result["arms"].items()
-            },
+            {name: studies.band(row[f"pass@{k}"]) for name, row in result["arms"].items()},
             f"pass@{k} on held-out problems, 95 % interval over folds",
             title=f"{result['settings']['programs']} programs of CodeGen-16B per problem, ranked",
         )
     tell = {
-        name: (row["told apart"]["mean"], *row["told apart"]["interval"])
-        for name, row in result["arms"].items()
-        if "told apart" in row
+        name: studies.band(row["told apart"]) for name, row in result["arms"].items() if "told apart" in row
     }
     plot.bars(
         folder / "told_apart.png",
@@ -653,7 +677,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     )
 
 
-def table(result: Mapping[str, Any]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings, corpus = result["settings"], result["corpus"]
     shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in corpus["verdicts"].items())
@@ -675,23 +699,20 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "Mean over folds [95 % interval]. *Told apart*: how often a right program scores above a wrong one."
     yield ""
-    yield "| ranked by | pass@1 | pass@5 | told apart | told apart, trained on |"
-    yield "|---|---|---|---|---|"
-    for name, row in result["arms"].items():
-        cells = [_cell(row.get(key)) for key in ("pass@1", "pass@5", "told apart", "told apart, trained on")]
-        yield f"| {name} | {' | '.join(cells)} |"
+    keys = ("pass@1", "pass@5", "told apart", "told apart, trained on")
+    yield from studies.table(
+        ("ranked by", *keys),
+        [
+            (name, *(studies.between(row[key], ".3f") if key in row else "" for key in keys))
+            for name, row in result["arms"].items()
+        ],
+    )
     yield ""
-    yield "| paired difference | mean [over folds] | [over problems] |"
-    yield "|---|---|---|"
+    rows = []
     for name, row in result["differences"].items():
         low, high = row["problems"]
-        yield f"| {name} | {_cell(row)} | [{low:.3f}, {high:.3f}] |"
-    yield ""
-    yield from studies.verdicts("| what was hoped for | |", result["checks"])
-
-
-def _cell(row: Mapping[str, Any] | None) -> str:
-    return f"{row['mean']:.3f} [{row['interval'][0]:.3f}, {row['interval'][1]:.3f}]" if row else ""
+        rows.append((name, studies.between(row, ".3f"), f"[{low:.3f}, {high:.3f}]"))
+    yield from studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
 
 
 if __name__ == "__main__":

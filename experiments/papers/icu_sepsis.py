@@ -22,7 +22,7 @@ A benchmark, not medical advice. No parameter is selected: each method is shown 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +30,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics
 from rl.agents import robust_vi
 from rl.envs import tabular
@@ -72,6 +71,7 @@ METHODS = {
 DRAWN = ("clinicians", "nominal", PESSIMISTIC, *(f"{d}, price 0.3" for d in robust.REGULARISED))
 DRAWN = (*DRAWN, f"kl, price 0.3, beta {PENALTY:g}")
 BASELINES = ("clinicians", "nominal", PESSIMISTIC)
+REPORT = "table.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,23 +82,28 @@ class Settings:
     episodes: int = 5000  # of each log
     seed: int = 0  # of the logs and of the redrawn hospitals
     out: str = "results/papers/icu_sepsis"  # where result.json, the figures and the table land
+    overwrite: bool = False  # compute again what is finished
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Logs, plans, evaluates, and writes everything to ``settings.out``; returns what result.json holds."""
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    world, clinicians = tabular.icu_sepsis()
-    policies = {"clinicians": clinicians, **_plan_all(world, clinicians, settings)}
-    with jax.enable_x64(True):
-        policies["optimum of the true model"] = np.asarray(jax.jit(_optimum)(world))
-        survival = _survival(world, policies, settings)
-    result = {
-        **log.provenance(),
-        "settings": settings,
+    chosen = {**studies.chosen(settings), "methods": METHODS}
+    planning = studies.Variant(partial(plan, settings), chosen)
+    plans = studies.train(out / "variants", {"planning": planning}, "planning", overwrite=settings.overwrite)
+    policies = plans.outcomes["planning"]
+    chosen["planning"] = studies.digest("planning", planning)
+    places = [("as logged", 0.0), *((kind, size) for kind, sizes in WORLDS.items() for size in sizes)]
+    variants = {
+        _name(kind, size): studies.Variant(partial(evaluate, settings, policies, kind, size), chosen)
+        for kind, size in places
+    }
+    survival = studies.train(out / "variants", variants, "evaluation", overwrite=settings.overwrite).outcomes
+    found = {
         "methods": {name: method._asdict() for name, method in METHODS.items()},
         "survival": {
-            place: {name: statistics.summary(x) for name, x in by.items()} for place, by in survival.items()
+            place: {name: statistics.summary(x, rate=True) for name, x in by.items()}
+            for place, by in survival.items()
         },
         "gain_over": {
             baseline: {
@@ -110,15 +115,23 @@ def run(settings: Settings) -> dict[str, Any]:
             for baseline in BASELINES
         },
     }
-    log.write_json(out / "result.json", result)
+    result = studies.finish(settings, found, report, claims, REPORT)
     for kind, sizes in WORLDS.items():
-        _draw(out / f"{kind}.png", kind, sizes, survival)
-    with log.replacing(out / "table.md") as unfinished:
-        unfinished.write_text(_table(survival, settings))
+        _draw(out / f"{kind}.png", kind, sizes, result["survival"])
     return result
 
 
 # ---- planning from logs -----------------------------------------------------------------------------------------
+
+
+def plan(settings: Settings, work: studies.Work) -> dict[str, np.ndarray]:
+    """The actions [R, S] that every method takes, one row per log, and those of the optimum [1, S]."""
+    world, clinicians = tabular.icu_sepsis()
+    policies = _plan_all(world, clinicians, settings)
+    with jax.enable_x64(True):
+        policies["optimum of the true model"] = np.asarray(jax.jit(_optimum)(world))
+    work.progress(1)
+    return policies
 
 
 def _plan_all(world: MDP, clinicians: np.ndarray, settings: Settings) -> dict[str, np.ndarray]:
@@ -178,28 +191,21 @@ def _optimum(world: MDP) -> Array:
 # ---- survival, here and elsewhere -------------------------------------------------------------------------------
 
 
-def _survival(
-    world: MDP, policies: dict[str, np.ndarray], settings: Settings
-) -> dict[str, dict[str, np.ndarray]]:
-    """{"kind size": {policy: [R] probability of survival}}; one policy that is given by probabilities has R = 1."""
-    planned = {name: x for name, x in policies.items() if x.ndim == 2 and name != "clinicians"}
-    rows = np.concatenate(list(planned.values()))
-    splits = np.cumsum([len(x) for x in planned.values()])[:-1]
-    clinicians = policies["clinicians"]
-    places = [("as logged", 0.0), *((kind, size) for kind, sizes in WORLDS.items() for size in sizes)]
-    found = {}
-    with log.progress(len(places), "evaluation") as bar:
-        for kind, size in places:
-            price = 1 / size if kind == "adversary" else np.inf
-            draws = []
-            for place in _shifted(world, clinicians, kind, size, settings.seed):
-                own = _earned_by_mixture(place, clinicians, price)
-                draws.append((np.asarray(_earned_by_actions(place, rows, price)), np.atleast_1d(own)))
-            earned, own = (np.mean(x, axis=0) for x in zip(*draws, strict=True))
-            parts = np.split(earned, splits)
-            found[_name(kind, size)] = {"clinicians": own, **dict(zip(planned, parts, strict=True))}
-            bar.update()
-    return found
+def evaluate(
+    settings: Settings, policies: Mapping[str, np.ndarray], kind: str, size: float, work: studies.Work
+) -> dict[str, np.ndarray]:
+    """{policy: [R] probability of survival in a place}; of the clinicians, who need no log, R = 1."""
+    world, clinicians = tabular.icu_sepsis()
+    rows = np.concatenate(list(policies.values()))
+    splits = np.cumsum([len(x) for x in policies.values()])[:-1]
+    price, draws = 1 / size if kind == "adversary" else np.inf, []
+    with jax.enable_x64(True):
+        for place in _shifted(world, clinicians, kind, size, settings.seed):
+            own = _earned_by_mixture(place, clinicians, price)
+            draws.append((np.asarray(_earned_by_actions(place, rows, price)), np.atleast_1d(own)))
+    earned, own = (np.mean(x, axis=0) for x in zip(*draws, strict=True))
+    work.progress(1)
+    return {"clinicians": own, **dict(zip(policies, np.split(earned, splits), strict=True))}
 
 
 def _shifted(world: MDP, clinicians: np.ndarray, kind: str, size: float, seed: int) -> Iterator[MDP]:
@@ -271,68 +277,65 @@ def _name(kind: str, size: float) -> str:
     return f"{kind} {size:g}" if size else kind
 
 
-def _draw(
-    path: Path, kind: str, sizes: tuple[float, ...], survival: dict[str, dict[str, np.ndarray]]
-) -> None:
+def _draw(path: Path, kind: str, sizes: tuple[float, ...], survival: Mapping[str, Any]) -> None:
     places = ["as logged", *(_name(kind, size) for size in sizes)]
-    curves = {}
-    for name in DRAWN:
-        values = [survival[place][name] for place in places]
-        bounds = np.array([statistics.interval(x) for x in values]).T
-        curves[name] = ((0.0, *sizes), [x.mean() for x in values], *bounds)
     plot.lines(
         path,
-        curves,
+        {name: ((0.0, *sizes), *studies.bands(survival[place][name] for place in places)) for name in DRAWN},
         xlabel=f"{kind}: size of the shift",
         ylabel="probability of survival",
         title=f"ICU-Sepsis, {kind}",
     )
 
 
-def _table(survival: dict[str, dict[str, np.ndarray]], settings: Settings) -> str:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """That who plans against an adversary survives where the hospital is another, within each log."""
+    for name in (name for name in METHODS if name in ROBUST):
+        for kind, sizes in WORLDS.items():
+            yield studies.Claim(
+                f"{name}: more survive than with the nominal plan, {_name(kind, sizes[-1])}",
+                "ours: what robust planning is for",
+                result["gain_over"]["nominal"][_name(kind, sizes[-1])][name]["each"],
+                studies.positive,
+            )
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    settings, survival, gains = result["settings"], result["survival"], result["gain_over"]
     places = ["as logged", *(_name(kind, sizes[1]) for kind, sizes in WORLDS.items())]
-    gains = {
-        f"{name} over {baseline}": (name, baseline)
+    paired = {
+        f"{name} over {baseline}": gains[baseline]
         for name in METHODS
         for baseline in BASELINES
         if (baseline == PESSIMISTIC) == (METHODS[name].beta == PENALTY) and name != baseline
     }
-    absolute = [_row(name, [survival[place][name] for place in places]) for name in survival[places[0]]]
-    paired = [
-        _row(label, [survival[place][name] - survival[place][baseline] for place in places])
-        for label, (name, baseline) in gains.items()
-    ]
-    head = f"{' | '.join(places)} |\n|{'---|' * (len(places) + 1)}"
-    return f"""# ICU-Sepsis: planning from the clinicians' log
-
-Probability of survival in percent, exact for each policy: mean over {settings.replications} logs of
-{settings.episodes:,} episodes, and half the width of its 95 % Student interval. The clinicians' policy and the optimum
-need no log. Every size of every shift is in result.json; experiments/papers/icu_sepsis.py says what the shifts are.
-
-| policy | {head}
-{chr(10).join(absolute)}
-
-What is gained within each log, in percentage points:
-
-| policy | {head}
-{chr(10).join(paired)}
-"""
-
-
-def _row(label: str, columns: list[np.ndarray]) -> str:
-    cells = []
-    for values in columns:
-        low, high = statistics.interval(values)
-        half = "" if np.isnan(low) else f" ± {100 * (high - low) / 2:.2f}"
-        cells.append(f"{100 * values.mean():.2f}{half}")
-    return f"| {label} | {' | '.join(cells)} |"
+    yield "# ICU-Sepsis: planning from the clinicians' log"
+    yield ""
+    yield (
+        f"Probability of survival in percent, exact for each policy: mean over {settings['replications']} logs of "
+        f"{settings['episodes']:,} episodes, and half the width of its 95 % interval. The clinicians' policy and the "
+        "optimum need no log. Every size of every shift is in result.json; experiments/papers/icu_sepsis.py says what "
+        "the shifts are."
+    )
+    yield ""
+    yield from studies.table(
+        ("policy", *places),
+        [(name, *(_percent(survival[place][name]) for place in places)) for name in survival[places[0]]],
+    )
+    yield from ("", "What is gained within each log, in percentage points:", "")
+    yield from studies.table(
+        ("policy", *places),
+        [
+            (label, *(_percent(by[place][label.partition(" over ")[0]]) for place in places))
+            for label, by in paired.items()
+        ],
+    )
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "table.md").read_text())
+def _percent(summary: Mapping[str, Any]) -> str:
+    return studies.plus_minus({name: 100 * np.asarray(summary[name]) for name in ("mean", "ci95")}, ".2f")
 
 
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run, REPORT)

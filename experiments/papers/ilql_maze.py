@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ import numpy as np
 import optax
 
 from experiments import studies
-from rl import log, plot, statistics, train
+from rl import plot, train
 from rl.agents import ilql, lm_bc
 from rl.envs import double_t_maze as maze
 from rl.envs.tabular import Episodes
@@ -111,6 +110,7 @@ class Settings:
     parts: str = "corrected,published"  # designs of the log
     heads: str = ",".join(heads.NAMES)  # that ILQL learns with on the corrected one
     out: str = "results/papers/ilql_maze"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 class Log(NamedTuple):
@@ -141,81 +141,96 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: an unknown part or head, or too few seeds for an interval.
     """
-    parts = settings.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
-        raise ValueError(f"--parts has {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
+    parts = studies.names("parts", settings.parts, PARTS)
     chosen_heads = studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
-    began = time.time()
     corrected = [(MC, "scalar"), *((name, head) for name in RECIPES if name != MC for head in chosen_heads)]
-    chosen = {part: PUBLISHED if PARTS[part] else corrected for part in parts}
-    runs = sum(map(len, chosen.values())) * settings.seeds
-    clone = cloner(settings)
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    with log.progress(runs * settings.updates, "maze") as bar:
-        learners = {
-            (name, head): value_learner(settings, RECIPES[name], head, bar.update)
-            for name, head in dict.fromkeys(pair for pairs in chosen.values() for pair in pairs)
+    chosen = studies.chosen(settings, "heads", "seeds", "seed")
+    seeds = range(settings.seed, settings.seed + settings.seeds)
+    variants = {}
+    for part, seed in ((part, seed) for part in parts for seed in seeds):
+        place = f"{part}, seed {seed}"
+        variants[place] = studies.Variant(functools.partial(without_values, settings, part, seed), chosen)
+        for name, head in PUBLISHED if PARTS[part] else corrected:
+            variants[f"{place}: {name}, {head}"] = studies.Variant(
+                functools.partial(with_values, settings, part, seed, name, head),
+                {**chosen, "recipe": RECIPES[name]},
+                settings.updates,
+            )
+    folder = Path(settings.out) / "variants"
+    trained = studies.train(folder, variants, "maze", overwrite=settings.overwrite)
+    for cached in (cloned, cloner, value_learner):
+        cached.cache_clear()
+    stacked: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for part in parts:
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for variant, by_method in trained.outcomes.items():
+            if variant.startswith(f"{part}, "):
+                for name, row in by_method.items():
+                    rows.setdefault(name, []).append(row)
+        stacked[part] = {
+            name: {key: np.array([row[key] for row in each]) for key in each[0]}
+            for name, each in rows.items()
         }
-        for part in parts:
-            own = {pair: learners[pair] for pair in chosen[part]}
-            found[part] = {}
-            for seed in range(settings.seed, settings.seed + settings.seeds):
-                bar.set_postfix_str(f"{part}, seed {seed}")
-                for name, row in one_log(settings, part, seed, clone, own):
-                    found[part].setdefault(name, []).append(row)
-    stacked = {
-        part: {
-            name: {key: np.array([row[key] for row in rows]) for key in rows[0]} for name, rows in by.items()
-        }
-        for part, by in found.items()
-    }
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
+    found = {
         "recipes": {name: recipe._asdict() for name, recipe in RECIPES.items()},
-        "wall_seconds": time.time() - began,
+        "wall_seconds": trained.seconds,
         "parts": stacked,
-        "checks": checks(stacked),
     }
-    folder = Path(settings.out)
-    studies.write(folder, result, table(result))
-    draw(folder, settings, stacked)
+    result = studies.finish(settings, found, report, claims)
+    draw(Path(settings.out), settings, stacked)
     return result
 
 
-def one_log(
-    settings: Settings,
-    part: str,
-    seed: int,
-    clone: Callable[[Log, np.ndarray, Key], Params],
-    learners: Mapping[tuple[str, str], Callable[[Log, Params, Key], Outcome]],
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(method, what it did) on one log, in tables and by networks."""
-    data = logged(np.random.default_rng(seed), settings.walks, published=PARTS[part])
-    keys = jax.random.split(jax.random.key(seed), 3)
-    yield from (("exact: " + name, {"return": x}) for name, x in exact_returns(data).items())
-    cloned = clone(data, np.ones(len(data.won)), keys[0])
-    filtered = clone(data, data.won, keys[0])
-    logits = word_logits(settings, cloned)
-    yield "BC", {"return": expected_return(_softmax(logits))}
-    yield SHARP, {"return": expected_return(_softmax(SHARPER * logits))}
-    yield "BC, greedy", {"return": expected_return(_greedy(logits))}
-    yield "BC of successes", {"return": expected_return(_softmax(word_logits(settings, filtered)))}
-    yield "BC of successes, greedy", {"return": expected_return(_greedy(word_logits(settings, filtered)))}
-    for (name, head), learn in learners.items():
-        outcome = learn(data, cloned, keys[1])
-        yield (
-            f"{name}, {head}",
-            {
-                "return": expected_return(outcome.policies[REPORTED]),
-                "by_steering": [expected_return(policy) for policy in outcome.policies.values()],
-                "legal": list(outcome.legal.values()),
-                "value": outcome.value,
-                "exact_value": exact_value(data, RECIPES[name]),
-                "errors": outcome.errors,
-            },
-        )
+def without_values(settings: Settings, part: str, seed: int, work: studies.Work) -> dict[str, Any]:
+    """{method: what it did} on one log: all that has a table, and cloning."""
+    data, clone = _log(settings, part, seed), cloned(settings, part, seed)
+    filtered = cloner(settings)(data, data.won, _keys(seed)[0])
+    logits, of_successes = word_logits(settings, clone), word_logits(settings, filtered)
+    work.progress(1)
+    returns = {
+        **{"exact: " + name: x for name, x in exact_returns(data).items()},
+        "BC": expected_return(_softmax(logits)),
+        SHARP: expected_return(_softmax(SHARPER * logits)),
+        "BC, greedy": expected_return(_greedy(logits)),
+        "BC of successes": expected_return(_softmax(of_successes)),
+        "BC of successes, greedy": expected_return(_greedy(of_successes)),
+    }
+    return {name: {"return": x} for name, x in returns.items()}
+
+
+def with_values(
+    settings: Settings, part: str, seed: int, name: str, head: str, work: studies.Work
+) -> dict[str, Any]:
+    """{method: what it did} of one learner of values on one log."""
+    data = _log(settings, part, seed)
+    learn = value_learner(settings, RECIPES[name], head)
+    outcome = learn(data, cloned(settings, part, seed), _keys(seed)[1], work.progress)
+    return {
+        f"{name}, {head}": {
+            "return": expected_return(outcome.policies[REPORTED]),
+            "by_steering": [expected_return(policy) for policy in outcome.policies.values()],
+            "legal": list(outcome.legal.values()),
+            "value": outcome.value,
+            "exact_value": exact_value(data, RECIPES[name]),
+            "errors": outcome.errors,
+        }
+    }
+
+
+@functools.cache
+def cloned(settings: Settings, part: str, seed: int) -> Params:
+    """The model that imitates a log, with which all learners of values on it start."""
+    data = _log(settings, part, seed)
+    return cloner(settings)(data, np.ones(len(data.won)), _keys(seed)[0])
+
+
+def _log(settings: Settings, part: str, seed: int) -> Log:
+    return logged(np.random.default_rng(seed), settings.walks, published=PARTS[part])
+
+
+def _keys(seed: int) -> Key:
+    return jax.random.split(jax.random.key(seed), 3)
 
 
 # ---- the log ------------------------------------------------------------------------------------------------------
@@ -365,6 +380,7 @@ def language_model(settings: Settings) -> LM:
     return whole._replace(features=features)
 
 
+@functools.cache
 def cloner(settings: Settings) -> Callable[[Log, np.ndarray, Key], Params]:
     """A function of (log, weights [M] of its rows, key) to the parameters of a model that imitates them."""
     config = lm_bc.Config(learning_rate=settings.learning_rate)
@@ -382,10 +398,11 @@ def cloner(settings: Settings) -> Callable[[Log, np.ndarray, Key], Params]:
     return clone
 
 
+@functools.cache
 def value_learner(
-    settings: Settings, recipe: Recipe, head_name: str, finished: Callable[[int], Any]
-) -> Callable[[Log, Params, Key], Outcome]:
-    """A function of (log, parameters of its clone, key); ``finished`` is told of updates by their number."""
+    settings: Settings, recipe: Recipe, head_name: str
+) -> Callable[[Log, Params, Key, Callable[[int], Any]], Outcome]:
+    """A function of (log, parameters of its clone, key, what is told of updates by their number)."""
     lm, head = language_model(settings), make_head(recipe, head_name)
     config = ilql.Config(
         discount=DISCOUNT,
@@ -408,7 +425,7 @@ def value_learner(
         for beta in STEERING
     }
 
-    def learn(data: Log, cloned: Params, key: Key) -> Outcome:
+    def learn(data: Log, clone: Params, key: Key, finished: Callable[[int], Any]) -> Outcome:
         target = exact_value(data, recipe)
         reward = data.rows.reward
         if recipe.backup == "mc":  # the row holds one move: the rest of its walk is paid at once
@@ -416,7 +433,7 @@ def value_learner(
         rows = jax.device_put(data.rows._replace(reward=reward))
         keys = jax.random.split(key)
         state = init(keys[0], replay.take(rows, jnp.arange(2)))
-        state = state._replace(params={**state.params, "policy": jax.tree.map(jnp.array, cloned)})
+        state = state._replace(params={**state.params, "policy": jax.tree.map(jnp.array, clone)})
         errors = []
         for _ in range(settings.updates // steps):
             state, report = epoch(state, (rows, data.valid), keys[1])
@@ -484,54 +501,40 @@ def _greedy(logits: np.ndarray) -> np.ndarray:
 # ---- what came out ------------------------------------------------------------------------------------------------
 
 
-def checks(parts: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]) -> dict[str, bool]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the argument predicts, of those parts that were run."""
-    verdicts: dict[str, bool] = {}
-
-    def median(part: str, name: str) -> float:
-        return float(np.median(parts[part][name]["return"]))
-
-    if "corrected" in parts:
-        carlo, cloned = (median("corrected", name) for name in (f"{MC}, scalar", "BC"))
-        verdicts |= {
-            "corrected: in a table ILQL is within 0.5 of the optimum, in every seed": bool(
-                (parts["corrected"]["exact: ILQL, tau 0.8, beta 4"]["return"] > OPTIMUM - 0.5).all()
-            ),
-            "corrected: no kind of cloning gets half way to the optimum from -101": all(
-                median("corrected", name) < (OPTIMUM - 101) / 2
-                for name in parts["corrected"]
-                if name.startswith("BC")
-            ),
-            "corrected: MC's median return is above cloning's by 15": carlo >= cloned + 15,
-        }
-        used = heads_of(parts["corrected"])
+    parts, ours = result["parts"], "ours: our choice of design and thresholds"
+    median = lambda part, name: float(np.median(parts[part][name]["return"]))
+    above = lambda least: studies.summarised(lambda x: x >= least, np.median)
+    near = studies.every(lambda x: x > OPTIMUM - 0.5)
+    if found := parts.get("corrected"):
+        carlo, exact = found[f"{MC}, scalar"]["return"], found["exact: ILQL, tau 0.8, beta 4"]["return"]
+        best = [median("corrected", name) for name in found if name.startswith("BC")]
+        text = "corrected: in a table ILQL is within 0.5 of the optimum, in every seed"
+        yield studies.Claim(text, ours, exact, near)
+        text = "corrected: no kind of cloning gets half way to the optimum from -101 (medians)"
+        yield studies.Claim(text, ours, best, studies.every(lambda x: x < (OPTIMUM - 101) / 2))
+        text = "corrected: MC's median return is above cloning's by 15"
+        yield studies.Claim(text, ours, carlo - median("corrected", "BC"), above(15))
+        used = heads_of(found)
         for head in used:
-            verdicts |= {
-                f"corrected, {head}: ILQL's median return (tau 0.8) is above MC's by 25": (
-                    median("corrected", f"{WORKS}, {head}") >= carlo + 25
-                ),
-                f"corrected, {head}: the setting that failed has a median return above -12": (
-                    median("corrected", f"{FAILED}, {head}") > -12
-                ),
-            }
+            text = f"corrected, {head}: ILQL's median return (tau 0.8) is above MC's by 25"
+            values = found[f"{WORKS}, {head}"]["return"] - np.median(carlo)
+            yield studies.Claim(text, ours, values, above(25))
+            text = f"corrected, {head}: the setting that failed has a median return above -12"
+            yield studies.Claim(text, ours, found[f"{FAILED}, {head}"]["return"], above(-12))
         if {"hl_gauss", "scalar"} <= set(used):
-            for name in RECIPES:
-                if name != MC:
-                    ours, theirs = (
-                        parts["corrected"][f"{name}, {head}"]["errors"][:, -1]
-                        for head in ("hl_gauss", "scalar")
-                    )
-                    verdicts[
-                        f"corrected, {name}: V is nearer to the exact one with HL-Gauss than with a scalar"
-                    ] = bool(statistics.interval(theirs - ours).low > 0)
-    if "published" in parts:
-        verdicts["published: greedy cloning is within 0.5 of the optimum, in every seed"] = bool(
-            (parts["published"]["BC, greedy"]["return"] > OPTIMUM - 0.5).all()
-        )
-        verdicts["published: cloning, sharpened, is above cloning by 25 (median)"] = (
-            median("published", SHARP) >= median("published", "BC") + 25
-        )
-    return verdicts
+            for name in (name for name in RECIPES if name != MC):
+                hl_gauss, scalar = (
+                    found[f"{name}, {head}"]["errors"][:, -1] for head in ("hl_gauss", "scalar")
+                )
+                text = f"corrected, {name}: V is nearer to the exact one with HL-Gauss than with a scalar"
+                yield studies.Claim(text, ours, scalar - hl_gauss, studies.positive)
+    if found := parts.get("published"):
+        text = "published: greedy cloning is within 0.5 of the optimum, in every seed"
+        yield studies.Claim(text, ours, found["BC, greedy"]["return"], near)
+        text = "published: cloning, sharpened, is above cloning by 25 (median)"
+        yield studies.Claim(text, ours, found[SHARP]["return"] - median("published", "BC"), above(25))
 
 
 def heads_of(found: Mapping[str, Any]) -> list[str]:
@@ -546,10 +549,7 @@ def draw(
     for part, found in parts.items():
         plot.bars(
             folder / f"returns_{part}.png",
-            {
-                name: (own["return"].mean(), *statistics.interval(own["return"]))
-                for name, own in found.items()
-            },
+            {name: studies.band(own["return"]) for name, own in found.items()},
             f"mean return (95 % interval; optimum {OPTIMUM})",
             title=f"Double-T maze, {part} design of the log",
         )
@@ -591,7 +591,7 @@ def picture(value: np.ndarray) -> np.ndarray:
     return found
 
 
-def table(result: Mapping[str, Any]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
@@ -602,43 +602,32 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
         f"{settings['seed']} to {last}. Mean return over the 25 starts (optimum {OPTIMUM}, at worst -101), its mean "
         "over logs and Student's 95 % interval. The program, experiments/papers/ilql_maze.py, says what is compared."
     )
+    text = functools.partial(studies.plus_minus, style=".1f")
     for part, found in result["parts"].items():
-        yield ""
-        yield f"## The {part} design"
-        yield ""
-        yield "| | return | each log |"
-        yield "|---|---|---|"
-        for name, own in found.items():
-            yield f"| {name} | {_text(own['return'])} | {' '.join(f'{x:.1f}' for x in own['return'])} |"
+        yield from ("", f"## The {part} design", "")
+        yield from studies.table(
+            ("", "return", "each log"),
+            [(name, text(own["return"]), _each(own["return"])) for name, own in found.items()],
+        )
         yield ""
         yield (
             "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
             "the exact one over the cells, at the end."
         )
         yield ""
-        yield (
-            "| | "
-            + " | ".join(f"beta {beta:g}" for beta in STEERING)
-            + " | moves, by beta | distance | each log |"
-        )
-        yield "|---" * (4 + len(STEERING)) + "|"
+        rows = []
         for name, own in found.items():
             if "errors" in own:
-                cells = [_text(own["by_steering"][:, i]) for i in range(len(STEERING))]
-                cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
                 off = own["errors"][:, -1]
-                cells += [_text(off), " ".join(f"{x:.1f}" for x in off)] if MC not in name else ["", ""]
-                yield f"| {name} | {' | '.join(cells)} |"
-    yield ""
-    yield "## Checks"
-    yield ""
-    for claim, holds in result["checks"].items():
-        yield f"- {'yes' if holds else 'NO'}: {claim}"
+                cells = [text(own["by_steering"][:, i]) for i in range(len(STEERING))]
+                cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
+                rows.append((name, *cells, *((text(off), _each(off)) if MC not in name else ("", ""))))
+        steering = (f"beta {beta:g}" for beta in STEERING)
+        yield from studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
 
 
-def _text(values: np.ndarray) -> str:
-    low, high = statistics.interval(values)
-    return f"{values.mean():.1f} ± {(high - low) / 2:.1f}"
+def _each(values: np.ndarray) -> str:
+    return " ".join(f"{x:.1f}" for x in values)
 
 
 if __name__ == "__main__":

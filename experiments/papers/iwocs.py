@@ -14,6 +14,7 @@ policy, what does IWOCS reach of the best static worst case, and what does the r
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,9 +23,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
+from experiments import studies
 from rl import log, plot, statistics
 from rl.agents import robust_vi
 from rl.envs import tabular
@@ -34,6 +34,7 @@ from rl.types import Array, Key
 WINDS = np.linspace(0, 0.5, 25)
 GAMMA, TOLERANCE = 0.95, 1e-3
 MEMBERS, STATES, ACTIONS = 6, 5, 3
+REPORT = "table.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,13 +44,19 @@ class Settings:
     families: int = 500  # random families
     seed: int = 0  # of the random families
     out: str = "results/papers/iwocs"  # where result.json, the figure and the table land
+    overwrite: bool = False  # compute again what is finished
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Both studies, written to ``settings.out``; returns what result.json holds."""
+    variants = {
+        "windy_walk": studies.Variant(windy_walk, {}),
+        "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
+    }
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    walk, study = windy_walk(), random_families(settings)
+    found = studies.train(out / "variants", variants, "parts", overwrite=settings.overwrite).outcomes
+    result = studies.finish(settings, found, report, claims, REPORT)
+    walk = found["windy_walk"]
     curves = {
         f"IWOCS, round {number}: alpha {row['alpha']:g}": earned
         for number, (row, earned) in enumerate(zip(walk["rounds"], walk["earned"], strict=True), 1)
@@ -65,14 +72,10 @@ def run(settings: Settings) -> dict[str, Any]:
         title="Windy walk: policies under every wind",
         note="exact",
     )
-    result = {**log.provenance(), "settings": settings, "windy_walk": walk, "random_families": study}
-    log.write_json(out / "result.json", result)
-    with log.replacing(out / "table.md") as partial_file:
-        partial_file.write_text(_table(walk, study))
     return result
 
 
-def windy_walk() -> dict[str, Any]:
+def windy_walk(work: studies.Work) -> dict[str, Any]:
     """IWOCS and robust value iteration on the paper's family."""
     with jax.enable_x64(True):
         family = jax.vmap(tabular.windy_walk)(jnp.asarray(WINDS))
@@ -80,6 +83,7 @@ def windy_walk() -> dict[str, Any]:
         robust = _rectangular(family)
         earned = partial(_earned, family)
         of_robust = earned(robust_vi.greedy(robust.q))
+        work.progress(1)
         return {
             "alpha": WINDS,
             "rounds": [
@@ -97,7 +101,7 @@ def windy_walk() -> dict[str, Any]:
         }
 
 
-def random_families(settings: Settings) -> dict[str, Any]:
+def random_families(settings: Settings, work: studies.Work) -> dict[str, Any]:
     """IWOCS, robust value iteration and the first member's optimum against the best policy for a static worst case.
 
     Worst cases are given as what they fall short of the best one by, in units of what the first member's optimal
@@ -127,15 +131,16 @@ def random_families(settings: Settings) -> dict[str, Any]:
             bounds = found.promised[-1] - best, best - value
             rows.append((*shortfalls, *bounds, found.converged, len(found.member)))
             bar.update()
+    work.progress(1)
     columns = np.array(rows, float).T
     names = ("first member", "IWOCS", "robust VI")
     unit = columns[0].mean()
     return {
         "unit": unit,
-        "shortfall": {name: _summary(x / unit) for name, x in zip(names, columns[:3], strict=True)},
+        "shortfall": {name: _mean(x / unit) for name, x in zip(names, columns[:3], strict=True)},
         "optimal": {name: float((x <= TOLERANCE).mean()) for name, x in zip(names, columns[:3], strict=True)},
-        "iwocs_promises_too_much": _summary(columns[3] / unit),
-        "rvi_promises_too_little": _summary(columns[4] / unit),
+        "iwocs_promises_too_much": _mean(columns[3] / unit),
+        "rvi_promises_too_little": _mean(columns[4] / unit),
         "iwocs_converged": float(columns[5].mean()),
         "iwocs_rounds": float(columns[6].mean()),
     }
@@ -156,52 +161,67 @@ def _earned(family: MDP, policy: Array) -> Array:
     return jax.vmap(lambda mdp: mdp.start @ tabular.evaluate(mdp, policy, GAMMA))(family)
 
 
-def _summary(values: np.ndarray) -> dict[str, Any]:
+def _mean(values: np.ndarray) -> dict[str, Any]:
     return {"mean": values.mean(), "ci95": list(statistics.interval(values))}
 
 
-def _table(walk: dict[str, Any], study: dict[str, Any]) -> str:
-    rounds = "\n".join(
-        f"| {number} | {row['alpha']:.3f} | {row['promised']:.4f} | {row['worst']:.4f} |"
-        for number, row in enumerate(walk["rounds"], 1)
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the paper reports of its demonstration."""
+    walk, source = result["windy_walk"], "IWOCS (Zouitine, Geist & Rachelson 2024)"
+    two = studies.every(lambda x: x == 2)
+    yield studies.Claim(
+        "windy walk: the worst case is found in two rounds", source, [len(walk["rounds"])], two
     )
-    shortfall = "\n".join(
-        f"| {name} | {x['mean']:.3f} [{x['ci95'][0]:.3f}, {x['ci95'][1]:.3f}] | {study['optimal'][name]:.0%} |"
-        for name, x in study["shortfall"].items()
+    yield studies.Claim(
+        "windy walk: values are those of robust value iteration (largest difference)",
+        source,
+        [walk["rvi"]["largest_difference_of_v"]],
+        studies.every(lambda x: x <= TOLERANCE),
     )
-    too_much, too_little = study["iwocs_promises_too_much"], study["rvi_promises_too_little"]
-    return f"""# IWOCS and robust value iteration
-
-## Windy walk: 25 winds, gamma {GAMMA}
-
-| round of IWOCS | solved for alpha | promised | worst case of its policy |
-|---|---|---|---|
-{rounds}
-
-IWOCS {"converged" if walk["converged"] else "did not converge"} after {len(walk["rounds"])} rounds (paper: 2).
-Robust value iteration: {walk["rvi"]["value"]:.4f}, and its policy earns {walk["rvi"]["worst"]:.4f} in its worst case.
-The values of the two differ by at most {walk["rvi"]["largest_difference_of_v"]:.1e} in any state (paper: they match).
-
-## Random families: {MEMBERS} models of {STATES} states and {ACTIONS} actions that share their rewards
-
-Shortfall of the static worst case from that of the best deterministic policy, in units of what the first member's
-optimal policy falls short by on average ({study["unit"]:.3f}); 95 % Student intervals over families.
-
-| policy | shortfall | within {TOLERANCE:g} of the best |
-|---|---|---|
-{shortfall}
-
-IWOCS converged on {study["iwocs_converged"]:.0%} of the families; elsewhere it stopped with its worst member already
-solved. It took {study["iwocs_rounds"]:.2f} rounds on average. Its promise is above the best static worst case by
-{too_much["mean"]:.3f} units, the value of robust value iteration below it by {too_little["mean"]:.3f}.
-"""
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.out) / "table.md").read_text())
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The lines of a Markdown report."""
+    walk, study = result["windy_walk"], result["random_families"]
+    yield "# IWOCS and robust value iteration"
+    yield from ("", f"## Windy walk: {len(WINDS)} winds, gamma {GAMMA}", "")
+    yield from studies.table(
+        ("round of IWOCS", "solved for alpha", "promised", "worst case of its policy"),
+        [
+            (number, f"{row['alpha']:.3f}", f"{row['promised']:.4f}", f"{row['worst']:.4f}")
+            for number, row in enumerate(walk["rounds"], 1)
+        ],
+    )
+    yield ""
+    yield (
+        f"IWOCS {'converged' if walk['converged'] else 'did not converge'} after {len(walk['rounds'])} rounds "
+        f"(paper: 2). Robust value iteration: {walk['rvi']['value']:.4f}, and its policy earns "
+        f"{walk['rvi']['worst']:.4f} in its worst case. The values of the two differ by at most "
+        f"{walk['rvi']['largest_difference_of_v']:.1e} in any state (paper: they match)."
+    )
+    shape = f"{MEMBERS} models of {STATES} states and {ACTIONS} actions"
+    yield from ("", f"## Random families: {shape} that share their rewards", "")
+    yield (
+        "Shortfall of the static worst case from that of the best deterministic policy, in units of what the first "
+        f"member's optimal policy falls short by on average ({study['unit']:.3f}); 95 % Student intervals over "
+        "families."
+    )
+    yield ""
+    yield from studies.table(
+        ("policy", "shortfall", f"within {TOLERANCE:g} of the best"),
+        [
+            (name, studies.between(x, ".3f"), f"{study['optimal'][name]:.0%}")
+            for name, x in study["shortfall"].items()
+        ],
+    )
+    yield ""
+    yield (
+        f"IWOCS converged on {study['iwocs_converged']:.0%} of the families; elsewhere it stopped with its worst "
+        f"member already solved. It took {study['iwocs_rounds']:.2f} rounds on average. Its promise is above the best "
+        f"static worst case by {study['iwocs_promises_too_much']['mean']:.3f} units, the value of robust value "
+        f"iteration below it by {study['rvi_promises_too_little']['mean']:.3f}."
+    )
 
 
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run, REPORT)

@@ -15,9 +15,9 @@ steps still had sound values after 20,000 updates (223, with returns below the d
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Settings:
     seed: int = 0  # of everything
     workdir: str = "runs/model_quality"  # data and runs
     out: str = "results/papers/model_quality"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -65,26 +66,27 @@ def run(settings: Settings) -> dict[str, Any]:
     methods = studies.names("methods", settings.methods, rl_model_based.METHODS)
     worlds = _worlds(settings.truths)
     studies.check_seeds(settings.seeds)
-    began, source = time.time(), settings.dataset
+    source = settings.dataset
     if source in recipes.LOCOMOTION:
         folder = Path(settings.workdir) / "data"
         source = str(
             recipes.collect(source, out=folder, transitions=settings.transitions, seed=settings.seed)
         )
-    rows = [_row(settings, source, method, world) for method in methods for world in worlds]
+    variants = {
+        f"{method}-{world:g}": studies.Variant(
+            functools.partial(train_one, settings, source, method, world),
+            studies.chosen(settings, "methods", "truths"),
+        )
+        for method in methods
+        for world in worlds
+    }
+    found = studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite)
+    rows = list(found.outcomes.values())
     largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
     for row in rows:
         row["limit"] = largest.reward + row["alpha"] * largest.entropy
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
-        "wall_seconds": time.time() - began,
-        "rows": rows,
-        "checks": checks(rows),
-    }
-    folder = Path(settings.out)
-    studies.write(folder, result, table(result))
-    draw(folder, settings, rows)
+    result = studies.finish(settings, {"wall_seconds": found.seconds, "rows": rows}, report, claims)
+    draw(Path(settings.out), settings, rows)
     return result
 
 
@@ -100,9 +102,10 @@ def _worlds(text: str) -> list[float]:
     return worlds
 
 
-def _row(settings: Settings, source: str, method: str, world: float) -> dict[str, Any]:
-    """One method in one world: its last return, Q and diagnoses, one number per seed."""
-    workdir = Path(settings.workdir) / f"{method}-{world:g}"
+def train_one(
+    settings: Settings, source: str, method: str, world: float, work: studies.Work
+) -> dict[str, Any]:
+    """One method in one world: its last return, Q and diagnoses, one number per seed, and Q over updates."""
     config = dataclasses.replace(
         model_based.config(method),
         updates=settings.updates,
@@ -113,44 +116,46 @@ def _row(settings: Settings, source: str, method: str, world: float) -> dict[str
     )
     shared = {field.name for field in dataclasses.fields(model_based.Settings)}
     given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
-    own: dict[str, Any] = {"agent": method, "dataset": source, "truth": world, "workdir": str(workdir)}
+    own: dict[str, Any] = {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
     try:
         model_based.run(model_based.Settings(**{**given, **own}, runaway=0.0), config)
         diverged = False
     except train.Diverged:
         diverged = True  # which is a result here; what was logged before stands
-    last = {name: log.series(workdir, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
-    returns = log.series(workdir, "eval/return")[1][-1]
+    last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
+    returns = log.series(work.folder, "eval/return")[1][-1]
+    steps, q = log.series(work.folder, "train/q")
+    work.progress(1)
     return {
         "method": method,
         "world": world,
-        "run": str(workdir),
+        "q_curve": {"step": steps, "q": q},
         "diverged": diverged,
         "return": returns.reshape(settings.seeds, -1).mean(1),
         **last,
     }
 
 
-def checks(rows: list[dict[str, Any]]) -> dict[str, bool]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the paper's argument predicts, as far as it was run: in every seed, not on average."""
-    of = {(row["method"], row["world"]): row for row in rows}
-    base, ravl, learned = of.get(("base", 1)), of.get(("ravl", 1)), of.get(("base", 0))
-    found: dict[str, bool] = {}
+    rows = {(row["method"], row["world"]): row for row in result["rows"]}
+    base, ravl, learned = rows.get(("base", 1)), rows.get(("ravl", 1)), rows.get(("base", 0))
+    above = studies.every(lambda x: x > 0)
+    source = "RAVL (Sims et al., NeurIPS 2024), on walker2d-medium-expert"
     if base:
-        found["true dynamics: base's Q ends above the largest value there can be"] = bool(
-            (base["q"] > base["limit"]).all()
-        )
+        text = "true dynamics: base's Q ends above the largest value there can be (difference)"
+        yield studies.Claim(text, source, base["q"] - base["limit"], above)
     if ravl:
-        found["true dynamics: RAVL's Q stays below the largest value there can be"] = bool(
-            (ravl["q"] < ravl["limit"]).all()
-        )
+        text = "true dynamics: RAVL's Q stays below the largest value there can be (difference)"
+        yield studies.Claim(text, source, ravl["limit"] - ravl["q"], above)
     if base and ravl:
-        better = ravl["return"].min() > base["return"].max()
-        found["true dynamics: RAVL's worst seed returns more than base's best"] = bool(better)
+        text = "true dynamics: RAVL's worst seed returns more than base's best (by how much)"
+        yield studies.Claim(text, source, ravl["return"] - base["return"].max(), above)
     if base and learned:
-        worse = base["return"].max() < learned["return"].min()
-        found["base returns less with the truth than with the learned model"] = bool(worse)
-    return found
+        text = (
+            "base's best seed returns less with the truth than its worst with the learned model (by how much)"
+        )
+        yield studies.Claim(text, source, learned["return"].min() - base["return"], above)
 
 
 def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
@@ -168,7 +173,7 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
         title=Path(settings.dataset).stem,
         note="mean, worst and best seed",
     )
-    true = {row["method"]: log.series(row["run"], "train/q") for row in rows if row["world"] == 1}
+    true = {row["method"]: row["q_curve"].values() for row in rows if row["world"] == 1}
     if true:
         bounds = {method: (step, q.mean(1), q.min(1), q.max(1)) for method, (step, q) in true.items()}
         plot.lines(
@@ -181,7 +186,7 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
         )
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings = result["settings"]
     yield f"# {Path(settings['dataset']).stem}: from an untrained model to the truth"
@@ -194,12 +199,19 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         "largest seed], and the largest value there can be, from the logged rewards and the entropy's own temperature."
     )
     yield ""
-    yield "| method | world | return | Q | at most |"
-    yield "|---|---|---|---|---|"
-    for row in result["rows"]:
-        note = " (diverged)" if row["diverged"] else ""
-        numbers = f"{_range(row['return'])} | {_range(row['q'])}{note} | {_range(row['limit'])}"
-        yield f"| {row['method']} | {row['world']:g} | {numbers} |"
+    rows = result["rows"]
+    yield from studies.table(
+        ("method", "world", "return", "Q", "at most"),
+        [
+            (
+                *_label(row),
+                studies.extremes(row["return"]),
+                studies.extremes(row["q"]) + (" (diverged)" if row["diverged"] else ""),
+                studies.extremes(row["limit"]),
+            )
+            for row in rows
+        ],
+    )
     yield ""
     yield (
         "The last epoch's diagnosis, mean over seeds: share of next states at the estimated edge of reach, Q there and "
@@ -207,17 +219,14 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         "are from the true ones."
     )
     yield ""
-    yield f"| method | world | {' | '.join(name.replace('_', ' ') for name in DIAGNOSES)} |"
-    yield "|" + "---|" * (2 + len(DIAGNOSES))
-    for row in result["rows"]:
-        cells = " | ".join(studies.digits(np.mean(row[name])) for name in DIAGNOSES)
-        yield f"| {row['method']} | {row['world']:g} | {cells} |"
-    yield ""
-    yield from studies.verdicts("| what the argument predicts | in every seed |", result["checks"])
+    yield from studies.table(
+        ("method", "world", *(name.replace("_", " ") for name in DIAGNOSES)),
+        [(*_label(row), *(studies.digits(np.mean(row[name])) for name in DIAGNOSES)) for row in rows],
+    )
 
 
-def _range(values: np.ndarray) -> str:
-    return f"{studies.digits(values.mean())} [{studies.digits(values.min())}, {studies.digits(values.max())}]"
+def _label(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["method"], f"{row['world']:g}"
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ Everything is computed in float64, with all replications and all prices or radii
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -22,10 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app
 
-from experiments import flags
-from rl import log, plot, statistics
+from experiments import studies
+from rl import plot
 from rl.agents import drpvi, linear, pevi, r2pvi
 from rl.envs import american_put, linear_mdp
 from rl.envs.linear_mdp import LinearMDP
@@ -50,6 +50,7 @@ class Settings:
     many_put: int = 100  # the same for the put option
     timing_repeats: int = 3  # the least time of so many is reported
     seed: int = 0  # of the data
+    overwrite: bool = False  # compute again what is finished
 
 
 class Method(NamedTuple):
@@ -80,61 +81,19 @@ PUT = {
 }
 TIMED = ("PEVI", "R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "DRPVI", "DRVI-L")
 
-# Recovered from the vector graphics and notebooks in the authors' repository.
-FIGURE_A = {  # delta = 0.3, |xi| = 0.2, lambda = 0.1, at PERTURBATIONS
-    "PEVI": (1.5455, 1.4735, 1.3915, 1.3015, 1.2285, 1.1625, 1.0895, 0.9975, 0.9125, 0.8275, 0.7475),
-    "R2PVI-TV": (1.3905, 1.3455, 1.3095, 1.2825, 1.2465, 1.2075, 1.1665, 1.1255, 1.0785, 1.0455, 1.0045),
-    "R2PVI-KL": (1.3967, 1.3548, 1.3148, 1.2737, 1.2268, 1.1877, 1.1538, 1.1148, 1.0707, 1.0368, 0.9998),
-    "R2PVI-chi2": (1.3502, 1.3292, 1.3082, 1.2912, 1.2653, 1.2383, 1.1993, 1.1682, 1.1343, 1.1092, 1.0843),
+_THEIRS = studies.published("r2pvi")
+FIGURE_A: dict[str, list[float]] = _THEIRS["figure_a"]
+FIGURE_B: dict[float, list[float]] = _THEIRS["figure_b"]
+FIGURE_C: dict[str, list[float]] = _THEIRS["figure_c"]
+FIGURE_D: dict[tuple[str, float], list[float] | None] = {
+    (row["method"], row["value"]): row["rewards"] for row in _THEIRS["figure_d"]
 }
-FIGURE_B = {  # R2PVI-TV, delta = |xi| = 0.3, at PERTURBATIONS, by lambda
-    0.1: (1.5742, 1.5332, 1.4972, 1.4512, 1.3932, 1.3442, 1.2992, 1.2442, 1.1872, 1.1432, 1.0962),
-    0.2: (1.6078, 1.5418, 1.4728, 1.4118, 1.3458, 1.2758, 1.2258, 1.1758, 1.1158, 1.0578, 0.9928),
-    0.3: (1.6593, 1.5853, 1.5103, 1.4053, 1.3283, 1.2543, 1.1803, 1.1193, 1.0433, 0.9563, 0.8743),
-    0.6: (1.7228, 1.6218, 1.5118, 1.4048, 1.2968, 1.2058, 1.1128, 1.0088, 0.8938, 0.7958, 0.6978),
+TIMES: dict[tuple[int, int], dict[str, float]] = {
+    (row["N"], row["d"]): row["seconds"] for row in _THEIRS["times"]
 }
-FIGURE_C = {  # delta = 0.3, |xi| = 0.2, perturbation 0.9, at SWEEP: the radius in all factors, or lambda
-    "DRPVI": (0.7693, 0.7863, 0.8005, 0.8300, 0.8655, 0.9135, 0.9613, 1.0110, 1.0220, 1.0290),
-    "R2PVI-TV": (1.0663, 1.0180, 0.9503, 0.8767, 0.8003, 0.7783, 0.7662, 0.7600, 0.7600, 0.7600),
-}
-FIGURE_D = {  # the put option at RISES; None where nothing is published
-    ("PEVI", 0.0): (6.2788, 5.0204, 2.1995, 0.2949, 0.0),
-    ("R2PVI-TV", 1.0): (1.4068, 1.3182, 1.1401, 0.8774, 0.5532),
-    ("R2PVI-TV", 2.0): (2.8202, 2.7081, 2.0399, 0.9890, 0.0),
-    ("R2PVI-TV", 3.0): (3.7980, 3.3042, 2.1212, 0.8699, 0.0),
-    ("R2PVI-TV", 4.0): (4.1043, 3.6618, 2.1807, 0.7087, 0.0),
-    ("R2PVI-TV", 5.0): (4.7691, 4.3186, 2.2115, 0.5720, 0.0),
-    ("R2PVI-KL", 5.0): None,
-    ("R2PVI-chi2", 5.0): None,
-    ("DRPVI", 0.025): (4.9601, 4.3282, 2.1640, 0.3970, 0.0),
-    ("DRPVI", 0.1): (3.8521, 3.2780, 2.1047, 0.8414, 0.0),
-    ("DRPVI", 0.2): (1.4932, 1.4194, 1.2031, 0.8828, 0.5532),
-    ("DRVI-L", 0.1): None,
-    ("VA-R2PVI-TV", 1.0): (2.2185, 1.9824, 1.3882, 0.5915, 0.0),
-    ("VA-DRPVI", 0.2): (2.2963, 1.9923, 1.3507, 0.5688, 0.0),
-}
-TIMES = {  # (N, d): seconds on a laptop's i5-11300H
-    (1000, 30): {"PEVI": 0.804, "R2PVI-TV": 1.078, "R2PVI-KL": 1.041, "DRPVI": 1.702, "DRVI-L": 1.643},
-    (5000, 30): {"PEVI": 4.066, "R2PVI-TV": 5.048, "R2PVI-KL": 5.019, "DRPVI": 6.773, "DRVI-L": 7.013},
-    (10000, 30): {"PEVI": 8.153, "R2PVI-TV": 8.993, "R2PVI-KL": 9.032, "DRPVI": 13.396, "DRVI-L": 15.044},
-    (1000, 60): {"PEVI": 1.838, "R2PVI-TV": 1.953, "R2PVI-KL": 1.786, "DRPVI": 3.493, "DRVI-L": 4.120},
-    (1000, 120): {"PEVI": 5.558, "R2PVI-TV": 4.975, "R2PVI-KL": 6.306, "DRPVI": 16.662, "DRVI-L": 16.195},
-}
-
-# Which of their faults moves a published value; tests/test_papers_r2pvi.py emulates each.
-_ONE_START = f"their tests all begin at {PAPER_START:.2f}, and all datasets and tests share their moves"
-_OTHER_CODE = "not reproduced: their code, run, earns the plain agent's row; " + _ONE_START
-FAULTS = {
-    (
-        "1a",
-        "R2PVI-KL",
-    ): "unshifted KL is optimistic; not reproduced: their code gives 1.480 to 0.845 at this lambda",
-    ("1a", "R2PVI-chi2"): "their code minimises the chi2 dual over its cut where it must be maximised",
-    ("1d", "DRPVI"): "Nelder-Mead stops in local maxima; " + _ONE_START,
-    ("1d", "VA-R2PVI-TV"): _OTHER_CODE,
-    ("1d", "VA-DRPVI"): _OTHER_CODE,
-    ("1d", ""): _ONE_START,
-}
+FAULTS: dict[str, dict[str, str]] = _THEIRS["faults"]
+REPORT = "comparison.md"
+FIGURES = ("1a", "1b", "1c", "1d")
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -148,26 +107,30 @@ def run(settings: Settings) -> dict[str, Any]:
             f"replications must be between 2 and many and many_put, not {settings.replications} of "
             f"{settings.many} and {settings.many_put}"
         )
-    out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    began = time.perf_counter()
     parts = {"1a": figure_a, "1b": figure_b, "1c": figure_c, "1d": figure_d, "time": timing, "shifts": shifts}
-    result: dict[str, Any] = {**log.provenance(), "settings": dataclasses.asdict(settings)}
-    with jax.enable_x64(True), log.progress(len(parts), "figures") as bar:
-        for name, part in parts.items():
-            result[name] = part(settings, out)
-            bar.update(1)
-    result["seconds"] = time.perf_counter() - began
-    log.write_json(out / "result.json", result)
-    with log.replacing(out / "comparison.md") as partial:
-        partial.write_text(comparison(result), encoding="utf-8")
+    variants = {
+        name: studies.Variant(functools.partial(in_double, part, settings), studies.chosen(settings))
+        for name, part in parts.items()
+    }
+    out = Path(settings.out)
+    found = studies.train(out / "variants", variants, "figures", overwrite=settings.overwrite)
+    result = studies.finish(settings, {**found.outcomes, "seconds": found.seconds}, report, claims, REPORT)
+    draw_all(out, result)
     return result
+
+
+def in_double(part: Callable[[Settings], Any], settings: Settings, work: studies.Work) -> Any:
+    """One figure or table, computed in float64."""
+    with jax.enable_x64(True):
+        found = part(settings)
+    work.progress(1)
+    return found
 
 
 # ---- the simulated linear MDP ----------------------------------------------------------------------------
 
 
-def figure_a(settings: Settings, out: Path) -> list[dict[str, Any]]:
+def figure_a(settings: Settings) -> list[dict[str, Any]]:
     """Average reward against perturbation, all methods at lambda = 0.1."""
     env = linear_mdp.make(0.3, 0.2)
     tests = [linear_mdp.perturbed(env, float(q)) for q in PERTURBATIONS]
@@ -176,11 +139,10 @@ def figure_a(settings: Settings, out: Path) -> list[dict[str, Any]]:
         policy = policies(settings, SIMULATED[name], env, np.array([0.1]))[:, 0]
         exact, sampled = exact_returns(tests, policy), sampled_returns(settings, tests, policy)
         rows.append(row(settings, "1a", name, "q", PERTURBATIONS, exact, published, sampled))
-    draw(out / "figure_1a.png", rows, "perturbation q", "delta = 0.3, |xi| = 0.2, lambda = 0.1")
     return rows
 
 
-def figure_b(settings: Settings, out: Path) -> list[dict[str, Any]]:
+def figure_b(settings: Settings) -> list[dict[str, Any]]:
     """R2PVI-TV by lambda."""
     env = linear_mdp.make(0.3, 0.3)
     tests = [linear_mdp.perturbed(env, float(q)) for q in PERTURBATIONS]
@@ -190,11 +152,10 @@ def figure_b(settings: Settings, out: Path) -> list[dict[str, Any]]:
         exact = exact_returns(tests, policy[:, index])
         sampled = sampled_returns(settings, tests, policy[:, index])
         rows.append(row(settings, "1b", f"lambda = {price}", "q", PERTURBATIONS, exact, published, sampled))
-    draw(out / "figure_1b.png", rows, "perturbation q", "R2PVI-TV, delta = |xi| = 0.3")
     return rows
 
 
-def figure_c(settings: Settings, out: Path) -> list[dict[str, Any]]:
+def figure_c(settings: Settings) -> list[dict[str, Any]]:
     """Robustness rises with the ball's radius and falls with the price of a shift."""
     env = linear_mdp.make(0.3, 0.2)
     tests = [linear_mdp.perturbed(env, 0.9)]
@@ -208,13 +169,10 @@ def figure_c(settings: Settings, out: Path) -> list[dict[str, Any]]:
         rows.append(
             row(settings, "1c", name, "rho or lambda", SWEEP, exact, published, np.stack(sampled, -1))
         )
-    draw(
-        out / "figure_1c.png", rows, "radius rho, or price lambda", "delta = 0.3, |xi| = 0.2, perturbation 1"
-    )
     return rows
 
 
-def shifts(settings: Settings, out: Path) -> dict[str, Any]:
+def shifts(settings: Settings) -> dict[str, Any]:
     """Ours: the three divergences, each at its best price, against three kinds of shift of growing size."""
     env = linear_mdp.make(0.3, 0.2)
     sizes = np.linspace(0, 1, 5)
@@ -233,15 +191,6 @@ def shifts(settings: Settings, out: Path) -> dict[str, Any]:
             for name, actions in policy.items()
         }  # each [prices, replications, sizes]
         found[kind] = [best_at(scores, index) | {"size": size} for index, size in enumerate(sizes)]
-        curves = {
-            name: (sizes, *np.transpose([_mean_and_interval(at[name]["scores"]) for at in found[kind]]))
-            for name in scores
-        }
-        stem = kind.split(" (")[0].replace(" ", "_")
-        plot.lines(
-            out / f"shift_{stem}.png", curves, "size of the shift", "average reward", title=kind,
-            note=f"{settings.many} replications, best lambda of {len(PRICES)}",
-        )  # fmt: skip
     for at in (at for kind in found.values() for at in kind):
         for name in (*names, "PEVI"):
             at[name] = {key: value for key, value in at[name].items() if key != "scores"}
@@ -254,11 +203,11 @@ def best_at(scores: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
     for name, values in scores.items():
         index = int(values[:, :, size].mean(1).argmax())
         own = values[index, :, size]
-        mean, low, high = _mean_and_interval(own)
+        mean, low, high = studies.band(own)
         price = float(PRICES[index]) if len(values) > 1 else None
         best[name] = {"lambda": price, "mean": mean, "ci95": [low, high], "scores": own}
     first, second = sorted(best, key=lambda name: -best[name]["mean"])[:2]
-    lead = _mean_and_interval(best[first]["scores"] - best[second]["scores"])
+    lead = studies.band(best[first]["scores"] - best[second]["scores"])
     return best | {"best": first, "next": second, "lead": lead[0], "lead_ci95": list(lead[1:])}
 
 
@@ -316,7 +265,7 @@ def _stacked(tests: list[LinearMDP]) -> LinearMDP:
 # ---- the put option --------------------------------------------------------------------------------------
 
 
-def figure_d(settings: Settings, out: Path) -> list[dict[str, Any]]:
+def figure_d(settings: Settings) -> list[dict[str, Any]]:
     """The put option at every probability of a rise, trained at 0.5."""
     rows = []
     for (name, value), published in FIGURE_D.items():
@@ -328,8 +277,6 @@ def figure_d(settings: Settings, out: Path) -> list[dict[str, Any]]:
         )
         made = row(settings, "1d", label, "p", RISES, exact, published, None)
         rows.append(made | {"many_from_the_papers_start": at_paper.mean(0)})
-    shown = [made for made in rows if "VA" not in made["label"] and "lambda = 2" not in made["label"]]
-    draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
     return rows
 
 
@@ -357,7 +304,7 @@ def put_returns(settings: Settings, method: Method, value: float) -> np.ndarray:
     return np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=20))(keys))
 
 
-def timing(settings: Settings, out: Path) -> list[dict[str, Any]]:
+def timing(settings: Settings) -> list[dict[str, Any]]:
     """Seconds of one fit, the compilation not counted, against N and d."""
     rows = []
     for (count, size), published in TIMES.items():
@@ -371,18 +318,6 @@ def timing(settings: Settings, out: Path) -> list[dict[str, Any]]:
             theirs = published.get(name)
             rows.append({"method": name, "N": count, "d": size, "ours": seconds, "published": theirs,
                          "times_faster": theirs and theirs / seconds})  # fmt: skip
-    for axis, other, at in (("N", "d", 30), ("d", "N", 1000)):
-        chosen = [made for made in rows if made[other] == at]
-        curves = {
-            name: _timing_curve([r for r in chosen if r["method"] == name], axis, "ours") for name in TIMED
-        }
-        theirs = {
-            name: _timing_curve([r for r in chosen if r["method"] == name], axis, "published")[:2]
-            for name in TIMED
-            if name in TIMES[(1000, 30)]
-        }
-        plot.lines(out / f"time_{axis}.png", curves, axis, "seconds per fit", published=theirs,
-                   title=f"{other} = {at}", note="least of several", logarithmic=True)  # fmt: skip
     return rows
 
 
@@ -407,7 +342,7 @@ def row(
     axis: str,
     x: np.ndarray,
     exact: np.ndarray,
-    published: tuple[float, ...] | None,
+    published: Sequence[float] | None,
     sampled: np.ndarray | None,
 ) -> dict[str, Any]:
     """One curve: ours from as many replications as the paper has and from many, and what was published.
@@ -416,7 +351,7 @@ def row(
     the published number of datasets and of 100 episodes each would explain (beyond 99.9 %).
     """
     count = settings.replications
-    mean, low, high = np.transpose([_mean_and_interval(column) for column in exact.T])
+    mean, low, high = np.transpose([studies.band(column) for column in exact.T])
     made: dict[str, Any] = {
         "figure": figure,
         "label": label,
@@ -428,7 +363,7 @@ def row(
         "replications_many": len(exact),
     }
     if published is not None:
-        theirs = np.array(published)
+        theirs, faults = np.array(published), FAULTS.get(figure, {})
         # One episode's return varies by about 1 in either environment; there, 100 per dataset.
         datasets = 3 if figure == "1d" else 20
         noise = np.sqrt((exact.var(0, ddof=1) + 0.01) / datasets)
@@ -436,55 +371,66 @@ def row(
             "published": theirs,
             "difference": made["ours"] - theirs,
             "off": np.abs(theirs - mean) > 3.3 * noise,
-            "fault": FAULTS.get((figure, label.split(" ")[0])) or FAULTS.get((figure, "")),
+            "fault": faults.get(label.split(" ")[0]) or faults.get(""),
         }
     return made
 
 
-def comparison(result: Mapping[str, Any]) -> str:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """Every published curve is what sampling makes of the exact returns."""
+    for made in (made for figure in FIGURES for made in result[figure]):
+        if "off" in made:
+            text = f"{made['figure']}, {made['label']}: published values within sampling of ours"
+            yield studies.Claim(text, _THEIRS["source"], made["off"], _none)
+
+
+def _none(off: np.ndarray) -> tuple[bool, str]:
+    return not off.any(), f"{np.sum(off == 0)} of {len(off)} values"
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The tables as Markdown."""
-    many = result["settings"]["many"]
-    lines = ["# R2PVI: ours beside the published numbers", ""]
-    lines += [
-        f"Ours: exact evaluation, the mean of {result['settings']['replications']} replications; then that of "
-        f"{many} ({result['settings']['many_put']} for 1d) with its 95 % interval, and for 1d behind it that of "
+    settings, many = result["settings"], result["settings"]["many"]
+    yield "# R2PVI: ours beside the published numbers"
+    yield ""
+    yield (
+        f"Ours: exact evaluation, the mean of {settings['replications']} replications; then that of "
+        f"{many} ({settings['many_put']} for 1d) with its 95 % interval, and for 1d behind it that of "
         f"tests that begin where the paper's do, at {PAPER_START:.2f}. 'Sampling' explains a published value that lies "
-        "no further from the mean of many than the paper's number of datasets lets expect; else a fault is named.",
-        "",
-        "| figure | method | at | published | ours | difference | many replications | explanation |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for made in (made for figure in ("1a", "1b", "1c", "1d") for made in result[figure]):
-        lines += _comparison_rows(made)
-    lines += [
-        "",
-        "## Seconds per fit",
-        "",
-        "| N | d | method | published | ours | times faster |",
-        "|---|---|---|---|---|---|",
-    ]
-    for made in result["time"]:
-        theirs, faster = made["published"], made["times_faster"]
-        lines.append(
-            f"| {made['N']} | {made['d']} | {made['method']} | {theirs or '-'} | {made['ours']:.4f} | "
-            f"{f'{faster:.0f}' if faster else '-'} |"
-        )
-    lines += ["", f"## Which divergence at which shift (ours, {many} replications)", ""]
-    lines += [
-        "| shift | size | best | lambda | reward | next | lead, 95 % interval |",
-        "|---|---|---|---|---|---|---|",
-    ]
+        "no further from the mean of many than the paper's number of datasets lets expect; else a fault is named."
+    )
+    yield ""
+    head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
+    figures = (made for figure in FIGURES for made in result[figure])
+    yield from studies.table(head, (row for made in figures for row in _comparison_rows(made)))
+    yield from ("", "## Seconds per fit", "")
+    yield from studies.table(
+        ("N", "d", "method", "published", "ours", "times faster"),
+        [
+            (
+                made["N"],
+                made["d"],
+                made["method"],
+                made["published"] or "-",
+                f"{made['ours']:.4f}",
+                f"{made['times_faster']:.0f}" if made["times_faster"] else "-",
+            )
+            for made in result["time"]
+        ],
+    )
+    yield from ("", f"## Which divergence at which shift (ours, {many} replications)", "")
+    rows = []
     for kind, at in ((kind, at) for kind, sizes in result["shifts"].items() for at in sizes):
-        best, (low, high) = at[at["best"]], at["lead_ci95"]
+        best = at[at["best"]]
         price = "-" if best["lambda"] is None else f"{best['lambda']:.3g}"
-        lines.append(
-            f"| {kind} | {at['size']:.2f} | {at['best']} | {price} | {best['mean']:.4f} | {at['next']} | "
-            f"{at['lead']:.4f} [{low:.4f}, {high:.4f}] |"
-        )
-    return "\n".join(lines) + "\n"
+        lead = studies.between({"mean": at["lead"], "ci95": at["lead_ci95"]}, ".4f")
+        rows.append((kind, f"{at['size']:.2f}", at["best"], price, f"{best['mean']:.4f}", at["next"], lead))
+    yield from studies.table(
+        ("shift", "size", "best", "lambda", "reward", "next", "lead, 95 % interval"), rows
+    )
 
 
-def _comparison_rows(made: Mapping[str, Any]) -> Iterator[str]:
+def _comparison_rows(made: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     axis = next(name for name in ("q", "p", "rho or lambda") if name in made)
     for index, x in enumerate(made[axis]):
         low, high = (bound[index] for bound in made["many_ci95"])
@@ -499,10 +445,39 @@ def _comparison_rows(made: Mapping[str, Any]) -> Iterator[str]:
                 why = made["fault"] or "unexplained"
             else:
                 why = "sampling here, but not in the whole curve" if made["off"].any() else "sampling"
-        yield (
-            f"| {made['figure']} | {made['label']} | {axis} = {x:.2f} | {theirs} | {made['ours'][index]:.4f} | "
-            f"{difference} | {many} | {why} |"
-        )
+        ours = f"{made['ours'][index]:.4f}"
+        yield made["figure"], made["label"], f"{axis} = {x:.2f}", theirs, ours, difference, many, why
+
+
+def draw_all(out: Path, result: Mapping[str, Any]) -> None:
+    """Every figure of the paper, and ours."""
+    draw(out / "figure_1a.png", result["1a"], "perturbation q", "delta = 0.3, |xi| = 0.2, lambda = 0.1")
+    draw(out / "figure_1b.png", result["1b"], "perturbation q", "R2PVI-TV, delta = |xi| = 0.3")
+    title = "delta = 0.3, |xi| = 0.2, perturbation 1"
+    draw(out / "figure_1c.png", result["1c"], "radius rho, or price lambda", title)
+    shown = [made for made in result["1d"] if "VA" not in made["label"] and "lambda = 2" not in made["label"]]
+    draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
+    for kind, found in result["shifts"].items():
+        sizes = [at["size"] for at in found]
+        curves = {
+            name: (sizes, *studies.bands(at[name] for at in found))
+            for name in ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "PEVI")
+        }
+        plot.lines(
+            out / f"shift_{kind.split(' (')[0].replace(' ', '_')}.png", curves, "size of the shift", "average reward",
+            title=kind, note=f"{result['settings']['many']} replications, best lambda of {len(PRICES)}",
+        )  # fmt: skip
+    for axis, other, at in (("N", "d", 30), ("d", "N", 1000)):
+        chosen = [made for made in result["time"] if made[other] == at]
+        by_method = {name: [r for r in chosen if r["method"] == name] for name in TIMED}
+        curves = {name: _timing_curve(rows, axis, "ours") for name, rows in by_method.items()}
+        theirs = {
+            name: _timing_curve(rows, axis, "published")[:2]
+            for name, rows in by_method.items()
+            if name in TIMES[(1000, 30)]
+        }
+        plot.lines(out / f"time_{axis}.png", curves, axis, "seconds per fit", published=theirs,
+                   title=f"{other} = {at}", note="least of several", logarithmic=True)  # fmt: skip
 
 
 def draw(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> None:
@@ -521,20 +496,5 @@ def _varied(method: Method, value: Any) -> Any:
     return dataclasses.replace(method.config, **{method.field: value}) if method.field else method.config
 
 
-def _mean_and_interval(scores: np.ndarray) -> tuple[float, float, float]:
-    return float(scores.mean()), *statistics.interval(scores)
-
-
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    result = run(settings)
-    off = sum(int(made["off"].sum()) for f in ("1a", "1b", "1c", "1d") for made in result[f] if "off" in made)
-    total = sum(len(made["off"]) for f in ("1a", "1b", "1c", "1d") for made in result[f] if "off" in made)
-    print(
-        f"{total - off} of {total} published values agree within sampling; comparison.md explains the rest."
-    )
-    print(f"Everything is in {settings.out} ({result['seconds']:.0f} s); look at comparison.md first.")
-
-
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run, REPORT)

@@ -17,7 +17,7 @@ and model between the variants.
 from __future__ import annotations
 
 import dataclasses
-import time
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
-from rl import data, envs, log, plot, statistics, train
+from rl import data, envs, plot, statistics, train
 from rl.agents import cql, robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -73,48 +73,70 @@ class Settings:
     limit: int = 300  # steps of an episode, here and in the log
     seed: int = 0  # of everything
     out: str = "results/papers/robust_deep"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Logs, fits, trains and evaluates; returns what result.json holds."""
     studies.check_seeds(settings.seeds)
-    started = time.time()
+    evaluations = sum(len(factors) for factors in WORLDS.values())
+    depends_on = {**studies.chosen(settings), "worlds": WORLDS}
+    variants = {"logs and models": studies.Variant(functools.partial(describe, settings), depends_on)}
+    for name, adversary in VARIANTS.items():
+        train_one = functools.partial(train_variant, settings, adversary)
+        variants[name] = studies.Variant(train_one, {**depends_on, "adversary": adversary}, 1 + evaluations)
+    folder = Path(settings.out) / "variants"
+    found = studies.train(folder, variants, "variants", overwrite=settings.overwrite)
+    prepared.cache_clear()
+    returns = {name: found.outcomes[name]["returns"] for name in VARIANTS}
+    rows = {
+        "agent": dataclasses.asdict(CONFIG),
+        "dynamics": dataclasses.asdict(DYNAMICS),
+        "worlds": WORLDS,
+        **found.outcomes["logs and models"],
+        "metrics": {name: found.outcomes[name]["metrics"] for name in VARIANTS},
+        "returns": returns,
+        "summary": summary(returns),
+        "wall_seconds": found.seconds,
+    }
+    result = studies.finish(settings, rows, report, claims)
+    draw(Path(settings.out), returns)
+    return result
+
+
+@functools.cache
+def prepared(settings: Settings) -> tuple[Dataset, ensemble.Ensemble, ensemble.Model, Key]:
+    """The logs and the models of all seeds, stacked [S, ...], and their keys; the same for all variants."""
     logs = [collect(settings, seed) for seed in range(settings.seeds)]
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     dynamics = ensemble.make(DYNAMICS, SPEC)
     models = [dynamics.fit(own, key) for own, key in zip(logs, keys, strict=True)]
     stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x), *trees)
-    all_logs, all_models = stack(logs), stack(models)
-    returns: dict[str, dict[str, np.ndarray]] = {}
-    metrics: dict[str, dict[str, float]] = {}
-    evaluations = sum(len(factors) for factors in WORLDS.values())
-    with log.progress(len(VARIANTS) * (1 + evaluations), "variants") as bar:
-        for name, adversary in VARIANTS.items():
-            state, report = trainer(settings, dynamics, adversary)(all_logs, all_models, keys)
-            metrics[name] = {metric: float(value.mean()) for metric, value in report.metrics.items()}
-            bar.update()
-            returns[name] = {}
-            for world, factors in WORLDS.items():
-                scores = []
-                for factor in factors:
-                    scores.append(evaluate(settings, state, world, factor))
-                    bar.update()
-                returns[name][world] = np.stack(scores)  # [factors, seeds]
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
-        "agent": dataclasses.asdict(CONFIG),
-        "dynamics": dataclasses.asdict(DYNAMICS),
-        "worlds": WORLDS,
-        "logged": [float((replay.episode_returns(own)).mean()) for own in logs],
-        "model_error": [float(model.error.mean()) for model in models],
-        "metrics": metrics,
-        "returns": returns,
-        "summary": summary(returns),
-        "wall_seconds": time.time() - started,
-    }
-    report_to(Path(settings.out), result)
-    return result
+    return stack(logs), dynamics, stack(models), keys
+
+
+def describe(settings: Settings, work: studies.Work) -> dict[str, Any]:
+    """What the logged controllers earn, and how far the models are off, for each seed."""
+    logs, _, models, _ = prepared(settings)
+    work.progress(1)
+    each = (jax.tree.map(lambda x, i=i: x[i], logs) for i in range(settings.seeds))
+    logged = [replay.episode_returns(own).mean() for own in each]
+    return {"logged": logged, "model_error": models.error.reshape(settings.seeds, -1).mean(1)}
+
+
+def train_variant(
+    settings: Settings, adversary: tuple[str, float] | None, work: studies.Work
+) -> dict[str, Any]:
+    """All seeds of one variant: means of its metrics, and returns [factors, seeds] in every world."""
+    logs, dynamics, models, keys = prepared(settings)
+    state, report = trainer(settings, dynamics, adversary)(logs, models, keys)
+    work.progress(1)
+    returns: dict[str, list[np.ndarray]] = {world: [] for world in WORLDS}
+    for world, factors in WORLDS.items():
+        for factor in factors:
+            returns[world].append(evaluate(settings, state, world, factor))
+            work.progress(1)
+    return {"metrics": {name: x.mean() for name, x in report.metrics.items()}, "returns": returns}
 
 
 # ---- the pendulums ----------------------------------------------------------------------------------------
@@ -240,28 +262,34 @@ def summary(returns: Mapping[str, Mapping[str, np.ndarray]]) -> list[dict[str, A
     ]
 
 
-def report_to(folder: Path, result: dict[str, Any]) -> None:
-    """Writes result.json, README.md and one figure per kind of world."""
-    studies.write(folder, result, table(result))
+def draw(folder: Path, returns: Mapping[str, Mapping[str, np.ndarray]]) -> None:
+    """One figure per kind of world."""
     for world, factors in WORLDS.items():
-        curves = {
-            name: (
-                factors,
-                worlds[world].mean(1),
-                *np.transpose([statistics.interval(x) for x in worlds[world]]),
-            )
-            for name, worlds in result["returns"].items()
-        }
         plot.lines(
             folder / f"{world.replace(' ', '_')}.png",
-            curves,
+            {name: (factors, *studies.bands(worlds[world])) for name, worlds in returns.items()},
             f"{world}, times the nominal",
             "steps upright",
             title=f"{ENVIRONMENT} with kicks, trained at nominal {world}",
         )
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """That the robust backup helps where the pendulum is not the logged one: over all other factors of a world."""
+    plain = result["returns"]["plain"]
+    for name, worlds in result["returns"].items():
+        for world, rows in worlds.items():
+            if name != "plain" and VARIANTS.get(name, ("", 1e6)) != ("tv", 1e6):
+                gain = (rows - plain[world])[np.array(WORLDS[world]) != 1].mean(0)
+                yield studies.Claim(
+                    f"{name}: upright for longer than plain where {world} is not the logged one (steps)",
+                    "ours: what robust backups are for",
+                    gain,
+                    studies.positive,
+                )
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
     settings = result["settings"]
     yield "# The robust backup on an inverted pendulum that changes"
@@ -284,11 +312,11 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     )
     for world, factors in WORLDS.items():
         yield ""
-        yield f"| {world} | " + " | ".join(f"x {factor:g}" for factor in factors) + " |"
-        yield "|---" * (1 + len(factors)) + "|"
-        for variant in VARIANTS:
-            rows = [row for row in result["summary"] if row["variant"] == variant and row["world"] == world]
-            yield f"| {variant} | " + " | ".join(_cell(row) for row in rows) + " |"
+        rows = [row for row in result["summary"] if row["world"] == world]
+        yield from studies.table(
+            (world, *(f"x {factor:g}" for factor in factors)),
+            [(name, *(_cell(row) for row in rows if row["variant"] == name)) for name in VARIANTS],
+        )
 
 
 def _cell(row: dict[str, Any]) -> str:

@@ -2,7 +2,8 @@
 
     python -m experiments.papers.sac_mujoco
 
-Trains SAC online with the paper's settings where there is no finished run yet, and lays its evaluations beside those of
+Trains SAC online with the paper's settings where there is no finished run yet (a run of days stands as it is, whatever
+became of the code: each says by which it was made), and lays its evaluations beside those of
 ten seeds that were published with SimbaV2 (Lee et al. 2025, Apache-2.0): evaluation returns of its SAC baseline on
 gymnasium's -v4 tasks, at the same number of environment steps. Ours are on -v5, which differ by little: Walker2d's feet
 have equal friction, and the step on which Hopper or Walker2d falls earns no reward for being healthy.
@@ -11,52 +12,20 @@ have equal friction, and the step on which Hopper or Walker2d falls earns no rew
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import app
 
-from experiments import flags, online, studies
+from experiments import online, studies
 from rl import log, plot, statistics
 from rl.agents import sac
 
 ENVIRONMENTS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5")
 
-# Steps in thousands: smallest, median and largest return of ten seeds. The curves have a point every 16,666 steps; the
-# one at 49,998 stands for 50,000, and so on.
-PUBLISHED: dict[str, dict[int, tuple[int, int, int]]] = {
-    "HalfCheetah-v5": {
-        50: (3463, 4378, 4879),
-        100: (4986, 6056, 7510),
-        150: (5850, 6788, 8448),
-        200: (6497, 7506, 9168),
-        250: (6825, 8196, 9606),
-        300: (7103, 8546, 9843),
-        500: (7996, 10248, 10797),
-        1000: (8900, 11353, 12531),
-    },
-    "Hopper-v5": {
-        50: (10, 491, 1234),
-        100: (408, 1017, 1717),
-        150: (295, 1185, 2506),
-        200: (787, 2655, 3428),
-        250: (345, 2109, 3419),
-        300: (183, 1866, 3431),
-        500: (1119, 3346, 3542),
-        1000: (1303, 3041, 3637),
-    },
-    "Walker2d-v5": {
-        50: (126, 343, 718),
-        100: (261, 753, 1049),
-        150: (647, 1035, 2999),
-        200: (65, 2117, 3474),
-        250: (1012, 3255, 3878),
-        300: (131, 3268, 4207),
-        500: (350, 3811, 4769),
-        1000: (3835, 4390, 5206),
-    },
-}
+# {task: {thousand steps: [smallest, median, largest return of ten seeds]}}
+PUBLISHED: dict[str, dict[int, list[int]]] = studies.published("sac_mujoco")["returns"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,6 +37,11 @@ class Settings:
     seeds: int = 1  # seeds of each, trained at once
     environments: str = ",".join(ENVIRONMENTS)  # comma-separated
 
+    @property
+    def out(self) -> str:
+        """Where result.json, the figures and the report land."""
+        return self.runs
+
 
 def run(settings: Settings) -> dict[str, Any]:
     """Trains what is missing and writes result.json, README.md and a figure for each environment to ``runs``.
@@ -76,16 +50,14 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an environment without published curves here.
     """
     names = studies.names("environments", settings.environments, ENVIRONMENTS)
-    root, provenance = Path(settings.runs), log.provenance()  # before anything stored is drawn again
-    found = {}
+    root, found = Path(settings.runs), {}
     for name in names:
         if not (root / name / log.RESULT).exists():
             train(settings, name, root / name)
-        steps, returns = curve(root / name)
-        draw(root / f"{name}.png", name, steps, returns)
-        found[name] = beside(name, steps, returns)
-    result = {**provenance, "settings": settings, "environments": found}
-    studies.write(root, result, table(result).splitlines())
+        found[name] = beside(name, *curve(root / name))
+    result = studies.finish(settings, {"environments": found}, report, claims)
+    for name in names:  # last: what is stored may be under version control, and its commit was just noted
+        draw(root / f"{name}.png", name, *curve(root / name))
     return result
 
 
@@ -128,12 +100,11 @@ def draw(path: Path, name: str, steps: np.ndarray, returns: np.ndarray) -> None:
     """The learning curve, and the published median and range."""
     reached = [at for at in PUBLISHED[name] if 1000 * at <= steps[-1]] or [min(PUBLISHED[name])]
     low, median, high = zip(*(PUBLISHED[name][at] for at in reached), strict=True)
-    bounds = np.array([statistics.interval(row) for row in returns]).T
     plot.lines(
         path,
         {
             "published, 10 seeds": (reached, median, low, high),
-            f"ours, {returns.shape[1]} seed(s)": (steps / 1000, returns.mean(-1), *bounds),
+            f"ours, {returns.shape[1]} seed(s)": (steps / 1000, *studies.bands(returns)),
         },
         xlabel="thousand environment steps",
         ylabel="evaluation return",
@@ -142,32 +113,51 @@ def draw(path: Path, name: str, steps: np.ndarray, returns: np.ndarray) -> None:
     )
 
 
-def table(result: dict[str, Any]) -> str:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """Ours is the published SAC: nowhere outside what ten of its seeds did."""
+    for name, rows in result["environments"].items():
+        for row in rows:
+            low, median, high = row["published"].values()
+            yield studies.Claim(
+                f"{name}, {row['steps']:,} steps: mean within the published range",
+                f"{median:,} [{low:,}, {high:,}], SAC of SimbaV2, 10 seeds",
+                row["ours"],
+                studies.summarised(lambda mean, low=low, high=high: low <= mean <= high),
+            )
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """Ours beside the published spread."""
-    rows = [
-        f"| {name} | {row['steps']:,} | {row['published']['median']:,} "
-        f"[{row['published']['smallest']:,}, {row['published']['largest']:,}] | "
-        f"{', '.join(f'{x:,.0f}' for x in row['ours'])} | {'yes' if row['within'] else 'no'} |"
-        for name, by_step in result["environments"].items()
-        for row in by_step
-    ]
-    return f"""# SAC on MuJoCo's robots
-
-`{result["command"]}`. Mean evaluation return of each of our seeds (ten episodes, the policy's mode, -v5), beside the
-median and the range of ten seeds published with SimbaV2 for its SAC baseline (-v4). Each run folder says how it was
-made.
-
-| task | environment steps | published median [range] | ours, each seed | mean within the range |
-|---|---|---|---|---|
-{chr(10).join(rows)}
-"""
-
-
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    run(settings)
-    print((Path(settings.runs) / "README.md").read_text())
+    yield "# SAC on MuJoCo's robots"
+    yield ""
+    yield (
+        f"`{result['command']}`. Mean evaluation return of each of our seeds (ten episodes, the policy's mode, -v5), "
+        "beside the median and the range of ten seeds published with SimbaV2 for its SAC baseline (-v4). Each run "
+        "folder says how it was made."
+    )
+    yield ""
+    head = (
+        "task",
+        "environment steps",
+        "published median [range]",
+        "ours, each seed",
+        "mean within the range",
+    )
+    yield from studies.table(
+        head,
+        [
+            (
+                name,
+                f"{row['steps']:,}",
+                "{1:,} [{0:,}, {2:,}]".format(*row["published"].values()),
+                ", ".join(f"{x:,.0f}" for x in row["ours"]),
+                "yes" if row["within"] else "no",
+            )
+            for name, by_step in result["environments"].items()
+            for row in by_step
+        ],
+    )
 
 
 if __name__ == "__main__":
-    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))
+    studies.main(Settings(), run)

@@ -21,8 +21,9 @@ the greedy policy, exactly evaluated, 0 being uniform actions and 1 the optimum.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ import numpy as np
 import optax
 
 from experiments import studies
-from rl import log, plot, statistics, train
+from rl import plot, statistics, train
 from rl.agents import dqn, robust_vi
 from rl.envs import tabular
 from rl.envs.tabular import MDP
@@ -89,6 +90,7 @@ class Settings:
     rate: float = 1e-3  # learning rate of every head, where it is not varied
     seed: int = 0  # of all
     out: str = "results/papers/stop_regressing"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 class Score(NamedTuple):
@@ -104,29 +106,33 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: fewer than 2 seeds.
     """
-    if settings.seeds < 2:
-        raise ValueError(f"--seeds={settings.seeds}: an interval needs at least 2")
+    studies.check_seeds(settings.seeds)
+    chosen, variants = studies.chosen(settings), {}
+    for name in NAMES:
+        variants[f"plasticity, {name}"] = studies.Variant(
+            partial(plasticity, settings, name), {**chosen, "phases": PHASES}
+        )
+        for kind, eta in itertools.product(STICKY, NOISES):
+            variants[f"{kind}, eta {eta:g}, {name}"] = studies.Variant(
+                partial(noise, settings, name, kind, eta), chosen
+            )
+        variants[f"rates, {name}"] = studies.Variant(
+            partial(learning_rates, settings, name), {**chosen, "rates": RATES}
+        )
+    for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
+        name = f"{bins} bins, width {width:g}"
+        variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
     out = Path(settings.out)
-    out.mkdir(parents=True, exist_ok=True)
-    count = len(NAMES) * (1 + len(STICKY) * len(NOISES) + len(RATES) + 1) + len(BIN_COUNTS) * len(WIDTHS)
-    with log.progress(count, "runs") as bar:
-        errors = plasticity(settings, bar)
-        agents = {name: agent(settings, make(name, *VALUES, BINS)) for name in NAMES}
-        noisy = noise(settings, agents, bar)
-        rates = learning_rates(settings, agents, bar)
-        swept = widths(settings, bar)
-    result = {
-        **log.provenance(),
-        "settings": settings,
-        "plasticity": {
-            name: {"curve": thinned(settings, x), "phases": _phases(x)} for name, x in errors.items()
-        },
-        "noise": {f"{kind}, eta {eta:g}": _scores(by) for (kind, eta), by in noisy.items()},
-        "widths": {f"{bins} bins, width {width:g}": _score(x) for (bins, width), x in swept.items()},
-        "rates": rates,
+    found = studies.train(out / "variants", variants, "runs", overwrite=settings.overwrite).outcomes
+    places = [f"{kind}, eta {eta:g}" for kind, eta in itertools.product(STICKY, NOISES)]
+    rows = {
+        "plasticity": {name: found[f"plasticity, {name}"] for name in NAMES},
+        "noise": {place: {name: found[f"{place}, {name}"] for name in NAMES} for place in places},
+        "widths": {name: row for name, row in found.items() if " bins, width " in name},
+        "rates": {name: found[f"rates, {name}"] for name in NAMES},
     }
-    studies.write(out, result, table(settings, result).splitlines())
-    draw(settings, out, errors, noisy)
+    result = studies.finish(settings, rows, report, claims)
+    draw(settings, out, result)
     return result
 
 
@@ -158,15 +164,13 @@ def softmax_regression(low: float, high: float, size: int) -> ValueHead:
 # ---- targets that move -------------------------------------------------------------------------------------------
 
 
-def plasticity(settings: Settings, bar: Any) -> dict[str, np.ndarray]:
-    """{head: [phases * steps, S] mean squared error of the predicted value on each batch}."""
+def plasticity(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
+    """The mean squared error of one head's predictions on each batch, thinned [T, S], and after every phase."""
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
-    found = {}
-    for name in NAMES:
-        one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
-        found[name] = np.asarray(jax.jit(lambda keys, one=one: jax.lax.map(one, keys))(keys)).T
-        bar.update()
-    return found
+    one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
+    errors = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys)).T
+    work.progress(1)
+    return {"curve": thinned(settings, errors), "phases": _phases(errors)}
 
 
 def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
@@ -254,45 +258,34 @@ def rooms(sticky: float) -> tuple[MDP, np.ndarray]:
 Agent = Callable[[MDP, Array, Array, Array, Key], Score]
 
 
-def noise(
-    settings: Settings, agents: Mapping[str, Agent], bar: Any
-) -> dict[tuple[str, float], dict[str, Score]]:
-    """Every head by how much chance is in rewards and dynamics."""
-    found: dict[tuple[str, float], dict[str, Score]] = {}
-    for place in itertools.product(STICKY, NOISES):
-        found[place] = {}
-        for name, train_and_score in agents.items():
-            found[place][name] = learn(settings, train_and_score, *place)
-            bar.update()
-    return found
+def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
+    """One head with so much chance in rewards and dynamics."""
+    score = learn(settings, _agent(settings, name), kind, eta)
+    work.progress(1)
+    return _score(score)
 
 
-def learning_rates(settings: Settings, agents: Mapping[str, Agent], bar: Any) -> dict[str, Any]:
-    """Every head at its best learning rate: chosen on seeds of their own, by the error."""
-    others, found = dataclasses.replace(settings, seed=settings.seed + 1000), {}
-    for name, train_and_score in agents.items():
-        tried = {}
-        for rate in RATES:
-            tried[rate] = learn(others, train_and_score, *HARD, rate)
-            bar.update()
-        best = min(tried, key=lambda rate: tried[rate].error.mean())
-        found[name] = {
-            "tried": {f"{rate:g}": _score(x) for rate, x in tried.items()},
-            "rate": best,
-            **_score(learn(settings, train_and_score, *HARD, best)),
-        }
-        bar.update()
-    return found
+def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
+    """One head at its best learning rate: chosen on seeds of their own, by the error."""
+    others, train_and_score = dataclasses.replace(settings, seed=settings.seed + 1000), _agent(settings, name)
+    tried = {rate: learn(others, train_and_score, *HARD, rate) for rate in RATES}
+    best = min(tried, key=lambda rate: tried[rate].error.mean())
+    score = learn(settings, train_and_score, *HARD, best)
+    work.progress(1)
+    return {"tried": {f"{rate:g}": _score(x) for rate, x in tried.items()}, "rate": best, **_score(score)}
 
 
-def widths(settings: Settings, bar: Any) -> dict[tuple[int, float], Score]:
+def widths(settings: Settings, bins: int, width: float, work: studies.Work) -> dict[str, Any]:
     """HL-Gauss by bins and width of the Gaussian in bins."""
-    found = {}
-    for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
-        head = make("hl_gauss", *VALUES, bins, width)
-        found[bins, width] = learn(settings, agent(settings, head), *HARD)
-        bar.update()
-    return found
+    score = learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD)
+    work.progress(1)
+    return _score(score)
+
+
+@functools.cache
+def _agent(settings: Settings, name: str) -> Agent:
+    """One program for all noises and learning rates."""
+    return agent(settings, make(name, *VALUES, BINS))
 
 
 def learn(
@@ -355,18 +348,11 @@ def logged(world: MDP, seen: Array, eta: Array, count: int, key: Key) -> Dataset
 # ---- reports ------------------------------------------------------------------------------------------------------
 
 
-def draw(
-    settings: Settings,
-    out: Path,
-    errors: Mapping[str, np.ndarray],
-    noisy: Mapping[tuple[str, float], Mapping[str, Score]],
-) -> None:
+def draw(settings: Settings, out: Path, result: Mapping[str, Any]) -> None:
     """The plasticity study over time, and the error against the noise for both kinds of dynamics."""
-    every = _every(settings)
-    root = {}
-    for name, x in errors.items():
-        curve = thinned(settings, x)
-        root[name] = (every * np.arange(1, len(curve) + 1), 0.5 * np.log10(curve))
+    every, root = _every(settings), {}
+    for name, row in result["plasticity"].items():
+        root[name] = (every * np.arange(1, len(row["curve"]) + 1), 0.5 * np.log10(row["curve"]))
     plot.learning_curve(
         out / "plasticity.png",
         root,
@@ -374,16 +360,15 @@ def draw(
         title="Targets that jump by 8 in every phase",
         xlabel="gradient steps",
     )
-    for what, of in (("error", lambda score: score.error), ("return", lambda score: score.earned)):
-        for kind in STICKY:
-            curves = {name: _curve([of(noisy[kind, eta][name]) for eta in NOISES]) for name in NAMES}
-            plot.lines(
-                out / f"{kind}_{what}.png",
-                {name: (NOISES, *curve) for name, curve in curves.items()},
-                xlabel="eta: rewards carry noise U(0, eta)",
-                ylabel="error of max Q" if what == "error" else "return of the greedy policy",
-                title=f"Four rooms, {kind} actions",
-            )
+    for what, kind in itertools.product(("error", "return"), STICKY):
+        places = [result["noise"][f"{kind}, eta {eta:g}"] for eta in NOISES]
+        plot.lines(
+            out / f"{kind}_{what}.png",
+            {name: (NOISES, *studies.bands(by[name][what] for by in places)) for name in NAMES},
+            xlabel="eta: rewards carry noise U(0, eta)",
+            ylabel="error of max Q" if what == "error" else "return of the greedy policy",
+            title=f"Four rooms, {kind} actions",
+        )
 
 
 def thinned(settings: Settings, errors: np.ndarray) -> np.ndarray:
@@ -397,88 +382,60 @@ def _every(settings: Settings) -> int:
     return max(1, settings.phase_steps // 20)
 
 
-def _curve(scores: list[np.ndarray]) -> tuple[list[float], list[float], list[float]]:
-    bounds = [statistics.interval(x) for x in scores]
-    return [x.mean() for x in scores], [low for low, _ in bounds], [high for _, high in bounds]
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """HL-Gauss against the squared error and against two-hot, where the paper says that it is better."""
+    source = "Stop Regressing (Farebrother et al., ICML 2024), "
+    for other in (name for name in ("scalar", "two_hot") if name in NAMES and "hl_gauss" in NAMES):
+        last = {name: result["plasticity"][name]["phases"][-1]["each"] for name in ("hl_gauss", other)}
+        text = f"targets that jump: HL-Gauss has a smaller error than {other} in the last phase (difference)"
+        yield studies.Claim(text, source + "figure 17", last[other] - last["hl_gauss"], studies.positive)
+        for place, by in result["noise"].items():
+            figure = "figure 14" if place.startswith("deterministic") else "figures 14 and 15"
+            text = f"four rooms, {place}: HL-Gauss returns more than {other} (difference)"
+            gain = by["hl_gauss"]["return"]["each"] - by[other]["return"]["each"]
+            yield studies.Claim(text, source + figure, gain, studies.positive)
 
 
-def table(settings: Settings, result: Mapping[str, Any]) -> str:
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in words that the numbers allow and tables."""
-    rates = result["rates"]
-    tried = {
-        name: " ".join(
-            f"{rate}: {_text(rates[name]['tried'][rate]['error'])}" + "," * (rate != f"{RATES[-1]:g}")
-            for rate in rates[name]["tried"]
+    rates, settings_of = result["rates"], list(result["noise"])
+    yield "# The synthetic studies of Stop Regressing"
+    yield ""
+    yield (
+        f"`{result['command']}`; means over {result['settings']['seeds']} seeds and Student's 95 % intervals. "
+        "[The program](../../../experiments/papers/stop_regressing.py) says what is measured."
+    )
+    yield from ("", "## Targets that jump: root of the mean squared error at the end of each phase", "")
+    phases = [(name, *map(_root, result["plasticity"][name]["phases"])) for name in NAMES]
+    yield from studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
+    for what, title in (("error", "error of max Q"), ("return", "return of the greedy policy")):
+        yield from ("", f"## Four rooms: {title}", "")
+        yield from studies.table(
+            ("head", *settings_of),
+            [
+                (name, *(studies.plus_minus(result["noise"][place][name][what]) for place in settings_of))
+                for name in NAMES
+            ],
         )
-        for name in NAMES
-    }
-    settings_of = list(result["noise"])
-    parts = [
-        "# The synthetic studies of Stop Regressing",
-        f"`{result['command']}`; means over {settings.seeds} seeds and Student's 95 % intervals. "
-        "[The program](../../../experiments/papers/stop_regressing.py) says what is measured.",
-        "## Targets that jump: root of the mean squared error at the end of each phase",
-        _grid(
-            ["head", *(f"b = {b:g}" for b in PHASES)],
-            {name: [_root(x) for x in result["plasticity"][name]["phases"]] for name in NAMES},
-        ),
-        "## Four rooms: error of max Q",
-        _grid(
-            ["head", *settings_of],
-            {name: [_text(result["noise"][place][name]["error"]) for place in settings_of] for name in NAMES},
-        ),
-        "## Four rooms: return of the greedy policy",
-        _grid(
-            ["head", *settings_of],
-            {
-                name: [_text(result["noise"][place][name]["return"]) for place in settings_of]
-                for name in NAMES
-            },
-        ),
-        f"## {HARD[0].capitalize()}, eta {HARD[1]:g}: each head at its own learning rate",
-        _grid(
-            ["head", "error", "return", "rate", "tried, on other seeds: error"],
-            {
-                name: [
-                    _text(rates[name]["error"]),
-                    _text(rates[name]["return"]),
-                    f"{rates[name]['rate']:g}",
-                    tried[name],
-                ]
-                for name in NAMES
-            },
-        ),
-        f"## {HARD[0].capitalize()}, eta {HARD[1]:g}: error of HL-Gauss by bins and width of the Gaussian in bins",
-        _grid(
-            ["bins", *(f"{width:g}" for width in WIDTHS)],
-            {
-                str(bins): [
-                    _text(result["widths"][f"{bins} bins, width {width:g}"]["error"]) for width in WIDTHS
-                ]
-                for bins in BIN_COUNTS
-            },
-        ),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _grid(head: list[str], rows: Mapping[str, list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([label, *cells] for label, cells in rows.items())]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _text(summary: Mapping[str, Any]) -> str:
-    low, high = summary["ci95"]
-    return f"{summary['mean']:.3f} ± {(high - low) / 2:.3f}"
+    hard = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
+    yield from ("", f"## {hard}: each head at its own learning rate", "")
+    rows = []
+    for name in NAMES:
+        tried = (f"{rate}: {studies.plus_minus(x['error'])}" for rate, x in rates[name]["tried"].items())
+        scores = [studies.plus_minus(rates[name][what]) for what in ("error", "return")]
+        rows.append((name, *scores, f"{rates[name]['rate']:g}", ", ".join(tried)))
+    yield from studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
+    yield from ("", f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins", "")
+    error = lambda bins, width: result["widths"][f"{bins} bins, width {width:g}"]["error"]
+    yield from studies.table(
+        ("bins", *(f"{width:g}" for width in WIDTHS)),
+        [(bins, *(studies.plus_minus(error(bins, width)) for width in WIDTHS)) for bins in BIN_COUNTS],
+    )
 
 
 def _root(summary: Mapping[str, Any]) -> str:
     low, high = (np.sqrt(max(0.0, x)) for x in summary["ci95"])
     return f"{np.sqrt(summary['mean']):.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _scores(by: Mapping[str, Score]) -> dict[str, Any]:
-    return {name: _score(score) for name, score in by.items()}
 
 
 def _score(score: Score) -> dict[str, Any]:

@@ -16,8 +16,8 @@ game's scores are divided by the mean over all heads, as no game should count mo
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,14 +27,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
-from rl import log, online, plot, statistics, train
+from rl import online, plot, statistics, train
 from rl.agents import dqn
 from rl.replay import ring
 from rl.types import Array, Key, Learner, Spec, State
 from rl.values import heads
 
 GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
-PUBLISHED = ("hl_gauss", "c51", "scalar", "two_hot")  # from best to worst
+PUBLISHED: list[str] = studies.published("stop_regressing")["ordering"]  # from best to worst
 SUPPORT, OUTPUTS = (-10.0, 10.0), 51
 ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
@@ -57,6 +57,7 @@ class Settings:
     hidden: int = 128  # width of its two layers
     seed: int = 0  # of all
     out: str = "results/papers/stop_regressing_games"  # where result.json, the figures and the table land
+    overwrite: bool = False  # train again what is finished
 
 
 class Game(NamedTuple):
@@ -87,24 +88,24 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     check(settings)
     names, tried = settings.games.split(","), settings.heads.split(",")
-    began = time.time()
-    scores: dict[str, dict[str, np.ndarray]] = {name: {} for name in names}
-    with log.progress(len(names) * len(tried), "games x heads") as bar:
-        for name in names:
-            for head in tried:
-                bar.set_postfix_str(f"{name}, {head}")
-                scores[name][head] = learn(settings, game(name), head)
-                bar.update()
-    result = {
-        **log.provenance(),
-        "settings": dataclasses.asdict(settings),
-        "wall_seconds": time.time() - began,
+    variants = {
+        f"{name}, {head}": studies.Variant(
+            functools.partial(train_one, settings, name, head), studies.chosen(settings, "games", "heads")
+        )
+        for name in names
+        for head in tried
+    }
+    found = studies.train(
+        Path(settings.out) / "variants", variants, "games x heads", overwrite=settings.overwrite
+    )
+    scores = {name: {head: found.outcomes[f"{name}, {head}"] for head in tried} for name in names}
+    rows = {
+        "wall_seconds": found.seconds,
         "scores": scores,  # {game: {head: [evaluations, seeds]}}
         "relative": {head: statistics.summary(x) for head, x in relative(scores).items()},
     }
-    out = Path(settings.out)
-    studies.write(out, result, table(settings, result))
-    draw(settings, out, scores)
+    result = studies.finish(settings, rows, report, claims)
+    draw(settings, Path(settings.out), scores)
     return result
 
 
@@ -163,6 +164,13 @@ def game(name: str) -> Game:
 
     size = int(np.prod(environment.observation_space(params).shape))
     return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
+
+
+def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> np.ndarray:
+    """Scores [evaluations, S] of one head in one game."""
+    scores = learn(settings, game(name), head)
+    work.progress(1)
+    return scores
 
 
 def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
@@ -293,47 +301,44 @@ def draw(settings: Settings, out: Path, scores: Mapping[str, Mapping[str, np.nda
     )
     plot.bars(
         out / "heads.png",
-        {head: (x.mean(), *statistics.interval(x)) for head, x in relative(scores).items()},
+        {head: studies.band(x) for head, x in relative(scores).items()},
         "return over the mean of all heads, 95 % interval over seeds",
         title=f"{len(scores)} games, {settings.steps:,} steps",
     )
 
 
-def table(settings: Settings, result: Mapping[str, Any]) -> Iterator[str]:
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """Every neighbouring pair of the published ordering, where all of its heads were tried."""
+    each = relative(result["scores"])
+    if set(PUBLISHED) == set(each):
+        source = studies.published("stop_regressing")["source"]
+        for better, worse in itertools.pairwise(PUBLISHED):
+            text = f"{better} > {worse}: difference of relative scores"
+            yield studies.Claim(text, source, each[better] - each[worse], studies.positive)
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The lines of a Markdown report."""
-    tried = settings.heads.split(",")
+    settings = result["settings"]
+    tried = settings["heads"].split(",")
     yield "# Value heads online, on small games"
     yield ""
     yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores."
     yield ""
     yield (
-        f"Return of the greedy policy after {settings.steps:,} steps, {settings.seeds} seeds, Student's 95 % "
+        f"Return of the greedy policy after {settings['steps']:,} steps, {settings['seeds']} seeds, Student's 95 % "
         "intervals. *Relative* is divided by the mean over all heads in each game and averaged over games."
     )
     yield ""
-    yield "| head | " + " | ".join(result["scores"]) + " | relative |"
-    yield "|---" * (len(result["scores"]) + 2) + "|"
+    rows = []
     for head in tried:
-        cells = [_text(statistics.summary(by_head[head][-1])) for by_head in result["scores"].values()]
-        yield f"| `{head}` | " + " | ".join([*cells, _text(result["relative"][head])]) + " |"
+        last = [by_head[head][-1] for by_head in result["scores"].values()]
+        rows.append((f"`{head}`", *map(studies.between, [*last, result["relative"][head]])))
+    yield from studies.table(("head", *result["scores"], "relative"), rows)
     yield ""
-    found = sorted(tried, key=lambda head: -result["relative"][head]["mean"])
-    yield f"Found: {' > '.join(found)}."
+    yield f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
     if set(PUBLISHED) == set(tried):
         yield f"Published, on Atari: {' > '.join(PUBLISHED)}."
-        yield ""
-        yield "| published pair | difference of relative scores | holds |"
-        yield "|---|---|---|"
-        each = relative(result["scores"])
-        for better, worse in itertools.pairwise(PUBLISHED):
-            difference = statistics.summary(each[better] - each[worse])
-            low, high = difference["ci95"]
-            verdict = "yes" if low > 0 else "the contrary does" if high < 0 else "not decided"
-            yield f"| {better} > {worse} | {_text(difference)} | {verdict} |"
-
-
-def _text(summary: Mapping[str, Any]) -> str:
-    return "{:.2f} [{:.2f}, {:.2f}]".format(summary["mean"], *summary["ci95"])
 
 
 if __name__ == "__main__":
