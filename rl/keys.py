@@ -13,6 +13,7 @@ root by way of a purpose, and a key that has purposes is used for nothing else:
         ├── act: number of the step
         ├── rollout: number of the update before
         ├── dynamics, untrained_dynamics: of a model of its own
+        ├── validate: number of the batch, as below update
         └── fitted_q
 
 `rl.train`, `rl.online` and `rl.model_based` take the keys of seeds and find these purposes themselves.
@@ -38,6 +39,7 @@ PURPOSES = (
     "seed",
     "untrained_dynamics",
     "update",
+    "validate",
 )
 
 

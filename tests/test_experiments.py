@@ -27,11 +27,8 @@ from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError
-<<<<<<< HEAD
-from rl.networks.layers import Architecture
-=======
 from rl.networks import mlp
->>>>>>> w-lifecycle
+from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
 from rl.replay.dataset import value_bounds
 from rl.replay.transform import Transform

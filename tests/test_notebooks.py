@@ -24,7 +24,7 @@ def test_is_committed_without_outputs_and_opens_anywhere(path: Path) -> None:
     assert "git clone" in notebook.cells[1].source and "pip install" in notebook.cells[1].source
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_runs_on_the_small_setting(path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     nbclient = pytest.importorskip("nbclient")

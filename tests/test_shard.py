@@ -66,7 +66,7 @@ SMALL: dict[str, dict[str, Any]] = {
 def launch(call: str, devices: int, module: str = "test_shard", **environment: str) -> subprocess.Popen[str]:
     """A new process with that many devices, in which one of the functions below (or in ``module``) is called."""
     flags = (
-        f"--xla_force_host_platform_device_count={devices}"
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         # Eight devices on a busy machine with two cores may wait long for each other.
         " --xla_cpu_collective_call_terminate_timeout_seconds=600"
         " --xla_cpu_collective_call_warn_stuck_timeout_seconds=300"
@@ -98,14 +98,17 @@ def succeed(*processes: subprocess.Popen[str]) -> None:
 # ---- what one device computes, written out --------------------------------------------------------------
 
 
+@jax.jit
 def uniform(dataset: Dataset, key: Key, step: Any) -> Transition:
     rows = jax.random.randint(key, (BATCH,), 0, len(dataset.last))
     return jax.tree.map(lambda x: x[rows], dataset.transitions)
 
 
+@functools.cache
 def stratified(parts: int) -> Source:
     """An equal share of the batch from each of ``parts`` parts of the dataset."""
 
+    @jax.jit
     def sample(dataset: Dataset, key: Key, step: Any) -> Transition:
         size, share = len(dataset.last) // parts, BATCH // parts
         rows = [
@@ -184,7 +187,8 @@ def on_eight_devices(kind: str, agent: str, head: str) -> None:
     dataset, config, make = problem(kind, agent, head)
     learner = make(config)
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    start = jax.vmap(learner.init, (0, None), train.STACKED)(keys, replay.take(dataset, jnp.arange(2)))
+    init = jax.jit(jax.vmap(learner.init, (0, None), train.STACKED))
+    start = init(keys, replay.take(dataset, jnp.arange(2)))
     update = jax.jit(learner.update)
 
     # jit, every device with a share of the batch.
@@ -242,7 +246,7 @@ def on_pmap_with_a_batch_statistic(agent: str) -> None:
     """The exception that `shard.pmap_updates` documents: critics are exact, the policy's step is near."""
     dataset, config, make = problem("continuous", agent, "scalar", policy_noise=0.0)
     learner, key = make(config), jax.random.key(0)
-    start = learner.init(key, replay.take(dataset, jnp.arange(2)))
+    start = jax.jit(learner.init)(key, replay.take(dataset, jnp.arange(2)))
     alone = by_hand(jax.jit(learner.update), uniform, start, dataset, key, 2)  # the second moves the policy
     epoch = shard.pmap_updates(functools.partial(make, config), replay.sampler(BATCH), 2, optimiser=optax.sgd)
     parallel, _ = epoch(jax.tree.map(jnp.copy, start), dataset, key)
@@ -264,7 +268,7 @@ def on_a_device_per_seed() -> None:
     dataset, config, make = problem("discrete", "iql", "scalar")
     keys = jax.random.split(jax.random.key(0), 16)
     runs = train.population(make, config, replay.sampler(BATCH), STEPS)
-    start = runs.init(keys, replay.take(dataset, jnp.arange(2)))
+    start = jax.jit(runs.init)(keys, replay.take(dataset, jnp.arange(2)))
     together, report = jax.jit(runs.epoch)(start, dataset, keys)
 
     mesh = shard.mesh(seed=8)
@@ -294,7 +298,7 @@ def on_uneven_shares() -> None:
     with pytest.raises(ValueError, match="30 does not divide over the 4 devices"):
         jax.eval_shape(shard.data_parallel(replay.sampler(30), mesh), dataset, jax.random.key(0))
     learner = make(config)
-    state = learner.init(jax.random.key(0), replay.take(dataset, jnp.arange(2)))
+    state = jax.jit(learner.init)(jax.random.key(0), replay.take(dataset, jnp.arange(2)))
     epoch = shard.pmap_updates(functools.partial(make, config), replay.sampler(30), STEPS)
     with pytest.raises(ValueError, match="30 does not divide over the 8 devices"):
         epoch(state, dataset, jax.random.key(0))
@@ -324,12 +328,12 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     learner = make(config)
     keys = jax.random.split(jax.random.key(0), SEEDS)
     example = replay.take(dataset, jnp.arange(2))
-    update = jax.jit(learner.update)
+    init, update = jax.jit(learner.init), jax.jit(learner.update)
     for name, sample in {"rows": uniform, "parts": stratified(4), "seeds": uniform}.items():
         with np.load(tmp_path / f"{name}.npz") as file:
             found = [file[key] for key in file.files]
         for index, key in enumerate(keys):
-            alone = by_hand(update, sample, learner.init(key, example), dataset, key, 2 * STEPS)
+            alone = by_hand(update, sample, init(key, example), dataset, key, 2 * STEPS)
             assert_close([x[index] for x in found], jax.tree.leaves(alone.params))
 
 
@@ -348,7 +352,7 @@ def on_two_hosts(folder: str) -> None:
         ("seeds", seeds, shard.place, shard.data_parallel(sampler, seeds)),
     ):
         runs = train.population(make, config, sample, STEPS)
-        start = shard.place_state(runs.init(keys, replay.take(dataset, jnp.arange(2))), mesh)
+        start = shard.place_state(jax.jit(runs.init)(keys, replay.take(dataset, jnp.arange(2))), mesh)
         placed = place(dataset, mesh), shard.place_keys(keys, mesh)
         *_, (state, report) = train.epochs(shard.over_mesh(runs.epoch, mesh), start, *placed, 2)
         assert np.isfinite(np.asarray(report.metrics["critic_loss"])).all()  # readable on every host

@@ -14,6 +14,13 @@ from scipy import stats
 from rl.envs import tabular
 from rl.envs.tabular import MDP, Episodes
 
+# Compiled whole: operation by operation each would be some dozens of programs.
+evaluate = jax.jit(tabular.evaluate)
+garnet = jax.jit(tabular.garnet, static_argnames=("states", "actions", "branching"))
+rollout = jax.jit(tabular.rollout, static_argnames=("episodes", "steps"))
+count = jax.jit(tabular.count, static_argnames=("states", "actions"))
+empirical = jax.jit(tabular.empirical, static_argnames=("actions", "successors"))
+
 needs_icu_sepsis = pytest.mark.skipif(
     importlib.util.find_spec("icu_sepsis") is None, reason="the package icu-sepsis is not installed"
 )
@@ -49,29 +56,29 @@ def sparse(mdp: MDP) -> MDP:
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
 def test_evaluate_sums_a_geometric_series(gamma: float) -> None:
     stay = np.array([[1.0, 0.0], [1.0, 0.0]])
-    np.testing.assert_allclose(tabular.evaluate(coin(), stay, gamma), [1 / (1 - gamma * 0.75), 0])
+    np.testing.assert_allclose(evaluate(coin(), stay, gamma), [1 / (1 - gamma * 0.75), 0])
     mixed = np.array([[0.5, 0.5], [0.5, 0.5]])
-    np.testing.assert_allclose(tabular.evaluate(coin(), mixed, gamma), [0.75 / (1 - gamma * 0.375), 0])
+    np.testing.assert_allclose(evaluate(coin(), mixed, gamma), [0.75 / (1 - gamma * 0.375), 0])
 
 
 def test_evaluate_is_the_limit_of_sweeps_in_both_forms() -> None:
-    mdp = jax.tree.map(np.asarray, tabular.garnet(jax.random.key(1), 7, 3, branching=4))
+    mdp = jax.tree.map(np.asarray, garnet(jax.random.key(1), 7, 3, branching=4))
     policy = np.random.default_rng(0).dirichlet(np.ones(3), 7)
     value = np.zeros(7)
     for _ in range(500):
         value = (policy * (mdp.reward + 0.9 * mdp.transition @ value)).sum(1)
-    np.testing.assert_allclose(tabular.evaluate(mdp, policy, 0.9), value, rtol=1e-12)
-    np.testing.assert_allclose(tabular.evaluate(sparse(mdp), policy, 0.9), value, rtol=1e-12)
+    np.testing.assert_allclose(evaluate(mdp, policy, 0.9), value, rtol=1e-12)
+    np.testing.assert_allclose(evaluate(sparse(mdp), policy, 0.9), value, rtol=1e-12)
 
 
 # ---- what is made here ------------------------------------------------------------------------------------
 
 
 def test_garnet_has_its_branches() -> None:
-    mdp = tabular.garnet(jax.random.key(0), 20, 4, branching=3)
+    mdp = garnet(jax.random.key(0), 20, 4, branching=3)
     tabular.check(mdp)
     assert ((np.asarray(mdp.transition) > 0).sum(-1) == 3).all()
-    assert (tabular.garnet(jax.random.key(0), 5, 2).transition > 0).all()
+    assert (garnet(jax.random.key(0), 5, 2).transition > 0).all()
 
 
 def test_windy_walk_by_hand() -> None:
@@ -102,7 +109,7 @@ def test_windy_walk_by_hand() -> None:
 def test_windy_walk_without_wind_is_five_steps_long() -> None:
     east = np.tile([0.0, 0, 0, 1], (30, 1))
     mdp = tabular.windy_walk(0.0)
-    np.testing.assert_allclose(mdp.start @ tabular.evaluate(mdp, east, 0.95), -(1 - 0.95**5) / 0.05)
+    np.testing.assert_allclose(mdp.start @ evaluate(mdp, east, 0.95), -(1 - 0.95**5) / 0.05)
 
 
 # ---- samples --------------------------------------------------------------------------------------------
@@ -110,13 +117,13 @@ def test_windy_walk_without_wind_is_five_steps_long() -> None:
 
 def test_rollout_follows_the_model() -> None:
     """Pearson's test of every state's and action's next states, and of the actions."""
-    mdp = tabular.garnet(jax.random.key(2), 4, 3, branching=3)
+    mdp = garnet(jax.random.key(2), 4, 3, branching=3)
     policy = np.random.default_rng(1).dirichlet(np.ones(3), 4)
     policy[0] = [0, 0.5, 0.5]
-    log = tabular.rollout(mdp, policy, jax.random.key(0), 2000, 20)
+    log = rollout(mdp, policy, jax.random.key(0), 2000, 20)
     assert log.state.shape == (2000, 20) and np.asarray(log.valid).all()
     np.testing.assert_array_equal(log.state[:, 1:], log.next_state[:, :-1])
-    counts = np.asarray(tabular.count(log, 4, 3))
+    counts = np.asarray(count(log, 4, 3))
     assert counts.sum() == 40_000
     expected = np.concatenate(
         [
@@ -134,20 +141,20 @@ def test_rollout_follows_the_model() -> None:
 
 
 def test_rollout_of_the_sparse_form_is_as_likely() -> None:
-    mdp = jax.tree.map(np.asarray, tabular.garnet(jax.random.key(2), 4, 2, branching=2))
-    log = tabular.rollout(sparse(mdp), np.full((4, 2), 0.5), jax.random.key(0), 500, 20)
-    counts = np.asarray(tabular.count(log, 4, 2))
+    mdp = jax.tree.map(np.asarray, garnet(jax.random.key(2), 4, 2, branching=2))
+    log = rollout(sparse(mdp), np.full((4, 2), 0.5), jax.random.key(0), 500, 20)
+    counts = np.asarray(count(log, 4, 2))
     np.testing.assert_allclose(counts / counts.sum(-1, keepdims=True), mdp.transition, atol=0.06)
 
 
 def test_episodes_end() -> None:
     stay = np.array([[1.0, 0.0], [1.0, 0.0]])
-    log = tabular.rollout(coin(), stay, jax.random.key(0), 4000, 60)
+    log = rollout(coin(), stay, jax.random.key(0), 4000, 60)
     valid = np.asarray(log.valid)
     np.testing.assert_array_equal(valid, np.minimum.accumulate(valid, axis=1))  # once ended, always
     np.testing.assert_array_equal((np.asarray(log.next_state) == 1)[valid], ~valid[:, 1:][valid[:, :-1]])
     assert abs(valid.sum(1).mean() - 4) < 0.2  # geometric
-    assert tabular.count(log, 2, 2)[1].sum() == 0  # filler is not counted
+    assert count(log, 2, 2)[1].sum() == 0  # filler is not counted
 
 
 def test_drawing_never_finds_the_impossible() -> None:
@@ -173,9 +180,9 @@ def test_drawing_at_the_ends_of_the_unit_interval(
 def test_empirical_model_of_a_small_log() -> None:
     steps = [(0, 2, 1), (0, 2, 1), (0, 2, 3), (0, 0, 2), (1, 1, 0), (2, 0, 3), (2, 0, 3)]
     log = Episodes(*(np.array([column]) for column in zip(*steps, strict=True)), np.ones((1, 7), bool))
-    counts = tabular.count(log._replace(valid=log.valid & (np.arange(7) != 5)), 4, 3)
+    counts = count(log._replace(valid=log.valid & (np.arange(7) != 5)), 4, 3)
     known = MDP(None, None, np.arange(12.0).reshape(4, 3), np.ones(4), np.eye(4)[0], None)
-    model, action = tabular.empirical(counts, known, actions=2, successors=2)
+    model, action = empirical(counts, known, actions=2, successors=2)
     tabular.check(model)
     np.testing.assert_array_equal(action[0], [2, 0])  # by frequency
     np.testing.assert_allclose(model.transition[0], [[2 / 3, 1 / 3], [1, 0]])
@@ -184,7 +191,7 @@ def test_empirical_model_of_a_small_log() -> None:
     np.testing.assert_array_equal(model.reward[0], [2, 0])
     np.testing.assert_array_equal(model.allowed, [[1, 1], [1, 0], [1, 0], [1, 1]])  # state 3 was never left
     np.testing.assert_array_equal(model.successor[3, :, 0], 3)
-    narrow, _ = tabular.empirical(counts, known, actions=1, successors=1)
+    narrow, _ = empirical(counts, known, actions=1, successors=1)
     np.testing.assert_allclose(narrow.transition, 1)  # what is forgotten leaves a distribution
 
 
@@ -227,8 +234,8 @@ def test_icu_sepsis_has_its_published_baselines() -> None:
     assert mdp.allowed[:713].sum() == 2238
     step = mdp._replace(reward=np.repeat(np.arange(716) < 713, 25).reshape(716, 25).astype(float))
     for policy, survival, length in ((np.full((716, 25), 0.04), 0.78, 9.45), (clinicians, 0.78, 9.22)):
-        assert abs(mdp.start @ tabular.evaluate(mdp, policy, 1.0) - survival) < 0.005
-        assert abs(step.start @ tabular.evaluate(step, policy, 1.0) - length) < 0.05
+        assert abs(mdp.start @ evaluate(mdp, policy, 1.0) - survival) < 0.005
+        assert abs(step.start @ evaluate(step, policy, 1.0) - length) < 0.05
 
 
 @needs_icu_sepsis
