@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rl import agents, data, lifecycle
+from rl.agents.optimisers import Adam
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -187,6 +188,18 @@ def several_episodes(settings: Any, *, none: bool = False) -> None:
             f"--eval_episodes={settings.eval_episodes}: give {'0 for none or ' if none else ''}at least 2, since a "
             "policy is selected by one half of them and scored on the other"
         )
+
+
+def check_schedules(config: Any, updates: int) -> None:
+    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of so many updates."""
+    for field in dataclasses.fields(config):
+        adam = getattr(config, field.name)
+        if isinstance(adam, Adam) and adam.schedule == "cosine" and updates > adam.decay_updates:
+            raise ValueError(
+                f"--agent.{field.name}.decay_updates={adam.decay_updates}: the learning rate is 0 from there on, and "
+                f"this run goes up to update {updates}: give at least that, or "
+                f"--agent.{field.name}.schedule=constant"
+            )
 
 
 def number(flag: str, text: str) -> float:

@@ -90,6 +90,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     check(settings)
     sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
     check_sweep(settings, sweep)
+    common.check_schedules(config, settings.updates)
     task = problem(settings, variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)

@@ -104,6 +104,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
+    common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
         stream = stack.enter_context(stepper(settings))
         loaded = mixture(settings, stream.spec)

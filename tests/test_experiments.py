@@ -331,6 +331,10 @@ def test_at_the_command_line() -> None:
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3, iql"),
         ({"mesh_seed": 3}, "devices do not divide into seed=3"),
+        (
+            {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
+            "--agent.policy_optimiser.decay_updates=1000000: the learning rate is 0 from there on, .* 1000020",
+        ),
         ({"reward_scale": "much"}, "--reward_scale=much is neither"),
         ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
         ({"environment": "Pendulm-v1"}, "the nearest names are Pendulum-v1"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def test_every_number_is_a_flag_that_a_known_task_reaches_and_has_a_source(
         for name, value in values.items():
             target = config_of(agent) if name.startswith("agent.") else script.Settings()
             field = name.removeprefix("agent.")
-            arrived = getattr(flags.with_fields(target, {field: value}), field)
+            arrived = functools.reduce(getattr, field.split("."), flags.with_fields(target, {field: value}))
             assert arrived == (tuple(value) if isinstance(value, list) else value), name
 
 
