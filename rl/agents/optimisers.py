@@ -57,22 +57,20 @@ def build(
     Raises:
       ValueError: ``optimiser`` is not Adam, and ``settings`` ask for clipping, weight decay or another epsilon.
     """
-    if optimiser is not optax.adam:
+    s, is_adam = settings, optimiser is optax.adam
+    if not is_adam:
         for name in ("clip", "weight_decay", "epsilon"):
-            if getattr(settings, name) != getattr(Adam(), name):
-                raise ValueError(
-                    f"{name}={getattr(settings, name)} is for Adam, and another optimiser was given"
-                )
-        steps = [optimiser(learning_rate)]
+            if getattr(s, name) != getattr(Adam(), name):
+                raise ValueError(f"{name}={getattr(s, name)} is for Adam, and another optimiser was given")
+        inner = optimiser(learning_rate)
+    elif s.weight_decay:
+        inner = optax.adamw(learning_rate, eps=s.epsilon, weight_decay=s.weight_decay, mask=_kernels)
     else:
-        steps = [optax.clip_by_global_norm(settings.clip)] if settings.clip else []
-        steps.append(optax.scale_by_adam(eps=settings.epsilon))
-        if settings.weight_decay:
-            steps.append(optax.add_decayed_weights(settings.weight_decay, mask=_kernels))
-        steps.append(optax.scale_by_learning_rate(learning_rate))
-    if settings.warm_up or settings.schedule != "constant":
-        steps.append(optax.scale_by_schedule(functools.partial(share, settings)))
-    return optax.chain(*steps)
+        inner = optax.adam(learning_rate, eps=s.epsilon)
+    steps = [optax.clip_by_global_norm(s.clip), inner] if s.clip else [inner]
+    if s.warm_up or s.schedule != "constant":
+        steps.append(optax.scale_by_schedule(functools.partial(share, s)))
+    return optax.chain(*steps) if len(steps) > 1 else inner
 
 
 def share(settings: Adam, count: Array) -> Array:
