@@ -885,7 +885,9 @@ def program(
 
     @functools.partial(jax.jit, compiler_options=QUICK)
     def run(states: State, batch: Transition, sweep: dict[str, Any], keys: Any) -> State:
-        runs = train.population(make, config, lambda dataset, key: dataset.transitions, STEPS, sweep=sweep)
+        runs = train.population(
+            make, config, lambda dataset, key, step: dataset.transitions, STEPS, sweep=sweep
+        )
         return runs.epoch(states, Dataset(batch, None), keys)[0]
 
     return make(config), run

@@ -326,14 +326,15 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
 
     dataset, config, make = problem("discrete", "iql", "hl_gauss")
     learner = make(config)
-    keys = jax.random.split(jax.random.key(0), SEEDS)
+    run_keys = jax.random.split(jax.random.key(0), SEEDS)
     example = replay.take(dataset, jnp.arange(2))
     init, update = jax.jit(learner.init), jax.jit(learner.update)
     for name, sample in {"rows": uniform, "parts": stratified(4), "seeds": uniform}.items():
         with np.load(tmp_path / f"{name}.npz") as file:
             found = [file[key] for key in file.files]
-        for index, key in enumerate(keys):
-            alone = by_hand(update, sample, init(key, example), dataset, key, 2 * STEPS)
+        for index, key in enumerate(run_keys):
+            start = init(keys.of(key, "init"), example)
+            alone = by_hand(update, sample, start, dataset, key, 2 * STEPS)
             assert_close([x[index] for x in found], jax.tree.leaves(alone.params))
 
 

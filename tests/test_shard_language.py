@@ -68,7 +68,7 @@ def epoch(made: Learner, sample: Any, steps: int) -> Any:
     return train.scan_updates(made.update, sample, steps)
 
 
-def everything(data: TokenBatch, key: Any) -> TokenBatch:
+def everything(data: TokenBatch, key: Any, step: Any) -> TokenBatch:
     return data
 
 
