@@ -176,7 +176,7 @@ def check_sweep(settings: Settings, sweep: Mapping[str, list[float]]) -> None:
         if 0 in values:
             raise ValueError(
                 f"a sweep of {name} over {values}: 0 may switch a term off, which one program cannot do for some of "
-                "its runs; train 0 as a run of its own, as python -m sweeps.run does"
+                "its runs; train 0 as a run of its own, as sweeps/run.py does"
             )
     if "discount" in sweep and settings.policy_estimates:
         raise ValueError(
