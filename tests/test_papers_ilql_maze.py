@@ -142,7 +142,7 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ((found["return"] >= -101) & (found["return"] <= study.OPTIMUM)).all()
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stored["claims"] == result["claims"] and len(result["claims"]) == 2
-    monkeypatch.setattr(study, "cloner", lambda *_: pytest.fail("a finished variant was trained again"))
+    monkeypatch.setattr(study, "logged", lambda *_, **__: pytest.fail("a finished variant was trained again"))
     again = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
     np.testing.assert_equal(again["parts"], result["parts"])
     assert "| BC, greedy |" in (tmp_path / "new" / "README.md").read_text()
