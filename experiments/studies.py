@@ -350,8 +350,8 @@ def bands(scores: Iterable[Any], *, rate: bool = False) -> np.ndarray:
 
 
 def between(scores: Any, style: str = ".2f", *, rate: bool = False) -> str:
-    """Mean and 95 % interval in brackets."""
-    mean, low, high = (format(x, style) for x in band(scores, rate=rate))
+    """Mean and 95 % interval in brackets; what is left of a sum of opposites is 0."""
+    mean, low, high = (format(round(x, 12) + 0.0, style) for x in band(scores, rate=rate))
     return f"{mean} [{low}, {high}]"
 
 

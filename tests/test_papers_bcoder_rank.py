@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import bcoder_rank as paper
 from rl.language import huggingface, model, tokenizer
 from rl.language.model import Config
@@ -85,7 +86,16 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     held_out = np.concatenate([fold["held_out"] for fold in result["folds"]])
     assert len(held_out) == len(set(held_out)) == 4
     written = {path.name for path in (tmp_path / "out").iterdir()}
-    assert written == {"result.json", "README.md", "pass_at_1.png", "pass_at_5.png", "told_apart.png"}
+    assert written == {
+        "result.json",
+        "README.md",
+        "pass_at_1.png",
+        "pass_at_5.png",
+        "told_apart.png",
+        "variants",
+    }
+    monkeypatch.setattr(paper._Bench, "scores", lambda *_: pytest.fail("a finished arm was trained again"))
+    assert paper.run(settings)["claims"] == result["claims"] and len(result["claims"]) == 3 * 3 * 2
     # What was read is not read again.
     read = sorted((tmp_path / "cache").iterdir())
     assert len(read) == 5
@@ -139,9 +149,20 @@ def test_differences_are_paired_and_checked() -> None:
 
     found = paper.differences([fold([1, 1], [0, 1]), fold([1, 0], [0, 0]), fold([1, 1], [1, 0])])
     row = found["V - log-probability, sum, pass@1"]
-    assert row["mean"] == 0.5 and row["interval"] == [0.5, 0.5] and row["problems"][0] >= 0
-    checks = paper.checks(found)
-    assert checks["V ranks better than log-probability, pass@1: interval over folds above 0"]
+    assert row["mean"] == 0.5 and row["ci95"] == [0.5, 0.5] and row["problems"][0] >= 0
+
+
+def test_a_claim_needs_every_way_of_ranking_by_likelihood_to_be_beaten() -> None:
+    def fold(sum_: float, noise: float) -> dict[str, Any]:
+        ours, theirs = ({f"pass@{k}": [x + noise] for k in paper.KS} for x in (0.5, 0.1))
+        arms: dict[str, Any] = {f"{name}, per token": theirs for name in paper.OTHERS}
+        arms |= {f"{name}, sum": {f"pass@{k}": [sum_] for k in paper.KS} for name in paper.OTHERS}
+        return {"arms": {"B-Coder, sum": ours, **arms}}
+
+    for sum_, verdict in ((0.2, studies.HOLDS), (0.5, studies.OPEN), (0.8, studies.FAILS)):
+        folds = [fold(sum_, noise) for noise in (-0.01, 0.0, 0.01)]
+        rows = studies.judged(paper.claims({"folds": folds, "arms": folds[0]["arms"]}))
+        assert [row["verdict"] for row in rows] == [verdict] * 6
 
 
 def test_problems_without_reference_solutions_are_refused(

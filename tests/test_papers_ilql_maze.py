@@ -142,7 +142,7 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ((found["return"] >= -101) & (found["return"] <= study.OPTIMUM)).all()
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stored["claims"] == result["claims"] and len(result["claims"]) == 2
-    monkeypatch.setattr(study, "cloner", lambda *_: pytest.fail("a finished variant was trained again"))
+    monkeypatch.setattr(study, "logged", lambda *_, **__: pytest.fail("a finished variant was trained again"))
     again = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
     np.testing.assert_equal(again["parts"], result["parts"])
     assert "| BC, greedy |" in (tmp_path / "new" / "README.md").read_text()
@@ -188,12 +188,6 @@ def test_predictions_hold_or_do_not() -> None:
         "corrected, c51: ILQL's median return (tau 0.8) is above MC's by 25",
         "corrected, c51: the setting that failed has a median return above -12",
     ]
-
-
-def test_the_stored_claims_are_those_of_the_stored_numbers() -> None:
-    for folder in ("", "c51_quantile"):
-        stored = studies.load(Path(__file__).parents[1] / "results/papers/ilql_maze" / folder / "result.json")
-        assert stored["claims"] == judged(stored["parts"]) and len(stored["claims"]) > 5
 
 
 def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:

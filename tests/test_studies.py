@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,31 @@ def test_what_a_study_leaves_can_be_read_and_judged_again(tmp_path: Path) -> Non
     lines = (tmp_path / "new" / studies.REPORT).read_text().splitlines()
     assert lines[0] == "# Title" and lines[2] == "## Claims" and "not decided" in lines[-1]
     assert studies.chosen(settings) == {"seeds": 3} and studies.chosen(settings, "seeds") == {}
+
+
+STORED = {
+    **{
+        name: [f"papers/{name}"]
+        for name in ("iwocs", "r2pvi", "stop_regressing", "robust_deep", "icu_sepsis")
+    },
+    "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
+    "bcoder_dsl": ["papers/bcoder_dsl"],
+    "bcoder_rank": ["papers/bcoder_rank"],
+    "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
+    "stop_regressing_games": ["papers/stop_regressing_games"],
+    "sac_mujoco": ["online"],
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_stored_claims_are_those_of_the_stored_numbers(name: str) -> None:
+    """Nothing is typed in: every stored verdict follows from the numbers beside it, and stands in the report."""
+    paper = importlib.import_module(f"experiments.papers.{name}")
+    for folder in (Path(__file__).parents[1] / "results" / place for place in STORED[name]):
+        stored = studies.load(folder / log.RESULT)
+        assert stored["claims"] and stored["claims"] == studies.judged(paper.claims(stored))
+        report = (folder / getattr(paper, "REPORT", studies.REPORT)).read_text()
+        assert all(line in report for line in studies.claims_table(stored["claims"]))
 
 
 def test_numbers_as_text() -> None:

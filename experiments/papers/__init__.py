@@ -2,5 +2,6 @@
 
     python -m experiments.papers.<name>
 
-Published numbers are constants here, with where they stand; nothing that a second paper could need lives here.
+Published numbers are data, in ``published/*.yaml``, with where they stand. What every study does is in
+`experiments.studies`, and nothing else that a second paper could need lives here.
 """
