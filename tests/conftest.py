@@ -37,6 +37,22 @@ def pytest_configure(config: pytest.Config) -> None:
     gc.set_threshold(100_000, 20, 100)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--first-case", action="store_true", help="of every parametrised test only its first case"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first-case"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        chosen = set(first.values())
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
+
+
 def programs() -> Path:
     """The folder of compiled programs, outside the checkout; each kind of processor has one, as they are native."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
