@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -25,9 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             folder = programs()
-            folder.mkdir(parents=True, exist_ok=True)
-            trim(folder, CACHE_BYTES)
-            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+            with contextlib.suppress(OSError):  # where it cannot be written, everything is compiled each time
+                folder.mkdir(parents=True, exist_ok=True)
+                trim(folder, CACHE_BYTES)
+                os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         # Most programs here run for less time than XLA would take to optimise them.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
