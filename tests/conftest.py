@@ -97,7 +97,7 @@ def forget_programs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def optimise(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked ``optimised`` train for long enough to be compiled as users' programs are."""
+    """Tests marked ``optimised`` run for long enough to be worth XLA's optimisations."""
     if request.node.get_closest_marker("optimised") is None:
         yield
         return
