@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import os
@@ -25,9 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             folder = programs()
-            folder.mkdir(parents=True, exist_ok=True)
-            trim(folder, CACHE_BYTES)
-            os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+            with contextlib.suppress(OSError):  # where it cannot be written, everything is compiled each time
+                folder.mkdir(parents=True, exist_ok=True)
+                trim(folder, CACHE_BYTES)
+                os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         # Most programs here run for less time than XLA would take to optimise them.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
@@ -35,6 +37,22 @@ def pytest_configure(config: pytest.Config) -> None:
             os.environ["XLA_FLAGS"] = XLA_FLAGS
     # Tracing makes many objects that live long, which the collector would visit again and again.
     gc.set_threshold(100_000, 20, 100)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--first-case", action="store_true", help="of every parametrised test only its first case"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--first-case"):
+        first: dict[str, pytest.Item] = {}
+        for item in items:
+            first.setdefault(item.nodeid.partition("[")[0], item)
+        chosen = set(first.values())
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = [item for item in items if item in chosen]
 
 
 def programs() -> Path:
@@ -79,7 +97,7 @@ def forget_programs() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def optimise(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Tests marked ``optimised`` train for long enough to be compiled as users' programs are."""
+    """Tests marked ``optimised`` run for long enough to be worth XLA's optimisations."""
     if request.node.get_closest_marker("optimised") is None:
         yield
         return

@@ -344,7 +344,7 @@ def test_the_adversary_of_the_icu_study_attains_the_robust_value() -> None:
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, np.inf), mdp.start @ solve(mdp, policy, 1.0))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(
     importlib.util.find_spec("icu_sepsis") is None, reason="the package icu-sepsis is not installed"
 )
