@@ -119,16 +119,22 @@ class Head(NamedTuple):
     value: Callable[[np.ndarray], np.ndarray]
     target: Callable[..., np.ndarray]
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    clipped: Callable[..., float]  # of the arguments of `target`: the mean share beyond the support
 
 
 def numpy_head(name: str) -> Head:
     """The heads' definitions; of `quantile` with kappa 1."""
     if name == "scalar":
         value = lambda x: x[..., 0]
-        return Head(value, lambda r, d, x: r + d * value(x), lambda x, y: (value(x) - y) ** 2)
+        return Head(
+            value, lambda r, d, x: r + d * value(x), lambda x, y: (value(x) - y) ** 2, lambda r, d, x: 0.0
+        )
     if name == "quantile":
         return Head(
-            lambda x: x.mean(-1), lambda r, d, x: r[..., None] + d[..., None] * x, quantile_regression
+            lambda x: x.mean(-1),
+            lambda r, d, x: r[..., None] + d[..., None] * x,
+            quantile_regression,
+            lambda r, d, x: 0.0,
         )
 
     padding = 3 if name == "hl_gauss" else 0
@@ -153,7 +159,12 @@ def numpy_head(name: str) -> Head:
             return np.einsum("...i,...ij->...j", special.softmax(x, -1), moved)
         return (smear if name == "hl_gauss" else split)(r + d * value(x))
 
-    return Head(value, target, lambda x, y: -(y * special.log_softmax(x, -1)).sum(-1))
+    def clipped(r: np.ndarray, d: np.ndarray, x: np.ndarray) -> float:
+        y = r[..., None] + d[..., None] * (atoms if name == "c51" else value(x)[..., None])
+        weight = special.softmax(x, -1) if name == "c51" else np.ones_like(y)
+        return float((weight * ((y < LOW) | (y > HIGH))).sum(-1).mean())
+
+    return Head(value, target, lambda x, y: -(y * special.log_softmax(x, -1)).sum(-1), clipped)
 
 
 def quantile_regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -217,7 +228,8 @@ def iql(s: Setting) -> Expected:
     slow = smallest(h, critics(s.target["critic"], b.observation, b.action))
     u = h.value(slow) - h.value(mlp(s.params["value"], b.observation))
     y_value = h.target(0 * b.reward, 1 + 0 * b.reward, slow)
-    y_critic = h.target(b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation))
+    backup = b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation)
+    y_critic = h.target(*backup)
     losses: dict[str, Loss] = {
         "value": lambda v: (
             np.where(u < 0, 1 - c.expectile, c.expectile) * h.loss(mlp(v, b.observation), y_value)
@@ -230,6 +242,7 @@ def iql(s: Setting) -> Expected:
     params = descend(s.params, c.learning_rate, **losses)
     metrics = {f"{name}_loss": loss(s.params[name]) for name, loss in losses.items()} | {
         "q": s.q(s.params["critic"]).mean(),
+        "clipped": h.clipped(*backup),
         "v": h.value(mlp(s.params["value"], b.observation)).mean(),
         "advantage": u.mean(),
     }
@@ -244,8 +257,13 @@ def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable
     action = np.clip(mode + noise, -1, 1)
     discount = c.discount * b.discount
     q_next = smallest(h, critics(s.target["critic"], b.next_observation, action))
-    loss = s.critic_loss(h.target(b.reward - discount * penalty(action), discount, q_next))
-    metrics = {"critic_loss": loss(s.params["critic"]), "q": s.q(s.params["critic"]).mean()}
+    backup = b.reward - discount * penalty(action), discount, q_next
+    loss = s.critic_loss(h.target(*backup))
+    metrics = {
+        "critic_loss": loss(s.params["critic"]),
+        "q": s.q(s.params["critic"]).mean(),
+        "clipped": h.clipped(*backup),
+    }
     params = descend(s.params, c.learning_rate, critic=loss)
     if (s.step + 1) % c.policy_delay:
         return Expected(params, s.target, metrics | {"policy_loss": 0, "cloning": 0})
@@ -310,7 +328,9 @@ def sac_n(s: Setting) -> Expected:
     action, log_prob = squashed(params["policy"], b.next_observation, 1)
     discount = c.discount * b.discount
     q_next = smallest(h, critics(s.target["critic"], b.next_observation, action[0]))
-    td_loss = s.critic_loss(h.target(b.reward - discount * alpha * log_prob[0], discount, q_next))
+    backup = b.reward - discount * alpha * log_prob[0], discount, q_next
+    td_loss = s.critic_loss(h.target(*backup))
+    metrics["clipped"] = h.clipped(*backup)
 
     def critic_loss(q: Tree) -> float:
         return td_loss(q) + c.diversity * similarity(s, q)
@@ -379,7 +399,8 @@ def cql_continuous(s: Setting) -> tuple:
     q_next = smallest(h, pick(q_next, h.value(q_next).argmax(1), 1))  # each critic's best action
     discount = c.discount * b.discount
     bonus = discount * alpha * next_log_prob[0] if c.backup_entropy and not c.max_backup else 0
-    td_loss = s.critic_loss(h.target(b.reward - bonus, discount, q_next))
+    backup = b.reward - bonus, discount, q_next
+    td_loss = s.critic_loss(h.target(*backup))
 
     action, log_proposal = squashed(pi, b.observation, c.samples)
     if c.variant == "h":
@@ -399,17 +420,25 @@ def cql_continuous(s: Setting) -> tuple:
 
     entropy = -squashed(pi, b.observation, 1)[1].mean()
     rest = {"policy": policy_loss, "log_alpha": lambda x: x * (entropy + DIMENSIONS)}
-    metrics = {"policy_loss": policy_loss(pi), "entropy": entropy, "alpha": alpha}
+    metrics = {
+        "policy_loss": policy_loss(pi),
+        "entropy": entropy,
+        "alpha": alpha,
+        "clipped": h.clipped(*backup),
+    }
     return td_loss, values, log_proposal.T, s.q, rest, metrics
 
 
 def cql_discrete(s: Setting) -> tuple:
-    td_loss, all_values, data = q_learning(s)
-    return td_loss, all_values, 0.0, data, {}, {}
+    td_loss, all_values, data, clipped = q_learning(s)
+    return td_loss, all_values, 0.0, data, {}, {"clipped": clipped}
 
 
-def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
-    """The TD loss, the values [B, A], and those of the logged actions [B], as functions of the parameters."""
+def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
+    """The TD loss, the values [B, A], and those of the logged actions [B], as functions of the parameters.
+
+    And the share of targets beyond the support.
+    """
     c, h, b = s.config, s.head, s.batch
 
     def outputs(q: Tree, observation: np.ndarray) -> np.ndarray:
@@ -418,7 +447,8 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
     slow = outputs(s.target["q"], b.next_observation)
     chooser = outputs(s.params["q"], b.next_observation) if c.double else slow
     q_next = pick(slow, h.value(chooser).argmax(-1), 1)
-    y = h.target(b.reward, c.discount * b.discount, q_next)
+    backup = b.reward, c.discount * b.discount, q_next
+    y = h.target(*backup)
 
     def logged(q: Tree) -> np.ndarray:
         return pick(outputs(q, b.observation), b.action, 1)
@@ -427,15 +457,16 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss]:
         lambda q: h.loss(logged(q), y).mean(),
         lambda q: h.value(outputs(q, b.observation)),
         lambda q: h.value(logged(q)),
+        h.clipped(*backup),
     )
 
 
 def dqn(s: Setting) -> Expected:
-    loss, _, data = q_learning(s)
+    loss, _, data, clipped = q_learning(s)
     params = descend(s.params, s.config.learning_rate, q=loss)
     due = (s.step + 1) % s.config.target_period == 0
     target = follow(s.target["q"], params["q"], s.config.target_rate) if due else s.target["q"]
-    metrics = {"critic_loss": loss(s.params["q"]), "q": data(s.params["q"]).mean()}
+    metrics = {"critic_loss": loss(s.params["q"]), "q": data(s.params["q"]).mean(), "clipped": clipped}
     return Expected(params, {"q": target}, metrics)
 
 
