@@ -38,6 +38,7 @@ CHECKPOINTS, CURVE = "checkpoints", "curve.png"
 # Scores that are summarised, and those worth a curve, the most telling first.
 SCORES = ("return", "normalized_return", "success", "final_success")
 HEADLINE = ("normalized_return", "success", "return")
+RATES = ("success", "final_success")
 
 # What every run may leave in its folder.
 _LEAVES = (log.CONFIG, log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*", "wandb*")
@@ -221,7 +222,10 @@ def clear(run: Run) -> None:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """Last, best and selected scores of every metric that a run logged, with Student's 95 % intervals over seeds."""
+    """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
+
+    They are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
+    """
     logged = log.read(folder)
     scores: dict[str, Any] = {}
     for name in SCORES:
@@ -230,11 +234,12 @@ def summary(folder: Path) -> dict[str, Any]:
             continue
         estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
         estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
+        interval = statistics.rate_interval if name in RATES else statistics.interval
         scores[name] = {
             which: {
                 "mean": float(choice.score.mean()),
                 "iqm": float(statistics.iqm(choice.score[:, None])),
-                "ci95": list(statistics.interval(choice.score)),
+                "ci95": list(interval(choice.score)),
                 "per_seed": choice.score,
             }
             for which, choice in selection.select(history, estimates if estimates.size else None).items()

@@ -25,7 +25,7 @@ from absl import app, flags
 
 from experiments import common, offline, presets
 from experiments import flags as config_flags
-from rl import agents, log, shard, statistics, train
+from rl import agents, lifecycle, log, shard, statistics, train
 
 _PROGRAM = "experiments/offline.py"
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
@@ -137,8 +137,11 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     except KeyError as error:
         raise ValueError(f"the sweep's metric is not logged: {error.args[0]}") from None
     scores = last.reshape(len(each), settings.seeds, -1).mean(-1)
+    interval = (
+        statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
+    )
     return [
-        _row(part, workdir) | {"score": own.mean(), "ci95": list(statistics.interval(own))}
+        _row(part, workdir) | {"score": own.mean(), "ci95": list(interval(own))}
         for part, own in zip(each, scores, strict=True)
     ]
 

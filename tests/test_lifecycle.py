@@ -110,6 +110,16 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
     assert lifecycle.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
 
 
+def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
+    scores = [[1.0, 1.0], [1.0, 0.5], [1.0, 1.0]]  # of three seeds, two episodes each
+    line = {"step": 0, "eval/success": scores, "eval/return": scores}
+    (tmp_path / log.METRICS).write_text(json.dumps(line) + "\n")
+    found = lifecycle.summary(tmp_path)
+    assert found["return"]["last"]["ci95"][1] > 1  # Student's
+    low, high = found["success"]["last"]["ci95"]
+    assert 0 < low < 11 / 12 < high <= 1
+
+
 # ---- runs that go on ------------------------------------------------------------------------------------------------
 
 
