@@ -90,8 +90,8 @@ class Actor(NamedTuple):
 class Learner(NamedTuple):
     """An algorithm, as three pure functions, and more for those that can do more."""
 
-    # Batches are a `Transition`, or a `TokenBatch` for learners of language. Observations [..., *observation] are arrays
-    # or nested dicts of arrays, as the `Spec` says.
+    # Batches are a `Transition`, or a `TokenBatch` for learners of language. Observations [..., *observation] are
+    # arrays or nested dicts of arrays, as the `Spec` says.
     init: Callable[[Key, Any], State]  # the batch gives shapes only
     update: Callable[[State, Any, Key], tuple[State, Metrics]]
     act: Callable[[State, Any, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32

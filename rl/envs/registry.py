@@ -43,8 +43,9 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
-    outside are clipped) mapped linearly onto the environment's own box; discrete ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also
-    for OGBench, whose environments draw from NumPy's global generator and from an unseeded action space.
+    outside are clipped) mapped linearly onto the environment's own box; discrete ones count from 0. Given a
+    seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose environments draw
+    from NumPy's global generator and from an unseeded action space.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
     mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them. Pixel observations
