@@ -52,5 +52,6 @@ def require_array(tree: Any, reader: str) -> None:
     if isinstance(tree, Mapping):
         raise ValueError(
             f"{reader} takes one array as an observation, not a dictionary of {', '.join(sorted(tree))}: wrap the "
-            "environment in gymnasium.wrappers.FlattenObservation, and load logged data with flatten_observations"
+            "environment in gymnasium.wrappers.FlattenObservation, and load logged data with --flatten_observations "
+            "(flatten_observations=True)"
         )

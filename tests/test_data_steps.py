@@ -182,7 +182,8 @@ def test_images_stay_bytes_and_arrays_become_vectors():
 def test_entries_of_a_dictionary_are_paired_as_one_array_is(with_next):
     """An unmarked reset shows in one entry alone; entries are sorted, floats become vectors and images stay."""
     log = episodes([3, 3, 3])
-    log["timeouts"][2] = False
+    log["observations"][:, 1] = np.arange(9)
+    log["timeouts"][2] = not with_next
     if with_next:
         log["next_observations"] = log["observations"] + [0, 1]
     plain = from_steps(**log, source="log")

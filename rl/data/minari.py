@@ -238,7 +238,8 @@ def _flat(space: Any, values: Any, source: str) -> np.ndarray:
     parts = [_flat(part, values[key], source) for key, part in space.items()]
     if any(part.dtype == np.uint8 for part in parts):
         raise DataError(
-            f"Minari {source}: observations are {space}; images cannot be flattened with the rest"
+            f"Minari {source}: observations are {space}, and images are not flattened with the rest: load it without "
+            "--flatten_observations (flatten_observations=True)"
         )
     return np.concatenate(parts, axis=1)
 
