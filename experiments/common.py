@@ -48,9 +48,7 @@ class Data:
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate, if not in the dataset's own environment
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
-    flatten_observations: bool = (
-        False  # concatenate the entries of observations that are dictionaries (Minari)
-    )
+    flatten_observations: bool = False  # concatenate the entries of observations that are dictionaries
 
 
 class Problem(NamedTuple):
