@@ -48,6 +48,7 @@ class Data:
     data_folder: str = ""  # where named datasets lie, if not in their usual cache
     environment: str = ""  # where to evaluate, if not in the dataset's own environment
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
+    flatten_observations: bool = False  # concatenate the entries of observations that are dictionaries
 
 
 class Problem(NamedTuple):
@@ -86,6 +87,7 @@ def problem(
         clip_actions=settings.clip_actions,
         environment=settings.environment or None,
         validation=validation,
+        flatten_observations=settings.flatten_observations,
     )
     seen = transform.fit(
         loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations

@@ -181,8 +181,8 @@ class Trainer:
         self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
         run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
         self._seen, self._see = seen, functools.partial(transform.observations, seen)
-        dtype = self._see(stream.observation).dtype
-        self._loop = online.loop(learner, stream.spec, replay, run_keys, settings.envs, dtype)
+        types = jax.tree.map(lambda x: x.dtype, self._see(stream.observation))
+        self._loop = online.loop(learner, stream.spec, replay, run_keys, settings.envs, types)
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self._updates, self._period = rhythm(settings)
@@ -285,13 +285,15 @@ class Trainer:
 
     def _tell(self, said: Experience) -> online.Step:
         scalar = np.stack([transform.rewards(self._seen, said.reward), ~said.terminated, said.first])
-        both = self._see(np.stack([said.next_observation, said.observation]))
+        both = self._see(jax.tree.map(lambda *x: np.stack(x), said.next_observation, said.observation))
         shape = (self._settings.seeds, self._settings.envs)
-        return online.Step(both.reshape(2, *shape, *both.shape[2:]), scalar.reshape(3, *shape))
+        both = jax.tree.map(lambda x: x.reshape(2, *shape, *x.shape[2:]), both)
+        return online.Step(both, scalar.reshape(3, *shape))
 
-    def _by_seed(self, rows: np.ndarray) -> np.ndarray:
+    def _by_seed(self, rows: Any) -> Any:
         """[S * N, ...] -> [S, N, ...]."""
-        return rows.reshape(self._settings.seeds, self._settings.envs, *rows.shape[1:])
+        shape = (self._settings.seeds, self._settings.envs)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), rows)
 
 
 def rhythm(settings: Settings) -> tuple[int, int]:

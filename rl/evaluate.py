@@ -119,12 +119,12 @@ class Evaluator:
         by_copy = score.reshape(self._seeds, self._copies, self._rounds)
         return by_copy.swapaxes(1, 2).reshape(self._seeds, -1)
 
-    def _by_seed(self, rows: np.ndarray) -> np.ndarray:
+    def _by_seed(self, rows: Any) -> Any:
         """[S * n, ...] -> [S, n, ...]."""
-        return rows.reshape(self._seeds, self._copies, *rows.shape[1:])
+        return jax.tree.map(lambda x: x.reshape(self._seeds, self._copies, *x.shape[1:]), rows)
 
     def _act(
-        self, states: Any, memory: Any, observation: np.ndarray, first: np.ndarray, clock: tuple[int, int]
+        self, states: Any, memory: Any, observation: Any, first: np.ndarray, clock: tuple[int, int]
     ) -> tuple[np.ndarray, Any]:
         """Actions [S * n, ...] and memory; transfers are explicit, so that `jax.transfer_guard` can stay on."""
         now = self._by_seed(observation), self._by_seed(first), np.array(clock, np.uint32)
@@ -188,7 +188,7 @@ def evaluator(
 
     policy = acting.resetting(act if isinstance(act, Actor) else acting.memoryless(act))
 
-    def step(states: Any, memory: Any, observations: Array, first: Array, clock: Array) -> tuple[Array, Any]:
+    def step(states: Any, memory: Any, observations: Any, first: Array, clock: Array) -> tuple[Array, Any]:
         root = keys.of(jax.random.key(base_seed), "evaluate")
         key = jax.random.fold_in(jax.random.fold_in(root, clock[0]), clock[1])
         each = jax.vmap(functools.partial(jax.random.fold_in, key))(jnp.arange(seeds))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from tqdm.auto import tqdm
 
+from rl import nest
 from rl.agents import state as learner_state
 from rl.networks import mlp
 from rl.replay.dataset import Dataset, sampler, size, take
@@ -66,8 +67,9 @@ def estimator(
         A function of (states of ``S`` policies, dataset, keys [S]), compiled once however often it is called.
 
     Raises:
-        ValueError: image observations.
+        ValueError: observations that are images or dictionaries.
     """
+    nest.require_array(spec.observation_shape, "fitted-Q evaluation")
     if len(spec.observation_shape) != 1:
         raise ValueError(f"fitted-Q evaluation takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import keys, train
+from rl import keys, nest, train
 from rl.agents import mobile
 from rl.dynamics import rollout
 from rl.dynamics.base import UNCERTAINTY, Dynamics, aleatoric
@@ -187,6 +187,7 @@ def target_range(config: Config, discount: float, spec: Spec, low: float, high: 
         return low, high
     if config.uncertainty == "bellman":
         return low - (high - low), high
+    nest.require_array(spec.observation_shape, "a dynamics ensemble")
     largest = math.exp(0.25) * math.sqrt(math.prod(spec.observation_shape) + 1)
     return low - config.penalty * largest / (1 - discount), high
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, keys, train
+from rl import acting, keys, nest, train
 from rl.replay import dataset as data
 from rl.replay import frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -55,7 +55,7 @@ class Carry(NamedTuple):
 
     state: State  # stacked, [S, ...] but for the step
     memory: Any  # [S, ...]
-    seen: Array  # [S, N, *observation]
+    seen: Any  # [S, N, *observation]
     action: Array  # [S, N, ...], chosen for what is seen
     first: Array  # [S, N] bool, an episode starts with what is seen
     policy_memory: (
@@ -234,7 +234,7 @@ def loop(
       replay: its memory.
       run_keys: [S], one for each seed (`rl.keys.seeds`).
       environments: ``N``.
-      observation_type: float32 or uint8.
+      observation_type: float32 or uint8; of observations that are dicts, one for all arrays or a dict of them.
 
     Raises:
       ValueError: the learner cannot explore.
@@ -248,8 +248,8 @@ def loop(
         memory = replay.empty(row)
         one = jax.eval_shape(learner.init, run_keys[0], batch)
         metrics = jax.eval_shape(learner.update, one, batch, run_keys[0])[1]
-        seen, action = (
-            jnp.zeros((seeds, environments, *x.shape), x.dtype) for x in (row.observation, row.action)
+        seen, action = jax.tree.map(
+            lambda x: jnp.zeros((seeds, environments, *x.shape), x.dtype), (row.observation, row.action)
         )
         return Carry(
             state=state,
@@ -263,13 +263,13 @@ def loop(
         )
 
     def choose(carry: Carry, random: bool) -> tuple[Carry, Array]:
-        def one(state: State, memory: Any, seen: Array, first: Array, key: Key) -> tuple[Array, Any]:
+        def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
             key = jax.random.fold_in(key, carry.time)
             if not random:
                 return explorer.act(state, memory, seen, first, key)
             # The policy, whose actions these are not, remembers nothing of them.
             memory = explorer.start(state, seen)
-            shape = seen.shape[: seen.ndim - len(spec.observation_shape)]
+            shape = nest.leading(seen, spec.observation_shape)
             if spec.discrete:
                 return jax.random.randint(key, shape, 0, spec.action_size), memory
             return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0), memory
@@ -282,14 +282,13 @@ def loop(
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)
-        return choose(carry._replace(seen=jnp.asarray(observation), first=first), random)
+        return choose(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
-    def remember(
-        memory: Any, seen: Array, action: Array, first: Array, said: Step
-    ) -> tuple[Any, Array, Array]:
-        rows = ring.Row(seen, action, said.scalar[0], said.scalar[1], said.observation[0], first)
+    def remember(memory: Any, seen: Any, action: Array, first: Array, said: Step) -> tuple[Any, Any, Array]:
+        following, now = (jax.tree.map(lambda x, i=i: x[i], said.observation) for i in range(2))
+        rows = ring.Row(seen, action, said.scalar[0], said.scalar[1], following, first)
         memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
-        return memory, said.observation[1], said.scalar[2] > 0
+        return memory, now, said.scalar[2] > 0
 
     def learn(
         carry: Carry, marks: Any, rows: ring.Ring, logged: Any, updates: int, random: bool
@@ -353,6 +352,12 @@ def _count(tally: Tally, report: train.Report) -> Tally:
 
 def _blank(spec: Spec, observation_type: Any) -> ring.Row:
     """A row of zeros."""
-    observation = jnp.zeros(spec.observation_shape, observation_type)
+    one_type = not isinstance(observation_type, Mapping)
+    types = (
+        nest.map_structure(lambda _: observation_type, spec.observation_shape)
+        if one_type
+        else observation_type
+    )
+    observation = nest.map_structure(jnp.zeros, spec.observation_shape, types)
     action = jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
     return ring.Row(observation, action, jnp.zeros(()), jnp.zeros(()), observation, jnp.zeros((), bool))

@@ -26,7 +26,7 @@ class Transition(NamedTuple):
     ``has_next_action`` is 0.
     """
 
-    observation: Any  # [..., *observation shape] float32 or uint8
+    observation: Any  # [..., *observation shape] float32 or uint8: an array, or a nested dict of arrays
     action: Any  # [..., D] float32 in [-1, 1], or [...] int32
     reward: Any  # [...] float32
     discount: Any  # [...] float32 in {0, 1}
@@ -56,7 +56,8 @@ class TokenBatch(NamedTuple):
 class Spec(NamedTuple):
     """What an agent must know of its environment before it sees any data."""
 
-    observation_shape: tuple[int, ...]
+    # (O,), (H, W, C) or (T, O); of observations that are nested dicts of arrays, a dict of the same keys (`rl.nest`)
+    observation_shape: Any
     action_size: int  # dimensions of a continuous action, or the number of discrete ones
     discrete: bool = False
 
@@ -89,14 +90,15 @@ class Actor(NamedTuple):
 class Learner(NamedTuple):
     """An algorithm, as three pure functions, and more for those that can do more."""
 
-    # Batches are a `Transition`, or a `TokenBatch` for learners of language.
+    # Batches are a `Transition`, or a `TokenBatch` for learners of language. Observations [..., *observation] are
+    # arrays or nested dicts of arrays, as the `Spec` says.
     init: Callable[[Key, Any], State]  # the batch gives shapes only
     update: Callable[[State, Any, Key], tuple[State, Metrics]]
-    act: Callable[[State, Array, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
+    act: Callable[[State, Any, Key], Array]  # (state, [..., *observation], key) -> [..., D] or [...] int32
     # (state, [..., *observation], key) -> [...]: the value of a state as the targets of `update` continue with it
-    value: Callable[[State, Array, Key], Array] | None = None
+    value: Callable[[State, Any, Key], Array] | None = None
     # (state, [..., *observation], key) -> like act: how it collects its own experience
-    explore: Callable[[State, Array, Key], Array] | None = None
+    explore: Callable[[State, Any, Key], Array] | None = None
     # (state, batch [B], weights [B], key) -> state, metrics, priorities [B]: an update by weighted rows, and how much
     # each is worth another look (how far it was from its target: `rl.values.heads.divergence`)
     weighted: Callable[[State, Transition, Array, Key], tuple[State, Metrics, Array]] | None = None

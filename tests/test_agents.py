@@ -20,10 +20,11 @@ import optax
 import pytest
 from scipy import optimize, special, stats
 
-from rl import agents, train
+from rl import agents, nest, train
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
+from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
@@ -766,16 +767,20 @@ PUBLISHED = {  # initialisers of each agent's published code
 
 
 def build(
-    kind: str, agent: str, shape: tuple[int, ...] = (3,), hidden: tuple[int, ...] = (4, 4), **fields: Any
+    kind: str, agent: str, shape: Any = (3,), hidden: tuple[int, ...] = (4, 4), **fields: Any
 ) -> tuple[Learner, Transition]:
-    """A learner on observations of this shape (images of uint8), and a batch for it."""
+    """A learner on observations of this shape (images of uint8), or these shapes, and a batch for it."""
     discrete = kind == "discrete"
     small = {name: value for name, value in SETTINGS[agent].items() if name in ("critics", "samples")}
     config = agents.get(agent).Config(hidden=hidden, **small, **fields)
     spec = Spec(shape, ACTIONS if discrete else DIMENSIONS, discrete)
     rng = np.random.default_rng(0)
-    draw = lambda: rng.integers(0, 256, (8, *shape)).astype(np.uint8 if len(shape) == 3 else np.float32)
-    batch = random_batch(discrete)._replace(observation=draw(), next_observation=draw())
+
+    def draw(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.integers(0, 256, (8, *shape)).astype(np.uint8 if len(shape) == 3 else np.float32)
+
+    observation, following = (nest.map_structure(draw, shape) for _ in range(2))
+    batch = random_batch(discrete)._replace(observation=observation, next_observation=following)
     return agents.get(agent).make(config, spec, heads.scalar()), batch
 
 
@@ -843,17 +848,18 @@ def test_optimiser_settings_reach_their_networks(kind: str, agent: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "agent"), EVERY)
-def test_every_agent_takes_images_and_histories(kind: str, agent: str) -> None:
+def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: str) -> None:
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
-    shapes = [((8, 8, 2), (4,)), ((5, 3), (8,))] if agent in ("iql", "dqn", "td3") else [((8, 8, 2), (4,))]
+    shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
+    shapes += [((5, 3), (8,))] if agent in ("iql", "dqn", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)
         after, metrics = jax.eval_shape(learner.update, state, batch, key)
         kept = jax.tree.map(lambda one, two: (one.shape, one.dtype) == (two.shape, two.dtype), state, after)
         assert all(jax.tree.leaves(kept)) and all(metric.shape == () for metric in metrics.values())
-        one = jax.eval_shape(learner.act, state, batch.observation[0], key)
+        one = jax.eval_shape(learner.act, state, jax.tree.map(lambda x: x[0], batch.observation), key)
         many = jax.eval_shape(learner.act, state, batch.observation, key)
         assert (one.shape, many.shape) == (batch.action.shape[1:], batch.action.shape)
         if learner.critics is not None:
@@ -873,6 +879,27 @@ def test_images_are_learnt_from_and_shifted_by_the_updates_key() -> None:
     images, vectors = (Spec(shape, 2) for shape in ((8, 8, 2), (3,)))
     assert augmented(learner, images, Architecture()) is learner
     assert augmented(learner, vectors, Architecture(shift=2)) is learner
+
+
+def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
+    view = jnp.broadcast_to(jnp.arange(64, dtype=jnp.uint8).reshape(8, 8, 1), (16, 8, 8, 1))
+    see = Learner(lambda *_: None, lambda state, batch, key: (state, batch), lambda *_: None)
+    shape = {"eyes": {"left": (8, 8, 1), "right": (8, 8, 1)}, "goal": (3,)}
+    observation = {"eyes": {"left": view, "right": view}, "goal": jnp.ones((16, 3))}
+    rows = random_batch(False)._replace(observation=observation, next_observation=observation)
+    key, shift = jax.random.key(0), Architecture(shift=2)
+    seen = augmented(see, Spec(shape, 2), shift).update(None, rows, key)[1]
+    images = [seen.observation["eyes"][side] for side in ("left", "right")]
+    images.append(seen.next_observation["eyes"]["left"])
+    for i, image in enumerate(images):
+        assert image.shape == view.shape and all((image != other).any() for other in [view, *images[:i]])
+    np.testing.assert_array_equal(seen.observation["goal"], observation["goal"])
+    # One image has the key that it had before there were dictionaries.
+    alone = augmented(see, Spec((8, 8, 1), 2), shift).update(
+        None, rows._replace(observation=view, next_observation=view), key
+    )[1]
+    expected = random_shift(view, jax.random.split(jax.random.split(key)[0])[0], 2)
+    np.testing.assert_array_equal(alone.observation, expected)
 
 
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])

@@ -69,6 +69,8 @@ def test_the_text_has_the_numbers() -> None:
     assert f"normalised   mean {25 * (card.returns.mean() + 1):.1f} (0 is a return of -1, 100 of 3)" in text
     assert f"{steps['actions'][:, 1].std():.3f}" in text
     assert "beware" in text
+    parts = given._replace(spec=given.spec._replace(observation_shape={"goal": (2,), "task": {"at": (1,)}}))
+    assert "12; observation {'goal': [2], 'task': {'at': [1]}}, action [2]" in cards.text(card, parts)
 
 
 @pytest.mark.parametrize("discrete", [False, True])

@@ -2,11 +2,15 @@
 
 import warnings
 
+import jax
 import numpy as np
 import pytest
 
 from rl import data
+from rl.agents import iql
 from rl.data.steps import DataError
+from rl.replay import dataset as replay
+from rl.values import heads
 
 minari = pytest.importorskip("minari")
 spaces = pytest.importorskip("gymnasium").spaces
@@ -111,19 +115,33 @@ def test_discrete_actions_count_from_zero(create):
     assert loaded.spec == ((3,), 5, True)  # 5 choices, though only 3 were made
 
 
-def test_dictionaries_are_flattened_as_gymnasium_does(create):
+def test_dictionaries_stay_or_are_flattened_as_gymnasium_does(create):
+    """And an agent learns from them as they are."""
     space = spaces.Dict({"observation": BOX, "desired_goal": spaces.Box(-1, 1, (2,), np.float64)})
     log = episode(3, np.zeros((3, 1), np.float32), False)
     goals = np.random.default_rng(0).uniform(-1, 1, (4, 2))
     log["observations"] = {"observation": log["observations"], "desired_goal": goals}
     create([log], space, spaces.Box(-1, 1, (1,), np.float32))
     loaded = data.load("minari:test/log-v0")
+    assert loaded.spec == ({"desired_goal": (2,), "observation": (3,)}, 1, False)
+    steps = loaded.dataset.transitions
+    for name, values in log["observations"].items():
+        np.testing.assert_array_equal(steps.observation[name], values[:-1].astype(np.float32))
+        np.testing.assert_array_equal(steps.next_observation[name], values[1:].astype(np.float32))
+    learner = iql.make(iql.Config(hidden=(4,)), loaded.spec, heads.scalar())
+    key, batch = jax.random.key(0), replay.sampler(5)(loaded.dataset, jax.random.key(0))
+    state = jax.eval_shape(learner.init, key, batch)
+    assert jax.eval_shape(learner.update, state, batch, key)[0].step.shape == ()
+    with pytest.raises(DataError, match="only flat observations"):
+        data.minari.write(loaded, "test/again-v0")
+
+    flat = data.load("minari:test/log-v0", flatten_observations=True)
     for t in range(3):
         step = {name: values[t] for name, values in log["observations"].items()}
         np.testing.assert_allclose(
-            loaded.dataset.transitions.observation[t], spaces.utils.flatten(space, step), rtol=1e-6
+            flat.dataset.transitions.observation[t], spaces.utils.flatten(space, step), rtol=1e-6
         )
-    assert loaded.environment is None
+    assert flat.environment is None
 
 
 def test_actions_outside_the_box_are_refused_or_clipped(create):

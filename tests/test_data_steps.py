@@ -70,13 +70,14 @@ def test_pairs_like_a_walk_over_the_episodes(log):
     dataset = from_steps(
         observations, actions, rewards, terminals, timeouts, successors, source="log", discrete=discrete
     )
-    for found, expected in zip(dataset.transitions, zip(*rows, strict=True), strict=True):
+    *columns, origin = dataset.transitions
+    assert origin is None
+    for found, expected in zip(columns, zip(*rows, strict=True), strict=True):
         np.testing.assert_array_equal(found, np.array(expected))
     np.testing.assert_array_equal(dataset.last, last)
     assert dataset.transitions.action.dtype == (np.int32 if discrete else np.float32)
-    assert all(
-        x.dtype == np.float32 for name, x in dataset.transitions._asdict().items() if "action" not in name
-    )
+    fields = dict(zip(Transition._fields, columns, strict=False))
+    assert all(x.dtype == np.float32 for name, x in fields.items() if "action" not in name)
 
 
 def episodes(lengths, final_terminal=False):
@@ -175,6 +176,51 @@ def test_images_stay_bytes_and_arrays_become_vectors():
     log["observations"] = np.zeros((3, 4, 2), np.float64)
     observation = from_steps(**log, source="log").transitions.observation
     assert (observation.dtype, observation.shape) == (np.float32, (2, 8))
+
+
+@pytest.mark.parametrize("with_next", [False, True])
+def test_entries_of_a_dictionary_are_paired_as_one_array_is(with_next):
+    """An unmarked reset shows in one entry alone; entries are sorted, floats become vectors and images stay."""
+    log = episodes([3, 3, 3])
+    log["observations"][:, 1] = np.arange(9)
+    log["timeouts"][2] = not with_next
+    if with_next:
+        log["next_observations"] = log["observations"] + [0, 1]
+    plain = from_steps(**log, source="log")
+    for name in ("observations", "next_observations") if with_next else ("observations",):
+        episode, step = log[name].T
+        log[name] = {
+            "step": step[:, None, None].astype(np.float64),
+            "inner": {"image": np.uint8(episode)[:, None]},
+        }
+    dataset = from_steps(**log, source="log")
+    for name in ("observation", "next_observation"):
+        expected, found = getattr(plain.transitions, name), getattr(dataset.transitions, name)
+        assert list(found) == ["inner", "step"] and found["inner"]["image"].dtype == np.uint8
+        np.testing.assert_array_equal(found["step"], expected[:, 1:])
+        np.testing.assert_array_equal(found["inner"]["image"], expected[:, :1])
+    np.testing.assert_array_equal(dataset.last, plain.last)
+    spec = loaded(dataset, environment=None, source="log").spec
+    assert spec == ({"inner": {"image": (1,)}, "step": (1,)}, 2, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"observations": {"a": np.zeros((3, 1)), "b": np.zeros((2, 1))}},
+            r"observations\['b'\] have shape \(2, 1\)",
+        ),
+        ({"observations": {"a": np.full((3, 1), np.nan)}}, r"3 values of observations\['a'\] are NaN"),
+        (
+            {"observations": {"a": np.zeros((3, 1))}, "next_observations": {"b": np.zeros((3, 1))}},
+            r"next_observations are {'b': 'float32 \(3, 1\)'}, but observations are {'a': 'float32 \(3, 1\)'}",
+        ),
+    ],
+)
+def test_a_bad_entry_of_a_dictionary_is_named(changes, message):
+    with pytest.raises(DataError, match=message):
+        from_steps(**episodes([3]) | changes, source="log")
 
 
 def test_columns_of_one_are_accepted():

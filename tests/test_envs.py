@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from rl import envs
+from rl import envs, nest
 from rl.envs import registry
 from rl.types import Spec
 
@@ -179,10 +179,41 @@ def test_observations_become_flat_float32_and_images_stay(with_spaces) -> None:
     assert envs.spec(image) == Spec((8, 8, 3), 2, discrete=True)
 
 
+def test_dictionaries_stay_and_their_arrays_become_vectors_and_images(with_spaces) -> None:
+    image, matrix = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (2, 3), np.float64)
+    env = with_spaces(spaces.Dict({"task": spaces.Dict({"image": image}), "goal": matrix}), TWO)
+    shape = {"goal": (6,), "task": {"image": (8, 8, 3)}}
+    assert envs.spec(env) == Spec(shape, 2, discrete=True)
+    for observation in (env.reset()[0], env.step(np.int32(0))[0]):
+        assert type(observation) is dict and list(observation) == ["goal", "task"]
+        assert nest.map_structure(np.shape, observation) == shape
+        assert [x.dtype for x in nest.leaves(observation)] == [np.float32, np.uint8]
+        assert env.observation_space.contains(observation)
+
+
+def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
+    """In one process and in another; copies that are left alone keep theirs."""
+    action = np.full((3, 2), 0.5, np.float32)
+    for processes in (0, 1):
+        with envs.vector("toy_environments:Goal-v0", 3, processes) as copies:
+            assert copies.spec == Spec({"clock": (1,), "task": {"goal": (2,), "last": (2,)}}, 2)
+            before = copies.reset([1, 2, 1])
+            after = copies.step(action, np.array([True, False, True])).observation
+        np.testing.assert_array_equal(before["task"]["goal"][0], before["task"]["goal"][2])
+        assert (before["task"]["goal"][0] != before["task"]["goal"][1]).all()
+        np.testing.assert_array_equal(before["clock"], np.zeros((3, 1), np.uint8))
+        np.testing.assert_array_equal(after["clock"][:, 0], [1, 0, 1])
+        np.testing.assert_array_equal(after["task"]["last"][:, 0], [0.5, 0, 0.5])
+
+
 @pytest.mark.parametrize(
     ("observation_space", "action_space", "message"),
     [
-        (spaces.Dict({"goal": VECTOR}), TWO, r"'Toy-v0' observes Dict\(.*FlattenObservation"),
+        (
+            spaces.Dict({"goal": VECTOR, "room": spaces.Discrete(4)}),
+            TWO,
+            r"'Toy-v0' observes Dict\(.*observation\['room'\] is Discrete\(4\).*FlattenObservation",
+        ),
         (spaces.Discrete(4), TWO, r"observes Discrete\(4\)"),
         (VECTOR, spaces.MultiDiscrete([2, 3]), r"takes MultiDiscrete\(\[2 3\]\)"),
         (VECTOR, spaces.Box(-np.inf, 1, (2,)), "between finite bounds"),
@@ -307,7 +338,7 @@ def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
     ("name", "kind", "message"),
     [
         ("Hoper-v4", ValueError, "nearest names"),
-        ("toy_environments:DictObservation-v0", TypeError, "observes Dict"),
+        ("toy_environments:Room-v0", TypeError, "observes Discrete"),
         ("no_such_module:Thing-v0", ImportError, "no_such_module"),
     ],
 )

@@ -45,6 +45,20 @@ def test_every_episode_is_counted_once_and_to_its_end(copies: int | None) -> Non
     assert "normalized_return" not in scores
 
 
+def test_a_policy_sees_every_part_of_a_dictionary() -> None:
+    """One of two reaches for the goal that its own episode has."""
+
+    def reach(states, observations, keys):
+        del keys
+        return states[:, None, None] * observations["task"]["goal"]
+
+    with evaluate.evaluator(
+        reach, "toy_environments:Goal-v0", seeds=2, episodes=4, copies=2, processes=0
+    ) as episodes:
+        scores = episodes(jnp.array([1.0, 0.5]))
+    np.testing.assert_array_equal(scores["return"], [[5] * 4, [0] * 4])
+
+
 def test_the_time_limit_ends_episodes() -> None:
     with evaluate.evaluator(
         act, "toy_environments:Limited-v0", seeds=1, episodes=20, processes=0

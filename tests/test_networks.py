@@ -299,9 +299,49 @@ def test_several_actions_at_an_image_share_its_features(encoder: str) -> None:
     assert jnp.abs(found - jax.jit(network.apply)(params, image[::-1], action)).max() > 1e-4
 
 
+@LEADING
+def test_a_dictionary_of_vectors_is_their_concatenation(leading: tuple[int, ...]) -> None:
+    """Of the sorted keys, whatever the order in which they are written, and with the same parameters."""
+    shape = {"position": (2,), "goals": {"second": (1,), "first": (3,)}}
+    parts = {name: normal(*leading, size, seed=size) for name, size in (("a", 3), ("b", 1), ("c", 2))}
+    observation = {"position": parts["c"], "goals": {"second": parts["b"], "first": parts["a"]}}
+    vector, action = np.concatenate(list(parts.values()), -1), normal(*leading, DIMENSIONS)
+    networks = [
+        (lambda spec: mlp.critic(spec, OUTPUTS, HIDDEN), (action,)),
+        (lambda spec: mlp.state_value(OUTPUTS, HIDDEN, spec=spec), ()),
+        (lambda spec: mlp.deterministic_policy(spec, HIDDEN), ()),
+    ]
+    for make, more in networks:
+        plain, network = make(Spec((6,), DIMENSIONS)), make(Spec(shape, DIMENSIONS))
+        params = random_params(plain, vector, *more)
+        like = jax.eval_shape(network.init, KEY, observation, *more)
+        assert jax.tree.map(jnp.shape, like["dense"]) == jax.tree.map(jnp.shape, params)
+        found = network.apply({**like, "dense": params}, observation, *more)
+        np.testing.assert_array_equal(found, plain.apply(params, vector, *more))
+
+
+def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
+    """The dense layers take what the encoders of an image and of a history alone say, and the vector between them."""
+    shape = {"b": (3,), "c": (5, 2), "a": (8, 8, 1)}
+    image = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1)).astype(np.uint8)
+    observation = {"a": image, "b": normal(4, 3), "c": normal(4, 5, 2)}
+    network = mlp.state_value(OUTPUTS, (8,), spec=Spec(shape, 1))
+    params = random_params(network, observation)
+    assert params["encoder"].keys() == {"a", "c"}
+    encoded = {
+        name: mlp.encoder(shape[name], (8,)).apply(params["encoder"][name], observation[name])
+        for name in "ac"
+    }
+    features = np.concatenate([encoded["a"], observation["b"], encoded["c"]], -1)
+    expected = mlp.state_value(OUTPUTS, (8,)).apply(params["dense"], features)
+    np.testing.assert_allclose(network.apply(params, observation), expected, rtol=1e-5)
+
+
 def test_observations_of_no_known_shape_are_refused() -> None:
     with pytest.raises(ValueError, match=r"there is no network for observations of shape \(2, 3, 4, 5\)"):
         mlp.critic(Spec((2, 3, 4, 5), 1), 1, (8,))
+    with pytest.raises(ValueError, match=r"observations of shape \(\)"):
+        mlp.critic(Spec({"goal": (2,), "score": ()}, 1), 1, (8,))
 
 
 # ---- ensembles ----------------------------------------------------------------------------------------------

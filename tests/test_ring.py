@@ -128,6 +128,22 @@ def walk(played: Played, start: dict[str, Any], length: int) -> list[dict[str, A
 CASES = [(24, 1, 10), (24, 1, 60), (25, 1, 60), (24, 3, 40), (25, 3, 40), (23, 3, 5)]
 
 
+def test_parts_of_a_dictionary_stay_together() -> None:
+    """What is read of them, over two steps, is what is read of one array."""
+    memory = play(24, 3, 40).memory
+    split = lambda x: {"goal": x, "inner": {"next": x + 1}}
+    rows = memory.rows._replace(
+        observation=split(memory.rows.observation), next_observation=split(memory.rows.next_observation)
+    )
+    slots = ring.draw(memory, jax.random.key(0), 16)
+    plain = ring.transitions(memory, slots, 2, GAMMA, 3)
+    found = ring.transitions(memory._replace(rows=rows), slots, 2, GAMMA, 3)
+    expected = plain._replace(
+        observation=split(plain.observation), next_observation=split(plain.next_observation)
+    )
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
 @pytest.mark.parametrize("n", [1, 3, 5])
 @pytest.mark.parametrize(("capacity", "environments", "times"), CASES)
 def test_n_step_transitions_end_with_their_episode(

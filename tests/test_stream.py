@@ -191,3 +191,14 @@ def test_an_observation_that_is_not_finite_is_one_too() -> None:
     ):
         for _ in range(2):
             running.step(np.zeros((1, 1)))
+
+
+def test_of_a_dictionary_the_part_that_is_not_finite_is_named() -> None:
+    """The toy observes its last action."""
+    with (
+        stream("toy_environments:Goal-v0", 1) as running,
+        pytest.raises(
+            FloatingPointError, match=r"the observation\['task'\]\['last'\] \[ 0\. nan\] at step 1"
+        ),
+    ):
+        running.step(np.array([[0, np.nan]]))

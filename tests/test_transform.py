@@ -53,6 +53,26 @@ def test_nothing_changes_where_nothing_is_asked(dataset: Dataset) -> None:
     np.testing.assert_array_equal(same.transitions.reward, dataset.transitions.reward)
 
 
+def test_each_array_of_a_dictionary_has_its_own_moments_and_images_stay(dataset: Dataset) -> None:
+    steps, image = dataset.transitions, np.arange(20, dtype=np.uint8).reshape(5, 2, 2, 1)
+    split = lambda x: {"parts": {"first": x[:, :1], "second": x[:, 1:]}, "image": image}
+    apart = dataset._replace(
+        transitions=steps._replace(
+            observation=split(steps.observation), next_observation=split(steps.next_observation)
+        )
+    )
+    fitted = transform.fit(apart, normalize_observations=True)
+    seen = transform.from_json(json.loads(json.dumps(transform.to_json(fitted))))
+    found = transform.apply(seen, apart).transitions
+    expected = transform.apply(transform.fit(dataset, normalize_observations=True), dataset).transitions
+    for name in ("observation", "next_observation"):
+        parts = getattr(found, name)["parts"]
+        np.testing.assert_array_equal(
+            np.concatenate([parts["first"], parts["second"]], 1), getattr(expected, name)
+        )
+        assert getattr(found, name)["image"] is image
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_it_is_stored_to_the_bit(dataset: Dataset, normalize: bool) -> None:
     seen = transform.fit(dataset, 1 / 3, 0.1, normalize_observations=normalize)

@@ -94,11 +94,47 @@ class Spaces(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
-        return np.zeros(self.observation_space.shape, self.observation_space.dtype), {}
+        return _zeros(self.observation_space), {}
 
     def step(self, action: Any):
         self.received = action
-        return np.zeros(self.observation_space.shape, self.observation_space.dtype), 0.0, False, False, {}
+        return _zeros(self.observation_space), 0.0, False, False, {}
+
+
+def _zeros(space: spaces.Space) -> Any:
+    if isinstance(space, spaces.Dict):
+        return {name: _zeros(part) for name, part in space.items()}
+    return np.zeros(space.shape, space.dtype)
+
+
+class Goal(gymnasium.Env):
+    """Pays 1 for an action that is the goal, which every episode of 5 steps draws anew.
+
+    It observes a dictionary in a dictionary: the steps taken, and beside them the goal and the last action.
+    """
+
+    observation_space = spaces.Dict(
+        {
+            "task": spaces.Dict({name: spaces.Box(-1, 1, (2,), np.float64) for name in ("last", "goal")}),
+            "clock": spaces.Box(0, 255, (1,), np.uint8),
+        }
+    )
+    action_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.time, self.last = 0, np.zeros(2)
+        self.goal = self.np_random.uniform(-1, 1, 2)
+        return self._observation(), {}
+
+    def step(self, action: np.ndarray):
+        self.time, self.last = self.time + 1, action
+        reward = float(np.allclose(action, self.goal, atol=1e-5))
+        return self._observation(), reward, self.time == 5, False, {}
+
+    def _observation(self) -> dict[str, Any]:
+        clock = np.array([self.time], np.uint8)
+        return {"task": {"last": np.float64(self.last), "goal": self.goal}, "clock": clock}
 
 
 class Unhealthy(gymnasium.Env):
@@ -148,12 +184,8 @@ gymnasium.register("NanReward-v0", Poisoned, kwargs={"part": "reward"})
 gymnasium.register("NanObservation-v0", Poisoned, kwargs={"part": "observation"})
 gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
+gymnasium.register("Goal-v0", Goal)
 gymnasium.register(
-    "DictObservation-v0",
-    Spaces,
-    kwargs={
-        "observation_space": spaces.Dict({"goal": spaces.Box(-1, 1, (2,))}),
-        "action_space": spaces.Discrete(2),
-    },
+    "Room-v0", Spaces, kwargs={"observation_space": spaces.Discrete(4), "action_space": Goal.action_space}
 )
 gymnasium.register("Limited-v0", Countdown, max_episode_steps=4)

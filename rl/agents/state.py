@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from rl import nest
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
@@ -54,16 +56,25 @@ def follow(state: State, rate: float | Array, period: int = 1) -> State:
 def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learner:
     """``learner``, whose updates see images shifted at random by up to ``architecture.shift`` pixels.
 
-    Each image on its own, that before a step and that after it. Without images, or with a shift of 0, it stays.
+    Each image on its own, that before a step and that after it, and those of a dict; its other entries stay. Without
+    images, or with a shift of 0, so does the learner.
     """
-    if not architecture.shift or len(spec.observation_shape) != 3:
+    if not architecture.shift or all(len(shape) != 3 for shape in nest.leaves(spec.observation_shape)):
         return learner
+
+    def shift(observation: Any, shape: Any, key: Key) -> Any:
+        if isinstance(shape, Mapping):
+            keys = jax.random.split(key, len(shape))
+            return {
+                name: shift(observation[name], shape[name], keys[i]) for i, name in enumerate(sorted(shape))
+            }
+        return random_shift(observation, key, architecture.shift) if len(shape) == 3 else observation
 
     def shifted(batch: Transition, key: Key) -> Transition:
         keys = jax.random.split(key)
         return batch._replace(
-            observation=random_shift(batch.observation, keys[0], architecture.shift),
-            next_observation=random_shift(batch.next_observation, keys[1], architecture.shift),
+            observation=shift(batch.observation, spec.observation_shape, keys[0]),
+            next_observation=shift(batch.next_observation, spec.observation_shape, keys[1]),
         )
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:

@@ -23,6 +23,7 @@ def load(
     clip_actions: bool = False,
     environment: str | None = None,
     validation: bool = False,
+    flatten_observations: bool = False,
 ) -> Loaded:
     """The dataset called ``name``: one of `names`, or a file.
 
@@ -38,6 +39,7 @@ def load(
         clip_actions: clip actions that lie outside their box; without it they are an error.
         environment: to evaluate in, if not the dataset's own.
         validation: read what was published beside it as held-out data, too, if it is there (OGBench's -val.npz).
+        flatten_observations: concatenate the entries of observations that are dictionaries (Minari has such).
 
     Raises:
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
@@ -45,7 +47,11 @@ def load(
     """
     if name.startswith("minari:"):
         return minari.load(
-            name.removeprefix("minari:"), folder=folder, clip_actions=clip_actions, environment=environment
+            name.removeprefix("minari:"),
+            folder=folder,
+            clip_actions=clip_actions,
+            environment=environment,
+            flatten_observations=flatten_observations,
         )
     if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
         return d4rl.load(name, folder=folder, clip_actions=clip_actions, environment=environment)

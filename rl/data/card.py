@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from rl import nest
 from rl.data.steps import Loaded
 
 BINS = 40  # across [-1, 1], for every dimension of a continuous action
@@ -43,7 +44,8 @@ def text(card: Card, loaded: Loaded) -> str:
     transition = loaded.dataset.transitions
     lines = [
         loaded.source,
-        f"  transitions  {len(transition.reward):,}; observation {list(loaded.spec.observation_shape)}, "
+        f"  transitions  {len(transition.reward):,}; "
+        f"observation {nest.map_structure(list, loaded.spec.observation_shape)}, "
         + (
             f"{loaded.spec.action_size} actions"
             if loaded.spec.discrete

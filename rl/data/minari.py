@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from rl import nest
 from rl.data.steps import DataError, Loaded, from_steps, loaded
 
 
@@ -23,6 +24,7 @@ def load(
     folder: str | Path | None = None,
     clip_actions: bool = False,
     environment: str | None = None,
+    flatten_observations: bool = False,
 ) -> Loaded:
     """A Minari dataset by its id (``D4RL/door/human-v2``) or by the path of its folder.
 
@@ -30,15 +32,17 @@ def load(
     ``~/.minari/datasets``), and then downloaded there by Minari if it is absent.
 
     Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are flat vectors
-    (images keep their shape); dictionaries are concatenated entry by entry in the order of their space, as
-    `gymnasium.wrappers.FlattenObservation` does, and the dataset then has no environment by default: the
-    recorded one would show a dictionary. The reference is Minari's; D4RL's for the same task may differ.
+    (images keep their shape), or dictionaries of these. The reference is Minari's; D4RL's for the same task may
+    differ.
 
     Args:
         name_or_path: an id, or a path that starts with ``/``, ``.`` or ``~``.
         folder: holds datasets by id.
         clip_actions: clip actions to their box rather than refuse values outside.
         environment: to evaluate in, instead of the one recorded with the data.
+        flatten_observations: concatenate the entries of dictionaries in the order of their space, as
+            `gymnasium.wrappers.FlattenObservation` does. The dataset then has no environment by default: the recorded
+            one would show a dictionary.
 
     Raises:
         DataError: there is no such dataset, or it is not usable; see `rl.data.steps.from_steps`.
@@ -46,11 +50,14 @@ def load(
     """
     data = _open(name_or_path, folder)
     low, high, choices, first = _box(data.action_space, data.id)
-    columns = [_columns(episode, data) for episode in tqdm(data, total=len(data), desc=data.id, delay=2)]
+    columns = [
+        _columns(episode, data, flatten_observations)
+        for episode in tqdm(data, total=len(data), desc=data.id, delay=2)
+    ]
     if not columns:
         raise DataError(f"Minari {data.id}: the dataset has no episodes")
-    observations, actions, rewards, terminals, timeouts, successors = map(
-        np.concatenate, zip(*columns, strict=True)
+    observations, actions, rewards, terminals, timeouts, successors = (
+        nest.concatenate(*parts) for parts in zip(*columns, strict=True)
     )
     dataset = from_steps(
         observations,
@@ -65,7 +72,7 @@ def load(
         low=low,
         high=high,
     )
-    recorded, note = _environment(data)
+    recorded, note = _environment(data, flatten_observations)
     return loaded(
         dataset,
         environment=environment or recorded,
@@ -90,7 +97,8 @@ def write(data: Loaded, name: str) -> None:
     minari = _minari()
     transitions, last = data.dataset
     terminal = transitions.discount == 0
-    if data.spec.discrete or transitions.observation.ndim != 2:
+    shape = data.spec.observation_shape
+    if data.spec.discrete or isinstance(shape, Mapping) or len(shape) != 1:
         raise DataError(f"{data.source}: only flat observations and continuous actions are converted")
     if (terminal & ~last).any():
         raise DataError(f"{data.source}: the log goes on after a terminal step, which Minari cannot say")
@@ -190,45 +198,58 @@ def _box(space: Any, source: str) -> tuple[Any, Any, int | None, int]:
     )
 
 
-def _columns(episode: Any, data: Any) -> tuple[np.ndarray, ...]:
+def _columns(episode: Any, data: Any, flatten: bool) -> tuple[Any, ...]:
     """The arrays of one episode of T steps, as `from_steps` takes them: it has T + 1 observations."""
-    observations = _flat(data.observation_space, episode.observations, data.id)
+    read = _flat if flatten else _arrays
+    observations = read(data.observation_space, episode.observations, data.id)
     terminals = np.asarray(episode.terminations, bool)
     timeouts = np.asarray(episode.truncations, bool).copy()
     timeouts[-1:] |= ~terminals[-1:]  # Minari keeps episodes apart, whether or not their end is flagged
     return (
-        observations[:-1],
+        nest.map_structure(lambda x: x[:-1], observations),
         np.asarray(episode.actions),
         np.asarray(episode.rewards),
         terminals,
         timeouts,
-        observations[1:],
+        nest.map_structure(lambda x: x[1:], observations),
     )
+
+
+def _arrays(space: Any, values: Any, source: str) -> Any:
+    """[T + 1, D] for a box, images as they are; a dict of these for a dictionary of boxes."""
+    from gymnasium import spaces
+
+    def array(box: Any, values: Any) -> np.ndarray:
+        if not isinstance(box, spaces.Box):
+            raise DataError(
+                f"Minari {source}: observations are {space}; boxes and dictionaries of boxes can be read. "
+                "Convert the dataset with a wrapper that gives one array"
+            )
+        values = np.asarray(values)
+        return values if values.dtype == np.uint8 else values.reshape(len(values), math.prod(box.shape))
+
+    return nest.map_structure(array, space, values)
 
 
 def _flat(space: Any, values: Any, source: str) -> np.ndarray:
-    """[T + 1, D] for a box or a dictionary of boxes; images are left as they are."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict) and isinstance(values, Mapping):
-        parts = [_flat(part, values[key], source) for key, part in space.spaces.items()]
-        if all(part.dtype.kind == "f" for part in parts):
-            return np.concatenate(parts, axis=1)
-    elif isinstance(space, spaces.Box):
-        values = np.asarray(values)
-        return values if values.dtype == np.uint8 else values.reshape(len(values), math.prod(space.shape))
-    raise DataError(
-        f"Minari {source}: observations are {space}; boxes and dictionaries of real boxes can be read. "
-        "Convert the dataset with a wrapper that gives one array"
-    )
+    """[T + 1, D] for a dictionary of real boxes."""
+    if not isinstance(space, Mapping):
+        return _arrays(space, values, source)
+    parts = [_flat(part, values[key], source) for key, part in space.items()]
+    if any(part.dtype == np.uint8 for part in parts):
+        raise DataError(
+            f"Minari {source}: observations are {space}, and images are not flattened with the rest: load it without "
+            "--flatten_observations (flatten_observations=True)"
+        )
+    return np.concatenate(parts, axis=1)
 
 
-def _environment(data: Any) -> tuple[str | None, str]:
+def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
     from gymnasium import spaces
 
     if data.env_spec is None:
         return None, "no environment: none is recorded with the data; choose it (environment=...)"
-    if isinstance(data.observation_space, spaces.Dict):
+    if flatten and isinstance(data.observation_space, spaces.Dict):
         return None, (
             f"no environment: {data.env_spec.id} observes a dictionary; register a version of it wrapped in "
             "gymnasium.wrappers.FlattenObservation and choose that (environment=...)"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import numpy as np
 
+from rl import nest
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
@@ -37,12 +38,12 @@ class Loaded(NamedTuple):
 
 
 def from_steps(
-    observations: np.ndarray,
+    observations: Any,
     actions: np.ndarray,
     rewards: np.ndarray,
     terminals: np.ndarray,
     timeouts: np.ndarray | None = None,
-    next_observations: np.ndarray | None = None,
+    next_observations: Any = None,
     *,
     source: str,
     discounts: np.ndarray | None = None,
@@ -65,7 +66,8 @@ def from_steps(
     kept, with its own observation as a next observation that no backup looks at.
 
     Args:
-        observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors.
+        observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors; or a nested dict
+            of such arrays.
         actions: [N, ...] floats, or [N] integers from 0 if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
@@ -83,7 +85,9 @@ def from_steps(
             not 0 or 1, no end of an episode anywhere.
     """
     observations = _observations("observations", observations, source)
-    rows = len(observations)
+    rows = len(nest.leaves(observations)[0])
+    for name, array in nest.named("observations", observations).items():
+        _check_length(name, array, rows, source)
     clip = actions_outside == "clip"
     actions = _choices(actions, rows, source) if discrete else _boxed(actions, rows, low, high, clip, source)
     rewards = _vector("rewards", rewards, rows, source)
@@ -95,7 +99,8 @@ def from_steps(
     if next_observations is not None:
         next_observations = _observations("next_observations", next_observations, source)
         _check_like(next_observations, observations, source)
-        last[:-1] |= _jumps(observations, next_observations)
+        pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
+        last[:-1] |= np.any([_jumps(*pair) for pair in pairs], axis=0)
     if not last.any():
         raise DataError(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
@@ -118,7 +123,8 @@ def loaded(
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
     size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
-    spec = Spec(dataset.transitions.observation.shape[1:], size, discrete)
+    shape = nest.map_structure(lambda x: x.shape[1:], dataset.transitions.observation)
+    spec = Spec(shape, size, discrete)
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
 
 
@@ -154,13 +160,13 @@ def finite(name: str, array: np.ndarray, source: str) -> None:
 
 
 def _pair(
-    observations: np.ndarray,
+    observations: Any,
     actions: np.ndarray,
     rewards: np.ndarray,
     terminal: np.ndarray,
     discount: np.ndarray,
     last: np.ndarray,
-    next_observations: np.ndarray | None,
+    next_observations: Any,
     source: str,
 ) -> Dataset:
     """The transitions of checked arrays; ``last`` [N] marks the ends of episodes, of whatever kind."""
@@ -172,12 +178,12 @@ def _pair(
             raise DataError(
                 f"{source}: every episode is a single step that nothing follows: no transition is left"
             )
-        next_observations = observations[following[keep]]
+        next_observations = jax.tree.map(lambda x: x[following[keep]], observations)
         last_kept = (last | cut[following])[keep]
     else:
         keep, last_kept = np.arange(len(last)), last
     transitions = Transition(
-        observation=observations[keep],
+        observation=jax.tree.map(lambda x: x[keep], observations),
         action=actions[keep],
         reward=rewards[keep],
         discount=discount[keep].astype(np.float32),
@@ -188,7 +194,10 @@ def _pair(
     return Dataset(transitions, last_kept)
 
 
-def _observations(name: str, array: np.ndarray, source: str) -> np.ndarray:
+def _observations(name: str, array: Any, source: str) -> Any:
+    """One array of checked observations, or a nested dict of them."""
+    if isinstance(array, Mapping):
+        return {key: _observations(f"{name}[{key!r}]", array[key], source) for key in sorted(array)}
     array = np.asarray(array)
     if array.ndim < 2:
         raise DataError(f"{source}: {name} have shape {array.shape}, but one row per step [N, ...] is needed")
@@ -296,9 +305,10 @@ def _check_length(name: str, array: np.ndarray, rows: int, source: str) -> None:
         )
 
 
-def _check_like(array: np.ndarray, observations: np.ndarray, source: str) -> None:
-    if array.shape != observations.shape or array.dtype != observations.dtype:
-        raise DataError(
-            f"{source}: next_observations are {array.dtype} {array.shape}, but observations are "
-            f"{observations.dtype} {observations.shape}"
-        )
+def _check_like(next_observations: Any, observations: Any, source: str) -> None:
+    there, here = (
+        nest.map_structure(lambda x: f"{x.dtype} {x.shape}", tree)
+        for tree in (next_observations, observations)
+    )
+    if there != here:
+        raise DataError(f"{source}: next_observations are {there}, but observations are {here}")

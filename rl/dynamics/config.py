@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from rl import nest
 from rl.types import Spec
 
 
@@ -27,6 +28,7 @@ class Config:
 
 def check(config: Config, spec: Spec) -> None:
     """Raises ValueError, naming the field, on what cannot be built."""
+    nest.require_array(spec.observation_shape, "a dynamics ensemble")
     if len(spec.observation_shape) != 1:
         raise ValueError(
             f"a dynamics ensemble predicts flat vectors, not observations of shape {spec.observation_shape}"

@@ -62,7 +62,7 @@ def make(config: Config, spec: Spec, weight: Weight = loss.equal) -> Ensemble:
         the same shape; 1 by default. No gradient flows through it. That of the reward is 1.
 
     Raises:
-      ValueError: a configuration without sense, or observations that are images.
+      ValueError: a configuration without sense, or observations that are images or dictionaries.
     """
     check(config, spec)
     return Ensemble(

@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rl import nest
 from rl.envs import atari
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     shows it). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment
     of your own.
 
-    Observations become flat float32 vectors; uint8 images keep their shape and type. Continuous actions are
-    flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box;
-    discrete ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also
-    for OGBench, whose environments draw from NumPy's global generator and from an unseeded action space.
+    Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
+    nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
+    outside are clipped) mapped linearly onto the environment's own box; discrete ones count from 0. Given a
+    seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose environments draw
+    from NumPy's global generator and from an unseeded action space.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
-    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them. Their observations are
-    dictionaries: register a version wrapped in ``gymnasium.wrappers.FlattenObservation``. Pixel observations
+    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them. Pixel observations
     of MuJoCo tasks need a renderer, on a machine without a screen ``MUJOCO_GL=egl`` or ``osmesa``.
 
     Args:
@@ -75,12 +76,13 @@ def spec(env: gymnasium.Env) -> Spec:
     return Spec(*describe(env))
 
 
-def describe(env: gymnasium.Env) -> tuple[tuple[int, ...], int, bool]:
+def describe(env: gymnasium.Env) -> tuple[Any, int, bool]:
     """The fields of `rl.types.Spec` without importing JAX: observation shape, action size, discrete."""
     actions = env.action_space
     discrete = isinstance(actions, spaces.Discrete)
     size = int(actions.n) if isinstance(actions, spaces.Discrete) else math.prod(actions.shape or ())
-    return tuple(env.observation_space.shape or ()), size, discrete
+    shape = nest.map_structure(lambda box: tuple(box.shape or ()), env.observation_space)
+    return shape, size, discrete
 
 
 def _build(name: str) -> gymnasium.Env:
@@ -135,11 +137,13 @@ def _nearest(name: str) -> str:
 def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
     """``env`` in the library's convention, or an error that says which space does not fit."""
     observations, actions = env.observation_space, env.action_space
-    if not isinstance(observations, spaces.Box):
-        raise TypeError(
-            f"environment {name!r} observes {observations}, but agents here take one array; "
-            "register a version wrapped in gymnasium.wrappers.FlattenObservation under a name of your own"
-        )
+    for place, space in nest.named("observation", observations).items():
+        if not isinstance(space, spaces.Box):
+            raise TypeError(
+                f"environment {name!r} observes {observations}, but agents here take arrays (Box) and dictionaries of "
+                f"them (Dict), and {place} is {space}; register a version wrapped in "
+                "gymnasium.wrappers.FlattenObservation under a name of your own"
+            )
     if observations.dtype != np.uint8:
         env = _flat_observations(env)
     if isinstance(actions, spaces.Discrete):
@@ -153,9 +157,21 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
 
 
 def _flat_observations(env: gymnasium.Env) -> gymnasium.Env:
-    size = math.prod(env.observation_space.shape or ())
-    space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
-    return gymnasium.wrappers.TransformObservation(env, lambda x: np.ravel(x).astype(np.float32), space)
+    """Vectors of float32, in the dictionaries that hold them; images stay."""
+    theirs = env.observation_space
+
+    def flat(box: spaces.Box, x: Any) -> np.ndarray:
+        return x if box.dtype == np.uint8 else np.ravel(x).astype(np.float32)
+
+    def flat_space(space: Any) -> spaces.Space:
+        if isinstance(space, spaces.Dict):
+            return spaces.Dict({key: flat_space(part) for key, part in space.items()})
+        size = math.prod(space.shape)
+        return space if space.dtype == np.uint8 else spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    return gymnasium.wrappers.TransformObservation(
+        env, lambda x: nest.map_structure(flat, theirs, x), flat_space(theirs)
+    )
 
 
 def _actions_from_zero(env: gymnasium.Env) -> gymnasium.Env:

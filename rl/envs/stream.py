@@ -10,18 +10,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl import nest
 from rl.envs import workers
 
 
 class Experience(NamedTuple):
-    """One step of ``N`` environments."""
+    """One step of ``N`` environments. An observation is an array or a nested dict of arrays."""
 
-    next_observation: (
-        np.ndarray
-    )  # [N, *observation] where the actions led, also where the episode ended there
+    next_observation: Any  # [N, *observation] where the actions led, also where the episode ended there
     reward: np.ndarray  # [N] float64
     terminated: np.ndarray  # [N] bool; an episode that ended by a time limit has not
-    observation: np.ndarray  # [N, *observation] what is seen now: the same, or the first of a new episode
+    observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
     first: np.ndarray  # [N] bool, a new episode started
 
 
@@ -70,7 +69,7 @@ class Stream:
             self.observation = self._begin(over)
         return Experience(step.observation, step.reward, step.terminated, self.observation, over)
 
-    def restart(self) -> np.ndarray:
+    def restart(self) -> Any:
         """Builds all copies again and starts the next episode of each; returns the first observations."""
         self._vector.close()
         self._open()
@@ -122,7 +121,7 @@ class Stream:
         self._vector = workers.vector(self._name, count, self._processes)
         self._return, self._length = np.zeros(count), np.zeros(count, np.int64)
 
-    def _begin(self, which: np.ndarray) -> np.ndarray:
+    def _begin(self, which: np.ndarray) -> Any:
         """The next episode of the copies in ``which`` [N] bool; everyone's observation [N, *observation]."""
         seeds = [
             int(np.random.SeedSequence((*own, int(episode))).generate_state(1)[0]) if begins else None
@@ -133,7 +132,7 @@ class Stream:
         return self._vector.reset(seeds)
 
     def _check(self, step: workers.Step) -> None:
-        for what, values in (("reward", step.reward), ("observation", step.observation)):
+        for what, values in {"reward": step.reward, **nest.named("observation", step.observation)}.items():
             if values.dtype.kind == "f" and not np.isfinite(values).all():
                 copy = next(i for i, value in enumerate(values) if not np.isfinite(value).all())
                 raise FloatingPointError(

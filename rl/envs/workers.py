@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import gymnasium
 import numpy as np
 
+from rl import nest
 from rl.envs import registry
 from rl.envs import snapshot as snapshots
 
@@ -37,7 +38,7 @@ class WorkerDied(RuntimeError):
 class Step(NamedTuple):
     """One step of ``N`` environments; rows of environments that were not stepped hold 0 and False."""
 
-    observation: np.ndarray  # [N, *observation]
+    observation: Any  # [N, *observation], an array or a nested dict of arrays
     reward: np.ndarray  # [N] float64
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
@@ -69,7 +70,7 @@ class Vector:
             raise
         self.spec = Spec(*self._everywhere("describe")[0])
 
-    def reset(self, seeds: Sequence[int | None]) -> np.ndarray:
+    def reset(self, seeds: Sequence[int | None]) -> Any:
         """Start new episodes.
 
         Args:
@@ -78,13 +79,13 @@ class Vector:
         Returns:
             [count, *observation], for copies left alone their latest one.
         """
-        return np.concatenate(self._everywhere("reset", seeds))
+        return nest.concatenate(*self._everywhere("reset", seeds))
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
         """Take ``actions`` [count, ...] in the copies where ``active`` [count] bool holds, by default all."""
         if active is None:
             active = np.ones(self.count, bool)
-        return Step(*map(np.concatenate, zip(*self._everywhere("step", actions, active), strict=True)))
+        return Step(*map(nest.concatenate, *self._everywhere("step", actions, active)))
 
     def snapshot(self) -> list[snapshots.Snapshot | str]:
         """The whole state of every copy, or why it cannot be had (see `rl.envs.snapshot`)."""
@@ -165,26 +166,26 @@ class _Copies:
 
     def __init__(self, name: str, count: int):
         self._envs = [registry.make(name) for _ in range(count)]
-        space = self._envs[0].observation_space
-        self._observation = np.zeros((count, *(space.shape or ())), space.dtype)
+        self._observation = nest.map_structure(
+            lambda box: np.zeros((count, *box.shape), box.dtype), self._envs[0].observation_space
+        )
 
-    def describe(self) -> tuple[tuple[int, ...], int, bool]:
+    def describe(self) -> tuple[Any, int, bool]:
         return registry.describe(self._envs[0])
 
-    def reset(self, seeds: Sequence[int | None]) -> np.ndarray:
+    def reset(self, seeds: Sequence[int | None]) -> Any:
         for i, seed in enumerate(seeds):
             if seed is not None:
-                self._observation[i], _ = self._envs[i].reset(seed=int(seed))
+                self._hold(i, self._envs[i].reset(seed=int(seed))[0])
         return self._observation
 
-    def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[np.ndarray, ...]:
+    def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[Any, ...]:
         count = len(self._envs)
         reward, success = np.zeros(count), np.full(count, np.nan)
         terminated, truncated = np.zeros(count, bool), np.zeros(count, bool)
         for i in np.flatnonzero(active):
-            self._observation[i], reward[i], terminated[i], truncated[i], info = self._envs[i].step(
-                actions[i]
-            )
+            observation, reward[i], terminated[i], truncated[i], info = self._envs[i].step(actions[i])
+            self._hold(int(i), observation)
             success[i] = info.get("success", np.nan)
         return self._observation, reward, terminated, truncated, success
 
@@ -199,6 +200,10 @@ class _Copies:
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+    def _hold(self, i: int, observation: Any) -> None:
+        for rows, row in zip(nest.leaves(self._observation), nest.leaves(observation), strict=True):
+            rows[i] = row
 
 
 class _Here:

@@ -2,12 +2,14 @@
 
 Vectors [O] go into the dense layers as they are, images [H, W, C] through convolutions, histories of vectors [T, O]
 through a causal transformer, whose blocks have the widths ``hidden``; after it there are no further hidden layers,
-but for one that joins an action to its features.
+but for one that joins an action to its features. Of a dict each entry goes through the encoder for its own shape, and
+the dense layers, all of them, take the features of all entries side by side, in the order of their keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import distrax
 import jax
@@ -22,13 +24,15 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 VECTOR = Spec((0,), 0)  # of networks over vectors, of any size
 
 
-def encoder(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network | None:
+def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network | None:
     """observation [..., *shape] -> features [..., F]; None for vectors, which are their own features.
 
     Raises:
       ValueError: there is none for observations of this shape, or ``hidden`` does not fit a transformer.
     """
-    rank = len(spec.observation_shape)
+    if isinstance(shape, Mapping):
+        return _side_by_side({key: encoder(shape[key], hidden, architecture) for key in sorted(shape)})
+    rank = len(shape)
     if rank == 1:
         return None
     if rank == 2:
@@ -37,9 +41,30 @@ def encoder(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFA
         module = {"nature": cnn.Nature, "impala": cnn.Impala}[architecture.encoder]
         return from_linen(module(architecture.initialiser))
     raise ValueError(
-        f"there is no network for observations of shape {spec.observation_shape}: they must be vectors [O], "
-        "histories [T, O] or images [H, W, C]"
+        f"there is no network for observations of shape {shape}: they must be vectors [O], histories [T, O] or "
+        "images [H, W, C], or dictionaries of these"
     )
+
+
+def _side_by_side(encoders: Mapping[str, Network | None]) -> Network:
+    """observation {key: [..., *shape]} -> the features [..., F] of all entries; vectors have no parameters."""
+
+    def init(key: Key, observation: Any) -> Params:
+        keys = dict(zip(encoders, jax.random.split(key, len(encoders)), strict=True))
+        return {
+            name: encode.init(keys[name], observation[name])
+            for name, encode in encoders.items()
+            if encode is not None
+        }
+
+    def apply(params: Params, observation: Any) -> Array:
+        features = [
+            observation[name] if encode is None else encode.apply(params[name], observation[name])
+            for name, encode in encoders.items()
+        ]
+        return jnp.concatenate(features, -1)
+
+    return Network(init, apply)
 
 
 def _body(
@@ -57,8 +82,9 @@ def _body(
 
     The vector may have more leading axes than the observation, which is encoded once then.
     """
-    encode = encoder(spec, hidden, architecture)
-    if len(spec.observation_shape) == 2:
+    shape = spec.observation_shape
+    encode = encoder(shape, hidden, architecture)
+    if not isinstance(shape, Mapping) and len(shape) == 2:
         hidden = hidden[-1:] if joined else ()
     dense = from_linen(MLP(hidden, outputs, layer_norm, architecture, last, dropout))
 
@@ -76,13 +102,13 @@ def _body(
             ),
         )
 
-    def init(key: Key, observation: Array, *vector: Array) -> Params:
+    def init(key: Key, observation: Any, *vector: Array) -> Params:
         keys = jax.random.split(key)
         params = encode.init(keys[0], observation)
         features = encode.apply(params, observation)
         return {"encoder": params, "dense": dense.init(keys[1], join(features, vector))}
 
-    def apply(params: Params, observation: Array, *vector: Array, key: Key | None = None) -> Array:
+    def apply(params: Params, observation: Any, *vector: Array, key: Key | None = None) -> Array:
         features = encode.apply(params["encoder"], observation)
         return dense.apply(params["dense"], join(features, vector), key=key)
 

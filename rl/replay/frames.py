@@ -9,6 +9,7 @@ Rows are written in blocks of ``stride`` environments, as `rl.replay.ring` descr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -29,7 +30,12 @@ class Row(NamedTuple):
 
 
 def compress(row: ring.Row) -> Row:
-    """What is kept of a step with stacked observations [..., H, W, C]."""
+    """What is kept of a step with stacked observations [..., H, W, C]. Raises ValueError for dicts of arrays."""
+    if isinstance(row.observation, Mapping):
+        raise ValueError(
+            "a replay of video frames keeps the newest of one stack of images, not of the dictionary "
+            f"{', '.join(sorted(row.observation))}: keep whole steps (rl.online.steps)"
+        )
     return Row(row.observation[..., -1], row.action, row.reward, row.discount, row.first)
 
 

@@ -151,11 +151,11 @@ def transitions(
     action = rows.action[slots]
     weight = jnp.where(taken, discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
     return Transition(
-        observation=rows.observation[slots],
+        observation=jax.tree.map(lambda x: x[slots], rows.observation),
         action=action,
         reward=(weight * rows.reward[found[:, :n]]).sum(1),
         discount=discount ** (steps - 1).astype(jnp.float32) * rows.discount[last],
-        next_observation=rows.next_observation[last],
+        next_observation=jax.tree.map(lambda x: x[last], rows.next_observation),
         next_action=jnp.where(_like(known, action), rows.action[after], action),
         has_next_action=known.astype(jnp.float32),
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl import nest
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 
@@ -18,12 +19,14 @@ RETURN_RANGE = "return_range"  # in place of a scale: 1000 over the range of the
 
 
 class Transform(NamedTuple):
-    """Rewards become ``clip(scale * r + shift)``, observations ``(o - mean) / deviation``."""
+    """Rewards become ``clip(scale * r + shift)``, observations, or each array of a dict, ``(o - mean) / deviation``."""
 
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     clip_rewards: bool = False  # to [-1, 1]
-    mean: Any = None  # [*observation] float32; None leaves observations as they are
+    # [*observation] float32, or a dict of such for observations that are dicts; None leaves observations, or one array
+    # of a dict, as they are
+    mean: Any = None
     deviation: Any = None
 
 
@@ -42,14 +45,19 @@ def fit(
         returns then span 1000.
       reward_shift: added to every reward after scaling.
       normalize_observations: with mean 0 and deviation 1 in each dimension of the data. 1e-3 is added to the deviation,
-        as in TD3+BC, so that a constant dimension stays finite.
+        as in TD3+BC, so that a constant dimension stays finite. Images in a dict, of uint8, stay as they are: networks
+        scale them.
     """
     if reward_scale == RETURN_RANGE:
         reward_scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
     mean = deviation = None
     if normalize_observations:
         observation = dataset.transitions.observation
-        mean, deviation = observation.mean(0), observation.std(0) + np.float32(1e-3)
+        kept = lambda x: isinstance(observation, Mapping) and x.dtype == np.uint8
+        mean = nest.map_structure(lambda x: None if kept(x) else x.mean(0), observation)
+        deviation = nest.map_structure(
+            lambda x: None if kept(x) else x.std(0) + np.float32(1e-3), observation
+        )
     return Transform(float(reward_scale), reward_shift, False, mean, deviation)
 
 
@@ -63,7 +71,11 @@ def observations(transform: Transform, observation: Any) -> Any:
     """Observations [..., *observation] as the agent sees them: NumPy arrays or JAX's, as they came."""
     if transform.mean is None:
         return observation
-    return (observation - transform.mean) / transform.deviation
+
+    def standardized(mean: Any, deviation: Any, array: Any) -> Any:
+        return array if mean is None else (array - mean) / deviation
+
+    return nest.map_structure(standardized, transform.mean, transform.deviation, observation)
 
 
 def apply(transform: Transform, dataset: Dataset) -> Dataset:
@@ -80,17 +92,13 @@ def apply(transform: Transform, dataset: Dataset) -> Dataset:
 
 def to_json(transform: Transform) -> dict[str, Any]:
     """As JSON, from which `from_json` makes the same numbers again."""
-    lists = {
-        name: None if value is None else np.asarray(value).tolist()
-        for name, value in (("mean", transform.mean), ("deviation", transform.deviation))
-    }
-    return transform._asdict() | lists
+    as_list = lambda x: None if x is None else np.asarray(x).tolist()
+    fields = transform._asdict()
+    return fields | {name: nest.map_structure(as_list, fields[name]) for name in ("mean", "deviation")}
 
 
 def from_json(fields: Mapping[str, Any]) -> Transform:
     """What `to_json` wrote."""
-    arrays = {
-        name: None if fields[name] is None else np.asarray(fields[name], np.float32)
-        for name in ("mean", "deviation")
-    }
+    as_array = lambda x: None if x is None else np.asarray(x, np.float32)
+    arrays = {name: nest.map_structure(as_array, fields[name]) for name in ("mean", "deviation")}
     return Transform(**{**fields, **arrays})
