@@ -124,7 +124,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     for label, run in result["runs"].items():
         last, best = run["scores"]["return"]["last"], run["scores"]["return"]["best"]
         rows.append((run["env"], label, studies.between(last, ".0f"), f"{best['mean']:.0f}"))
-    yield from studies.table(("environment", "agent", "return, 95 % interval", "best evaluation"), rows)
+    yield studies.table(("environment", "agent", "return, 95 % interval", "best evaluation"), rows)
 
 
 if __name__ == "__main__":

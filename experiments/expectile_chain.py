@@ -169,25 +169,22 @@ def expectile(q: np.ndarray, count: np.ndarray, tau: float) -> np.ndarray:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of the report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     every, updates = settings["measure_every"], settings["updates"]
     shown = sorted({every, updates // 6 // every * every, updates // 3 // every * every, updates} - {0})
     yield "# Fitting speed of value heads: IQL on a chain whose answer is exact"
-    yield ""
     yield (
         f"Root mean square error of V over {STATES - 1} states (values from -69 to -2), mean and Student's 95 % "
         f"interval over {settings['seeds']} seeds, after so many updates of {settings['batch_size']} rows."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ["head", *(f"{n:,}" for n in shown)],
         (
             [name, *(studies.between(errors[n // every - 1]) for n in shown)]
             for name, errors in result["rmse"].items()
         ),
     )
-    yield ""
     yield "![error against updates](error.png)"
 
 

@@ -155,12 +155,10 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, published = result["settings"], studies.published("locomotion")["scores"]
     yield "# Offline agents on regenerated locomotion tiers"
-    yield ""
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"{settings['updates']:,} updates, {settings['seeds']} seeds, layers of {list(settings['hidden'])}: last "
         "normalised return with its 95 % interval over seeds, and the best evaluation, chosen with hindsight. "
@@ -169,20 +167,17 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "RAVL's and its base's scores are published as pictures only."
     )
     for name, score in result["data_scores"].items():
-        yield ""
         yield f"## {name} (the data: {score:.1f})"
-        yield ""
         rows = []
         for cell in (cell for cell in result["cells"] if cell["dataset"] == name):
             last, best = (cell["normalized_return"][which] for which in ("last", "best"))
             theirs = published.get(name.removesuffix("-regen-v5"), {}).get(cell["agent"])
             beside = "{:.1f} ± {:.1f}".format(*theirs) if theirs else "-"
             rows.append((f"`{cell['agent']}`", studies.between(last, ".1f"), f"{best['mean']:.1f}", beside))
-        yield from studies.table(("agent", "last", "best", "published on D4RL's file"), rows)
+        yield studies.table(("agent", "last", "best", "published on D4RL's file"), rows)
     run = {cell["agent"] for cell in result["cells"]}
     absent = [f"`{agent}`" for agent in (*OFFLINE, *MODEL_BASED) if agent not in run]
     tiers = [name for name in recipes.LOCOMOTION if name not in result["data_scores"]]
-    yield ""
     yield f"Not run: {', '.join([*absent, *tiers])}."
 
 

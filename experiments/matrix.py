@@ -140,7 +140,7 @@ def table(cells: Sequence[dict[str, Any]], score: str) -> str:
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
         found = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
         rows.append([f"`{agent}`", *(_cell(found[c], score) if c in found else "" for c in columns)])
-    return "\n".join(studies.table([score, *columns], rows))
+    return studies.table([score, *columns], rows)
 
 
 def _cell(result: dict[str, Any], score: str) -> str:

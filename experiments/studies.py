@@ -307,11 +307,11 @@ def judged(claims: Iterable[Claim]) -> list[dict[str, str]]:
 
 
 def claims_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Judged claims as lines of Markdown; nothing if there are none."""
+    """Judged claims as blocks of Markdown; nothing if there are none."""
     if rows:
-        yield from ("", "## Claims", "")
         names = ("claim", "published", "here", "verdict")
-        yield from table(names, ([row[name] for name in names] for row in rows))
+        yield "## Claims"
+        yield table(names, ([row[name] for name in names] for row in rows))
 
 
 def published(name: str) -> dict[str, Any]:
@@ -330,12 +330,10 @@ def published(name: str) -> dict[str, Any]:
 # ---- tables -----------------------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """The lines of a Markdown table."""
-    yield f"| {' | '.join(head)} |"
-    yield "|---" * len(head) + "|"
-    for cells in rows:
-        yield f"| {' | '.join(map(str, cells))} |"
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def band(scores: Any, *, rate: bool = False) -> tuple[float, float, float]:
@@ -405,7 +403,7 @@ def finish(
     Args:
       settings: of the study, with a field ``out``.
       found: what came out.
-      report: the lines of Markdown on a result; the claims follow them.
+      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them.
       claims: what is claimed of a result.
       name: of the report.
     """
@@ -415,12 +413,12 @@ def finish(
     return result
 
 
-def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str], name: str = REPORT) -> None:
-    """Leaves result.json and the ``lines`` of a Markdown report in ``folder``."""
+def write(folder: Path, result: Mapping[str, Any], blocks: Iterable[str], name: str = REPORT) -> None:
+    """Leaves result.json and a Markdown report in ``folder``, with a blank line between its ``blocks``."""
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
     with log.replacing(folder / name) as partial:
-        partial.write_text("\n".join(lines) + "\n")
+        partial.write_text("\n\n".join(blocks) + "\n")
 
 
 def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:

@@ -507,11 +507,10 @@ def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
     yield "# B-Coder on small programs"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; seeds "
         f"{settings['seed']} to {last}, means and 95 % intervals: of differences Student's, of rates within 0 and 1. "
@@ -520,14 +519,13 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     rate = functools.partial(studies.between, style=".3f", rate=True)
     for name, own in result["tasks"].items():
         task, counts = TASKS[name], own["learnt_from"]
-        yield from ("", f"## {name.capitalize()}", "")
+        yield f"## {name.capitalize()}"
         total = sum(count.mean() for count in counts.values())
         yield (
             f"Learnt from {task.learnt} problems and {total:.0f} programs of the model: "
             + ", ".join(f"{count.mean():.0f} {kind}" for kind, count in counts.items())
             + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
         )
-        yield ""
         rows = []
         for ranker in own["ranked"]["own"]:
             solves = own["policies"].get(ranker, {})
@@ -541,15 +539,15 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             "likeliest program solves",
             "one sample solves",
         )
-        yield from studies.table(("", *head), rows)
-        yield from ("", "Mean score of the model's programs for held-out problems:", "")
+        yield studies.table(("", *head), rows)
+        yield "Mean score of the model's programs for held-out problems:"
         means = own["class_means"]["own"].items()
-        yield from studies.table(
+        yield studies.table(
             ("", *CLASSES),
             [(ranker, *(f"{np.nanmean(by[kind]):.2f}" for kind in CLASSES)) for ranker, by in means],
         )
-        yield from ("", "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:", "")
-        yield from studies.table(
+        yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
+        yield studies.table(
             ("programs of", "learner", *CONTROLS),
             [
                 ("the model" if who == "own" else "another", ranker, *(_difference(by[c]) for c in CONTROLS))

@@ -676,16 +676,14 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, corpus = result["settings"], result["corpus"]
     shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in corpus["verdicts"].items())
     yield "# Ranking CodeGen-16B's programs on held-out problems of HumanEval"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores, "
         f"{result['reading_seconds']:.0f} s of it running and reading the programs, or finding them in the cache."
     )
-    yield ""
     yield (
         f"{corpus['problems']} problems with {settings['programs']} candidates each ({corpus['distinct']} distinct, "
         f"{corpus['tokens']} tokens): {shares}. Trained: {settings['blocks']} block of inner width "
@@ -694,23 +692,20 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "problems have a reference solution that is short enough for *human*. "
         f"{settings['folds']} folds; {settings['development']} problems are in none of them."
     )
-    yield ""
     yield "Mean over folds [95 % interval]. *Told apart*: how often a right program scores above a wrong one."
-    yield ""
     keys = ("pass@1", "pass@5", "told apart", "told apart, trained on")
-    yield from studies.table(
+    yield studies.table(
         ("ranked by", *keys),
         [
             (name, *(studies.between(row[key], ".3f") if key in row else "" for key in keys))
             for name, row in result["arms"].items()
         ],
     )
-    yield ""
     rows = []
     for name, row in result["differences"].items():
         low, high = row["problems"]
         rows.append((name, studies.between(row, ".3f"), f"[{low:.3f}, {high:.3f}]"))
-    yield from studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
+    yield studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
 
 
 if __name__ == "__main__":

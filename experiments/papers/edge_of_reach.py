@@ -358,20 +358,17 @@ def _grid() -> Array:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# The edge-of-reach problem on a plane"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes of training."
-    yield ""
     yield (
         f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
         "episode with its range (the best is about 36.5), mean Q on batches, share of next states that are "
         "edge-of-reach, and the mean value that targets continue with there and elsewhere."
     )
-    yield ""
     head = ("agent", "return [worst, best seed]", "failed", "Q", "edge share", "V there", "V elsewhere")
-    yield from studies.table(head, map(_row, result["variants"]))
+    yield studies.table(head, map(_row, result["variants"]))
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:

@@ -301,7 +301,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, survival, gains = result["settings"], result["survival"], result["gain_over"]
     places = ["as logged", *(_name(kind, sizes[1]) for kind, sizes in WORLDS.items())]
     paired = {
@@ -311,20 +311,18 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         if (baseline == PESSIMISTIC) == (METHODS[name].beta == PENALTY) and name != baseline
     }
     yield "# ICU-Sepsis: planning from the clinicians' log"
-    yield ""
     yield (
         f"Probability of survival in percent, exact for each policy: mean over {settings['replications']} logs of "
         f"{settings['episodes']:,} episodes, and half the width of its 95 % interval. The clinicians' policy and the "
         "optimum need no log. Every size of every shift is in result.json; experiments/papers/icu_sepsis.py says what "
         "the shifts are."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("policy", *places),
         [(name, *(_percent(survival[place][name]) for place in places)) for name in survival[places[0]]],
     )
-    yield from ("", "What is gained within each log, in percentage points:", "")
-    yield from studies.table(
+    yield "What is gained within each log, in percentage points:"
+    yield studies.table(
         ("policy", *places),
         [
             (label, *(_percent(by[place][label.partition(" over ")[0]]) for place in places))

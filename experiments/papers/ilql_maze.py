@@ -592,11 +592,10 @@ def picture(value: np.ndarray) -> np.ndarray:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
     yield "# ILQL on the double-T maze"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; logs "
         f"{settings['seed']} to {last}. Mean return over the 25 starts (optimum {OPTIMUM}, at worst -101), its mean "
@@ -604,17 +603,15 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     text = functools.partial(studies.plus_minus, style=".1f")
     for part, found in result["parts"].items():
-        yield from ("", f"## The {part} design", "")
-        yield from studies.table(
+        yield f"## The {part} design"
+        yield studies.table(
             ("", "return", "each log"),
             [(name, text(own["return"]), _each(own["return"])) for name, own in found.items()],
         )
-        yield ""
         yield (
             "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
             "the exact one over the cells, at the end."
         )
-        yield ""
         rows = []
         for name, own in found.items():
             if "errors" in own:
@@ -623,7 +620,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
                 cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
                 rows.append((name, *cells, *((text(off), _each(off)) if MC not in name else ("", ""))))
         steering = (f"beta {beta:g}" for beta in STEERING)
-        yield from studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
+        yield studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
 
 
 def _each(values: np.ndarray) -> str:

@@ -181,18 +181,17 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     walk, study = result["windy_walk"], result["random_families"]
     yield "# IWOCS and robust value iteration"
-    yield from ("", f"## Windy walk: {len(WINDS)} winds, gamma {GAMMA}", "")
-    yield from studies.table(
+    yield f"## Windy walk: {len(WINDS)} winds, gamma {GAMMA}"
+    yield studies.table(
         ("round of IWOCS", "solved for alpha", "promised", "worst case of its policy"),
         [
             (number, f"{row['alpha']:.3f}", f"{row['promised']:.4f}", f"{row['worst']:.4f}")
             for number, row in enumerate(walk["rounds"], 1)
         ],
     )
-    yield ""
     yield (
         f"IWOCS {'converged' if walk['converged'] else 'did not converge'} after {len(walk['rounds'])} rounds "
         f"(paper: 2). Robust value iteration: {walk['rvi']['value']:.4f}, and its policy earns "
@@ -200,21 +199,19 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{walk['rvi']['largest_difference_of_v']:.1e} in any state (paper: they match)."
     )
     shape = f"{MEMBERS} models of {STATES} states and {ACTIONS} actions"
-    yield from ("", f"## Random families: {shape} that share their rewards", "")
+    yield f"## Random families: {shape} that share their rewards"
     yield (
         "Shortfall of the static worst case from that of the best deterministic policy, in units of what the first "
         f"member's optimal policy falls short by on average ({study['unit']:.3f}); 95 % Student intervals over "
         "families."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("policy", "shortfall", f"within {TOLERANCE:g} of the best"),
         [
             (name, studies.between(x, ".3f"), f"{study['optimal'][name]:.0%}")
             for name, x in study["shortfall"].items()
         ],
     )
-    yield ""
     yield (
         f"IWOCS converged on {study['iwocs_converged']:.0%} of the families; elsewhere it stopped with its worst "
         f"member already solved. It took {study['iwocs_rounds']:.2f} rounds on average. Its promise is above the best "

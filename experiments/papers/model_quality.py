@@ -187,20 +187,17 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield f"# {Path(settings['dataset']).stem}: from an untrained model to the truth"
-    yield ""
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"After {settings['epochs'] * settings['updates']} updates with {settings['length']}-step rollouts, "
         f"{settings['seeds']} seeds: mean return of an episode [worst, best seed], mean Q on batches [smallest, "
         "largest seed], and the largest value there can be, from the logged rewards and the entropy's own temperature."
     )
-    yield ""
     rows = result["rows"]
-    yield from studies.table(
+    yield studies.table(
         ("method", "world", "return", "Q", "at most"),
         [
             (
@@ -212,14 +209,12 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             for row in rows
         ],
     )
-    yield ""
     yield (
         "The last epoch's diagnosis, mean over seeds: share of next states at the estimated edge of reach, Q there and "
         "elsewhere, deviation of Q over critics, MOPO's penalty, their correlation, and how far the world's rewards "
         "are from the true ones."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("method", "world", *(name.replace("_", " ") for name in DIAGNOSES)),
         [(*_label(row), *(studies.digits(np.mean(row[name])) for name in DIAGNOSES)) for row in rows],
     )

@@ -392,19 +392,17 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The tables as Markdown."""
     settings, many = result["settings"], result["settings"]["many"]
     yield "# R2PVI: ours beside the published numbers"
-    yield ""
     yield (
         f"Ours: exact evaluation, the mean of {settings['replications']} replications; then that of "
         f"{many} ({settings['many_put']} for 1d) with its 95 % interval, and for 1d behind it that of "
         f"tests that begin where the paper's do, at {PAPER_START:.2f}. 'Sampling' explains a published value that lies "
         "no further from the mean of many than the paper's number of datasets lets expect; else a fault is named."
     )
-    yield ""
     head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
     figures = (made for figure in FIGURES for made in result[figure])
-    yield from studies.table(head, (row for made in figures for row in _comparison_rows(made)))
-    yield from ("", "## Seconds per fit", "")
-    yield from studies.table(
+    yield studies.table(head, (row for made in figures for row in _comparison_rows(made)))
+    yield "## Seconds per fit"
+    yield studies.table(
         ("N", "d", "method", "published", "ours", "times faster"),
         [
             (
@@ -418,16 +416,14 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             for made in result["time"]
         ],
     )
-    yield from ("", f"## Which divergence at which shift (ours, {many} replications)", "")
+    yield f"## Which divergence at which shift (ours, {many} replications)"
     rows = []
     for kind, at in ((kind, at) for kind, sizes in result["shifts"].items() for at in sizes):
         best = at[at["best"]]
         price = "-" if best["lambda"] is None else f"{best['lambda']:.3g}"
         lead = studies.between({"mean": at["lead"], "ci95": at["lead_ci95"]}, ".4f")
         rows.append((kind, f"{at['size']:.2f}", at["best"], price, f"{best['mean']:.4f}", at["next"], lead))
-    yield from studies.table(
-        ("shift", "size", "best", "lambda", "reward", "next", "lead, 95 % interval"), rows
-    )
+    yield studies.table(("shift", "size", "best", "lambda", "reward", "next", "lead, 95 % interval"), rows)
 
 
 def _comparison_rows(made: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

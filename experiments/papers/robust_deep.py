@@ -290,19 +290,16 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# The robust backup on an inverted pendulum that changes"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"Mean steps upright (at most {settings['limit']}) over {settings['seeds']} seeds, Student's 95 % interval; "
         "in brackets the gain over the plain agent within seeds, bold where its interval leaves out 0. "
         f"The logged controllers stay upright for {np.mean(result['logged']):.0f} steps."
     )
     gains = [row["gain_ci95"] for row in result["summary"] if row["variant"] != "plain"]
-    yield ""
     yield (
         f"Of {len(gains)} comparisons with the plain agent, {sum(low > 0 for low, _ in gains)} gain and "
         f"{sum(high < 0 for _, high in gains)} lose by an interval that leaves out 0; chance alone would give about "
@@ -311,9 +308,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         + "."
     )
     for world, factors in WORLDS.items():
-        yield ""
         rows = [row for row in result["summary"] if row["world"] == world]
-        yield from studies.table(
+        yield studies.table(
             (world, *(f"x {factor:g}" for factor in factors)),
             [(name, *(_cell(row) for row in rows if row["variant"] == name)) for name in VARIANTS],
         )

@@ -400,17 +400,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in words that the numbers allow and tables."""
     rates, settings_of = result["rates"], list(result["noise"])
     yield "# The synthetic studies of Stop Regressing"
-    yield ""
     yield (
         f"`{result['command']}`; means over {result['settings']['seeds']} seeds and Student's 95 % intervals. "
         "[The program](../../../experiments/papers/stop_regressing.py) says what is measured."
     )
-    yield from ("", "## Targets that jump: root of the mean squared error at the end of each phase", "")
+    yield "## Targets that jump: root of the mean squared error at the end of each phase"
     phases = [(name, *map(_root, result["plasticity"][name]["phases"])) for name in NAMES]
-    yield from studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
+    yield studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
     for what, title in (("error", "error of max Q"), ("return", "return of the greedy policy")):
-        yield from ("", f"## Four rooms: {title}", "")
-        yield from studies.table(
+        yield f"## Four rooms: {title}"
+        yield studies.table(
             ("head", *settings_of),
             [
                 (name, *(studies.plus_minus(result["noise"][place][name][what]) for place in settings_of))
@@ -418,16 +417,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             ],
         )
     hard = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
-    yield from ("", f"## {hard}: each head at its own learning rate", "")
+    yield f"## {hard}: each head at its own learning rate"
     rows = []
     for name in NAMES:
         tried = (f"{rate}: {studies.plus_minus(x['error'])}" for rate, x in rates[name]["tried"].items())
         scores = [studies.plus_minus(rates[name][what]) for what in ("error", "return")]
         rows.append((name, *scores, f"{rates[name]['rate']:g}", ", ".join(tried)))
-    yield from studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
-    yield from ("", f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins", "")
+    yield studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
+    yield f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins"
     error = lambda bins, width: result["widths"][f"{bins} bins, width {width:g}"]["error"]
-    yield from studies.table(
+    yield studies.table(
         ("bins", *(f"{width:g}" for width in WIDTHS)),
         [(bins, *(studies.plus_minus(error(bins, width)) for width in WIDTHS)) for bins in BIN_COUNTS],
     )

@@ -318,27 +318,23 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     tried = settings["heads"].split(",")
     yield "# Value heads online, on small games"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"Return of the greedy policy after {settings['steps']:,} steps, {settings['seeds']} seeds, Student's 95 % "
         "intervals. *Relative* is divided by the mean over all heads in each game and averaged over games."
     )
-    yield ""
     rows = []
     for head in tried:
         last = [by_head[head][-1] for by_head in result["scores"].values()]
         rows.append((f"`{head}`", *map(studies.between, [*last, result["relative"][head]])))
-    yield from studies.table(("head", *result["scores"], "relative"), rows)
-    yield ""
-    yield f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
-    if set(PUBLISHED) == set(tried):
-        yield f"Published, on Atari: {' > '.join(PUBLISHED)}."
+    yield studies.table(("head", *result["scores"], "relative"), rows)
+    found = f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
+    published = f"\nPublished, on Atari: {' > '.join(PUBLISHED)}." if set(PUBLISHED) == set(tried) else ""
+    yield found + published
 
 
 if __name__ == "__main__":
