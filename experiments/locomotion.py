@@ -35,7 +35,7 @@ MODEL_BASED = ("base", "mopo", "ravl")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the table."""
 
     datasets: str = "hopper-medium-regen-v5,hopper-medium-replay-regen-v5"  # comma-separated
@@ -49,8 +49,7 @@ class Settings:
     eval_episodes: int = 10  # per seed and evaluation, of which there are four
     seed: int = 0  # of data and agents
     workdir: str = "runs/locomotion"  # data and runs
-    out: str = "results/locomotion"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/locomotion"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -76,12 +75,12 @@ def run(settings: Settings) -> dict[str, Any]:
             )
 
     def write() -> dict[str, Any]:
-        cells = list(studies.recall(settings.workdir, variants).outcomes.values())
+        cells = list(studies.recall(settings, variants).outcomes.values())
         result = studies.finish(settings, {"data_scores": tiers, "cells": cells}, report)
         draw(Path(settings.out), result)
         return result
 
-    studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite, each=write)
+    studies.train(settings, variants, "runs", write)
     return write()
 
 
@@ -129,7 +128,6 @@ def train(settings: Settings, name: str, data: Path, agent: str, work: studies.W
             offline.Settings(**common, **of_run, updates=settings.updates, eval_every=settings.updates // 4),
             agents.get(agent).Config(**of_agent, hidden=settings.hidden),
         )
-    work.progress(1)
     return {
         "agent": agent,
         "dataset": name,

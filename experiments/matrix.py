@@ -43,7 +43,7 @@ QUANTILES = 25
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the table."""
 
     dataset: str = "pointmaze-medium-navigate-v0"  # a pointmaze; its name as OGBench spells it
@@ -58,7 +58,6 @@ class Settings:
     seed: int = 0  # of data and agents
     workdir: str = ""  # the runs; by default runs/matrix/DATASET
     out: str = ""  # the table, OUT.json and OUT.md; by default results/matrix/DATASET
-    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
@@ -68,10 +67,11 @@ def run(settings: Settings) -> list[dict[str, Any]]:
       ValueError: an agent, head or dataset that the table cannot have.
     """
     check(settings)
-    workdir = Path(settings.workdir or f"runs/matrix/{settings.dataset}")
+    workdir = settings.workdir or f"runs/matrix/{settings.dataset}"
+    settings = dataclasses.replace(settings, workdir=workdir)
     out = Path(settings.out or f"results/matrix/{settings.dataset}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    data = workdir / "data"
+    data = Path(workdir) / "data"
     recipes.collect(settings.dataset, out=data, transitions=settings.transitions, seed=settings.seed)
     task = settings.dataset.replace("-v0", "-singletask-v0")
     # Behaviour cloning has no value: one column stands for all.
@@ -90,15 +90,15 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     ]
 
     def write() -> None:
-        cells = list(studies.recall(workdir, grid).outcomes.values())
+        cells = list(studies.recall(settings, grid).outcomes.values())
         log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
         with log.replacing(out.with_suffix(".md")) as partial:
             partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
 
     chosen = {name: grid[name] for name in asked}
-    studies.train(workdir, chosen, "cells", overwrite=settings.overwrite, each=write)
+    studies.train(settings, chosen, "cells", write)
     write()
-    return list(studies.recall(workdir, grid).outcomes.values())
+    return list(studies.recall(settings, grid).outcomes.values())
 
 
 def train(
@@ -120,9 +120,7 @@ def train(
         eval_episodes=settings.eval_episodes,
         workdir=str(work.folder),
     )
-    result = offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
-    work.progress(1)
-    return result
+    return offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
 
 
 def check(settings: Settings) -> None:

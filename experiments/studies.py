@@ -36,6 +36,14 @@ _PUBLISHED = Path(__file__).parent / "papers" / "published"
 _REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about every study; with a field ``workdir``, that is where what is finished lies."""
+
+    out: str = ""  # where result.json, the figures and the report land
+    overwrite: bool = False  # train again what is finished
+
+
 # ---- variants ---------------------------------------------------------------------------------------------
 
 
@@ -43,7 +51,7 @@ class Work(NamedTuple):
     """What a variant is given to be trained."""
 
     folder: Path  # its own, for checkpoints and logs; not made yet. Other code or other settings have another
-    progress: Callable[[int], Any]  # to be told of every step that is done, by their number
+    progress: Callable[[int], Any]  # may be told of steps that are done, by their number
 
 
 class Variant(NamedTuple):
@@ -52,7 +60,7 @@ class Variant(NamedTuple):
     # A function of its module, or a `functools.partial` of one, that returns what JSON can hold.
     train: Callable[[Work], Any]
     settings: Mapping[str, Any]  # all that the outcome depends on beside the code
-    steps: int = 1  # of the progress bar, of which ``train`` tells
+    steps: int = 1  # of the progress bar
 
 
 class Finished(NamedTuple):
@@ -63,34 +71,30 @@ class Finished(NamedTuple):
 
 
 def train(
-    folder: str | Path,
-    variants: Mapping[str, Variant],
-    title: str,
-    *,
-    overwrite: bool = False,
-    each: Callable[[], Any] = lambda: None,
+    settings: Any, variants: Mapping[str, Variant], title: str, each: Callable[[], Any] = lambda: None
 ) -> Finished:
     """Trains the variants that are not finished, one after another, each stored as soon as it is.
 
-    A variant is finished if ``folder`` holds its outcome under its `digest`. A process that is killed loses the
-    variant that it was training, and nothing else.
+    A variant is finished if the study's folder of variants holds its outcome under its `digest`. A process that is
+    killed loses the variant that it was training, and nothing else.
 
     Args:
-      folder: for one file per variant, and their own folders.
+      settings: of the study. Their ``workdir``, or else the folder variants in their ``out``, is for one file per
+        variant, and their own folders; with ``overwrite``, what is finished of these variants is forgotten.
       variants: {name: what to train}.
       title: of the progress bar.
-      overwrite: forget what is finished of these variants, and start them again.
       each: called after every variant that was trained.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     digests = {name: digest(name, variant) for name, variant in variants.items()}
-    works = {name: _file_of(folder, name).with_suffix(f".{x[:12]}") for name, x in digests.items()}
-    if overwrite:
+    files = _files(settings, variants)
+    works = {name: files[name].with_suffix(f".{x[:12]}") for name, x in digests.items()}
+    if settings.overwrite:
         for name, work in works.items():
-            _file_of(folder, name).unlink(missing_ok=True)
+            files[name].unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
-    finished = recall(folder, variants).outcomes
+    for file in files.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    finished = recall(settings, variants).outcomes
     total, done = (sum(variants[name].steps for name in which) for which in (variants, finished))
     with log.progress(total, title, initial=done) as bar:
         for name in (name for name in variants if name not in finished):
@@ -98,25 +102,28 @@ def train(
             began = time.time()
             outcome = variants[name].train(Work(works[name], bar.update))
             record = {"digest": digests[name], "seconds": time.time() - began, **log.provenance()}
-            log.write_json(_file_of(folder, name), {**record, "outcome": outcome})
+            log.write_json(files[name], {**record, "outcome": outcome})
+            done += variants[name].steps
+            bar.update(done - bar.n)  # the steps that the variant did not tell
             each()
-    return recall(folder, variants)
+    return recall(settings, variants)
 
 
-def recall(folder: str | Path, variants: Mapping[str, Variant]) -> Finished:
-    """What ``folder`` holds of the variants, as they are now, in their order."""
+def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
+    """What is finished of the variants, as they are now, in their order."""
     outcomes, seconds = {}, 0.0
-    for name, variant in variants.items():
-        path = _file_of(Path(folder), name)
+    for name, path in _files(settings, variants).items():
         record = load(path) if path.exists() else {}
-        if record.get("digest") == digest(name, variant):
+        if record.get("digest") == digest(name, variants[name]):
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
     return Finished(outcomes, seconds)
 
 
-def _file_of(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace('/', '-').replace('.', '_')}.json"
+def _files(settings: Any, variants: Iterable[str]) -> dict[str, Path]:
+    """{name: the file of its outcome}."""
+    folder = Path(settings.workdir) if hasattr(settings, "workdir") else Path(settings.out) / "variants"
+    return {name: folder / f"{name.replace('/', '-').replace('.', '_')}.json" for name in variants}
 
 
 def chosen(settings: Any, *without: str) -> dict[str, Any]:
@@ -373,15 +380,16 @@ def digits(value: float) -> str:
 # ---- settings and files -----------------------------------------------------------------------------------
 
 
-def names(flag: str, text: str, known: Collection[str]) -> list[str]:
-    """The comma-separated names in ``text``.
+def names(flag: str, text: str, known: Collection[str], separator: str = ",") -> list[str]:
+    """The names in ``text``, which ``separator`` separates.
 
     Raises:
       ValueError: one that is not among ``known``; the message names the flag and all that are.
     """
-    given = text.split(",")
+    given = text.split(separator)
     if unknown := set(given) - set(known):
-        raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+        listed = f"{separator} ".join(known)
+        raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {listed}")
     return given
 
 

@@ -115,7 +115,7 @@ CONTROLS = (MODEL, SHARPENED, RFT, SFT)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 5  # splits, each with its own model, programs and learners
@@ -128,8 +128,7 @@ class Settings:
     batch_size: int = 32  # programs per update
     learning_rate: float = 3e-4  # of everything
     width: int = 64  # of the transformer's two layers
-    out: str = "results/papers/bcoder_dsl"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/bcoder_dsl"
 
 
 class Candidates(NamedTuple):
@@ -189,8 +188,7 @@ def run(settings: Settings) -> dict[str, Any]:
             for name in names
             for seed in seeds
         }
-        folder = Path(settings.out) / "variants"
-        trained = studies.train(folder, variants, "dsl", overwrite=settings.overwrite)
+        trained = studies.train(settings, variants, "dsl")
         isolation = pool.isolation
     workshop.cache_clear()
     found = {name: _stack([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names}

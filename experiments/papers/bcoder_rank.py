@@ -70,7 +70,7 @@ HEADS = ("scalar", "hl_gauss")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     data: str = ""  # folder of HumanEval and the samples; default: programs/ in $HEADWAY_DATA
@@ -91,8 +91,7 @@ class Settings:
     value_learning_rate: float = 2e-4  # of V
     alpha: float = 0.1  # B-Coder's temperature
     seed: int = 0  # of everything
-    out: str = "results/papers/bcoder_rank"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/bcoder_rank"
 
 
 ROW = 256  # tokens of a row
@@ -160,8 +159,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for number in numbers
         for name, arm in arms.items()
     }
-    folder = Path(settings.out) / "variants"
-    found = studies.train(folder, variants, "updates", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "updates")
     outcomes = []
     for number in numbers:
         scores = bench.controls()

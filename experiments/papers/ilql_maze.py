@@ -96,7 +96,7 @@ TURN = SEEN.shape[1] + SAID.shape[1]  # tokens from one sight to the next
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 4  # logs, each with its own agents
@@ -109,8 +109,7 @@ class Settings:
     width: int = 32  # of the one-layer transformer
     parts: str = "corrected,published"  # designs of the log
     heads: str = ",".join(heads.NAMES)  # that ILQL learns with on the corrected one
-    out: str = "results/papers/ilql_maze"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/ilql_maze"
 
 
 class Log(NamedTuple):
@@ -157,8 +156,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 {**chosen, "recipe": RECIPES[name]},
                 settings.updates,
             )
-    folder = Path(settings.out) / "variants"
-    trained = studies.train(folder, variants, "maze", overwrite=settings.overwrite)
+    trained = studies.train(settings, variants, "maze")
     for cached in (cloned, cloner, value_learner):
         cached.cache_clear()
     stacked: dict[str, dict[str, dict[str, np.ndarray]]] = {}
@@ -187,7 +185,6 @@ def without_values(settings: Settings, part: str, seed: int, work: studies.Work)
     data, clone = _log(settings, part, seed), cloned(settings, part, seed)
     filtered = cloner(settings)(data, data.won, _keys(seed)[0])
     logits, of_successes = word_logits(settings, clone), word_logits(settings, filtered)
-    work.progress(1)
     returns = {
         **{"exact: " + name: x for name, x in exact_returns(data).items()},
         "BC": expected_return(_softmax(logits)),

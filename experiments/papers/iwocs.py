@@ -38,13 +38,12 @@ REPORT = "table.md"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     families: int = 500  # random families
     seed: int = 0  # of the random families
-    out: str = "results/papers/iwocs"  # where result.json, the figure and the table land
-    overwrite: bool = False  # compute again what is finished
+    out: str = "results/papers/iwocs"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -53,8 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "windy_walk": studies.Variant(windy_walk, {}),
         "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
     }
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "parts", overwrite=settings.overwrite).outcomes
+    found = studies.train(settings, variants, "parts").outcomes
     result = studies.finish(settings, found, report, claims, REPORT)
     walk = found["windy_walk"]
     curves = {
@@ -65,7 +63,7 @@ def run(settings: Settings) -> dict[str, Any]:
     curves[f"robust value iteration{', the same' if same else ''}"] = walk["rvi"]["earned"]
     none = np.full(len(WINDS), np.nan)
     plot.lines(
-        out / "windy_walk.png",
+        Path(settings.out) / "windy_walk.png",
         {label: (WINDS, value, none, none) for label, value in curves.items()},
         xlabel="alpha, the wind in the north corridor",
         ylabel="discounted return from the start",
@@ -83,7 +81,6 @@ def windy_walk(work: studies.Work) -> dict[str, Any]:
         robust = _rectangular(family)
         earned = partial(_earned, family)
         of_robust = earned(robust_vi.greedy(robust.q))
-        work.progress(1)
         return {
             "alpha": WINDS,
             "rounds": [
@@ -131,7 +128,6 @@ def random_families(settings: Settings, work: studies.Work) -> dict[str, Any]:
             bounds = found.promised[-1] - best, best - value
             rows.append((*shortfalls, *bounds, found.converged, len(found.member)))
             bar.update()
-    work.progress(1)
     columns = np.array(rows, float).T
     names = ("first member", "IWOCS", "robust VI")
     unit = columns[0].mean()

@@ -33,7 +33,7 @@ DIAGNOSES = ("edge_share", "edge_q", "elsewhere_q", "spread", "aleatoric", "spre
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     dataset: str = "hopper-medium-expert-regen-v5"  # name or file of a log; a regenerated one is made
@@ -53,8 +53,7 @@ class Settings:
     eval_episodes: int = 10  # of an evaluation
     seed: int = 0  # of everything
     workdir: str = "runs/model_quality"  # data and runs
-    out: str = "results/papers/model_quality"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/model_quality"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for method in methods
         for world in worlds
     }
-    found = studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "runs")
     rows = list(found.outcomes.values())
     largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
     for row in rows:
@@ -125,7 +124,6 @@ def train_one(
     last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
     returns = log.series(work.folder, "eval/return")[1][-1]
     steps, q = log.series(work.folder, "train/q")
-    work.progress(1)
     return {
         "method": method,
         "world": world,

@@ -41,16 +41,15 @@ NO_PRICE = 1e-9  # what the paper's lambda = 0 means
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the study."""
 
-    out: str = "results/papers/r2pvi"  # folder for figures, result.json and comparison.md
+    out: str = "results/papers/r2pvi"
     replications: int = 20  # datasets of the paper's study
     many: int = 1000  # datasets for the intervals; the first of them are the paper's
     many_put: int = 100  # the same for the put option
     timing_repeats: int = 3  # the least time of so many is reported
     seed: int = 0  # of the data
-    overwrite: bool = False  # compute again what is finished
 
 
 class Method(NamedTuple):
@@ -112,19 +111,16 @@ def run(settings: Settings) -> dict[str, Any]:
         name: studies.Variant(functools.partial(in_double, part, settings), studies.chosen(settings))
         for name, part in parts.items()
     }
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "figures", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "figures")
     result = studies.finish(settings, {**found.outcomes, "seconds": found.seconds}, report, claims, REPORT)
-    draw_all(out, result)
+    draw_all(Path(settings.out), result)
     return result
 
 
 def in_double(part: Callable[[Settings], Any], settings: Settings, work: studies.Work) -> Any:
     """One figure or table, computed in float64."""
     with jax.enable_x64(True):
-        found = part(settings)
-    work.progress(1)
-    return found
+        return part(settings)
 
 
 # ---- the simulated linear MDP ----------------------------------------------------------------------------

@@ -61,7 +61,7 @@ WORLDS: dict[str, tuple[float, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 16  # logs, each with its own model and agents
@@ -72,8 +72,7 @@ class Settings:
     episodes: int = 4  # per policy and world
     limit: int = 300  # steps of an episode, here and in the log
     seed: int = 0  # of everything
-    out: str = "results/papers/robust_deep"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/robust_deep"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -85,8 +84,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for name, adversary in VARIANTS.items():
         train_one = functools.partial(train_variant, settings, adversary)
         variants[name] = studies.Variant(train_one, {**depends_on, "adversary": adversary}, 1 + evaluations)
-    folder = Path(settings.out) / "variants"
-    found = studies.train(folder, variants, "variants", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "variants")
     prepared.cache_clear()
     returns = {name: found.outcomes[name]["returns"] for name in VARIANTS}
     rows = {
@@ -118,7 +116,6 @@ def prepared(settings: Settings) -> tuple[Dataset, ensemble.Ensemble, ensemble.M
 def describe(settings: Settings, work: studies.Work) -> dict[str, Any]:
     """What the logged controllers earn, and how far the models are off, for each seed."""
     logs, _, models, _ = prepared(settings)
-    work.progress(1)
     each = (jax.tree.map(lambda x, i=i: x[i], logs) for i in range(settings.seeds))
     logged = [replay.episode_returns(own).mean() for own in each]
     return {"logged": logged, "model_error": models.error.reshape(settings.seeds, -1).mean(1)}

@@ -79,7 +79,7 @@ SPEC = Spec((6,), len(MOVES), discrete=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about these studies."""
 
     seeds: int = 6  # of each result
@@ -89,8 +89,7 @@ class Settings:
     hidden: int = 64  # width of its two layers there; 256 in the plasticity study
     rate: float = 1e-3  # learning rate of every head, where it is not varied
     seed: int = 0  # of all
-    out: str = "results/papers/stop_regressing"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/stop_regressing"
 
 
 class Score(NamedTuple):
@@ -122,8 +121,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
         name = f"{bins} bins, width {width:g}"
         variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "runs", overwrite=settings.overwrite).outcomes
+    found = studies.train(settings, variants, "runs").outcomes
     places = [f"{kind}, eta {eta:g}" for kind, eta in itertools.product(STICKY, NOISES)]
     rows = {
         "plasticity": {name: found[f"plasticity, {name}"] for name in NAMES},
@@ -132,7 +130,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "rates": {name: found[f"rates, {name}"] for name in NAMES},
     }
     result = studies.finish(settings, rows, report, claims)
-    draw(settings, out, result)
+    draw(settings, Path(settings.out), result)
     return result
 
 
@@ -169,7 +167,6 @@ def plasticity(settings: Settings, name: str, work: studies.Work) -> dict[str, A
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
     errors = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys)).T
-    work.progress(1)
     return {"curve": thinned(settings, errors), "phases": _phases(errors)}
 
 
@@ -260,9 +257,7 @@ Agent = Callable[[MDP, Array, Array, Array, Key], Score]
 
 def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
     """One head with so much chance in rewards and dynamics."""
-    score = learn(settings, _agent(settings, name), kind, eta)
-    work.progress(1)
-    return _score(score)
+    return _score(learn(settings, _agent(settings, name), kind, eta))
 
 
 def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
@@ -271,15 +266,12 @@ def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[st
     tried = {rate: learn(others, train_and_score, *HARD, rate) for rate in RATES}
     best = min(tried, key=lambda rate: tried[rate].error.mean())
     score = learn(settings, train_and_score, *HARD, best)
-    work.progress(1)
     return {"tried": {f"{rate:g}": _score(x) for rate, x in tried.items()}, "rate": best, **_score(score)}
 
 
 def widths(settings: Settings, bins: int, width: float, work: studies.Work) -> dict[str, Any]:
     """HL-Gauss by bins and width of the Gaussian in bins."""
-    score = learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD)
-    work.progress(1)
-    return _score(score)
+    return _score(learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD))
 
 
 @functools.cache

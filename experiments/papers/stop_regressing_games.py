@@ -45,7 +45,7 @@ LONGEST = 1000  # steps of an episode, gymnax's own limit
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     games: str = ",".join(GAMES)  # of gymnax, comma-separated
@@ -56,8 +56,7 @@ class Settings:
     learning_rate: float = 3e-4  # of every head
     hidden: int = 128  # width of its two layers
     seed: int = 0  # of all
-    out: str = "results/papers/stop_regressing_games"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/stop_regressing_games"
 
 
 class Game(NamedTuple):
@@ -95,9 +94,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for name in names
         for head in tried
     }
-    found = studies.train(
-        Path(settings.out) / "variants", variants, "games x heads", overwrite=settings.overwrite
-    )
+    found = studies.train(settings, variants, "games x heads")
     scores = {name: {head: found.outcomes[f"{name}, {head}"] for head in tried} for name in names}
     rows = {
         "wall_seconds": found.seconds,
@@ -168,9 +165,7 @@ def game(name: str) -> Game:
 
 def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> np.ndarray:
     """Scores [evaluations, S] of one head in one game."""
-    scores = learn(settings, game(name), head)
-    work.progress(1)
-    return scores
+    return learn(settings, game(name), head)
 
 
 def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
