@@ -36,7 +36,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags
-from rl import data, lifecycle, log, shard, statistics, train
+from rl import data, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
@@ -125,7 +125,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         learner = AGENTS[settings.agent].make(config, task.lm, task.head)
-        key, play_key = jax.random.split(jax.random.key(settings.seed))
+        key = jax.random.key(settings.seed)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         this = common.run(
             settings,
@@ -136,10 +136,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
             leaves=(RANKED, POLICY),
         )
-        start = lifecycle.begin(this, {"state": shard.place_language(learner.init(key, task.rows), mesh)})
+        init = learner.init(keys.of(key, "init"), task.rows)
+        start = lifecycle.begin(this, {"state": shard.place_language(init, mesh)})
         state, result = start.tree["state"], start.result
         if result is None:
-            score = scorer(settings, config, task, play_key)
+            score = scorer(settings, config, task, keys.of(key, "evaluate"))
             if settings.agent == "ilql":
                 _warn_of_size(task, config.inner)
             session = stack.enter_context(lifecycle.session(this, start))
