@@ -36,7 +36,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, agents, checkpoint, data, envs, evaluate, keys, lifecycle, online, train
+from rl import acting, agents, checkpoint, data, envs, keys, lifecycle, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -486,14 +486,7 @@ def scorer(
     actor = acting.over_seeds(acting.actor(learner), train.STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
     cpu = jax.local_devices(backend="cpu")[0]
-    with evaluate.evaluator(
-        actor,
-        settings.env,
-        seeds=settings.seeds,
-        episodes=settings.eval_episodes,
-        processes=None if settings.eval_processes < 0 else settings.eval_processes,
-        base_seed=settings.seed,
-    ) as episodes:
+    with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             with jax.default_device(cpu):

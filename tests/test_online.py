@@ -17,7 +17,7 @@ import pytest
 import toy_environments
 
 from experiments import offline, online
-from rl import agents, checkpoint, log, train
+from rl import agents, checkpoint, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
 from rl.replay import dataset as replay
@@ -271,7 +271,7 @@ def test_an_evaluation_that_fails_loses_nothing(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(online.evaluate.Evaluator, "__call__", lambda *_: 1 / 0)
+        patch.setattr(evaluate.Evaluator, "__call__", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             online.run(settings(tmp_path), config())
     assert saved(tmp_path, 20)["loop/memory/count"] == 20
