@@ -366,6 +366,20 @@ def plus_minus(scores: Any, style: str = ".3f") -> str:
     return format(mean, style) + ("" if np.isnan(low) else f" ± {(high - low) / 2:{style}}")
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Nested dicts of one number or array per seed as one of arrays [S, ...], in the order that they have."""
+    if isinstance(rows[0], Mapping):
+        return {name: stacked([row[name] for row in rows]) for name in rows[0]}
+    return np.array(rows)
+
+
+def difference(summary: Mapping[str, Any], style: str) -> str:
+    """Mean and interval of a difference with their signs, bold where the interval leaves out 0."""
+    low, high = summary["ci95"]
+    text = between(summary, f"+{style}")
+    return text if low <= 0 <= high else f"**{text}**"
+
+
 def extremes(values: ArrayLike, by: Callable[[np.ndarray], Any] = np.mean) -> str:
     """Mean, or another summary, and the smallest and largest in brackets."""
     x = np.asarray(values, float)

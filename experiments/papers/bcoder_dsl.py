@@ -191,7 +191,9 @@ def run(settings: Settings) -> dict[str, Any]:
         trained = studies.train(settings, variants, "dsl")
         isolation = pool.isolation
     workshop.cache_clear()
-    found = {name: _stack([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names}
+    found = {
+        name: studies.stacked([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names
+    }
     rows = {
         "isolation": isolation,
         "wall_seconds": trained.seconds,
@@ -545,27 +547,15 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             [(ranker, *(f"{np.nanmean(by[kind]):.2f}" for kind in CLASSES)) for ranker, by in means],
         )
         yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
+        over = functools.partial(studies.difference, style=".3f")
         yield studies.table(
             ("programs of", "learner", *CONTROLS),
             [
-                ("the model" if who == "own" else "another", ranker, *(_difference(by[c]) for c in CONTROLS))
+                ("the model" if who == "own" else "another", ranker, *(over(by[c]) for c in CONTROLS))
                 for who, differences in result["differences"][name].items()
                 for ranker, by in differences.items()
             ],
         )
-
-
-def _stack(rows: Sequence[Any]) -> Any:
-    """Nested dicts of one number per seed as one of arrays [S], in the order that they have."""
-    if isinstance(rows[0], Mapping):
-        return {name: _stack([row[name] for row in rows]) for name in rows[0]}
-    return np.array(rows)
-
-
-def _difference(summary: Mapping[str, Any]) -> str:
-    low, high = summary["ci95"]
-    text = studies.between(summary, "+.3f")
-    return text if low <= 0 <= high else f"**{text}**"
 
 
 if __name__ == "__main__":

@@ -313,13 +313,10 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    half = (row["ci95"][1] - row["ci95"][0]) / 2
-    text = f"{row['mean']:.0f} ± {half:.0f}"
+    text = studies.plus_minus(row, ".0f")
     if row["variant"] == "plain":
         return text
-    low, high = row["gain_ci95"]
-    gain = f"{row['gain']:+.0f} [{low:+.0f}, {high:+.0f}]"
-    return f"{text} ({gain})" if low <= 0 <= high else f"{text} (**{gain}**)"
+    return f"{text} ({studies.difference({'mean': row['gain'], 'ci95': row['gain_ci95']}, '.0f')})"
 
 
 if __name__ == "__main__":
