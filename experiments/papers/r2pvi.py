@@ -60,25 +60,23 @@ class Method(NamedTuple):
     field: str = ""
 
 
-SIMULATED = {
-    "PEVI": Method(pevi, pevi.Config()),
-    "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv"), "scale"),
-    "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl"), "scale"),
-    "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2"), "scale"),
-    "DRPVI": Method(drpvi, drpvi.Config("tv"), "radius"),
-}
-_PUT = {"beta": 0.1, "ridge": 1.0}
-PUT = {
-    "PEVI": Method(pevi, pevi.Config(**_PUT)),
-    "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", **_PUT), "scale"),
-    "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl", **_PUT), "scale"),
-    "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2", **_PUT), "scale"),
-    "DRPVI": Method(drpvi, drpvi.Config("tv", **_PUT), "radius"),
-    "DRVI-L": Method(drpvi, drpvi.Config("kl", **_PUT), "radius"),
-    "VA-R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", variance_aware=True, **_PUT), "scale"),
-    "VA-DRPVI": Method(drpvi, drpvi.Config("tv", variance_aware=True, **_PUT), "radius"),
-}
-TIMED = ("PEVI", "R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "DRPVI", "DRVI-L")
+def methods(**settings: float) -> dict[str, Method]:
+    """Every method of the paper, with ``settings`` that all of them have."""
+    return {
+        "PEVI": Method(pevi, pevi.Config(**settings)),
+        "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", **settings), "scale"),
+        "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl", **settings), "scale"),
+        "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2", **settings), "scale"),
+        "DRPVI": Method(drpvi, drpvi.Config("tv", **settings), "radius"),
+        "DRVI-L": Method(drpvi, drpvi.Config("kl", **settings), "radius"),
+        "VA-R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", variance_aware=True, **settings), "scale"),
+        "VA-DRPVI": Method(drpvi, drpvi.Config("tv", variance_aware=True, **settings), "radius"),
+    }
+
+
+SIMULATED, PUT = methods(), methods(beta=0.1, ridge=1.0)
+DIVERGENCES = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
+TIMED = ("PEVI", *DIVERGENCES, "DRPVI", "DRVI-L")
 
 _THEIRS = studies.published("r2pvi")
 FIGURE_A: dict[str, list[float]] = _THEIRS["figure_a"]
@@ -158,13 +156,10 @@ def figure_c(settings: Settings) -> list[dict[str, Any]]:
     rows = []
     for name, published in FIGURE_C.items():
         swept = SWEEP if name == "DRPVI" else np.maximum(SWEEP, NO_PRICE)
-        policy = policies(settings, SIMULATED[name], env, swept)
-        each = [exact_returns(tests, policy[:, i])[:, 0] for i in range(len(swept))]
-        sampled = [sampled_returns(settings, tests, policy[:, i])[:, 0] for i in range(len(swept))]
-        exact = np.stack(each, -1)
-        rows.append(
-            row(settings, "1c", name, "rho or lambda", SWEEP, exact, published, np.stack(sampled, -1))
-        )
+        policy = np.moveaxis(policies(settings, SIMULATED[name], env, swept), 1, 0)
+        exact = np.concatenate([exact_returns(tests, one) for one in policy], -1)
+        sampled = np.concatenate([sampled_returns(settings, tests, one) for one in policy], -1)
+        rows.append(row(settings, "1c", name, "rho or lambda", SWEEP, exact, published, sampled))
     return rows
 
 
@@ -177,8 +172,7 @@ def shifts(settings: Settings) -> dict[str, Any]:
         "every step": [linear_mdp.perturbed(env, float(q), every_step=True) for q in sizes],
         "slippery chain": [linear_mdp.slippery(env, float(q)) for q in sizes],
     }
-    names = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
-    policy = {name: policies(settings, SIMULATED[name], env, PRICES) for name in names}
+    policy = {name: policies(settings, SIMULATED[name], env, PRICES) for name in DIVERGENCES}
     policy["PEVI"] = policies(settings, SIMULATED["PEVI"], env, np.zeros(1))
     found: dict[str, Any] = {}
     for kind, tests in kinds.items():
@@ -187,23 +181,21 @@ def shifts(settings: Settings) -> dict[str, Any]:
             for name, actions in policy.items()
         }  # each [prices, replications, sizes]
         found[kind] = [best_at(scores, index) | {"size": size} for index, size in enumerate(sizes)]
-    for at in (at for kind in found.values() for at in kind):
-        for name in (*names, "PEVI"):
-            at[name] = {key: value for key, value in at[name].items() if key != "scores"}
     return found
 
 
 def best_at(scores: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
     """Each method at its best price, and whether the best one's lead over the next is more than chance."""
     best: dict[str, Any] = {}
+    at_best: dict[str, np.ndarray] = {}
     for name, values in scores.items():
         index = int(values[:, :, size].mean(1).argmax())
-        own = values[index, :, size]
-        mean, low, high = studies.band(own)
+        at_best[name] = values[index, :, size]
+        mean, low, high = studies.band(at_best[name])
         price = float(PRICES[index]) if len(values) > 1 else None
-        best[name] = {"lambda": price, "mean": mean, "ci95": [low, high], "scores": own}
+        best[name] = {"lambda": price, "mean": mean, "ci95": [low, high]}
     first, second = sorted(best, key=lambda name: -best[name]["mean"])[:2]
-    lead = studies.band(best[first]["scores"] - best[second]["scores"])
+    lead = studies.band(at_best[first] - at_best[second])
     return best | {"best": first, "next": second, "lead": lead[0], "lead_ci95": list(lead[1:])}
 
 
@@ -423,7 +415,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _comparison_rows(made: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    axis = next(name for name in ("q", "p", "rho or lambda") if name in made)
+    axis = _axis(made)
     for index, x in enumerate(made[axis]):
         low, high = (bound[index] for bound in made["many_ci95"])
         many = f"{made['many'][index]:.4f} [{low:.4f}, {high:.4f}]"
@@ -451,10 +443,7 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
     draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
     for kind, found in result["shifts"].items():
         sizes = [at["size"] for at in found]
-        curves = {
-            name: (sizes, *studies.bands(at[name] for at in found))
-            for name in ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "PEVI")
-        }
+        curves = {name: (sizes, *studies.bands(at[name] for at in found)) for name in (*DIVERGENCES, "PEVI")}
         plot.lines(
             out / f"shift_{kind.split(' (')[0].replace(' ', '_')}.png", curves, "size of the shift", "average reward",
             title=kind, note=f"{result['settings']['many']} replications, best lambda of {len(PRICES)}",
@@ -476,12 +465,17 @@ def draw(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> Non
     """One figure: many replications as lines with intervals, the published values as crosses."""
     curves, published = {}, {}
     for made in rows:
-        x = next(made[name] for name in ("q", "p", "rho or lambda") if name in made)
+        x = made[_axis(made)]
         curves[made["label"]] = (x, made["many"], *made["many_ci95"])
         if "published" in made:
             published[made["label"]] = (x, made["published"])
     note = f"{rows[0]['replications_many']} replications, 95 % interval"
     plot.lines(path, curves, xlabel, "average reward", published=published, title=title, note=note)
+
+
+def _axis(made: Mapping[str, Any]) -> str:
+    """What a curve is drawn against."""
+    return next(name for name in ("q", "p", "rho or lambda") if name in made)
 
 
 def _varied(method: Method, value: Any) -> Any:
