@@ -26,7 +26,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,18 +56,6 @@ INPUTS, SIZE = 2048, 64  # inputs and their dimensions
 TAIL = 100  # steps at the end of a phase over which its error is averaged
 
 # The gridworld.
-ROOMS = (
-    "....#....",
-    "....#....",
-    ".........",
-    "....#....",
-    "##.###.##",
-    "....#....",
-    "....#....",
-    ".........",
-    "....#...G",
-)
-MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 GAMMA = 0.9
 VALUES, BINS = (-1.0, 9.0), 51  # the support, wider than any value there is
 STICKY = {"deterministic": 0.0, "sticky": 0.25}
@@ -75,7 +63,7 @@ NOISES = (0.0, 0.3, 1.0)  # eta
 HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
 BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
 RATES = (3e-4, 1e-3, 3e-3)
-SPEC = Spec((6,), len(MOVES), discrete=True)
+SPEC = Spec((6,), 4, discrete=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,13 +78,6 @@ class Settings(studies.Settings):
     rate: float = 1e-3  # learning rate of every head, where it is not varied
     seed: int = 0  # of all
     out: str = "results/papers/stop_regressing"
-
-
-class Score(NamedTuple):
-    """Of one head in one setting, [S]."""
-
-    error: Any
-    earned: Any
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -211,67 +192,27 @@ def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
 # ---- four rooms --------------------------------------------------------------------------------------------------
 
 
-def rooms(sticky: float) -> tuple[MDP, np.ndarray]:
-    """Four rooms without an end: leaving the goal pays 1 and leads to any cell, all equally likely.
-
-    A state is a cell and the last move made; with probability ``sticky`` that is made again, whatever the action.
-
-    Returns:
-      the MDP [S, 4, S], and what an agent sees of its states [S, 6]: the cell in [-1, 1]^2, the move one-hot.
-    """
-    cells = [(y, x) for y, row in enumerate(ROOMS) for x, mark in enumerate(row) if mark != "#"]
-    index = {cell: i for i, cell in enumerate(cells)}
-    goal = index[len(ROOMS) - 1, len(ROOMS[0]) - 1]
-    moves = len(MOVES)
-    made = np.zeros((len(cells), moves, len(cells), moves))  # cell, move -> cell, move
-    for (y, x), i in index.items():
-        for move, (dy, dx) in enumerate(MOVES):
-            made[i, move, index.get((y + dy, x + dx), i), move] = 1.0
-    made[goal] = np.eye(moves)[:, None] / len(cells)
-    made = made.reshape(len(cells), moves, -1)
-    last = np.arange(moves)
-    # state (cell, last move), action -> state
-    transition = (1 - sticky) * made[:, None] + sticky * made[:, last][:, :, None]
-    states = len(cells) * moves
-    reward = np.zeros((len(cells), moves, moves))
-    reward[goal] = 1.0
-    seen = np.zeros((len(cells), moves, 6), np.float32)
-    seen[..., :2] = np.array(cells)[:, None] / 4 - 1
-    seen[..., 2:] = np.eye(moves)
-    mdp = MDP(
-        transition=np.broadcast_to(transition, (len(cells), moves, moves, states)).reshape(
-            states, moves, states
-        ),
-        successor=np.arange(states),
-        reward=reward.reshape(states, moves),
-        discount=np.ones(states),
-        start=np.full(states, 1 / states),
-        allowed=np.ones((states, moves), bool),
-    )
-    return mdp, seen.reshape(states, 6)
-
-
-# (four rooms, what is seen of their states, eta, learning rate, keys [S]) -> Score
-Agent = Callable[[MDP, Array, Array, Array, Key], Score]
+# One head in one setting: (four rooms, what is seen of their states, eta, learning rate, keys [S]) -> {score: [S]}
+Agent = Callable[[MDP, Array, Array, Array, Key], dict[str, Array]]
 
 
 def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
     """One head with so much chance in rewards and dynamics."""
-    return _score(learn(settings, _agent(settings, name), kind, eta))
+    return learn(settings, _agent(settings, name), kind, eta)
 
 
 def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
     """One head at its best learning rate: chosen on seeds of their own, by the error."""
     others, train_and_score = dataclasses.replace(settings, seed=settings.seed + 1000), _agent(settings, name)
     tried = {rate: learn(others, train_and_score, *HARD, rate) for rate in RATES}
-    best = min(tried, key=lambda rate: tried[rate].error.mean())
+    best = min(tried, key=lambda rate: tried[rate]["error"]["mean"])
     score = learn(settings, train_and_score, *HARD, best)
-    return {"tried": {f"{rate:g}": _score(x) for rate, x in tried.items()}, "rate": best, **_score(score)}
+    return {"tried": {f"{rate:g}": x for rate, x in tried.items()}, "rate": best, **score}
 
 
 def widths(settings: Settings, bins: int, width: float, work: studies.Work) -> dict[str, Any]:
     """HL-Gauss by bins and width of the Gaussian in bins."""
-    return _score(learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD))
+    return learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD)
 
 
 @functools.cache
@@ -282,12 +223,12 @@ def _agent(settings: Settings, name: str) -> Agent:
 
 def learn(
     settings: Settings, train_and_score: Agent, kind: str, eta: float, rate: float | None = None
-) -> Score:
-    """The scores of all seeds, each with a log of its own."""
-    world, seen = rooms(STICKY[kind])
+) -> dict[str, Any]:
+    """A summary of every score over all seeds, each with a log of its own."""
+    world, seen = tabular.four_rooms(STICKY[kind])
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.seeds)
-    score = train_and_score(world, seen, np.float32(eta), np.float32(rate or settings.rate), keys)
-    return Score(*map(np.asarray, score))
+    scores = train_and_score(world, seen, np.float32(eta), np.float32(rate or settings.rate), keys)
+    return {name: statistics.summary(x) for name, x in scores.items()}
 
 
 def agent(settings: Settings, head: ValueHead) -> Agent:
@@ -307,12 +248,12 @@ def agent(settings: Settings, head: ValueHead) -> Agent:
         return jnp.sqrt(jnp.square(error).mean()), world.start @ tabular.evaluate(world, policy, GAMMA)
 
     @jax.jit
-    def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> Score:
+    def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> dict[str, Array]:
         best = robust_vi.value_iteration(world, GAMMA).value
         uniform = jnp.full((len(seen), SPEC.action_size), 1 / SPEC.action_size)
         low, high = world.start @ tabular.evaluate(world, uniform, GAMMA), world.start @ best
         error, earned = jax.lax.map(lambda key: one(world, best, seen, eta, rate, key), keys)
-        return Score(error, (earned - low) / (high - low))
+        return {"error": error, "return": (earned - low) / (high - low)}
 
     return every
 
@@ -427,10 +368,6 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 def _root(summary: Mapping[str, Any]) -> str:
     low, high = (np.sqrt(max(0.0, x)) for x in summary["ci95"])
     return f"{np.sqrt(summary['mean']):.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {"error": statistics.summary(score.error), "return": statistics.summary(score.earned)}
 
 
 if __name__ == "__main__":
