@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,10 @@ import numpy as np
 from experiments import studies
 from rl import online, plot, statistics, train
 from rl.agents import dqn
+from rl.envs import minatar
+from rl.envs.minatar import Game
 from rl.replay import ring
-from rl.types import Array, Key, Learner, Spec, State
+from rl.types import Array, Key, Learner, State
 from rl.values import heads
 
 GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
@@ -39,7 +41,6 @@ SUPPORT, OUTPUTS = (-10.0, 10.0), 51
 ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
 STEPS_PER_UPDATE = 4
-STICKY = 0.1  # how often an action is the one before, whatever was chosen
 EVALUATED = 64  # environments
 LONGEST = 1000  # steps of an episode, gymnax's own limit
 
@@ -57,15 +58,6 @@ class Settings(studies.Settings):
     hidden: int = 128  # width of its two layers
     seed: int = 0  # of all
     out: str = "results/papers/stop_regressing_games"
-
-
-class Game(NamedTuple):
-    """An environment as pure functions of many copies; see gymnax for its state."""
-
-    spec: Spec
-    reset: Callable[[Key], tuple[Array, Any]]  # keys [N] -> observations [N, O], states
-    # keys [N], states, actions [N] -> rows without `first`, what is seen next, states, whether episodes ended
-    step: Callable[[Key, Any, Array], tuple[dict[str, Array], Array, Any, Array]]
 
 
 class Carry(NamedTuple):
@@ -108,12 +100,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Raises ValueError on what `run` would find out only after minutes."""
-    try:
-        import gymnax
-    except ImportError as error:
-        raise ImportError("MinAtar's games need gymnax: pip install --no-deps gymnax") from error
-
-    studies.names("games", settings.games, [name for name in gymnax.registered_envs if "MinAtar" in name])
+    studies.names("games", settings.games, minatar.names())
     studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
     if settings.evaluations < 1 or blocks(settings) < 1:
@@ -131,41 +118,9 @@ def blocks(settings: Settings) -> int:
 # ---- learning ---------------------------------------------------------------------------------------------------
 
 
-def game(name: str) -> Game:
-    """A game of gymnax with sticky actions, whose cells are seen as one vector of 0 and 1."""
-    import gymnax
-
-    environment, params = gymnax.make(name)
-
-    def flat(observation: Array) -> Array:
-        return observation.reshape(observation.shape[0], -1).astype(jnp.uint8)
-
-    def reset(keys: Key) -> tuple[Array, Any]:
-        observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
-        return flat(observation), (state, jnp.zeros(len(keys), jnp.int32))
-
-    def step(keys: Key, world: Any, chosen: Array) -> tuple[dict[str, Array], Array, Any, Array]:
-        state, before = world
-        stuck = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), STICKY))(keys)
-        action = jnp.where(stuck, before, chosen)
-        seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
-            keys, state, action, params
-        )
-        row = {
-            "reward": reward.astype(jnp.float32),
-            "discount": 1.0 - terminated,
-            "next_observation": flat(info["final_observation"]),
-        }
-        ended = terminated | truncated
-        return row, flat(seen), (state, jnp.where(ended, 0, action)), ended
-
-    size = int(np.prod(environment.observation_space(params).shape))
-    return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
-
-
 def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> np.ndarray:
     """Scores [evaluations, S] of one head in one game."""
-    return learn(settings, game(name), head)
+    return learn(settings, minatar.make(name), head)
 
 
 def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
