@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,31 +74,31 @@ def run(settings: Settings) -> list[dict[str, Any]]:
     data = Path(workdir) / "data"
     recipes.collect(settings.dataset, out=data, transitions=settings.transitions, seed=settings.seed)
     task = settings.dataset.replace("-v0", "-singletask-v0")
-    # Behaviour cloning has no value: one column stands for all.
     grid = {
         f"{agent}-{head}": studies.Variant(
             functools.partial(train, settings, task, data, agent, head),
             {**studies.chosen(settings, "agents", "heads"), "config": CONFIGS[agent]},
         )
-        for agent in CONFIGS
-        for head in (heads.NAMES if agent != "bc" else ["scalar"])
+        for agent, head in pairs(CONFIGS, heads.NAMES)
     }
     asked = [
-        f"{agent}-{head}"
-        for agent in settings.agents.split(",")
-        for head in (settings.heads.split(",") if agent != "bc" else ["scalar"])
+        f"{agent}-{head}" for agent, head in pairs(settings.agents.split(","), settings.heads.split(","))
     ]
 
-    def write() -> None:
+    def write() -> list[dict[str, Any]]:
         cells = list(studies.recall(settings, grid).outcomes.values())
         log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
         with log.replacing(out.with_suffix(".md")) as partial:
             partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
+        return cells
 
-    chosen = {name: grid[name] for name in asked}
-    studies.train(settings, chosen, "cells", write)
-    write()
-    return list(studies.recall(settings, grid).outcomes.values())
+    studies.train(settings, {name: grid[name] for name in asked}, "cells", write)
+    return write()
+
+
+def pairs(agents: Iterable[str], heads: Iterable[str]) -> list[tuple[str, str]]:
+    """The cells of the table; behaviour cloning has no value, so that one column stands for all."""
+    return [(agent, head) for agent in agents for head in (["scalar"] if agent == "bc" else heads)]
 
 
 def train(

@@ -154,7 +154,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         low, high = agents.target_range(settings.agent, config, spec, low, high)
         if not settings.robust:
             return low, high
-        proposals = ensemble.Config.elites + 1
+        proposals = ensemble.Config().elites + 1
         return robust.target_range(settings.robust, settings.robust_scale, proposals, low, high)
 
     return common.problem(
