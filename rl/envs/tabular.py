@@ -136,9 +136,9 @@ def four_rooms(sticky: float = 0.0) -> tuple[MDP, np.ndarray]:
     made = np.zeros((count, moves, count, moves))  # cell, move -> cell, move
     made[np.arange(count)[:, None], last, intended, last] = 1.0
     made[-1] = np.eye(moves)[:, None] / count
-    made = made.reshape(count, moves, -1)
+    step = made.reshape(count, moves, -1)  # cell, move -> state
     # state (cell, last move), action -> state
-    transition = (1 - sticky) * made[:, None] + sticky * made[:, last][:, :, None]
+    transition = (1 - sticky) * step[:, None] + sticky * step[:, last][:, :, None]
     states = count * moves
     reward = np.zeros((states, moves))
     reward[-moves:] = 1.0
