@@ -36,11 +36,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments import studies
 from rl import plot, train
-from rl.agents import ilql, lm_bc
+from rl.agents import ilql, lm_bc, optimisers
+from rl.agents.optimisers import Adam, Optimiser
 from rl.envs import double_t_maze as maze
 from rl.envs.tabular import Episodes
 from rl.language import model
@@ -435,14 +435,9 @@ def make_head(recipe: Recipe, name: str) -> ValueHead:
     return heads.make(name, 2 * recipe.start, 0.0, OUTPUTS)
 
 
-def optimiser(updates: int) -> Callable[[Any], optax.GradientTransformation]:
-    """AdamW without decay, with clipped gradients and a learning rate that falls to 0."""
-
-    def make(rate: Any) -> optax.GradientTransformation:
-        schedule = optax.cosine_decay_schedule(rate, updates)
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
-
-    return make
+def optimiser(updates: int) -> Optimiser:
+    """Adam with clipped gradients and a learning rate that falls to 0."""
+    return functools.partial(optimisers.build, Adam("cosine", decay_updates=updates, clip=1.0))
 
 
 def word_logits(settings: Settings, params: Params) -> np.ndarray:

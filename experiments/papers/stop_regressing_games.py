@@ -32,7 +32,7 @@ from rl.agents import dqn
 from rl.envs import minatar
 from rl.envs.minatar import Game
 from rl.replay import ring
-from rl.types import Array, Key, Learner, State
+from rl.types import Array, Key, Learner, State, Transition
 from rl.values import heads
 
 GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
@@ -132,7 +132,7 @@ def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
         learning_rate=settings.learning_rate,
         hidden=(settings.hidden,) * 2,
     )
-    learner = reading_cells(dqn.make(config, game.spec, head))
+    learner = dqn.make(config, game.spec, head)
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
 
     @jax.jit
@@ -142,21 +142,12 @@ def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
     return np.asarray(every(keys)).T
 
 
-def reading_cells(learner: Learner) -> Learner:
-    """The learner, on cells that are kept as bytes."""
-    update, act, explore = learner.update, learner.act, learner.explore
-    assert explore is not None
-
-    def as_float(batch: Any) -> Any:
-        return batch._replace(
-            observation=batch.observation.astype(jnp.float32),
-            next_observation=batch.next_observation.astype(jnp.float32),
-        )
-
-    return learner._replace(
-        update=lambda state, batch, key: update(state, as_float(batch), key),
-        act=lambda state, cells, key: act(state, cells.astype(jnp.float32), key),
-        explore=lambda state, cells, key: explore(state, cells.astype(jnp.float32), key),
+def sample(memory: ring.Ring, key: Key, step: Array | int = 0) -> Transition:
+    """A batch of cells, which are kept as bytes, as numbers."""
+    batch = ring.sampler(32)(memory, key, step)
+    return batch._replace(
+        observation=batch.observation.astype(jnp.float32),
+        next_observation=batch.next_observation.astype(jnp.float32),
     )
 
 
@@ -174,7 +165,7 @@ def one(settings: Settings, game: Game, learner: Learner, key: Key) -> Array:
         first=jnp.ones(ENVIRONMENTS, bool),
         world=world,
     )
-    updates = train.scan_updates(learner.update, ring.sampler(32), ENVIRONMENTS * BLOCK // STEPS_PER_UPDATE)
+    updates = train.scan_updates(learner.update, sample, ENVIRONMENTS * BLOCK // STEPS_PER_UPDATE)
 
     def block(carry: Carry, key: Key) -> tuple[Carry, None]:
         act_key, learn_key = jax.random.split(key)
@@ -203,7 +194,7 @@ def act(
     seen, first, world = now
     choice_key, step_key = jax.random.split(key)
     assert learner.explore is not None
-    action = learner.explore(state, seen, choice_key)
+    action = learner.explore(state, seen.astype(jnp.float32), choice_key)
     found, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
     return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **found)
 
@@ -215,7 +206,7 @@ def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
 
     def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:
         seen, world, running = now
-        action = learner.act(state, seen, key)
+        action = learner.act(state, seen.astype(jnp.float32), key)
         row, seen, world, ended = game.step(jax.random.split(key, EVALUATED), world, action)
         return (seen, world, running & ~ended), jnp.where(running, row["reward"], 0.0)
 
