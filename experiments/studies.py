@@ -431,16 +431,12 @@ def finish(
     """
     result = {**log.provenance(), "settings": dataclasses.asdict(settings), **found}
     result["claims"] = judged(claims(result))
-    write(Path(settings.out), result, [*report(result), *claims_table(result["claims"])], name)
-    return result
-
-
-def write(folder: Path, result: Mapping[str, Any], blocks: Iterable[str], name: str = REPORT) -> None:
-    """Leaves result.json and a Markdown report in ``folder``, with a blank line between its ``blocks``."""
+    folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
     with log.replacing(folder / name) as partial:
-        partial.write_text("\n\n".join(blocks) + "\n")
+        partial.write_text("\n\n".join([*report(result), *claims_table(result["claims"])]) + "\n")
+    return result
 
 
 def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:

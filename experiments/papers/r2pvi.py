@@ -215,31 +215,26 @@ def policies(settings: Settings, method: Method, env: LinearMDP, varied: np.ndar
     return jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))(keys)
 
 
-def exact_returns(tests: list[LinearMDP], policy: Array) -> np.ndarray:
+@jax.jit
+def exact_returns(tests: list[LinearMDP], policy: Array) -> Array:
     """Expected returns [many, tests] of policies [many, H, S]."""
-    return np.asarray(_exact_returns(_stacked(tests), policy))
+
+    def one(env: LinearMDP, actions: Array) -> Array:
+        return linear_mdp.evaluate(env, _one_hot(env, actions))
+
+    return jax.vmap(jax.vmap(one, (0, None)), (None, 0))(_stacked(tests), policy)
 
 
-def sampled_returns(settings: Settings, tests: list[LinearMDP], policy: Array) -> np.ndarray:
+@functools.partial(jax.jit, static_argnums=0)
+def sampled_returns(settings: Settings, tests: list[LinearMDP], policy: Array) -> Array:
     """Mean returns [replications, tests] of 100 episodes each, the paper's evaluation."""
+
+    def one(env: LinearMDP, actions: Array, key: Key) -> Array:
+        return linear_mdp.returns(env, key, 100, _one_hot(env, actions)).mean()
+
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.replications)
-    return np.asarray(_sampled_returns(_stacked(tests), policy[: settings.replications], keys))
-
-
-@jax.jit
-def _exact_returns(tests: LinearMDP, policy: Array) -> Array:
-    def one(actions: Array) -> Array:
-        return jax.vmap(lambda env: linear_mdp.evaluate(env, _one_hot(env, actions)))(tests)
-
-    return jax.vmap(one)(policy)
-
-
-@jax.jit
-def _sampled_returns(tests: LinearMDP, policy: Array, keys: Key) -> Array:
-    def one(actions: Array, key: Key) -> Array:
-        return jax.vmap(lambda env: linear_mdp.returns(env, key, 100, _one_hot(env, actions)).mean())(tests)
-
-    return jax.vmap(one)(policy, keys)
+    over_tests = jax.vmap(one, (0, None, None))
+    return jax.vmap(over_tests, (None, 0, 0))(_stacked(tests), policy[: settings.replications], keys)
 
 
 def _one_hot(env: LinearMDP, actions: Array) -> Array:
