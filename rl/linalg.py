@@ -1,19 +1,21 @@
 """Factorisations that several parts of one program may do at once. Everything else comes from `jax.numpy.linalg`.
 
-Two batched LU or Cholesky factorisations in one CPU program can wait for each other for ever: each holds a thread of a
-pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here a batch is factorised one matrix
-after another on CPUs, which costs nothing there, and as a batch elsewhere.
+Two batched LU, Cholesky or QR factorisations in one CPU program can wait for each other for ever: each holds a thread
+of a pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here a batch is factorised one
+matrix after another on CPUs, which costs nothing there, and as a batch elsewhere.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from rl.types import Array
+from rl.types import Array, Key
 
 
 def _one_by_one_on_cpus(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -36,3 +38,13 @@ def solve(matrix: Array, vector: Array) -> Array:
 def cholesky(matrix: Array) -> Array:
     """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
     return jnp.linalg.cholesky(matrix)
+
+
+def orthogonal(gain: float) -> nn.initializers.Initializer:
+    """Flax's initialiser of kernels that are ``gain`` times an orthogonal matrix, which is a QR factorisation."""
+    initialiser = nn.initializers.orthogonal(gain)
+
+    def init(key: Key, shape: Sequence[int], dtype: Any = jnp.float32) -> Array:
+        return _one_by_one_on_cpus(lambda key: initialiser(key, shape, dtype))(key)
+
+    return init

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -43,7 +44,23 @@ def test_a_shared_matrix_is_solved_for_a_batch_of_vectors():
     np.testing.assert_allclose(found @ matrix, np.eye(len(matrix)), atol=1e-4)
 
 
-@pytest.mark.parametrize("call", ["lambda a: linalg.solve(a, a[0])", "linalg.cholesky"])
+def test_orthogonal_kernels_are_those_of_flax():
+    keys = jax.random.split(jax.random.key(0), 3)
+    for shape in ((5, 5), (7, 4), (3, 3, 2, 6)):
+        kernels = jax.vmap(lambda key, shape=shape: linalg.orthogonal(2.0)(key, shape))(keys)
+        for key, kernel in zip(keys, kernels, strict=True):
+            np.testing.assert_allclose(kernel, nn.initializers.orthogonal(2.0)(key, shape), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "lambda a: linalg.solve(a, a[0])",
+        "linalg.cholesky",
+        # from a matrix to a key
+        "lambda a: linalg.orthogonal(1.0)(jax.random.key(a[0, 1].astype(int)), (64, 64))",
+    ],
+)
 def test_two_batches_at_once_come_to_an_end(call):
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}  # several devices would hide it
     subprocess.run(

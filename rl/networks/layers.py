@@ -12,6 +12,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from rl import linalg
 from rl.types import Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -87,7 +88,7 @@ def start(name: str, fan_in: int, last: float | None = None) -> Start:
     if name == "rlkit":
         return Start(_uniform(bound), nn.initializers.constant(0.1))
     if name == "orthogonal":
-        return Start(nn.initializers.orthogonal(math.sqrt(2)), zeros)
+        return Start(linalg.orthogonal(math.sqrt(2)), zeros)
     if name == "glorot":
         return Start(nn.initializers.glorot_uniform(), zeros)
     return Start(nn.initializers.lecun_normal(), zeros)
