@@ -133,10 +133,10 @@ def four_rooms(sticky: float = 0.0) -> tuple[MDP, np.ndarray]:
     cells, intended = _grid(_ROOMS)
     count, moves = intended.shape
     last = np.arange(moves)
-    made = np.zeros((count, moves, count, moves))  # cell, move -> cell, move
-    made[np.arange(count)[:, None], last, intended, last] = 1.0
-    made[-1] = np.eye(moves)[:, None] / count
-    step = made.reshape(count, moves, -1)  # cell, move -> state
+    arrival = np.zeros((count, moves, count, moves))  # cell, move -> cell, move
+    arrival[np.arange(count)[:, None], last, intended, last] = 1.0
+    arrival[-1] = np.eye(moves)[:, None] / count
+    step = arrival.reshape(count, moves, -1)  # cell, move -> state
     # state (cell, last move), action -> state
     transition = (1 - sticky) * step[:, None] + sticky * step[:, last][:, :, None]
     states = count * moves

@@ -31,35 +31,35 @@ def reader(
     """
 
     @jax.jit
-    def look(state: State, batch: TokenBatch) -> dict[str, Array]:
+    def read(state: State, batch: TokenBatch) -> dict[str, Array]:
         steps = tokens.steps(batch)
         log_probability = model.log_probabilities(lm, state.params["policy"], batch.tokens, batch.segment)
-        found = {
+        outputs = {
             "taken": jnp.pad(steps.taken, ((0, 0), (1, 0))),
             "returns": tokens.at_tokens(steps, tokens.returns_to_go(steps, discount)),
             "log_probability": log_probability,
         }
         if judge is None:
-            return found | {"score": log_probability}
+            return outputs | {"score": log_probability}
         judged = judge(state, batch)
         score = judged.reward if hasattr(judged, "reward") else judged.q - judged.v
-        return found | {"score": score, "q": judged.q}
+        return outputs | {"score": score, "q": judged.q}
 
-    return look
+    return read
 
 
-def against_returns(found: Mapping[str, np.ndarray]) -> dict[str, float]:
+def against_returns(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     """How far Q of logged actions is from the discounted return that followed them, the root of the mean square, beside
     the deviation of these returns: what a constant would be off by. Only Monte Carlo backups aim at them.
 
     Args:
-      found: what `reader` says of logged texts.
+      outputs: of `reader`, for logged texts.
     """
-    taken = found["taken"]
-    scores = {"log_probability": found["log_probability"][taken].mean()}
-    if "q" in found:
-        scores["value_error"] = np.sqrt(np.square((found["q"] - found["returns"])[taken]).mean())
-        scores["return_deviation"] = found["returns"][taken].std()
+    taken = outputs["taken"]
+    scores = {"log_probability": outputs["log_probability"][taken].mean()}
+    if "q" in outputs:
+        scores["value_error"] = np.sqrt(np.square((outputs["q"] - outputs["returns"])[taken]).mean())
+        scores["return_deviation"] = outputs["returns"][taken].std()
     return {name: float(value) for name, value in scores.items()}
 
 
@@ -67,10 +67,10 @@ def in_batches(function: Callable[[Any, TokenBatch], Any], given: Any, rows: Tok
     """``function(given, batch)`` of all rows, ``size`` at a time, as NumPy arrays; rows of padding fill the last."""
     count = len(rows.tokens)
     padded = jax.tree.map(lambda x: np.pad(x, ((0, -count % size), (0, 0))), rows)
-    found = []
+    outputs = []
     with log.progress(count, "rows read", delay=3) as bar:
         for first in range(0, count, size):
             batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
-            found.append(jax.device_get(function(given, batch)))
+            outputs.append(jax.device_get(function(given, batch)))
             bar.update(min(size, count - first))
-    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
+    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *outputs)
