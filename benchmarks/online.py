@@ -93,7 +93,7 @@ def _cases(settings: Settings, env: str, utd: int, peer: bool) -> list[Case]:
     chosen = online.Settings(env=env, utd=float(utd), replay=settings.replay, learning_starts=settings.warm)
     stream, bare = online.stepper(chosen), online.stepper(chosen)
     learner, replay = online.parts(chosen, sac.Config(), stream.spec)
-    trainer = online.Trainer(chosen, stream, learner, replay, Transform(), None)
+    trainer = online.make_trainer(chosen, stream, learner, replay, Transform(), None)
     trainer.start(None)
     trainer.advance(settings.warm, _Silent(), [])
     state, held = jax.tree.map(jnp.copy, _alone(trainer.carry, settings.warm))

@@ -66,14 +66,13 @@ RUNS: dict[str, tuple[online.Settings, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen."""
 
     seeds: int = 5  # seeds of each agent, trained at once
     seed: int = 0  # another value gives other seeds
     workdir: str = "runs/classic_control"  # of the runs
-    out: str = "results/classic_control"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/classic_control"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -83,7 +82,7 @@ def run(settings: Settings) -> dict[str, Any]:
         own = dataclasses.replace(chosen, seeds=settings.seeds, seed=settings.seed)
         fields = {**dataclasses.asdict(own), "config": dataclasses.asdict(config)}
         variants[label] = studies.Variant(functools.partial(train, own, config), fields)
-    runs = studies.train(settings.workdir, variants, "classic control", overwrite=settings.overwrite).outcomes
+    runs = studies.train(settings, variants, "classic control").outcomes
     result = studies.finish(settings, {"runs": runs}, report, claims, "table.md")
     for env, solved in SOLVED.items():
         curves = {label: run["curve"] for label, run in runs.items() if run["env"] == env}
@@ -101,7 +100,6 @@ def run(settings: Settings) -> dict[str, Any]:
 def train(settings: online.Settings, config: Any, work: studies.Work) -> dict[str, Any]:
     """One run: what its result.json holds, and the mean return of each seed [T, S] over environment steps [T]."""
     result = online.run(dataclasses.replace(settings, workdir=str(work.folder)), config)
-    work.progress(1)
     steps, returns = log.series(work.folder, "eval/return")
     return {"env": settings.env, **result, "curve": {"steps": steps, "return": returns.mean(-1)}}
 
@@ -124,7 +122,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     for label, run in result["runs"].items():
         last, best = run["scores"]["return"]["last"], run["scores"]["return"]["best"]
         rows.append((run["env"], label, studies.between(last, ".0f"), f"{best['mean']:.0f}"))
-    yield from studies.table(("environment", "agent", "return, 95 % interval", "best evaluation"), rows)
+    yield studies.table(("environment", "agent", "return, 95 % interval", "best evaluation"), rows)
 
 
 if __name__ == "__main__":

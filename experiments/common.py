@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl import agents, data, lifecycle
+from rl import agents, data, evaluate, lifecycle
 from rl.agents.optimisers import Adam
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
-from rl.types import Spec
+from rl.types import Actor, Spec
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -210,6 +211,29 @@ def number(flag: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
+
+
+@contextmanager
+def evaluator(
+    settings: Any, actor: Actor, environment: str, seeds: int, loaded: data.Loaded | None = None
+) -> Iterator[evaluate.Evaluator]:
+    """Runs episodes of ``environment`` as the flags say; policies trained on ``loaded`` must fit it.
+
+    Raises:
+      ValueError: they do not.
+    """
+    with evaluate.evaluator(
+        actor,
+        environment,
+        seeds=seeds,
+        episodes=settings.eval_episodes,
+        processes=None if settings.eval_processes < 0 else settings.eval_processes,
+        reference=loaded.reference if loaded else None,
+        base_seed=settings.seed,
+    ) as episodes:
+        if loaded:
+            check_fit(loaded, episodes.spec)
+        yield episodes
 
 
 def check_fit(loaded: data.Loaded, environment: Spec) -> None:

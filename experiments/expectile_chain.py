@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import studies
+from experiments import common, studies
 from rl import plot, train
 from rl.agents import iql
 from rl.replay import dataset as replay
@@ -50,7 +50,7 @@ HEADS: dict[str, ValueHead] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     heads: str = ";".join(HEADS)  # which to train, separated by semicolons
@@ -61,8 +61,7 @@ class Settings:
     batch_size: int = 128  # transitions per update
     seed: int = 0  # of everything
     workdir: str = "runs/expectile_chain"  # of what is finished
-    out: str = "results/expectile_chain"  # where result.json, the figure and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/expectile_chain"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -72,26 +71,16 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown head, too few seeds for an interval, or updates that measurements do not divide.
     """
     studies.check_seeds(settings.seeds)
-    if settings.updates % settings.measure_every:
-        raise ValueError(
-            f"--updates={settings.updates} is not a multiple of --measure_every={settings.measure_every}"
+    common.multiple(settings, "updates", "measure_every")
+    variants = {
+        name: studies.Variant(
+            functools.partial(errors, settings, name),
+            studies.chosen(settings, "heads"),
+            settings.updates // settings.measure_every,
         )
-    names = settings.heads.split(";")
-    if unknown := set(names) - set(HEADS):
-        raise ValueError(f"--heads: {', '.join(sorted(unknown))} is none of {'; '.join(HEADS)}")
-    trained = studies.train(
-        settings.workdir,
-        {
-            name: studies.Variant(
-                functools.partial(errors, settings, name),
-                studies.chosen(settings, "heads"),
-                settings.updates // settings.measure_every,
-            )
-            for name in names
-        },
-        "heads on a chain",
-        overwrite=settings.overwrite,
-    )
+        for name in studies.names("heads", settings.heads, HEADS, ";")
+    }
+    trained = studies.train(settings, variants, "heads on a chain")
     result = studies.finish(settings, {"wall_seconds": trained.seconds, "rmse": trained.outcomes}, report)
     draw(Path(settings.out), settings, trained.outcomes)
     return result
@@ -169,25 +158,22 @@ def expectile(q: np.ndarray, count: np.ndarray, tau: float) -> np.ndarray:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of the report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     every, updates = settings["measure_every"], settings["updates"]
     shown = sorted({every, updates // 6 // every * every, updates // 3 // every * every, updates} - {0})
     yield "# Fitting speed of value heads: IQL on a chain whose answer is exact"
-    yield ""
     yield (
         f"Root mean square error of V over {STATES - 1} states (values from -69 to -2), mean and Student's 95 % "
         f"interval over {settings['seeds']} seeds, after so many updates of {settings['batch_size']} rows."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ["head", *(f"{n:,}" for n in shown)],
         (
             [name, *(studies.between(errors[n // every - 1]) for n in shown)]
             for name, errors in result["rmse"].items()
         ),
     )
-    yield ""
     yield "![error against updates](error.png)"
 
 

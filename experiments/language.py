@@ -24,7 +24,7 @@ import dataclasses
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -36,12 +36,12 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags
-from rl import data, lifecycle, log, shard, statistics, train
+from rl import data, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
 from rl.envs.text import Dialogue, Game, Turn
-from rl.language import generate, huggingface, model, pretrained, speak
+from rl.language import generate, huggingface, model, pretrained, reading, speak
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
@@ -50,7 +50,7 @@ from rl.programs.pool import Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, State, TokenBatch
-from rl.values import heads, tokens
+from rl.values import heads
 from rl.values.heads import ValueHead
 
 AGENTS: dict[str, ModuleType] = {"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc}
@@ -125,7 +125,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         learner = AGENTS[settings.agent].make(config, task.lm, task.head)
-        key, play_key = jax.random.split(jax.random.key(settings.seed))
+        key = jax.random.key(settings.seed)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         this = common.run(
             settings,
@@ -136,10 +136,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
             leaves=(RANKED, POLICY),
         )
-        start = lifecycle.begin(this, {"state": shard.place_language(learner.init(key, task.rows), mesh)})
+        init = learner.init(keys.of(key, "init"), task.rows)
+        start = lifecycle.begin(this, {"state": shard.place_language(init, mesh)})
         state, result = start.tree["state"], start.result
         if result is None:
-            score = scorer(settings, config, task, play_key)
+            score = scorer(settings, config, task, keys.of(key, "evaluate"))
             if settings.agent == "ilql":
                 _warn_of_size(task, config.inner)
             session = stack.enter_context(lifecycle.session(this, start))
@@ -345,7 +346,8 @@ def scorer(settings: Settings, config: Any, task: Task, key: Key) -> Callable[[S
     def score(state: State, number: int) -> dict[str, float]:
         scores: dict[str, float] = {}
         if task.held_out is not None:
-            scores |= against_returns(in_batches(look, state, task.held_out, settings.batch_size))
+            found = reading.in_batches(look, state, task.held_out, settings.batch_size)
+            scores |= {f"eval/{name}": value for name, value in reading.against_returns(found).items()}
         if play:
             rng = np.random.default_rng([settings.seed, number])
             scores |= play(state, jax.random.fold_in(key, number), rng)
@@ -357,44 +359,10 @@ def scorer(settings: Settings, config: Any, task: Task, key: Key) -> Callable[[S
 def reader(
     settings: Settings, config: Any, task: Task
 ) -> Callable[[State, TokenBatch], dict[str, jax.Array]]:
-    """A compiled function of a state and a batch [B, T]: log-probabilities, values and returns, [B, T] at the tokens.
-
-    ``score`` is what texts are ranked by, summed over their tokens: the rewards that B-Coder's values imply, ILQL's
-    advantages, the log-probabilities of what has learnt no values.
-    """
+    """See `rl.language.reading.reader`."""
     module = AGENTS[settings.agent]
     judge = module.judge(config, task.lm, task.head) if hasattr(module, "judge") else None
-    discount = getattr(config, "discount", 1.0)
-
-    @jax.jit
-    def look(state: State, batch: TokenBatch) -> dict[str, jax.Array]:
-        steps = tokens.steps(batch)
-        found = {
-            "taken": jnp.pad(steps.taken, ((0, 0), (1, 0))),
-            "returns": tokens.at_tokens(steps, tokens.returns_to_go(steps, discount)),
-            "log_probability": model.log_probabilities(
-                task.lm, state.params["policy"], batch.tokens, batch.segment
-            ),
-        }
-        if judge is None:
-            return found | {"score": found["log_probability"]}
-        judged = judge(state, batch)
-        score = judged.q - judged.v if settings.agent == "ilql" else judged.reward
-        return found | {"score": score, "q": judged.q}
-
-    return look
-
-
-def against_returns(found: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """How far Q of logged actions is from the discounted return that followed them, the root of the mean square, beside
-    the deviation of these returns: what a constant would be off by. Only Monte Carlo backups aim at them.
-    """
-    taken = found["taken"]
-    scores = {"eval/log_probability": found["log_probability"][taken].mean()}
-    if "q" in found:
-        scores["eval/value_error"] = np.sqrt(np.square((found["q"] - found["returns"])[taken]).mean())
-        scores["eval/return_deviation"] = found["returns"][taken].std()
-    return {name: float(value) for name, value in scores.items()}
+    return reading.reader(task.lm, judge, getattr(config, "discount", 1.0))
 
 
 def player(
@@ -428,8 +396,8 @@ def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) 
     """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on."""
     look = reader(settings, config, task)
     own = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
-    found = in_batches(look, state, task.candidates, settings.batch_size)
-    found["own"] = in_batches(own, task.found.params, task.candidates, settings.batch_size)
+    found = reading.in_batches(look, state, task.candidates, settings.batch_size)
+    found["own"] = reading.in_batches(own, task.found.params, task.candidates, settings.batch_size)
     score, likely = (np.where(found["taken"], found[name], 0.0).sum(1) for name in ("score", "own"))
     ends = np.cumsum([len(row.candidates) for row in task.asked])[:-1]
     with log.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
@@ -440,19 +408,6 @@ def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) 
             of_each = {"scores": scores, "log_probabilities": likelies, "order": order}
             out = row._asdict() | {name: values.tolist() for name, values in of_each.items()}
             file.write(json.dumps(out) + "\n")
-
-
-def in_batches(function: Callable[[Any, TokenBatch], Any], given: Any, rows: TokenBatch, size: int) -> Any:
-    """``function(given, batch)`` of all rows, ``size`` at a time, as NumPy arrays; rows of padding fill the last."""
-    count = len(rows.tokens)
-    padded = jax.tree.map(lambda x: np.pad(x, ((0, -count % size), (0, 0))), rows)
-    found = []
-    with log.progress(count, "rows read", delay=3) as bar:
-        for first in range(0, count, size):
-            batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
-            found.append(jax.device_get(function(given, batch)))
-            bar.update(min(size, count - first))
-    return jax.tree.map(lambda *x: np.concatenate(x)[:count], *found)
 
 
 def main(_: list[str]) -> None:

@@ -35,7 +35,7 @@ MODEL_BASED = ("base", "mopo", "ravl")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the table."""
 
     datasets: str = "hopper-medium-regen-v5,hopper-medium-replay-regen-v5"  # comma-separated
@@ -49,8 +49,7 @@ class Settings:
     eval_episodes: int = 10  # per seed and evaluation, of which there are four
     seed: int = 0  # of data and agents
     workdir: str = "runs/locomotion"  # data and runs
-    out: str = "results/locomotion"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/locomotion"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -76,12 +75,12 @@ def run(settings: Settings) -> dict[str, Any]:
             )
 
     def write() -> dict[str, Any]:
-        cells = list(studies.recall(settings.workdir, variants).outcomes.values())
+        cells = list(studies.recall(settings, variants).outcomes.values())
         result = studies.finish(settings, {"data_scores": tiers, "cells": cells}, report)
         draw(Path(settings.out), result)
         return result
 
-    studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite, each=write)
+    studies.train(settings, variants, "runs", write)
     return write()
 
 
@@ -129,7 +128,6 @@ def train(settings: Settings, name: str, data: Path, agent: str, work: studies.W
             offline.Settings(**common, **of_run, updates=settings.updates, eval_every=settings.updates // 4),
             agents.get(agent).Config(**of_agent, hidden=settings.hidden),
         )
-    work.progress(1)
     return {
         "agent": agent,
         "dataset": name,
@@ -155,12 +153,10 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, published = result["settings"], studies.published("locomotion")["scores"]
     yield "# Offline agents on regenerated locomotion tiers"
-    yield ""
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"{settings['updates']:,} updates, {settings['seeds']} seeds, layers of {list(settings['hidden'])}: last "
         "normalised return with its 95 % interval over seeds, and the best evaluation, chosen with hindsight. "
@@ -169,20 +165,17 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "RAVL's and its base's scores are published as pictures only."
     )
     for name, score in result["data_scores"].items():
-        yield ""
         yield f"## {name} (the data: {score:.1f})"
-        yield ""
         rows = []
         for cell in (cell for cell in result["cells"] if cell["dataset"] == name):
             last, best = (cell["normalized_return"][which] for which in ("last", "best"))
             theirs = published.get(name.removesuffix("-regen-v5"), {}).get(cell["agent"])
             beside = "{:.1f} ± {:.1f}".format(*theirs) if theirs else "-"
             rows.append((f"`{cell['agent']}`", studies.between(last, ".1f"), f"{best['mean']:.1f}", beside))
-        yield from studies.table(("agent", "last", "best", "published on D4RL's file"), rows)
+        yield studies.table(("agent", "last", "best", "published on D4RL's file"), rows)
     run = {cell["agent"] for cell in result["cells"]}
     absent = [f"`{agent}`" for agent in (*OFFLINE, *MODEL_BASED) if agent not in run]
     tiers = [name for name in recipes.LOCOMOTION if name not in result["data_scores"]]
-    yield ""
     yield f"Not run: {', '.join([*absent, *tiers])}."
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ QUANTILES = 25
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the table."""
 
     dataset: str = "pointmaze-medium-navigate-v0"  # a pointmaze; its name as OGBench spells it
@@ -58,7 +58,6 @@ class Settings:
     seed: int = 0  # of data and agents
     workdir: str = ""  # the runs; by default runs/matrix/DATASET
     out: str = ""  # the table, OUT.json and OUT.md; by default results/matrix/DATASET
-    overwrite: bool = False  # train again what is finished
 
 
 def run(settings: Settings) -> list[dict[str, Any]]:
@@ -68,37 +67,38 @@ def run(settings: Settings) -> list[dict[str, Any]]:
       ValueError: an agent, head or dataset that the table cannot have.
     """
     check(settings)
-    workdir = Path(settings.workdir or f"runs/matrix/{settings.dataset}")
+    workdir = settings.workdir or f"runs/matrix/{settings.dataset}"
+    settings = dataclasses.replace(settings, workdir=workdir)
     out = Path(settings.out or f"results/matrix/{settings.dataset}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    data = workdir / "data"
+    data = Path(workdir) / "data"
     recipes.collect(settings.dataset, out=data, transitions=settings.transitions, seed=settings.seed)
     task = settings.dataset.replace("-v0", "-singletask-v0")
-    # Behaviour cloning has no value: one column stands for all.
     grid = {
         f"{agent}-{head}": studies.Variant(
             functools.partial(train, settings, task, data, agent, head),
             {**studies.chosen(settings, "agents", "heads"), "config": CONFIGS[agent]},
         )
-        for agent in CONFIGS
-        for head in (heads.NAMES if agent != "bc" else ["scalar"])
+        for agent, head in pairs(CONFIGS, heads.NAMES)
     }
     asked = [
-        f"{agent}-{head}"
-        for agent in settings.agents.split(",")
-        for head in (settings.heads.split(",") if agent != "bc" else ["scalar"])
+        f"{agent}-{head}" for agent, head in pairs(settings.agents.split(","), settings.heads.split(","))
     ]
 
-    def write() -> None:
-        cells = list(studies.recall(workdir, grid).outcomes.values())
+    def write() -> list[dict[str, Any]]:
+        cells = list(studies.recall(settings, grid).outcomes.values())
         log.write_json(out.with_suffix(".json"), {**log.provenance(), "task": task, "cells": cells})
         with log.replacing(out.with_suffix(".md")) as partial:
             partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
+        return cells
 
-    chosen = {name: grid[name] for name in asked}
-    studies.train(workdir, chosen, "cells", overwrite=settings.overwrite, each=write)
-    write()
-    return list(studies.recall(workdir, grid).outcomes.values())
+    studies.train(settings, {name: grid[name] for name in asked}, "cells", write)
+    return write()
+
+
+def pairs(agents: Iterable[str], heads: Iterable[str]) -> list[tuple[str, str]]:
+    """The cells of the table; behaviour cloning has no value, so that one column stands for all."""
+    return [(agent, head) for agent in agents for head in (["scalar"] if agent == "bc" else heads)]
 
 
 def train(
@@ -120,9 +120,7 @@ def train(
         eval_episodes=settings.eval_episodes,
         workdir=str(work.folder),
     )
-    result = offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
-    work.progress(1)
-    return result
+    return offline.run(chosen, agents.get(agent).Config(**CONFIGS[agent]))
 
 
 def check(settings: Settings) -> None:
@@ -140,7 +138,7 @@ def table(cells: Sequence[dict[str, Any]], score: str) -> str:
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
         found = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
         rows.append([f"`{agent}`", *(_cell(found[c], score) if c in found else "" for c in columns)])
-    return "\n".join(studies.table([score, *columns], rows))
+    return studies.table([score, *columns], rows)
 
 
 def _cell(result: dict[str, Any], score: str) -> str:

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, envs, evaluate, keys, lifecycle, model_based, train
+from rl import acting, envs, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
-from rl.types import Key, Learner, Spec
+from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
 _MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
@@ -129,12 +129,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         learner,
         where.dynamics,
         terminates,
-        model_based.diagnosis(
-            learner,
-            learner.critics,
-            where.dynamics,
-            truth=where.truth,
-        ),
+        model_based.diagnosis(learner, learner.critics, where.dynamics, truth=where.truth),
     )
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)
@@ -144,13 +139,11 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         return start.result
     carry, params = start.tree["carry"], start.tree["world"]
     with ExitStack() as stack:
-        episodes = (
-            stack.enter_context(_evaluator(settings, learner, name, task))
-            if task.loaded.environment
-            else None
-        )
-        if episodes:
-            common.check_fit(task.loaded, episodes.spec)
+        episodes = None
+        if task.loaded.environment:
+            actor = acting.over_seeds(acting.actor(learner), 0)
+            of_task = common.evaluator(settings, actor, name, settings.seeds, task.loaded)
+            episodes = stack.enter_context(of_task)
         fitting = where.learns and not start.resumed
         if fitting:
             params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
@@ -247,18 +240,6 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     if limit and config.length > limit:
         raise ValueError(f"--agent.length={config.length}: episodes of {environment} end after {limit} steps")
     return rule
-
-
-def _evaluator(settings: Settings, learner: Learner, name: str, task: common.Problem) -> evaluate.Evaluator:
-    return evaluate.evaluator(
-        acting.over_seeds(acting.actor(learner), 0),
-        name,
-        seeds=settings.seeds,
-        episodes=settings.eval_episodes,
-        processes=None if settings.eval_processes < 0 else settings.eval_processes,
-        reference=task.loaded.reference,
-        base_seed=settings.seed,
-    )
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

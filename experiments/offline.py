@@ -25,7 +25,7 @@ from jax.experimental import multihost_utils
 
 from experiments import common, flags, presets
 from experiments.common import Problem
-from rl import acting, agents, evaluate, fitted_q, keys, lifecycle, shard, train
+from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -154,7 +154,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         low, high = agents.target_range(settings.agent, config, spec, low, high)
         if not settings.robust:
             return low, high
-        proposals = ensemble.Config.elites + 1
+        proposals = ensemble.Config().elites + 1
         return robust.target_range(settings.robust, settings.robust_scale, proposals, low, high)
 
     return common.problem(
@@ -319,18 +319,8 @@ def scorer(
     with ExitStack() as stack:
         episodes = estimate = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
-            episodes = stack.enter_context(
-                evaluate.evaluator(
-                    actor,
-                    task.loaded.environment,
-                    seeds=count,
-                    episodes=settings.eval_episodes,
-                    processes=None if settings.eval_processes < 0 else settings.eval_processes,
-                    reference=task.loaded.reference,
-                    base_seed=settings.seed,
-                )
-            )
-            common.check_fit(task.loaded, episodes.spec)
+            of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
+            episodes = stack.enter_context(of_task)
         if settings.policy_estimates and shard.is_main():
             fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
             estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)

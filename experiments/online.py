@@ -23,8 +23,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
@@ -36,8 +35,9 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, agents, checkpoint, data, envs, evaluate, keys, lifecycle, online, train
-from rl.envs.stream import Experience, Stream
+from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
+from rl.envs.stream import Stream
+from rl.interaction import Trainer
 from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
@@ -112,7 +112,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         seen = transformation(settings, loaded)
         learner, replay = parts(settings, config, stream.spec)
         logged = transform.apply(seen, loaded.dataset) if loaded else None
-        trainer = Trainer(settings, stream, learner, replay, seen, logged)
+        trainer = make_trainer(settings, stream, learner, replay, seen, logged)
         this = common.run(
             settings,
             config,
@@ -164,136 +164,26 @@ def _learn(
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
 
 
-class Trainer:
-    """The environments and the learners in them, from step to step."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        stream: Stream,
-        learner: Learner,
-        replay: online.Replay,
-        seen: Transform,
-        logged: Dataset | None,
-    ):
-        self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
-        self.whole, self._failed = True, False  # what is here can be saved; an environment failed
-        self._settings, self._stream, self._logged = settings, stream, jax.device_put(logged)
-        run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
-        self._seen, self._see = seen, functools.partial(transform.observations, seen)
-        types = jax.tree.map(lambda x: x.dtype, self._see(stream.observation))
-        self._loop = online.loop(learner, stream.spec, replay, run_keys, settings.envs, types)
-        self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
-        self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
-        self._updates, self._period = rhythm(settings)
-
-    def start(self, state: State | None) -> None:
-        """Begins, with learners in ``state`` if it is given."""
-        self.carry = self._loop.init()
-        if state is not None:
-            self.carry = self.carry._replace(state=state)
-        self._begin()
-
-    def advance(self, until: int, bar: Any, stopping: list[int]) -> None:
-        """Steps and learns until ``step`` is ``until``, or until asked to stop.
-
-        Raises:
-          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`.
-        """
-        settings, died = self._settings, -1
-        while self.step < until and not stopping:
-            try:
-                said = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
-            except envs.WorkerDied as death:
-                if died == self.step:  # at once again: another try would not help
-                    self._failed = True
-                    raise
-                died, self.deaths = self.step, self.deaths + 1
-                print(f"\n{death}: started again, with new episodes; nothing is lost", file=sys.stderr)
-                self._stream.restart()
-                self._begin()
-                continue
-            except Exception:
-                self._failed = True
-                raise
-            self.whole = False
-            self.step += settings.envs
-            learning = (
-                self.step >= settings.learning_starts and self.step % (settings.envs * self._period) == 0
-            )
-            self.carry, action = self._loop.step(
-                self.carry,
-                self._tell(said),
-                self._logged,
-                self._updates if learning else 0,
-                self._random(),
-            )
-            self.action = np.asarray(action)
-            self.whole = True
-            bar.update(settings.envs)
-
-    def read(self) -> dict[str, np.ndarray]:
-        """What there is to say of the time since the last call: {"train/...": [S]}.
-
-        Raises:
-          train.Diverged: a metric was not finite.
-        """
-        report = jax.device_get(online.reading(self.carry.tally))
-        train.check_finite(report)
-        said = {f"train/{name}": value for name, value in report.metrics.items() if np.isfinite(value).all()}
-        self.carry = self.carry._replace(
-            tally=online.fresh_tally(sorted(report.metrics), self._settings.seeds)
-        )
-        finished, self._stream.finished = self._stream.finished, []
-        for place, name in ((1, "return"), (2, "length")):
-            own: list[list[float]] = [[] for _ in range(self._settings.seeds)]
-            for episode in finished:
-                own[episode[0] // self._settings.envs].append(episode[place])
-            said[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in own])
-        return said
-
-    def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds; shapes, before `start`."""
-        return {"state": self.carry.state, "loop": self.carry._replace(state=None), "action": self.action}
-
-    def notes(self) -> dict[str, Any]:
-        """What goes with it; new episodes start from there if an environment failed."""
-        return {
-            "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
-            "finished": self._stream.finished,
-            "deaths": self.deaths,
-            "evaluated": self.evaluated,
-        }
-
-    def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
-        """Goes on from what `saved` and `notes` returned at ``step``."""
-        self.step, self.carry = step, saved["loop"]._replace(state=saved["state"])
-        self.action = saved["action"]
-        self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
-        self._stream.finished = [tuple(episode) for episode in notes["finished"]]
-        if not self._stream.restore(notes["stream"]):
-            print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
-            self._begin()
-
-    def _begin(self) -> None:
-        observation = self._by_seed(self._see(self._stream.observation))
-        self.carry, action = self._loop.begin(self.carry, observation, self._random())
-        self.action = np.asarray(action)
-
-    def _random(self) -> bool:
-        return self.step < self._settings.learning_starts and not self._settings.init_from
-
-    def _tell(self, said: Experience) -> online.Step:
-        scalar = np.stack([transform.rewards(self._seen, said.reward), ~said.terminated, said.first])
-        both = self._see(jax.tree.map(lambda *x: np.stack(x), said.next_observation, said.observation))
-        shape = (self._settings.seeds, self._settings.envs)
-        both = jax.tree.map(lambda x: x.reshape(2, *shape, *x.shape[2:]), both)
-        return online.Step(both, scalar.reshape(3, *shape))
-
-    def _by_seed(self, rows: Any) -> Any:
-        """[S * N, ...] -> [S, N, ...]."""
-        shape = (self._settings.seeds, self._settings.envs)
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), rows)
+def make_trainer(
+    settings: Settings,
+    stream: Stream,
+    learner: Learner,
+    replay: online.Replay,
+    seen: Transform,
+    logged: Dataset | None,
+) -> Trainer:
+    """The environments and the learners in them; with ``--init_from``, no action is drawn at random."""
+    return Trainer(
+        stream,
+        learner,
+        replay,
+        keys.seeds(jax.random.key(settings.seed), settings.seeds),
+        rhythm=rhythm(settings),
+        learning_starts=settings.learning_starts,
+        random=0 if settings.init_from else settings.learning_starts,
+        seen=seen,
+        logged=logged,
+    )
 
 
 def rhythm(settings: Settings) -> tuple[int, int]:
@@ -488,14 +378,7 @@ def scorer(
     actor = acting.over_seeds(acting.actor(learner), train.STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
     cpu = jax.local_devices(backend="cpu")[0]
-    with evaluate.evaluator(
-        actor,
-        settings.env,
-        seeds=settings.seeds,
-        episodes=settings.eval_episodes,
-        processes=None if settings.eval_processes < 0 else settings.eval_processes,
-        base_seed=settings.seed,
-    ) as episodes:
+    with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             with jax.default_device(cpu):

@@ -36,6 +36,14 @@ _PUBLISHED = Path(__file__).parent / "papers" / "published"
 _REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about every study; with a field ``workdir``, that is where what is finished lies."""
+
+    out: str = ""  # where result.json, the figures and the report land
+    overwrite: bool = False  # train again what is finished
+
+
 # ---- variants ---------------------------------------------------------------------------------------------
 
 
@@ -43,7 +51,7 @@ class Work(NamedTuple):
     """What a variant is given to be trained."""
 
     folder: Path  # its own, for checkpoints and logs; not made yet. Other code or other settings have another
-    progress: Callable[[int], Any]  # to be told of every step that is done, by their number
+    progress: Callable[[int], Any]  # may be told of steps that are done, by their number
 
 
 class Variant(NamedTuple):
@@ -52,7 +60,7 @@ class Variant(NamedTuple):
     # A function of its module, or a `functools.partial` of one, that returns what JSON can hold.
     train: Callable[[Work], Any]
     settings: Mapping[str, Any]  # all that the outcome depends on beside the code
-    steps: int = 1  # of the progress bar, of which ``train`` tells
+    steps: int = 1  # of the progress bar
 
 
 class Finished(NamedTuple):
@@ -63,34 +71,30 @@ class Finished(NamedTuple):
 
 
 def train(
-    folder: str | Path,
-    variants: Mapping[str, Variant],
-    title: str,
-    *,
-    overwrite: bool = False,
-    each: Callable[[], Any] = lambda: None,
+    settings: Any, variants: Mapping[str, Variant], title: str, each: Callable[[], Any] = lambda: None
 ) -> Finished:
     """Trains the variants that are not finished, one after another, each stored as soon as it is.
 
-    A variant is finished if ``folder`` holds its outcome under its `digest`. A process that is killed loses the
-    variant that it was training, and nothing else.
+    A variant is finished if the study's folder of variants holds its outcome under its `digest`. A process that is
+    killed loses the variant that it was training, and nothing else.
 
     Args:
-      folder: for one file per variant, and their own folders.
+      settings: of the study. Their ``workdir``, or else the folder variants in their ``out``, is for one file per
+        variant, and their own folders; with ``overwrite``, what is finished of these variants is forgotten.
       variants: {name: what to train}.
       title: of the progress bar.
-      overwrite: forget what is finished of these variants, and start them again.
       each: called after every variant that was trained.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     digests = {name: digest(name, variant) for name, variant in variants.items()}
-    works = {name: _file_of(folder, name).with_suffix(f".{x[:12]}") for name, x in digests.items()}
-    if overwrite:
+    files = _files(settings, variants)
+    works = {name: files[name].with_suffix(f".{x[:12]}") for name, x in digests.items()}
+    if settings.overwrite:
         for name, work in works.items():
-            _file_of(folder, name).unlink(missing_ok=True)
+            files[name].unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
-    finished = recall(folder, variants).outcomes
+    for file in files.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    finished = recall(settings, variants).outcomes
     total, done = (sum(variants[name].steps for name in which) for which in (variants, finished))
     with log.progress(total, title, initial=done) as bar:
         for name in (name for name in variants if name not in finished):
@@ -98,25 +102,28 @@ def train(
             began = time.time()
             outcome = variants[name].train(Work(works[name], bar.update))
             record = {"digest": digests[name], "seconds": time.time() - began, **log.provenance()}
-            log.write_json(_file_of(folder, name), {**record, "outcome": outcome})
+            log.write_json(files[name], {**record, "outcome": outcome})
+            done += variants[name].steps
+            bar.update(done - bar.n)  # the steps that the variant did not tell
             each()
-    return recall(folder, variants)
+    return recall(settings, variants)
 
 
-def recall(folder: str | Path, variants: Mapping[str, Variant]) -> Finished:
-    """What ``folder`` holds of the variants, as they are now, in their order."""
+def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
+    """What is finished of the variants, as they are now, in their order."""
     outcomes, seconds = {}, 0.0
-    for name, variant in variants.items():
-        path = _file_of(Path(folder), name)
+    for name, path in _files(settings, variants).items():
         record = load(path) if path.exists() else {}
-        if record.get("digest") == digest(name, variant):
+        if record.get("digest") == digest(name, variants[name]):
             outcomes[name] = record["outcome"]
             seconds += record["seconds"]
     return Finished(outcomes, seconds)
 
 
-def _file_of(folder: Path, name: str) -> Path:
-    return folder / f"{name.replace('/', '-').replace('.', '_')}.json"
+def _files(settings: Any, variants: Iterable[str]) -> dict[str, Path]:
+    """{name: the file of its outcome}."""
+    folder = Path(settings.workdir) if hasattr(settings, "workdir") else Path(settings.out) / "variants"
+    return {name: folder / f"{name.replace('/', '-').replace('.', '_')}.json" for name in variants}
 
 
 def chosen(settings: Any, *without: str) -> dict[str, Any]:
@@ -307,11 +314,11 @@ def judged(claims: Iterable[Claim]) -> list[dict[str, str]]:
 
 
 def claims_table(rows: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Judged claims as lines of Markdown; nothing if there are none."""
+    """Judged claims as blocks of Markdown; nothing if there are none."""
     if rows:
-        yield from ("", "## Claims", "")
         names = ("claim", "published", "here", "verdict")
-        yield from table(names, ([row[name] for name in names] for row in rows))
+        yield "## Claims"
+        yield table(names, ([row[name] for name in names] for row in rows))
 
 
 def published(name: str) -> dict[str, Any]:
@@ -330,12 +337,10 @@ def published(name: str) -> dict[str, Any]:
 # ---- tables -----------------------------------------------------------------------------------------------
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """The lines of a Markdown table."""
-    yield f"| {' | '.join(head)} |"
-    yield "|---" * len(head) + "|"
-    for cells in rows:
-        yield f"| {' | '.join(map(str, cells))} |"
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [f"| {' | '.join(map(str, cells))} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
 
 def band(scores: Any, *, rate: bool = False) -> tuple[float, float, float]:
@@ -361,6 +366,20 @@ def plus_minus(scores: Any, style: str = ".3f") -> str:
     return format(mean, style) + ("" if np.isnan(low) else f" ± {(high - low) / 2:{style}}")
 
 
+def stacked(rows: Sequence[Any]) -> Any:
+    """Nested dicts of one number or array per seed as one of arrays [S, ...], in the order that they have."""
+    if isinstance(rows[0], Mapping):
+        return {name: stacked([row[name] for row in rows]) for name in rows[0]}
+    return np.array(rows)
+
+
+def difference(summary: Mapping[str, Any], style: str) -> str:
+    """Mean and interval of a difference with their signs, bold where the interval leaves out 0."""
+    low, high = summary["ci95"]
+    text = between(summary, f"+{style}")
+    return text if low <= 0 <= high else f"**{text}**"
+
+
 def extremes(values: ArrayLike, by: Callable[[np.ndarray], Any] = np.mean) -> str:
     """Mean, or another summary, and the smallest and largest in brackets."""
     x = np.asarray(values, float)
@@ -375,15 +394,16 @@ def digits(value: float) -> str:
 # ---- settings and files -----------------------------------------------------------------------------------
 
 
-def names(flag: str, text: str, known: Collection[str]) -> list[str]:
-    """The comma-separated names in ``text``.
+def names(flag: str, text: str, known: Collection[str], separator: str = ",") -> list[str]:
+    """The names in ``text``, which ``separator`` separates.
 
     Raises:
       ValueError: one that is not among ``known``; the message names the flag and all that are.
     """
-    given = text.split(",")
+    given = text.split(separator)
     if unknown := set(given) - set(known):
-        raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
+        listed = f"{separator} ".join(known)
+        raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {listed}")
     return given
 
 
@@ -405,22 +425,18 @@ def finish(
     Args:
       settings: of the study, with a field ``out``.
       found: what came out.
-      report: the lines of Markdown on a result; the claims follow them.
+      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them.
       claims: what is claimed of a result.
       name: of the report.
     """
     result = {**log.provenance(), "settings": dataclasses.asdict(settings), **found}
     result["claims"] = judged(claims(result))
-    write(Path(settings.out), result, [*report(result), *claims_table(result["claims"])], name)
-    return result
-
-
-def write(folder: Path, result: Mapping[str, Any], lines: Iterable[str], name: str = REPORT) -> None:
-    """Leaves result.json and the ``lines`` of a Markdown report in ``folder``."""
+    folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
     with log.replacing(folder / name) as partial:
-        partial.write_text("\n".join(lines) + "\n")
+        partial.write_text("\n\n".join([*report(result), *claims_table(result["claims"])]) + "\n")
+    return result
 
 
 def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments import online as script
-from rl import acting, envs, evaluate, online, train
+from rl import acting, envs, evaluate, keys, online, train
 from rl.agents import bc
 from rl.envs.stream import Stream
+from rl.interaction import Trainer
+from rl.replay.transform import Transform
 from rl.types import Actor, Learner, State
 
 COUNTDOWN = "toy_environments:Countdown-v0"  # observes (steps left, ...); pays 1 + 3 times the action
@@ -91,28 +91,32 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
 RANDOM, STEPS, STOP = 8, 40, 21  # of each environment
 
 
-def trainer(which: str, stream: Stream) -> script.Trainer:
-    settings = script.Settings(
-        env=COUNTDOWN, seeds=2, envs=2, steps=2 * STEPS, learning_starts=2 * RANDOM, batch_size=4
-    )
+def trainer(which: str, stream: Stream) -> Trainer:
     toy = learner(which)
-    return script.Trainer(
-        settings, stream, toy, online.uniform(toy, online.steps(environments=2), 200, 4), None
+    return Trainer(
+        stream,
+        toy,
+        online.uniform(toy, online.steps(environments=2), 200, 4),
+        keys.seeds(jax.random.key(0), 2),
+        rhythm=(2, 1),
+        learning_starts=2 * RANDOM,
+        random=2 * RANDOM,
+        seen=Transform(),
     )
 
 
 @pytest.mark.parametrize("which", ["counter", "chunks"])
-def test_memory_online_is_carried_and_resumed_to_the_bit(which: str, tmp_path: Path) -> None:
+def test_memory_online_is_carried_and_resumed_to_the_bit(which: str) -> None:
     bar, copies = SimpleNamespace(update=lambda _: None), [(copy,) for copy in range(4)]
     with Stream(COUNTDOWN, copies, 0) as stream:
         whole = trainer(which, stream)
         whole.start(None)
         whole.advance(2 * STOP, bar, [])
-        whole.save(tmp_path, {})
+        saved, notes = jax.device_get(whole.saved()), whole.notes()
         whole.advance(2 * STEPS, bar, [])
     with Stream(COUNTDOWN, copies, 0) as stream:
         parts = trainer(which, stream)
-        assert parts.restore(tmp_path, {}) and parts.step == 2 * STOP
+        parts.resume(jax.device_put(saved), 2 * STOP, notes)
         parts.advance(2 * STEPS, bar, [])
     jax.tree.map(np.testing.assert_array_equal, parts.carry, whole.carry)
     rows = jax.tree.map(lambda x: np.asarray(x)[:, : 2 * STEPS], whole.carry.memory.rows)

@@ -29,7 +29,7 @@ def test_every_agent_of_the_stored_runs_solves_its_task() -> None:
     assert {row["verdict"] for row in stored["claims"]} == {studies.HOLDS} and len(stored["claims"]) == 7
     text = (STORED / "table.md").read_text()
     assert all(
-        line in text for line in (*classic_control.report(stored), *studies.claims_table(stored["claims"]))
+        block in text for block in (*classic_control.report(stored), *studies.claims_table(stored["claims"]))
     )
     stored["runs"]["td3"]["scores"]["return"]["last"]["per_seed"] -= 100
     verdicts = [row["verdict"] for row in studies.judged(classic_control.claims(stored))]

@@ -15,7 +15,7 @@ import pytest
 
 from experiments import offline
 from experiments.papers import robust_deep
-from rl import agents, checkpoint
+from rl import agents, checkpoint, log
 from rl.agents import robust
 from rl.data import synthetic
 from rl.dynamics import ensemble
@@ -337,7 +337,7 @@ def test_a_resumed_robust_run_has_the_bits_of_one_that_was_not_stopped(
     assert once.keys() == twice.keys()
     for name, value in once.items():
         assert value.tobytes() == twice[name].tobytes(), name
-    log_of = [(tmp_path / name / offline.log.METRICS).read_bytes() for name in ("once", "twice")]
+    log_of = [(tmp_path / name / log.METRICS).read_bytes() for name in ("once", "twice")]
     assert log_of[0] == log_of[1] and b"train/robust_loss" in log_of[0]
     assert result["settings"]["robust"] == "tv"
     with pytest.raises(checkpoint.CheckpointError, match=r"robust_scale: 0\.5 in the checkpoint, 2"):

@@ -17,9 +17,10 @@ import pytest
 import toy_environments
 
 from experiments import offline, online
-from rl import agents, checkpoint, log, train
+from rl import agents, checkpoint, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
+from rl.interaction import Trainer
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
@@ -298,7 +299,7 @@ def test_an_evaluation_that_fails_loses_nothing(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(online.evaluate.Evaluator, "__call__", lambda *_: 1 / 0)
+        patch.setattr(evaluate.Evaluator, "__call__", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             online.run(settings(tmp_path), config())
     assert saved(tmp_path, 20)["loop/memory/count"] == 20
@@ -351,18 +352,18 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
     offline.run(trained, config("iql"))
     raw: list[Experience] = []
     logged: list[Any] = []
-    step, begin = Stream.step, online.Trainer.__init__
+    step, begin = Stream.step, online.make_trainer
 
     def watched(self: Stream, actions: np.ndarray) -> Experience:
         raw.append(step(self, actions))
         return raw[-1]
 
-    def begun(self: online.Trainer, *arguments: Any) -> None:
+    def begun(*arguments: Any) -> Trainer:
         logged.append(arguments[-1])
-        begin(self, *arguments)
+        return begin(*arguments)
 
     monkeypatch.setattr(Stream, "step", watched)
-    monkeypatch.setattr(online.Trainer, "__init__", begun)
+    monkeypatch.setattr(online, "make_trainer", begun)
     chosen = settings(
         tmp_path / "online",
         agent="iql",

@@ -138,7 +138,7 @@ def test_figures_and_table(tmp_path: Path) -> None:
         "command": "c", "wall_seconds": 1, "hardware": {"cores": 2}, "settings": dataclasses.asdict(TINY),
         "tasks": found, "differences": {name: study.differences(own["ranked"]) for name, own in found.items()},
     }  # fmt: skip
-    lines = list(study.report(result))
+    lines = "\n".join(study.report(result)).splitlines()
     assert sum(line.startswith(f"| {study.RFT} | 0.9") for line in lines) == 1
     assert any("**+0.200" in line for line in lines)
 

@@ -202,7 +202,7 @@ def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:
         "command": "c", "wall_seconds": 1, "hardware": {"cores": 2}, "settings": dataclasses.asdict(TINY),
         "parts": parts,
     }  # fmt: skip
-    lines = list(study.report(result))
+    lines = "\n".join(study.report(result)).splitlines()
     assert sum(line.startswith("| ILQL, tau 0.9, slow, hl_gauss |") for line in lines) == 2
 
 

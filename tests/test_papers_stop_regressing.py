@@ -15,29 +15,8 @@ from rl.values import heads
 SMALL = study.Settings(seeds=2, phase_steps=200, logged=3000, updates=1500, hidden=32)
 
 
-@pytest.mark.parametrize("sticky", study.STICKY.values())
-def test_the_rooms_are_an_mdp_whose_states_agents_can_tell_apart(sticky: float) -> None:
-    world, seen = study.rooms(sticky)
-    tabular.check(world)
-    assert len(np.unique(seen, axis=0)) == len(seen) == 4 * (81 - "".join(study.ROOMS).count("#"))
-    likely = np.sort(world.transition[world.reward == 0], -1)
-    assert (
-        likely[:, -1].min() >= 1 - sticky - 1e-6
-    )  # elsewhere than at the goal, an action mostly does what it says
-    goal = world.reward[:, 0] == 1
-    assert goal.sum() == 4 and np.count_nonzero(world.transition[goal][0, 0]) == len(seen) // 4
-
-
-def test_a_wall_holds_and_a_sticky_action_repeats_the_last_move() -> None:
-    world, seen = study.rooms(0.25)
-    corner_after_north = 0  # cell (0, 0), last move north
-    east = 3
-    after = {tuple(seen[s]): p for s, p in enumerate(world.transition[corner_after_north, east]) if p > 0}
-    assert after == {(-1, -0.75, 0, 0, 0, 1): 0.75, (-1, -1, 1, 0, 0, 0): 0.25}
-
-
 def test_logs_follow_the_world() -> None:
-    world, seen = study.rooms(0.25)
+    world, seen = tabular.four_rooms(0.25)
     log = study.logged(world, jnp.asarray(seen), jnp.float32(0.5), 4000, jax.random.key(0)).transitions
     index = {tuple(row): state for state, row in enumerate(seen)}
     state, following = (

@@ -14,6 +14,7 @@ import pytest
 
 from experiments import studies
 from experiments.papers import stop_regressing_games as paper
+from rl.envs import minatar
 
 gymnax = pytest.importorskip("gymnax")
 
@@ -38,45 +39,11 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "| `hl_gauss` |" in (tmp_path / "README.md").read_text()
 
 
-def test_a_game_is_the_one_of_gymnax_seen_as_a_vector() -> None:
-    game = paper.game("Breakout-MinAtar")
-    environment, params = gymnax.make("Breakout-MinAtar")
-    assert game.spec == ((400,), 3, True)
-    keys = jax.random.split(jax.random.key(0), 2)
-    seen, state = game.reset(keys)
-    plain = environment.reset(keys[1], params)[0]
-    assert seen.dtype == jnp.uint8
-    np.testing.assert_array_equal(seen[1], np.asarray(plain).ravel())
-    stepping = jax.jit(game.step)
-    ended = 0
-    for number in range(40):  # nobody moves: the ball is lost before that
-        keys = jax.random.split(jax.random.key(number), 2)
-        row, after, state, over = stepping(keys, state, jnp.zeros(2, jnp.int32))
-        np.testing.assert_array_equal(row["discount"], ~over)  # far from the time limit
-        same = (row["next_observation"] == after).all(1)
-        assert (same | over).all()  # what is remembered is not the next episode's start
-        ended += int(over.sum())
-    assert ended
-
-
-def test_actions_are_sticky() -> None:
-    """The paddle of Breakout goes where it is told to, but for one step in ten."""
-    game = paper.game("Breakout-MinAtar")
-    count = 4000
-    seen, world = game.reset(jax.random.split(jax.random.key(0), count))
-    keys = jax.random.split(jax.random.key(1), count)
-    right = jnp.full(count, 2, jnp.int32)
-    _, after, _, ended = game.step(keys, world, right)
-    paddle = lambda cells: np.asarray(cells).reshape(count, 10, 10, -1)[..., 0].argmax(2)[:, -1]
-    moved = (paddle(after) != paddle(seen))[~np.asarray(ended)]
-    assert abs(moved.mean() - (1 - paper.STICKY)) < 0.02
-
-
 def test_a_policy_is_scored_by_first_episodes() -> None:
     """One that never moves earns something from the balls that come to it, and less than its episodes' length."""
     from rl.types import Learner
 
-    game = paper.game("Breakout-MinAtar")
+    game = minatar.make("Breakout-MinAtar")
     still = Learner(None, None, lambda state, seen, key: jnp.zeros(len(seen), jnp.int32))  # type: ignore[arg-type]
     score = paper.evaluate(game, still, None, jax.random.key(0))  # type: ignore[arg-type]
     assert 0 < float(score) < 3

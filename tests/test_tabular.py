@@ -112,6 +112,27 @@ def test_windy_walk_without_wind_is_five_steps_long() -> None:
     np.testing.assert_allclose(mdp.start @ evaluate(mdp, east, 0.95), -(1 - 0.95**5) / 0.05)
 
 
+@pytest.mark.parametrize("sticky", [0.0, 0.25])
+def test_four_rooms_are_an_mdp_whose_states_agents_can_tell_apart(sticky: float) -> None:
+    world, seen = tabular.four_rooms(sticky)
+    tabular.check(world)
+    assert len(np.unique(seen, axis=0)) == len(seen) == 4 * (81 - 13)  # walls
+    likely = np.sort(world.transition[world.reward == 0], -1)
+    assert (
+        likely[:, -1].min() >= 1 - sticky - 1e-6
+    )  # elsewhere than at the goal, an action mostly does what it says
+    goal = world.reward[:, 0] == 1
+    assert goal.sum() == 4 and np.count_nonzero(world.transition[goal][0, 0]) == len(seen) // 4
+
+
+def test_in_four_rooms_a_wall_holds_and_a_sticky_action_repeats_the_last_move() -> None:
+    world, seen = tabular.four_rooms(0.25)
+    corner_after_north = 0  # cell (0, 0), last move north
+    east = 3
+    after = {tuple(seen[s]): p for s, p in enumerate(world.transition[corner_after_north, east]) if p > 0}
+    assert after == {(-1, -0.75, 0, 0, 0, 1): 0.75, (-1, -1, 1, 0, 0, 0): 0.25}
+
+
 # ---- samples --------------------------------------------------------------------------------------------
 
 

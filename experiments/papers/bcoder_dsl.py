@@ -115,7 +115,7 @@ CONTROLS = (MODEL, SHARPENED, RFT, SFT)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 5  # splits, each with its own model, programs and learners
@@ -128,8 +128,7 @@ class Settings:
     batch_size: int = 32  # programs per update
     learning_rate: float = 3e-4  # of everything
     width: int = 64  # of the transformer's two layers
-    out: str = "results/papers/bcoder_dsl"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/bcoder_dsl"
 
 
 class Candidates(NamedTuple):
@@ -189,11 +188,12 @@ def run(settings: Settings) -> dict[str, Any]:
             for name in names
             for seed in seeds
         }
-        folder = Path(settings.out) / "variants"
-        trained = studies.train(folder, variants, "dsl", overwrite=settings.overwrite)
+        trained = studies.train(settings, variants, "dsl")
         isolation = pool.isolation
     workshop.cache_clear()
-    found = {name: _stack([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names}
+    found = {
+        name: studies.stacked([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names
+    }
     rows = {
         "isolation": isolation,
         "wall_seconds": trained.seconds,
@@ -507,11 +507,10 @@ def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
     yield "# B-Coder on small programs"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; seeds "
         f"{settings['seed']} to {last}, means and 95 % intervals: of differences Student's, of rates within 0 and 1. "
@@ -520,14 +519,13 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     rate = functools.partial(studies.between, style=".3f", rate=True)
     for name, own in result["tasks"].items():
         task, counts = TASKS[name], own["learnt_from"]
-        yield from ("", f"## {name.capitalize()}", "")
+        yield f"## {name.capitalize()}"
         total = sum(count.mean() for count in counts.values())
         yield (
             f"Learnt from {task.learnt} problems and {total:.0f} programs of the model: "
             + ", ".join(f"{count.mean():.0f} {kind}" for kind, count in counts.items())
             + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
         )
-        yield ""
         rows = []
         for ranker in own["ranked"]["own"]:
             solves = own["policies"].get(ranker, {})
@@ -541,35 +539,23 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             "likeliest program solves",
             "one sample solves",
         )
-        yield from studies.table(("", *head), rows)
-        yield from ("", "Mean score of the model's programs for held-out problems:", "")
+        yield studies.table(("", *head), rows)
+        yield "Mean score of the model's programs for held-out problems:"
         means = own["class_means"]["own"].items()
-        yield from studies.table(
+        yield studies.table(
             ("", *CLASSES),
             [(ranker, *(f"{np.nanmean(by[kind]):.2f}" for kind in CLASSES)) for ranker, by in means],
         )
-        yield from ("", "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:", "")
-        yield from studies.table(
+        yield "Pass@1 minus a control's, within seeds; bold where the interval leaves out 0:"
+        over = functools.partial(studies.difference, style=".3f")
+        yield studies.table(
             ("programs of", "learner", *CONTROLS),
             [
-                ("the model" if who == "own" else "another", ranker, *(_difference(by[c]) for c in CONTROLS))
+                ("the model" if who == "own" else "another", ranker, *(over(by[c]) for c in CONTROLS))
                 for who, differences in result["differences"][name].items()
                 for ranker, by in differences.items()
             ],
         )
-
-
-def _stack(rows: Sequence[Any]) -> Any:
-    """Nested dicts of one number per seed as one of arrays [S], in the order that they have."""
-    if isinstance(rows[0], Mapping):
-        return {name: _stack([row[name] for row in rows]) for name in rows[0]}
-    return np.array(rows)
-
-
-def _difference(summary: Mapping[str, Any]) -> str:
-    low, high = summary["ci95"]
-    text = studies.between(summary, "+.3f")
-    return text if low <= 0 <= high else f"**{text}**"
 
 
 if __name__ == "__main__":

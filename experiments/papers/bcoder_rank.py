@@ -70,7 +70,7 @@ HEADS = ("scalar", "hl_gauss")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     data: str = ""  # folder of HumanEval and the samples; default: programs/ in $HEADWAY_DATA
@@ -91,43 +91,29 @@ class Settings:
     value_learning_rate: float = 2e-4  # of V
     alpha: float = 0.1  # B-Coder's temperature
     seed: int = 0  # of everything
-    out: str = "results/papers/bcoder_rank"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/bcoder_rank"
 
 
 ROW = 256  # tokens of a row
 CHUNK = 20  # updates per call
 
 
-class Part(NamedTuple):
-    """One problem's programs, what became of them and what the frozen model makes of them: ``n`` texts, ``P`` places.
+class Corpus(NamedTuple):
+    """Programs, what became of them and what the frozen model makes of them: ``N`` texts, ``P`` places.
 
-    A text's places are the prompt's last token and its own. The last text is the reference solution if it is short
-    enough, and no candidate unless it was sampled, too.
+    A text's places are the prompt's last token and its own. The last text of a problem is the reference solution if it
+    is short enough, and no candidate unless it was sampled, too.
     """
 
-    candidates: np.ndarray  # [m] int, which text; the same one several times, if it was sampled so
-    human: np.ndarray  # [] int, which text a person wrote; -1: none
-    verdict: np.ndarray  # [n] int, `Verdict`
-    size: np.ndarray  # [n] int, places
+    names: np.ndarray  # [problems] str
+    candidates: np.ndarray  # [problems, m] int, which text; the same one several times, if it was sampled so
+    human: np.ndarray  # [problems] int, which text a person wrote; -1: none
+    verdict: np.ndarray  # [N] int, `Verdict`
+    start: np.ndarray  # [N + 1] int, a text's first place
     token: np.ndarray  # [P] int32, of the language model
     activation: np.ndarray  # [P, D] float16
     log_prob: np.ndarray  # [P] float32, 0 at a text's first place
     best: np.ndarray  # [P] int32, likeliest next token
-
-
-class Corpus(NamedTuple):
-    """All of it: ``N`` texts, ``P`` places."""
-
-    names: np.ndarray  # [problems] str
-    candidates: np.ndarray  # [problems, m] int
-    human: np.ndarray  # [problems] int, -1: none
-    verdict: np.ndarray  # [N] int
-    start: np.ndarray  # [N + 1] int, a text's first place
-    token: np.ndarray  # [P] int32
-    activation: np.ndarray  # [P, D] float16
-    log_prob: np.ndarray  # [P] float32
-    best: np.ndarray  # [P] int32
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -160,8 +146,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for number in numbers
         for name, arm in arms.items()
     }
-    folder = Path(settings.out) / "variants"
-    found = studies.train(folder, variants, "updates", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "updates")
     outcomes = []
     for number in numbers:
         scores = bench.controls()
@@ -267,9 +252,9 @@ def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, pa
                     readings,
                 )
                 with log.replacing(path) as partial, open(partial, "wb") as file:
-                    np.savez(file, **part._asdict())
+                    np.savez(file, **part)
             with np.load(path) as held:
-                parts.append(Part(*(held[name] for name in Part._fields)))
+                parts.append(dict(held))
             names.append(sample.name)
     if not parts:
         raise ValueError(
@@ -284,42 +269,31 @@ def _part(
     verdicts: Sequence[Verdict],
     tokens: Sequence[Sequence[int]],
     readings: Sequence[cached.Reading],
-) -> Part:
-    return Part(
-        candidates=np.array(candidates),
-        human=np.array(human),
-        verdict=np.array([verdict.value for verdict in verdicts]),
-        size=np.array([len(one) for one in tokens]),
-        token=np.concatenate(tokens).astype(np.int32),
-        activation=np.concatenate([one.activation for one in readings]),
-        log_prob=np.concatenate([np.pad(one.log_prob, (1, 0)) for one in readings]),
-        best=np.concatenate([one.best for one in readings]),
-    )
+) -> dict[str, np.ndarray]:
+    """One problem alone, as `Corpus` has all: texts are counted from 0, and have a size in place of a start."""
+    return {
+        "candidates": np.array(candidates),
+        "human": np.array(human),
+        "verdict": np.array([verdict.value for verdict in verdicts]),
+        "size": np.array([len(one) for one in tokens]),
+        "token": np.concatenate(tokens).astype(np.int32),
+        "activation": np.concatenate([one.activation for one in readings]),
+        "log_prob": np.concatenate([np.pad(one.log_prob, (1, 0)) for one in readings]),
+        "best": np.concatenate([one.best for one in readings]),
+    }
 
 
-def join(names: Sequence[str], parts: Sequence[Part]) -> Corpus:
+def join(names: Sequence[str], parts: Sequence[Mapping[str, np.ndarray]]) -> Corpus:
     """Numbers the texts of all problems through."""
-    before = np.cumsum([0, *(len(part.verdict) for part in parts)])
-
-    def every(name: str) -> np.ndarray:
-        return np.concatenate([getattr(part, name) for part in parts])
-
-    return Corpus(
-        names=np.array(names),
-        candidates=np.stack([part.candidates + first for part, first in zip(parts, before, strict=False)]),
-        human=np.array(
-            [
-                part.human + first if part.human >= 0 else -1
-                for part, first in zip(parts, before, strict=False)
-            ]
-        ),
-        verdict=every("verdict"),
-        start=np.concatenate([[0], np.cumsum(every("size"))]),
-        token=every("token"),
-        activation=every("activation"),
-        log_prob=every("log_prob"),
-        best=every("best"),
-    )
+    before = np.cumsum([0, *(len(part["verdict"]) for part in parts[:-1])])
+    candidates = [part["candidates"] + first for part, first in zip(parts, before, strict=True)]
+    human = [
+        part["human"] + first if part["human"] >= 0 else -1 for part, first in zip(parts, before, strict=True)
+    ]
+    of_texts = ("verdict", "size", "token", "activation", "log_prob", "best")
+    joined = {name: np.concatenate([part[name] for part in parts]) for name in of_texts}
+    start = np.concatenate([[0], np.cumsum(joined.pop("size"))])
+    return Corpus(np.array(names), np.stack(candidates), np.array(human), start=start, **joined)
 
 
 def describe(corpus: Corpus) -> dict[str, Any]:
@@ -406,7 +380,6 @@ class _Bench:
 
     def arms(self) -> dict[str, Arm]:
         settings, build = self.settings, self.build
-        found: dict[str, Arm] = {}
         config = lm_bc.Config(learning_rate=settings.learning_rate)
         cloning = Arm(
             cached.learner(lambda lm: lm_bc.make(config, lm, heads.scalar()), build),
@@ -414,12 +387,12 @@ class _Bench:
             lambda state, batch: cached.log_probabilities(build, state.params["policy"], batch),
             likelihoods,
         )
-        found["human"] = cloning._replace(learns_from="human")
-        found["rejection"] = cloning
-        found["V-only, hl_gauss"] = self._bcoder("hl_gauss", 0.0)
-        for head in HEADS:
-            found[f"B-Coder, {head}"] = self._bcoder(head, settings.alpha)
-        return found
+        return {
+            "human": cloning._replace(learns_from="human"),
+            "rejection": cloning,
+            "V-only, hl_gauss": self._bcoder("hl_gauss", 0.0),
+            **{f"B-Coder, {head}": self._bcoder(head, settings.alpha) for head in HEADS},
+        }
 
     def _bcoder(self, name: str, alpha: float) -> Arm:
         settings, build, head = self.settings, self.build, heads.make(name, *BOUNDS, 101)
@@ -598,14 +571,14 @@ def told_apart(passed: np.ndarray, scores: np.ndarray) -> float:
 
 def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Means over folds with their intervals."""
-    found: dict[str, dict[str, Any]] = {}
-    for name, first in outcomes[0]["arms"].items():
-        numbers = [key for key in first if key != "mean score"]
-        found[name] = {
+    return {
+        name: {
             key: _with_interval([np.mean(one["arms"][name][key]) for one in outcomes], rate=True)
-            for key in numbers
+            for key in first
+            if key != "mean score"
         }
-    return found
+        for name, first in outcomes[0]["arms"].items()
+    }
 
 
 def differences(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -664,28 +637,24 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             f"pass@{k} on held-out problems, 95 % interval over folds",
             title=f"{result['settings']['programs']} programs of CodeGen-16B per problem, ranked",
         )
-    tell = {
-        name: studies.band(row["told apart"]) for name, row in result["arms"].items() if "told apart" in row
-    }
+    scored = {name: row for name, row in result["arms"].items() if "told apart" in row}
     plot.bars(
         folder / "told_apart.png",
-        tell,
+        {name: studies.band(row["told apart"]) for name, row in scored.items()},
         "right above wrong, share of pairs (0.5: chance)",
         title="Held-out problems, 95 % interval over folds",
     )
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, corpus = result["settings"], result["corpus"]
     shares = ", ".join(f"{name.replace('_', ' ')} {share:.1%}" for name, share in corpus["verdicts"].items())
     yield "# Ranking CodeGen-16B's programs on held-out problems of HumanEval"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores, "
         f"{result['reading_seconds']:.0f} s of it running and reading the programs, or finding them in the cache."
     )
-    yield ""
     yield (
         f"{corpus['problems']} problems with {settings['programs']} candidates each ({corpus['distinct']} distinct, "
         f"{corpus['tokens']} tokens): {shares}. Trained: {settings['blocks']} block of inner width "
@@ -694,23 +663,20 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "problems have a reference solution that is short enough for *human*. "
         f"{settings['folds']} folds; {settings['development']} problems are in none of them."
     )
-    yield ""
     yield "Mean over folds [95 % interval]. *Told apart*: how often a right program scores above a wrong one."
-    yield ""
     keys = ("pass@1", "pass@5", "told apart", "told apart, trained on")
-    yield from studies.table(
+    yield studies.table(
         ("ranked by", *keys),
         [
             (name, *(studies.between(row[key], ".3f") if key in row else "" for key in keys))
             for name, row in result["arms"].items()
         ],
     )
-    yield ""
     rows = []
     for name, row in result["differences"].items():
         low, high = row["problems"]
         rows.append((name, studies.between(row, ".3f"), f"[{low:.3f}, {high:.3f}]"))
-    yield from studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
+    yield studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ START = [Variant(critics, start=start) for start in STARTS for critics in (2, 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 5  # agents of each kind
@@ -98,8 +98,7 @@ class Settings:
     parts: str = "story,k,N"  # what to run, comma-separated
     seed: int = 0  # of everything
     workdir: str = "runs/edge_of_reach"  # of what is finished
-    out: str = "results/papers/edge_of_reach"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/edge_of_reach"
 
 
 PARTS: dict[str, list[Variant]] = {
@@ -119,26 +118,22 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: an unknown part, or too few seeds for an interval.
     """
-    variants = {describe(variant): variant for variant in chosen(settings)}
-    found = studies.train(
-        settings.workdir,
-        {
-            name: studies.Variant(
-                functools.partial(train_variant, settings, variant),
-                {**studies.chosen(settings), **variant._asdict()},
-                settings.epochs,
-            )
-            for name, variant in variants.items()
-        },
-        "edge of reach",
-        overwrite=settings.overwrite,
-    )
+    kinds = {describe(variant): variant for variant in chosen(settings)}
+    variants = {
+        name: studies.Variant(
+            functools.partial(train_variant, settings, variant),
+            {**studies.chosen(settings), **variant._asdict()},
+            settings.epochs,
+        )
+        for name, variant in kinds.items()
+    }
+    found = studies.train(settings, variants, "edge of reach")
     rows = [
         {"name": name, **variant._asdict(), **summary(found.outcomes[name]["metrics"])}
-        for name, variant in variants.items()
+        for name, variant in kinds.items()
     ]
     result = studies.finish(settings, {"wall_seconds": found.seconds, "variants": rows}, report, claims)
-    draw(Path(settings.out), settings, {variant: found.outcomes[name] for name, variant in variants.items()})
+    draw(Path(settings.out), settings, {variant: found.outcomes[name] for name, variant in kinds.items()})
     return result
 
 
@@ -358,20 +353,17 @@ def _grid() -> Array:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# The edge-of-reach problem on a plane"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes of training."
-    yield ""
     yield (
         f"After {settings['epochs'] * settings['updates']} updates, {settings['seeds']} seeds: mean return of an "
         "episode with its range (the best is about 36.5), mean Q on batches, share of next states that are "
         "edge-of-reach, and the mean value that targets continue with there and elsewhere."
     )
-    yield ""
     head = ("agent", "return [worst, best seed]", "failed", "Q", "edge share", "V there", "V elsewhere")
-    yield from studies.table(head, map(_row, result["variants"]))
+    yield studies.table(head, map(_row, result["variants"]))
 
 
 def _row(row: Mapping[str, Any]) -> list[str]:

@@ -75,30 +75,27 @@ REPORT = "table.md"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     replications: int = 20  # logs
     episodes: int = 5000  # of each log
     seed: int = 0  # of the logs and of the redrawn hospitals
-    out: str = "results/papers/icu_sepsis"  # where result.json, the figures and the table land
-    overwrite: bool = False  # compute again what is finished
+    out: str = "results/papers/icu_sepsis"
 
 
 def run(settings: Settings) -> dict[str, Any]:
     """Logs, plans, evaluates, and writes everything to ``settings.out``; returns what result.json holds."""
-    out = Path(settings.out)
     chosen = {**studies.chosen(settings), "methods": METHODS}
     planning = studies.Variant(partial(plan, settings), chosen)
-    plans = studies.train(out / "variants", {"planning": planning}, "planning", overwrite=settings.overwrite)
-    policies = plans.outcomes["planning"]
+    policies = studies.train(settings, {"planning": planning}, "planning").outcomes["planning"]
     chosen["planning"] = studies.digest("planning", planning)
     places = [("as logged", 0.0), *((kind, size) for kind, sizes in WORLDS.items() for size in sizes)]
     variants = {
         _name(kind, size): studies.Variant(partial(evaluate, settings, policies, kind, size), chosen)
         for kind, size in places
     }
-    survival = studies.train(out / "variants", variants, "evaluation", overwrite=settings.overwrite).outcomes
+    survival = studies.train(settings, variants, "evaluation").outcomes
     found = {
         "methods": {name: method._asdict() for name, method in METHODS.items()},
         "survival": {
@@ -117,7 +114,7 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     result = studies.finish(settings, found, report, claims, REPORT)
     for kind, sizes in WORLDS.items():
-        _draw(out / f"{kind}.png", kind, sizes, result["survival"])
+        _draw(Path(settings.out) / f"{kind}.png", kind, sizes, result["survival"])
     return result
 
 
@@ -130,7 +127,6 @@ def plan(settings: Settings, work: studies.Work) -> dict[str, np.ndarray]:
     policies = _plan_all(world, clinicians, settings)
     with jax.enable_x64(True):
         policies["optimum of the true model"] = np.asarray(jax.jit(_optimum)(world))
-    work.progress(1)
     return policies
 
 
@@ -204,7 +200,6 @@ def evaluate(
             own = _earned_by_mixture(place, clinicians, price)
             draws.append((np.asarray(_earned_by_actions(place, rows, price)), np.atleast_1d(own)))
     earned, own = (np.mean(x, axis=0) for x in zip(*draws, strict=True))
-    work.progress(1)
     return {"clinicians": own, **dict(zip(policies, np.split(earned, splits), strict=True))}
 
 
@@ -301,7 +296,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings, survival, gains = result["settings"], result["survival"], result["gain_over"]
     places = ["as logged", *(_name(kind, sizes[1]) for kind, sizes in WORLDS.items())]
     paired = {
@@ -311,20 +306,18 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         if (baseline == PESSIMISTIC) == (METHODS[name].beta == PENALTY) and name != baseline
     }
     yield "# ICU-Sepsis: planning from the clinicians' log"
-    yield ""
     yield (
         f"Probability of survival in percent, exact for each policy: mean over {settings['replications']} logs of "
         f"{settings['episodes']:,} episodes, and half the width of its 95 % interval. The clinicians' policy and the "
         "optimum need no log. Every size of every shift is in result.json; experiments/papers/icu_sepsis.py says what "
         "the shifts are."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("policy", *places),
         [(name, *(_percent(survival[place][name]) for place in places)) for name in survival[places[0]]],
     )
-    yield from ("", "What is gained within each log, in percentage points:", "")
-    yield from studies.table(
+    yield "What is gained within each log, in percentage points:"
+    yield studies.table(
         ("policy", *places),
         [
             (label, *(_percent(by[place][label.partition(" over ")[0]]) for place in places))

@@ -27,6 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,11 +36,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments import studies
 from rl import plot, train
-from rl.agents import ilql, lm_bc
+from rl.agents import ilql, lm_bc, optimisers
+from rl.agents.optimisers import Adam, Optimiser
 from rl.envs import double_t_maze as maze
 from rl.envs.tabular import Episodes
 from rl.language import model
@@ -96,7 +98,7 @@ TURN = SEEN.shape[1] + SAID.shape[1]  # tokens from one sight to the next
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 4  # logs, each with its own agents
@@ -109,8 +111,7 @@ class Settings:
     width: int = 32  # of the one-layer transformer
     parts: str = "corrected,published"  # designs of the log
     heads: str = ",".join(heads.NAMES)  # that ILQL learns with on the corrected one
-    out: str = "results/papers/ilql_maze"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/ilql_maze"
 
 
 class Log(NamedTuple):
@@ -120,16 +121,8 @@ class Log(NamedTuple):
     returns: np.ndarray  # [M] the discounted return from the move's last token to the end of its walk
     counts: np.ndarray  # [S, A, S] how often each move was made
     won: np.ndarray  # [M] bool: of a walk that reaches the goal
+    moves: tuple[np.ndarray, np.ndarray]  # the state and the action of each valid row
     valid: int  # rows
-
-
-class Outcome(NamedTuple):
-    """Of one method on one log: policies [S, A] and what is known of its values."""
-
-    policies: dict[float, np.ndarray]  # by beta
-    legal: dict[float, float]  # share of the probability that moves had among all words
-    value: np.ndarray  # [S]; 0 at the goal
-    errors: np.ndarray  # [T] largest |V - exact V| over the cells, over time
 
 
 # ---- the study ----------------------------------------------------------------------------------------------------
@@ -145,33 +138,29 @@ def run(settings: Settings) -> dict[str, Any]:
     chosen_heads = studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
     corrected = [(MC, "scalar"), *((name, head) for name in RECIPES if name != MC for head in chosen_heads)]
+    learners = {part: PUBLISHED if PARTS[part] else corrected for part in parts}
     chosen = studies.chosen(settings, "heads", "seeds", "seed")
     seeds = range(settings.seed, settings.seed + settings.seeds)
     variants = {}
-    for part, seed in ((part, seed) for part in parts for seed in seeds):
+    for part, seed in itertools.product(parts, seeds):
         place = f"{part}, seed {seed}"
         variants[place] = studies.Variant(functools.partial(without_values, settings, part, seed), chosen)
-        for name, head in PUBLISHED if PARTS[part] else corrected:
+        for name, head in learners[part]:
             variants[f"{place}: {name}, {head}"] = studies.Variant(
                 functools.partial(with_values, settings, part, seed, name, head),
                 {**chosen, "recipe": RECIPES[name]},
                 settings.updates,
             )
-    folder = Path(settings.out) / "variants"
-    trained = studies.train(folder, variants, "maze", overwrite=settings.overwrite)
+    trained = studies.train(settings, variants, "maze")
     for cached in (cloned, cloner, value_learner):
         cached.cache_clear()
-    stacked: dict[str, dict[str, dict[str, np.ndarray]]] = {}
-    for part in parts:
-        rows: dict[str, list[dict[str, Any]]] = {}
-        for variant, by_method in trained.outcomes.items():
-            if variant.startswith(f"{part}, "):
-                for name, row in by_method.items():
-                    rows.setdefault(name, []).append(row)
-        stacked[part] = {
-            name: {key: np.array([row[key] for row in each]) for key in each[0]}
-            for name, each in rows.items()
-        }
+
+    def on_one_log(part: str, seed: int) -> dict[str, Any]:
+        place = f"{part}, seed {seed}"
+        learnt = [trained.outcomes[f"{place}: {name}, {head}"] for name, head in learners[part]]
+        return functools.reduce(operator.or_, learnt, trained.outcomes[place])
+
+    stacked = {part: studies.stacked([on_one_log(part, seed) for seed in seeds]) for part in parts}
     found = {
         "recipes": {name: recipe._asdict() for name, recipe in RECIPES.items()},
         "wall_seconds": trained.seconds,
@@ -187,7 +176,6 @@ def without_values(settings: Settings, part: str, seed: int, work: studies.Work)
     data, clone = _log(settings, part, seed), cloned(settings, part, seed)
     filtered = cloner(settings)(data, data.won, _keys(seed)[0])
     logits, of_successes = word_logits(settings, clone), word_logits(settings, filtered)
-    work.progress(1)
     returns = {
         **{"exact: " + name: x for name, x in exact_returns(data).items()},
         "BC": expected_return(_softmax(logits)),
@@ -203,19 +191,9 @@ def with_values(
     settings: Settings, part: str, seed: int, name: str, head: str, work: studies.Work
 ) -> dict[str, Any]:
     """{method: what it did} of one learner of values on one log."""
-    data = _log(settings, part, seed)
     learn = value_learner(settings, RECIPES[name], head)
-    outcome = learn(data, cloned(settings, part, seed), _keys(seed)[1], work.progress)
-    return {
-        f"{name}, {head}": {
-            "return": expected_return(outcome.policies[REPORTED]),
-            "by_steering": [expected_return(policy) for policy in outcome.policies.values()],
-            "legal": list(outcome.legal.values()),
-            "value": outcome.value,
-            "exact_value": exact_value(data, RECIPES[name]),
-            "errors": outcome.errors,
-        }
-    }
+    data, clone = _log(settings, part, seed), cloned(settings, part, seed)
+    return {f"{name}, {head}": learn(data, clone, _keys(seed)[1], work.progress)}
 
 
 @functools.cache
@@ -266,6 +244,7 @@ def logged(rng: np.random.Generator, walks: int, *, published: bool) -> Log:
         returns=returns,
         counts=counts,
         won=won[order],
+        moves=(state[:valid], action[:valid]),
         valid=valid,
     )
 
@@ -341,16 +320,8 @@ def expectile_values(data: Log, tau: float) -> tuple[np.ndarray, np.ndarray]:
 
 def monte_carlo(data: Log) -> np.ndarray:
     """Mean discounted return after the first word of each move, [S, A]; 0 where it was never made."""
-    rows = data.rows.tokens[: data.valid]
-    code = np.full((len(VOCABULARY),), -1)
-    code[SAID[:, 0]] = np.arange(len(SAID))
-    cell = {tuple(seen): state for state, seen in enumerate(SEEN[:, :2].tolist())}
-    where = np.zeros((len(VOCABULARY),) * 2, int)
-    for (y, x), state in cell.items():
-        where[y, x] = state
-    index = where[rows[:, 0], rows[:, 1]], code[rows[:, SEEN.shape[1]]]
     total = np.zeros((STATES, len(maze.ACTIONS)))
-    np.add.at(total, index, DISCOUNT * data.returns[: data.valid])
+    np.add.at(total, data.moves, DISCOUNT * data.returns[: data.valid])
     return total / np.maximum(data.counts.sum(-1), 1)
 
 
@@ -401,8 +372,12 @@ def cloner(settings: Settings) -> Callable[[Log, np.ndarray, Key], Params]:
 @functools.cache
 def value_learner(
     settings: Settings, recipe: Recipe, head_name: str
-) -> Callable[[Log, Params, Key, Callable[[int], Any]], Outcome]:
-    """A function of (log, parameters of its clone, key, what is told of updates by their number)."""
+) -> Callable[[Log, Params, Key, Callable[[int], Any]], dict[str, Any]]:
+    """A function of (log, parameters of its clone, key, what is told of updates by their number).
+
+    It says what was learnt: returns and the share of the probability that moves have among all words, by beta; V [S],
+    0 at the goal, and the exact one; the largest distance of the two over the cells, over time.
+    """
     lm, head = language_model(settings), make_head(recipe, head_name)
     config = ilql.Config(
         discount=DISCOUNT,
@@ -420,12 +395,12 @@ def value_learner(
     steps = max(1, settings.updates // 16)
     epoch = jax.jit(train.scan_updates(learner.update, sampler(settings.batch_size), steps), donate_argnums=0)
     init, value = jax.jit(learner.init), jax.jit(learner.value)
-    policies = {
-        beta: jax.jit(functools.partial(_steered, dataclasses.replace(config, steering=beta), lm, head))
+    policies = [
+        jax.jit(functools.partial(_steered, dataclasses.replace(config, steering=beta), lm, head))
         for beta in STEERING
-    }
+    ]
 
-    def learn(data: Log, clone: Params, key: Key, finished: Callable[[int], Any]) -> Outcome:
+    def learn(data: Log, clone: Params, key: Key, finished: Callable[[int], Any]) -> dict[str, Any]:
         target = exact_value(data, recipe)
         reward = data.rows.reward
         if recipe.backup == "mc":  # the row holds one move: the rest of its walk is paid at once
@@ -441,14 +416,16 @@ def value_learner(
             v = np.where(np.arange(STATES) == maze.GOAL, 0.0, value(state, jnp.asarray(SEEN), keys[1]))
             errors.append(np.abs(v - target).max())
             finished(steps)
-        found = {beta: np.asarray(policy(state)) for beta, policy in policies.items()}
-        chances = {beta: _softmax(logits)[:, SAID[:, 0]] for beta, logits in found.items()}
-        return Outcome(
-            policies={beta: _softmax(logits[:, SAID[:, 0]]) for beta, logits in found.items()},
-            legal={beta: float(chance[STARTS].sum(-1).mean()) for beta, chance in chances.items()},
-            value=v,
-            errors=np.array(errors),
-        )
+        logits = [np.asarray(policy(state)) for policy in policies]
+        returns = [expected_return(_softmax(x[:, SAID[:, 0]])) for x in logits]
+        return {
+            "return": returns[STEERING.index(REPORTED)],
+            "by_steering": returns,
+            "legal": [float(_softmax(x)[STARTS][:, SAID[:, 0]].sum(-1).mean()) for x in logits],
+            "value": v,
+            "exact_value": target,
+            "errors": np.array(errors),
+        }
 
     return learn
 
@@ -458,14 +435,9 @@ def make_head(recipe: Recipe, name: str) -> ValueHead:
     return heads.make(name, 2 * recipe.start, 0.0, OUTPUTS)
 
 
-def optimiser(updates: int) -> Callable[[Any], optax.GradientTransformation]:
-    """AdamW without decay, with clipped gradients and a learning rate that falls to 0."""
-
-    def make(rate: Any) -> optax.GradientTransformation:
-        schedule = optax.cosine_decay_schedule(rate, updates)
-        return optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.0))
-
-    return make
+def optimiser(updates: int) -> Optimiser:
+    """Adam with clipped gradients and a learning rate that falls to 0."""
+    return functools.partial(optimisers.build, Adam("cosine", decay_updates=updates, clip=1.0))
 
 
 def word_logits(settings: Settings, params: Params) -> np.ndarray:
@@ -592,11 +564,10 @@ def picture(value: np.ndarray) -> np.ndarray:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     last = settings["seed"] + settings["seeds"] - 1
     yield "# ILQL on the double-T maze"
-    yield ""
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; logs "
         f"{settings['seed']} to {last}. Mean return over the 25 starts (optimum {OPTIMUM}, at worst -101), its mean "
@@ -604,17 +575,15 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     text = functools.partial(studies.plus_minus, style=".1f")
     for part, found in result["parts"].items():
-        yield from ("", f"## The {part} design", "")
-        yield from studies.table(
+        yield f"## The {part} design"
+        yield studies.table(
             ("", "return", "each log"),
             [(name, text(own["return"]), _each(own["return"])) for name, own in found.items()],
         )
-        yield ""
         yield (
             "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
             "the exact one over the cells, at the end."
         )
-        yield ""
         rows = []
         for name, own in found.items():
             if "errors" in own:
@@ -623,7 +592,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
                 cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
                 rows.append((name, *cells, *((text(off), _each(off)) if MC not in name else ("", ""))))
         steering = (f"beta {beta:g}" for beta in STEERING)
-        yield from studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
+        yield studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)
 
 
 def _each(values: np.ndarray) -> str:

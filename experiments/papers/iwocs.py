@@ -38,13 +38,12 @@ REPORT = "table.md"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     families: int = 500  # random families
     seed: int = 0  # of the random families
-    out: str = "results/papers/iwocs"  # where result.json, the figure and the table land
-    overwrite: bool = False  # compute again what is finished
+    out: str = "results/papers/iwocs"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -53,8 +52,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "windy_walk": studies.Variant(windy_walk, {}),
         "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
     }
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "parts", overwrite=settings.overwrite).outcomes
+    found = studies.train(settings, variants, "parts").outcomes
     result = studies.finish(settings, found, report, claims, REPORT)
     walk = found["windy_walk"]
     curves = {
@@ -65,7 +63,7 @@ def run(settings: Settings) -> dict[str, Any]:
     curves[f"robust value iteration{', the same' if same else ''}"] = walk["rvi"]["earned"]
     none = np.full(len(WINDS), np.nan)
     plot.lines(
-        out / "windy_walk.png",
+        Path(settings.out) / "windy_walk.png",
         {label: (WINDS, value, none, none) for label, value in curves.items()},
         xlabel="alpha, the wind in the north corridor",
         ylabel="discounted return from the start",
@@ -83,7 +81,6 @@ def windy_walk(work: studies.Work) -> dict[str, Any]:
         robust = _rectangular(family)
         earned = partial(_earned, family)
         of_robust = earned(robust_vi.greedy(robust.q))
-        work.progress(1)
         return {
             "alpha": WINDS,
             "rounds": [
@@ -131,7 +128,6 @@ def random_families(settings: Settings, work: studies.Work) -> dict[str, Any]:
             bounds = found.promised[-1] - best, best - value
             rows.append((*shortfalls, *bounds, found.converged, len(found.member)))
             bar.update()
-    work.progress(1)
     columns = np.array(rows, float).T
     names = ("first member", "IWOCS", "robust VI")
     unit = columns[0].mean()
@@ -181,18 +177,17 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     walk, study = result["windy_walk"], result["random_families"]
     yield "# IWOCS and robust value iteration"
-    yield from ("", f"## Windy walk: {len(WINDS)} winds, gamma {GAMMA}", "")
-    yield from studies.table(
+    yield f"## Windy walk: {len(WINDS)} winds, gamma {GAMMA}"
+    yield studies.table(
         ("round of IWOCS", "solved for alpha", "promised", "worst case of its policy"),
         [
             (number, f"{row['alpha']:.3f}", f"{row['promised']:.4f}", f"{row['worst']:.4f}")
             for number, row in enumerate(walk["rounds"], 1)
         ],
     )
-    yield ""
     yield (
         f"IWOCS {'converged' if walk['converged'] else 'did not converge'} after {len(walk['rounds'])} rounds "
         f"(paper: 2). Robust value iteration: {walk['rvi']['value']:.4f}, and its policy earns "
@@ -200,21 +195,19 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{walk['rvi']['largest_difference_of_v']:.1e} in any state (paper: they match)."
     )
     shape = f"{MEMBERS} models of {STATES} states and {ACTIONS} actions"
-    yield from ("", f"## Random families: {shape} that share their rewards", "")
+    yield f"## Random families: {shape} that share their rewards"
     yield (
         "Shortfall of the static worst case from that of the best deterministic policy, in units of what the first "
         f"member's optimal policy falls short by on average ({study['unit']:.3f}); 95 % Student intervals over "
         "families."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("policy", "shortfall", f"within {TOLERANCE:g} of the best"),
         [
             (name, studies.between(x, ".3f"), f"{study['optimal'][name]:.0%}")
             for name, x in study["shortfall"].items()
         ],
     )
-    yield ""
     yield (
         f"IWOCS converged on {study['iwocs_converged']:.0%} of the families; elsewhere it stopped with its worst "
         f"member already solved. It took {study['iwocs_rounds']:.2f} rounds on average. Its promise is above the best "

@@ -33,7 +33,7 @@ DIAGNOSES = ("edge_share", "edge_q", "elsewhere_q", "spread", "aleatoric", "spre
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     dataset: str = "hopper-medium-expert-regen-v5"  # name or file of a log; a regenerated one is made
@@ -53,8 +53,7 @@ class Settings:
     eval_episodes: int = 10  # of an evaluation
     seed: int = 0  # of everything
     workdir: str = "runs/model_quality"  # data and runs
-    out: str = "results/papers/model_quality"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/model_quality"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -80,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for method in methods
         for world in worlds
     }
-    found = studies.train(settings.workdir, variants, "runs", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "runs")
     rows = list(found.outcomes.values())
     largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
     for row in rows:
@@ -125,7 +124,6 @@ def train_one(
     last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
     returns = log.series(work.folder, "eval/return")[1][-1]
     steps, q = log.series(work.folder, "train/q")
-    work.progress(1)
     return {
         "method": method,
         "world": world,
@@ -187,20 +185,17 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield f"# {Path(settings['dataset']).stem}: from an untrained model to the truth"
-    yield ""
     yield f"`{result['command']}`, {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"After {settings['epochs'] * settings['updates']} updates with {settings['length']}-step rollouts, "
         f"{settings['seeds']} seeds: mean return of an episode [worst, best seed], mean Q on batches [smallest, "
         "largest seed], and the largest value there can be, from the logged rewards and the entropy's own temperature."
     )
-    yield ""
     rows = result["rows"]
-    yield from studies.table(
+    yield studies.table(
         ("method", "world", "return", "Q", "at most"),
         [
             (
@@ -212,14 +207,12 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             for row in rows
         ],
     )
-    yield ""
     yield (
         "The last epoch's diagnosis, mean over seeds: share of next states at the estimated edge of reach, Q there and "
         "elsewhere, deviation of Q over critics, MOPO's penalty, their correlation, and how far the world's rewards "
         "are from the true ones."
     )
-    yield ""
-    yield from studies.table(
+    yield studies.table(
         ("method", "world", *(name.replace("_", " ") for name in DIAGNOSES)),
         [(*_label(row), *(studies.digits(np.mean(row[name])) for name in DIAGNOSES)) for row in rows],
     )

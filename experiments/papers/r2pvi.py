@@ -41,16 +41,15 @@ NO_PRICE = 1e-9  # what the paper's lambda = 0 means
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about the study."""
 
-    out: str = "results/papers/r2pvi"  # folder for figures, result.json and comparison.md
+    out: str = "results/papers/r2pvi"
     replications: int = 20  # datasets of the paper's study
     many: int = 1000  # datasets for the intervals; the first of them are the paper's
     many_put: int = 100  # the same for the put option
     timing_repeats: int = 3  # the least time of so many is reported
     seed: int = 0  # of the data
-    overwrite: bool = False  # compute again what is finished
 
 
 class Method(NamedTuple):
@@ -61,25 +60,23 @@ class Method(NamedTuple):
     field: str = ""
 
 
-SIMULATED = {
-    "PEVI": Method(pevi, pevi.Config()),
-    "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv"), "scale"),
-    "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl"), "scale"),
-    "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2"), "scale"),
-    "DRPVI": Method(drpvi, drpvi.Config("tv"), "radius"),
-}
-_PUT = {"beta": 0.1, "ridge": 1.0}
-PUT = {
-    "PEVI": Method(pevi, pevi.Config(**_PUT)),
-    "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", **_PUT), "scale"),
-    "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl", **_PUT), "scale"),
-    "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2", **_PUT), "scale"),
-    "DRPVI": Method(drpvi, drpvi.Config("tv", **_PUT), "radius"),
-    "DRVI-L": Method(drpvi, drpvi.Config("kl", **_PUT), "radius"),
-    "VA-R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", variance_aware=True, **_PUT), "scale"),
-    "VA-DRPVI": Method(drpvi, drpvi.Config("tv", variance_aware=True, **_PUT), "radius"),
-}
-TIMED = ("PEVI", "R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "DRPVI", "DRVI-L")
+def methods(**settings: float) -> dict[str, Method]:
+    """Every method of the paper, with ``settings`` that all of them have."""
+    return {
+        "PEVI": Method(pevi, pevi.Config(**settings)),
+        "R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", **settings), "scale"),
+        "R2PVI-KL": Method(r2pvi, r2pvi.Config("kl", **settings), "scale"),
+        "R2PVI-chi2": Method(r2pvi, r2pvi.Config("chi2", **settings), "scale"),
+        "DRPVI": Method(drpvi, drpvi.Config("tv", **settings), "radius"),
+        "DRVI-L": Method(drpvi, drpvi.Config("kl", **settings), "radius"),
+        "VA-R2PVI-TV": Method(r2pvi, r2pvi.Config("tv", variance_aware=True, **settings), "scale"),
+        "VA-DRPVI": Method(drpvi, drpvi.Config("tv", variance_aware=True, **settings), "radius"),
+    }
+
+
+SIMULATED, PUT = methods(), methods(beta=0.1, ridge=1.0)
+DIVERGENCES = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
+TIMED = ("PEVI", *DIVERGENCES, "DRPVI", "DRVI-L")
 
 _THEIRS = studies.published("r2pvi")
 FIGURE_A: dict[str, list[float]] = _THEIRS["figure_a"]
@@ -112,19 +109,16 @@ def run(settings: Settings) -> dict[str, Any]:
         name: studies.Variant(functools.partial(in_double, part, settings), studies.chosen(settings))
         for name, part in parts.items()
     }
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "figures", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "figures")
     result = studies.finish(settings, {**found.outcomes, "seconds": found.seconds}, report, claims, REPORT)
-    draw_all(out, result)
+    draw_all(Path(settings.out), result)
     return result
 
 
 def in_double(part: Callable[[Settings], Any], settings: Settings, work: studies.Work) -> Any:
     """One figure or table, computed in float64."""
     with jax.enable_x64(True):
-        found = part(settings)
-    work.progress(1)
-    return found
+        return part(settings)
 
 
 # ---- the simulated linear MDP ----------------------------------------------------------------------------
@@ -162,13 +156,10 @@ def figure_c(settings: Settings) -> list[dict[str, Any]]:
     rows = []
     for name, published in FIGURE_C.items():
         swept = SWEEP if name == "DRPVI" else np.maximum(SWEEP, NO_PRICE)
-        policy = policies(settings, SIMULATED[name], env, swept)
-        each = [exact_returns(tests, policy[:, i])[:, 0] for i in range(len(swept))]
-        sampled = [sampled_returns(settings, tests, policy[:, i])[:, 0] for i in range(len(swept))]
-        exact = np.stack(each, -1)
-        rows.append(
-            row(settings, "1c", name, "rho or lambda", SWEEP, exact, published, np.stack(sampled, -1))
-        )
+        policy = np.moveaxis(policies(settings, SIMULATED[name], env, swept), 1, 0)
+        exact = np.concatenate([exact_returns(tests, one) for one in policy], -1)
+        sampled = np.concatenate([sampled_returns(settings, tests, one) for one in policy], -1)
+        rows.append(row(settings, "1c", name, "rho or lambda", SWEEP, exact, published, sampled))
     return rows
 
 
@@ -181,8 +172,7 @@ def shifts(settings: Settings) -> dict[str, Any]:
         "every step": [linear_mdp.perturbed(env, float(q), every_step=True) for q in sizes],
         "slippery chain": [linear_mdp.slippery(env, float(q)) for q in sizes],
     }
-    names = ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2")
-    policy = {name: policies(settings, SIMULATED[name], env, PRICES) for name in names}
+    policy = {name: policies(settings, SIMULATED[name], env, PRICES) for name in DIVERGENCES}
     policy["PEVI"] = policies(settings, SIMULATED["PEVI"], env, np.zeros(1))
     found: dict[str, Any] = {}
     for kind, tests in kinds.items():
@@ -191,23 +181,21 @@ def shifts(settings: Settings) -> dict[str, Any]:
             for name, actions in policy.items()
         }  # each [prices, replications, sizes]
         found[kind] = [best_at(scores, index) | {"size": size} for index, size in enumerate(sizes)]
-    for at in (at for kind in found.values() for at in kind):
-        for name in (*names, "PEVI"):
-            at[name] = {key: value for key, value in at[name].items() if key != "scores"}
     return found
 
 
 def best_at(scores: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
     """Each method at its best price, and whether the best one's lead over the next is more than chance."""
     best: dict[str, Any] = {}
+    at_best: dict[str, np.ndarray] = {}
     for name, values in scores.items():
         index = int(values[:, :, size].mean(1).argmax())
-        own = values[index, :, size]
-        mean, low, high = studies.band(own)
+        at_best[name] = values[index, :, size]
+        mean, low, high = studies.band(at_best[name])
         price = float(PRICES[index]) if len(values) > 1 else None
-        best[name] = {"lambda": price, "mean": mean, "ci95": [low, high], "scores": own}
+        best[name] = {"lambda": price, "mean": mean, "ci95": [low, high]}
     first, second = sorted(best, key=lambda name: -best[name]["mean"])[:2]
-    lead = studies.band(best[first]["scores"] - best[second]["scores"])
+    lead = studies.band(at_best[first] - at_best[second])
     return best | {"best": first, "next": second, "lead": lead[0], "lead_ci95": list(lead[1:])}
 
 
@@ -227,31 +215,26 @@ def policies(settings: Settings, method: Method, env: LinearMDP, varied: np.ndar
     return jax.jit(lambda keys: jax.lax.map(one, keys, batch_size=100))(keys)
 
 
-def exact_returns(tests: list[LinearMDP], policy: Array) -> np.ndarray:
+@jax.jit
+def exact_returns(tests: list[LinearMDP], policy: Array) -> Array:
     """Expected returns [many, tests] of policies [many, H, S]."""
-    return np.asarray(_exact_returns(_stacked(tests), policy))
+
+    def one(env: LinearMDP, actions: Array) -> Array:
+        return linear_mdp.evaluate(env, _one_hot(env, actions))
+
+    return jax.vmap(jax.vmap(one, (0, None)), (None, 0))(_stacked(tests), policy)
 
 
-def sampled_returns(settings: Settings, tests: list[LinearMDP], policy: Array) -> np.ndarray:
+@functools.partial(jax.jit, static_argnums=0)
+def sampled_returns(settings: Settings, tests: list[LinearMDP], policy: Array) -> Array:
     """Mean returns [replications, tests] of 100 episodes each, the paper's evaluation."""
+
+    def one(env: LinearMDP, actions: Array, key: Key) -> Array:
+        return linear_mdp.returns(env, key, 100, _one_hot(env, actions)).mean()
+
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.replications)
-    return np.asarray(_sampled_returns(_stacked(tests), policy[: settings.replications], keys))
-
-
-@jax.jit
-def _exact_returns(tests: LinearMDP, policy: Array) -> Array:
-    def one(actions: Array) -> Array:
-        return jax.vmap(lambda env: linear_mdp.evaluate(env, _one_hot(env, actions)))(tests)
-
-    return jax.vmap(one)(policy)
-
-
-@jax.jit
-def _sampled_returns(tests: LinearMDP, policy: Array, keys: Key) -> Array:
-    def one(actions: Array, key: Key) -> Array:
-        return jax.vmap(lambda env: linear_mdp.returns(env, key, 100, _one_hot(env, actions)).mean())(tests)
-
-    return jax.vmap(one)(policy, keys)
+    over_tests = jax.vmap(one, (0, None, None))
+    return jax.vmap(over_tests, (None, 0, 0))(_stacked(tests), policy[: settings.replications], keys)
 
 
 def _one_hot(env: LinearMDP, actions: Array) -> Array:
@@ -392,19 +375,17 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The tables as Markdown."""
     settings, many = result["settings"], result["settings"]["many"]
     yield "# R2PVI: ours beside the published numbers"
-    yield ""
     yield (
         f"Ours: exact evaluation, the mean of {settings['replications']} replications; then that of "
         f"{many} ({settings['many_put']} for 1d) with its 95 % interval, and for 1d behind it that of "
         f"tests that begin where the paper's do, at {PAPER_START:.2f}. 'Sampling' explains a published value that lies "
         "no further from the mean of many than the paper's number of datasets lets expect; else a fault is named."
     )
-    yield ""
     head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
     figures = (made for figure in FIGURES for made in result[figure])
-    yield from studies.table(head, (row for made in figures for row in _comparison_rows(made)))
-    yield from ("", "## Seconds per fit", "")
-    yield from studies.table(
+    yield studies.table(head, (row for made in figures for row in _comparison_rows(made)))
+    yield "## Seconds per fit"
+    yield studies.table(
         ("N", "d", "method", "published", "ours", "times faster"),
         [
             (
@@ -418,20 +399,18 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             for made in result["time"]
         ],
     )
-    yield from ("", f"## Which divergence at which shift (ours, {many} replications)", "")
+    yield f"## Which divergence at which shift (ours, {many} replications)"
     rows = []
     for kind, at in ((kind, at) for kind, sizes in result["shifts"].items() for at in sizes):
         best = at[at["best"]]
         price = "-" if best["lambda"] is None else f"{best['lambda']:.3g}"
         lead = studies.between({"mean": at["lead"], "ci95": at["lead_ci95"]}, ".4f")
         rows.append((kind, f"{at['size']:.2f}", at["best"], price, f"{best['mean']:.4f}", at["next"], lead))
-    yield from studies.table(
-        ("shift", "size", "best", "lambda", "reward", "next", "lead, 95 % interval"), rows
-    )
+    yield studies.table(("shift", "size", "best", "lambda", "reward", "next", "lead, 95 % interval"), rows)
 
 
 def _comparison_rows(made: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    axis = next(name for name in ("q", "p", "rho or lambda") if name in made)
+    axis = _axis(made)
     for index, x in enumerate(made[axis]):
         low, high = (bound[index] for bound in made["many_ci95"])
         many = f"{made['many'][index]:.4f} [{low:.4f}, {high:.4f}]"
@@ -459,10 +438,7 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
     draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
     for kind, found in result["shifts"].items():
         sizes = [at["size"] for at in found]
-        curves = {
-            name: (sizes, *studies.bands(at[name] for at in found))
-            for name in ("R2PVI-TV", "R2PVI-KL", "R2PVI-chi2", "PEVI")
-        }
+        curves = {name: (sizes, *studies.bands(at[name] for at in found)) for name in (*DIVERGENCES, "PEVI")}
         plot.lines(
             out / f"shift_{kind.split(' (')[0].replace(' ', '_')}.png", curves, "size of the shift", "average reward",
             title=kind, note=f"{result['settings']['many']} replications, best lambda of {len(PRICES)}",
@@ -484,12 +460,17 @@ def draw(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> Non
     """One figure: many replications as lines with intervals, the published values as crosses."""
     curves, published = {}, {}
     for made in rows:
-        x = next(made[name] for name in ("q", "p", "rho or lambda") if name in made)
+        x = made[_axis(made)]
         curves[made["label"]] = (x, made["many"], *made["many_ci95"])
         if "published" in made:
             published[made["label"]] = (x, made["published"])
     note = f"{rows[0]['replications_many']} replications, 95 % interval"
     plot.lines(path, curves, xlabel, "average reward", published=published, title=title, note=note)
+
+
+def _axis(made: Mapping[str, Any]) -> str:
+    """What a curve is drawn against."""
+    return next(name for name in ("q", "p", "rho or lambda") if name in made)
 
 
 def _varied(method: Method, value: Any) -> Any:

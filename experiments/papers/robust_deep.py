@@ -61,7 +61,7 @@ WORLDS: dict[str, tuple[float, ...]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     seeds: int = 16  # logs, each with its own model and agents
@@ -72,8 +72,7 @@ class Settings:
     episodes: int = 4  # per policy and world
     limit: int = 300  # steps of an episode, here and in the log
     seed: int = 0  # of everything
-    out: str = "results/papers/robust_deep"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
+    out: str = "results/papers/robust_deep"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -85,8 +84,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for name, adversary in VARIANTS.items():
         train_one = functools.partial(train_variant, settings, adversary)
         variants[name] = studies.Variant(train_one, {**depends_on, "adversary": adversary}, 1 + evaluations)
-    folder = Path(settings.out) / "variants"
-    found = studies.train(folder, variants, "variants", overwrite=settings.overwrite)
+    found = studies.train(settings, variants, "variants")
     prepared.cache_clear()
     returns = {name: found.outcomes[name]["returns"] for name in VARIANTS}
     rows = {
@@ -118,7 +116,6 @@ def prepared(settings: Settings) -> tuple[Dataset, ensemble.Ensemble, ensemble.M
 def describe(settings: Settings, work: studies.Work) -> dict[str, Any]:
     """What the logged controllers earn, and how far the models are off, for each seed."""
     logs, _, models, _ = prepared(settings)
-    work.progress(1)
     each = (jax.tree.map(lambda x, i=i: x[i], logs) for i in range(settings.seeds))
     logged = [replay.episode_returns(own).mean() for own in each]
     return {"logged": logged, "model_error": models.error.reshape(settings.seeds, -1).mean(1)}
@@ -290,19 +287,16 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# The robust backup on an inverted pendulum that changes"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"Mean steps upright (at most {settings['limit']}) over {settings['seeds']} seeds, Student's 95 % interval; "
         "in brackets the gain over the plain agent within seeds, bold where its interval leaves out 0. "
         f"The logged controllers stay upright for {np.mean(result['logged']):.0f} steps."
     )
     gains = [row["gain_ci95"] for row in result["summary"] if row["variant"] != "plain"]
-    yield ""
     yield (
         f"Of {len(gains)} comparisons with the plain agent, {sum(low > 0 for low, _ in gains)} gain and "
         f"{sum(high < 0 for _, high in gains)} lose by an interval that leaves out 0; chance alone would give about "
@@ -311,22 +305,18 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         + "."
     )
     for world, factors in WORLDS.items():
-        yield ""
         rows = [row for row in result["summary"] if row["world"] == world]
-        yield from studies.table(
+        yield studies.table(
             (world, *(f"x {factor:g}" for factor in factors)),
             [(name, *(_cell(row) for row in rows if row["variant"] == name)) for name in VARIANTS],
         )
 
 
 def _cell(row: dict[str, Any]) -> str:
-    half = (row["ci95"][1] - row["ci95"][0]) / 2
-    text = f"{row['mean']:.0f} ± {half:.0f}"
+    text = studies.plus_minus(row, ".0f")
     if row["variant"] == "plain":
         return text
-    low, high = row["gain_ci95"]
-    gain = f"{row['gain']:+.0f} [{low:+.0f}, {high:+.0f}]"
-    return f"{text} ({gain})" if low <= 0 <= high else f"{text} (**{gain}**)"
+    return f"{text} ({studies.difference({'mean': row['gain'], 'ci95': row['gain_ci95']}, '.0f')})"
 
 
 if __name__ == "__main__":

@@ -129,13 +129,11 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """Ours beside the published spread."""
     yield "# SAC on MuJoCo's robots"
-    yield ""
     yield (
         f"`{result['command']}`. Mean evaluation return of each of our seeds (ten episodes, the policy's mode, -v5), "
         "beside the median and the range of ten seeds published with SimbaV2 for its SAC baseline (-v4). Each run "
         "folder says how it was made."
     )
-    yield ""
     head = (
         "task",
         "environment steps",
@@ -143,7 +141,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "ours, each seed",
         "mean within the range",
     )
-    yield from studies.table(
+    yield studies.table(
         head,
         [
             (

@@ -26,7 +26,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,18 +56,6 @@ INPUTS, SIZE = 2048, 64  # inputs and their dimensions
 TAIL = 100  # steps at the end of a phase over which its error is averaged
 
 # The gridworld.
-ROOMS = (
-    "....#....",
-    "....#....",
-    ".........",
-    "....#....",
-    "##.###.##",
-    "....#....",
-    "....#....",
-    ".........",
-    "....#...G",
-)
-MOVES = ((-1, 0), (1, 0), (0, -1), (0, 1))
 GAMMA = 0.9
 VALUES, BINS = (-1.0, 9.0), 51  # the support, wider than any value there is
 STICKY = {"deterministic": 0.0, "sticky": 0.25}
@@ -75,11 +63,11 @@ NOISES = (0.0, 0.3, 1.0)  # eta
 HARD = ("sticky", 1.0)  # where bins, widths and learning rates are varied
 BIN_COUNTS, WIDTHS = (31, 51, 101), (0.5, 0.75, 1.0, 2.0)  # a narrower Gaussian has biased labels
 RATES = (3e-4, 1e-3, 3e-3)
-SPEC = Spec((6,), len(MOVES), discrete=True)
+SPEC = Spec((6,), 4, discrete=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about these studies."""
 
     seeds: int = 6  # of each result
@@ -89,15 +77,7 @@ class Settings:
     hidden: int = 64  # width of its two layers there; 256 in the plasticity study
     rate: float = 1e-3  # learning rate of every head, where it is not varied
     seed: int = 0  # of all
-    out: str = "results/papers/stop_regressing"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
-
-
-class Score(NamedTuple):
-    """Of one head in one setting, [S]."""
-
-    error: Any
-    earned: Any
+    out: str = "results/papers/stop_regressing"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -122,8 +102,7 @@ def run(settings: Settings) -> dict[str, Any]:
     for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
         name = f"{bins} bins, width {width:g}"
         variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
-    out = Path(settings.out)
-    found = studies.train(out / "variants", variants, "runs", overwrite=settings.overwrite).outcomes
+    found = studies.train(settings, variants, "runs").outcomes
     places = [f"{kind}, eta {eta:g}" for kind, eta in itertools.product(STICKY, NOISES)]
     rows = {
         "plasticity": {name: found[f"plasticity, {name}"] for name in NAMES},
@@ -132,7 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "rates": {name: found[f"rates, {name}"] for name in NAMES},
     }
     result = studies.finish(settings, rows, report, claims)
-    draw(settings, out, result)
+    draw(settings, Path(settings.out), result)
     return result
 
 
@@ -169,7 +148,6 @@ def plasticity(settings: Settings, name: str, work: studies.Work) -> dict[str, A
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     one = partial(_fit_phases, make(name, *SUPPORT, OUTPUTS), settings.phase_steps)
     errors = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys)).T
-    work.progress(1)
     return {"curve": thinned(settings, errors), "phases": _phases(errors)}
 
 
@@ -214,72 +192,27 @@ def _phases(errors: np.ndarray) -> list[dict[str, Any]]:
 # ---- four rooms --------------------------------------------------------------------------------------------------
 
 
-def rooms(sticky: float) -> tuple[MDP, np.ndarray]:
-    """Four rooms without an end: leaving the goal pays 1 and leads to any cell, all equally likely.
-
-    A state is a cell and the last move made; with probability ``sticky`` that is made again, whatever the action.
-
-    Returns:
-      the MDP [S, 4, S], and what an agent sees of its states [S, 6]: the cell in [-1, 1]^2, the move one-hot.
-    """
-    cells = [(y, x) for y, row in enumerate(ROOMS) for x, mark in enumerate(row) if mark != "#"]
-    index = {cell: i for i, cell in enumerate(cells)}
-    goal = index[len(ROOMS) - 1, len(ROOMS[0]) - 1]
-    moves = len(MOVES)
-    made = np.zeros((len(cells), moves, len(cells), moves))  # cell, move -> cell, move
-    for (y, x), i in index.items():
-        for move, (dy, dx) in enumerate(MOVES):
-            made[i, move, index.get((y + dy, x + dx), i), move] = 1.0
-    made[goal] = np.eye(moves)[:, None] / len(cells)
-    made = made.reshape(len(cells), moves, -1)
-    last = np.arange(moves)
-    # state (cell, last move), action -> state
-    transition = (1 - sticky) * made[:, None] + sticky * made[:, last][:, :, None]
-    states = len(cells) * moves
-    reward = np.zeros((len(cells), moves, moves))
-    reward[goal] = 1.0
-    seen = np.zeros((len(cells), moves, 6), np.float32)
-    seen[..., :2] = np.array(cells)[:, None] / 4 - 1
-    seen[..., 2:] = np.eye(moves)
-    mdp = MDP(
-        transition=np.broadcast_to(transition, (len(cells), moves, moves, states)).reshape(
-            states, moves, states
-        ),
-        successor=np.arange(states),
-        reward=reward.reshape(states, moves),
-        discount=np.ones(states),
-        start=np.full(states, 1 / states),
-        allowed=np.ones((states, moves), bool),
-    )
-    return mdp, seen.reshape(states, 6)
-
-
-# (four rooms, what is seen of their states, eta, learning rate, keys [S]) -> Score
-Agent = Callable[[MDP, Array, Array, Array, Key], Score]
+# One head in one setting: (four rooms, what is seen of their states, eta, learning rate, keys [S]) -> {score: [S]}
+Agent = Callable[[MDP, Array, Array, Array, Key], dict[str, Array]]
 
 
 def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
     """One head with so much chance in rewards and dynamics."""
-    score = learn(settings, _agent(settings, name), kind, eta)
-    work.progress(1)
-    return _score(score)
+    return learn(settings, _agent(settings, name), kind, eta)
 
 
 def learning_rates(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
     """One head at its best learning rate: chosen on seeds of their own, by the error."""
     others, train_and_score = dataclasses.replace(settings, seed=settings.seed + 1000), _agent(settings, name)
     tried = {rate: learn(others, train_and_score, *HARD, rate) for rate in RATES}
-    best = min(tried, key=lambda rate: tried[rate].error.mean())
+    best = min(tried, key=lambda rate: tried[rate]["error"]["mean"])
     score = learn(settings, train_and_score, *HARD, best)
-    work.progress(1)
-    return {"tried": {f"{rate:g}": _score(x) for rate, x in tried.items()}, "rate": best, **_score(score)}
+    return {"tried": {f"{rate:g}": x for rate, x in tried.items()}, "rate": best, **score}
 
 
 def widths(settings: Settings, bins: int, width: float, work: studies.Work) -> dict[str, Any]:
     """HL-Gauss by bins and width of the Gaussian in bins."""
-    score = learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD)
-    work.progress(1)
-    return _score(score)
+    return learn(settings, agent(settings, make("hl_gauss", *VALUES, bins, width)), *HARD)
 
 
 @functools.cache
@@ -290,12 +223,12 @@ def _agent(settings: Settings, name: str) -> Agent:
 
 def learn(
     settings: Settings, train_and_score: Agent, kind: str, eta: float, rate: float | None = None
-) -> Score:
-    """The scores of all seeds, each with a log of its own."""
-    world, seen = rooms(STICKY[kind])
+) -> dict[str, Any]:
+    """A summary of every score over all seeds, each with a log of its own."""
+    world, seen = tabular.four_rooms(STICKY[kind])
     keys = jax.random.split(jax.random.key(settings.seed + 1), settings.seeds)
-    score = train_and_score(world, seen, np.float32(eta), np.float32(rate or settings.rate), keys)
-    return Score(*map(np.asarray, score))
+    scores = train_and_score(world, seen, np.float32(eta), np.float32(rate or settings.rate), keys)
+    return {name: statistics.summary(x) for name, x in scores.items()}
 
 
 def agent(settings: Settings, head: ValueHead) -> Agent:
@@ -315,12 +248,12 @@ def agent(settings: Settings, head: ValueHead) -> Agent:
         return jnp.sqrt(jnp.square(error).mean()), world.start @ tabular.evaluate(world, policy, GAMMA)
 
     @jax.jit
-    def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> Score:
+    def every(world: MDP, seen: Array, eta: Array, rate: Array, keys: Key) -> dict[str, Array]:
         best = robust_vi.value_iteration(world, GAMMA).value
         uniform = jnp.full((len(seen), SPEC.action_size), 1 / SPEC.action_size)
         low, high = world.start @ tabular.evaluate(world, uniform, GAMMA), world.start @ best
         error, earned = jax.lax.map(lambda key: one(world, best, seen, eta, rate, key), keys)
-        return Score(error, (earned - low) / (high - low))
+        return {"error": error, "return": (earned - low) / (high - low)}
 
     return every
 
@@ -400,17 +333,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in words that the numbers allow and tables."""
     rates, settings_of = result["rates"], list(result["noise"])
     yield "# The synthetic studies of Stop Regressing"
-    yield ""
     yield (
         f"`{result['command']}`; means over {result['settings']['seeds']} seeds and Student's 95 % intervals. "
         "[The program](../../../experiments/papers/stop_regressing.py) says what is measured."
     )
-    yield from ("", "## Targets that jump: root of the mean squared error at the end of each phase", "")
+    yield "## Targets that jump: root of the mean squared error at the end of each phase"
     phases = [(name, *map(_root, result["plasticity"][name]["phases"])) for name in NAMES]
-    yield from studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
+    yield studies.table(("head", *(f"b = {b:g}" for b in PHASES)), phases)
     for what, title in (("error", "error of max Q"), ("return", "return of the greedy policy")):
-        yield from ("", f"## Four rooms: {title}", "")
-        yield from studies.table(
+        yield f"## Four rooms: {title}"
+        yield studies.table(
             ("head", *settings_of),
             [
                 (name, *(studies.plus_minus(result["noise"][place][name][what]) for place in settings_of))
@@ -418,16 +350,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             ],
         )
     hard = f"{HARD[0].capitalize()}, eta {HARD[1]:g}"
-    yield from ("", f"## {hard}: each head at its own learning rate", "")
+    yield f"## {hard}: each head at its own learning rate"
     rows = []
     for name in NAMES:
         tried = (f"{rate}: {studies.plus_minus(x['error'])}" for rate, x in rates[name]["tried"].items())
         scores = [studies.plus_minus(rates[name][what]) for what in ("error", "return")]
         rows.append((name, *scores, f"{rates[name]['rate']:g}", ", ".join(tried)))
-    yield from studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
-    yield from ("", f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins", "")
+    yield studies.table(("head", "error", "return", "rate", "tried, on other seeds: error"), rows)
+    yield f"## {hard}: error of HL-Gauss by bins and width of the Gaussian in bins"
     error = lambda bins, width: result["widths"][f"{bins} bins, width {width:g}"]["error"]
-    yield from studies.table(
+    yield studies.table(
         ("bins", *(f"{width:g}" for width in WIDTHS)),
         [(bins, *(studies.plus_minus(error(bins, width)) for width in WIDTHS)) for bins in BIN_COUNTS],
     )
@@ -436,10 +368,6 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 def _root(summary: Mapping[str, Any]) -> str:
     low, high = (np.sqrt(max(0.0, x)) for x in summary["ci95"])
     return f"{np.sqrt(summary['mean']):.3f} [{low:.3f}, {high:.3f}]"
-
-
-def _score(score: Score) -> dict[str, Any]:
-    return {"error": statistics.summary(score.error), "return": statistics.summary(score.earned)}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,8 +29,10 @@ import numpy as np
 from experiments import studies
 from rl import online, plot, statistics, train
 from rl.agents import dqn
+from rl.envs import minatar
+from rl.envs.minatar import Game
 from rl.replay import ring
-from rl.types import Array, Key, Learner, Spec, State
+from rl.types import Array, Key, Learner, State, Transition
 from rl.values import heads
 
 GAMES = ("Breakout-MinAtar", "Asterix-MinAtar", "SpaceInvaders-MinAtar")
@@ -39,13 +41,12 @@ SUPPORT, OUTPUTS = (-10.0, 10.0), 51
 ENVIRONMENTS = 8  # stepped together
 BLOCK = 8  # steps of each between updates
 STEPS_PER_UPDATE = 4
-STICKY = 0.1  # how often an action is the one before, whatever was chosen
 EVALUATED = 64  # environments
 LONGEST = 1000  # steps of an episode, gymnax's own limit
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     games: str = ",".join(GAMES)  # of gymnax, comma-separated
@@ -56,17 +57,7 @@ class Settings:
     learning_rate: float = 3e-4  # of every head
     hidden: int = 128  # width of its two layers
     seed: int = 0  # of all
-    out: str = "results/papers/stop_regressing_games"  # where result.json, the figures and the table land
-    overwrite: bool = False  # train again what is finished
-
-
-class Game(NamedTuple):
-    """An environment as pure functions of many copies; see gymnax for its state."""
-
-    spec: Spec
-    reset: Callable[[Key], tuple[Array, Any]]  # keys [N] -> observations [N, O], states
-    # keys [N], states, actions [N] -> rows without `first`, what is seen next, states, whether episodes ended
-    step: Callable[[Key, Any, Array], tuple[dict[str, Array], Array, Any, Array]]
+    out: str = "results/papers/stop_regressing_games"
 
 
 class Carry(NamedTuple):
@@ -95,9 +86,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for name in names
         for head in tried
     }
-    found = studies.train(
-        Path(settings.out) / "variants", variants, "games x heads", overwrite=settings.overwrite
-    )
+    found = studies.train(settings, variants, "games x heads")
     scores = {name: {head: found.outcomes[f"{name}, {head}"] for head in tried} for name in names}
     rows = {
         "wall_seconds": found.seconds,
@@ -111,12 +100,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def check(settings: Settings) -> None:
     """Raises ValueError on what `run` would find out only after minutes."""
-    try:
-        import gymnax
-    except ImportError as error:
-        raise ImportError("MinAtar's games need gymnax: pip install --no-deps gymnax") from error
-
-    studies.names("games", settings.games, [name for name in gymnax.registered_envs if "MinAtar" in name])
+    studies.names("games", settings.games, minatar.names())
     studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
     if settings.evaluations < 1 or blocks(settings) < 1:
@@ -134,43 +118,9 @@ def blocks(settings: Settings) -> int:
 # ---- learning ---------------------------------------------------------------------------------------------------
 
 
-def game(name: str) -> Game:
-    """A game of gymnax with sticky actions, whose cells are seen as one vector of 0 and 1."""
-    import gymnax
-
-    environment, params = gymnax.make(name)
-
-    def flat(observation: Array) -> Array:
-        return observation.reshape(observation.shape[0], -1).astype(jnp.uint8)
-
-    def reset(keys: Key) -> tuple[Array, Any]:
-        observation, state = jax.vmap(environment.reset, (0, None))(keys, params)
-        return flat(observation), (state, jnp.zeros(len(keys), jnp.int32))
-
-    def step(keys: Key, world: Any, chosen: Array) -> tuple[dict[str, Array], Array, Any, Array]:
-        state, before = world
-        stuck = jax.vmap(lambda key: jax.random.bernoulli(jax.random.fold_in(key, 1), STICKY))(keys)
-        action = jnp.where(stuck, before, chosen)
-        seen, state, reward, terminated, truncated, info = jax.vmap(environment.step, (0, 0, 0, None))(
-            keys, state, action, params
-        )
-        row = {
-            "reward": reward.astype(jnp.float32),
-            "discount": 1.0 - terminated,
-            "next_observation": flat(info["final_observation"]),
-        }
-        ended = terminated | truncated
-        return row, flat(seen), (state, jnp.where(ended, 0, action)), ended
-
-    size = int(np.prod(environment.observation_space(params).shape))
-    return Game(Spec((size,), environment.action_space(params).n, discrete=True), reset, step)
-
-
 def train_one(settings: Settings, name: str, head: str, work: studies.Work) -> np.ndarray:
     """Scores [evaluations, S] of one head in one game."""
-    scores = learn(settings, game(name), head)
-    work.progress(1)
-    return scores
+    return learn(settings, minatar.make(name), head)
 
 
 def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
@@ -182,7 +132,7 @@ def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
         learning_rate=settings.learning_rate,
         hidden=(settings.hidden,) * 2,
     )
-    learner = reading_cells(dqn.make(config, game.spec, head))
+    learner = dqn.make(config, game.spec, head)
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
 
     @jax.jit
@@ -192,21 +142,12 @@ def learn(settings: Settings, game: Game, name: str) -> np.ndarray:
     return np.asarray(every(keys)).T
 
 
-def reading_cells(learner: Learner) -> Learner:
-    """The learner, on cells that are kept as bytes."""
-    update, act, explore = learner.update, learner.act, learner.explore
-    assert explore is not None
-
-    def as_float(batch: Any) -> Any:
-        return batch._replace(
-            observation=batch.observation.astype(jnp.float32),
-            next_observation=batch.next_observation.astype(jnp.float32),
-        )
-
-    return learner._replace(
-        update=lambda state, batch, key: update(state, as_float(batch), key),
-        act=lambda state, cells, key: act(state, cells.astype(jnp.float32), key),
-        explore=lambda state, cells, key: explore(state, cells.astype(jnp.float32), key),
+def sample(memory: ring.Ring, key: Key, step: Array | int = 0) -> Transition:
+    """A batch of cells, which are kept as bytes, as numbers."""
+    batch = ring.sampler(32)(memory, key, step)
+    return batch._replace(
+        observation=batch.observation.astype(jnp.float32),
+        next_observation=batch.next_observation.astype(jnp.float32),
     )
 
 
@@ -224,7 +165,7 @@ def one(settings: Settings, game: Game, learner: Learner, key: Key) -> Array:
         first=jnp.ones(ENVIRONMENTS, bool),
         world=world,
     )
-    updates = train.scan_updates(learner.update, ring.sampler(32), ENVIRONMENTS * BLOCK // STEPS_PER_UPDATE)
+    updates = train.scan_updates(learner.update, sample, ENVIRONMENTS * BLOCK // STEPS_PER_UPDATE)
 
     def block(carry: Carry, key: Key) -> tuple[Carry, None]:
         act_key, learn_key = jax.random.split(key)
@@ -253,7 +194,7 @@ def act(
     seen, first, world = now
     choice_key, step_key = jax.random.split(key)
     assert learner.explore is not None
-    action = learner.explore(state, seen, choice_key)
+    action = learner.explore(state, seen.astype(jnp.float32), choice_key)
     found, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
     return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **found)
 
@@ -265,7 +206,7 @@ def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
 
     def step(now: tuple[Array, Any, Array], key: Key) -> tuple[tuple[Array, Any, Array], Array]:
         seen, world, running = now
-        action = learner.act(state, seen, key)
+        action = learner.act(state, seen.astype(jnp.float32), key)
         row, seen, world, ended = game.step(jax.random.split(key, EVALUATED), world, action)
         return (seen, world, running & ~ended), jnp.where(running, row["reward"], 0.0)
 
@@ -318,27 +259,23 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a Markdown report."""
+    """The blocks of a Markdown report."""
     settings = result["settings"]
     tried = settings["heads"].split(",")
     yield "# Value heads online, on small games"
-    yield ""
     yield f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores."
-    yield ""
     yield (
         f"Return of the greedy policy after {settings['steps']:,} steps, {settings['seeds']} seeds, Student's 95 % "
         "intervals. *Relative* is divided by the mean over all heads in each game and averaged over games."
     )
-    yield ""
     rows = []
     for head in tried:
         last = [by_head[head][-1] for by_head in result["scores"].values()]
         rows.append((f"`{head}`", *map(studies.between, [*last, result["relative"][head]])))
-    yield from studies.table(("head", *result["scores"], "relative"), rows)
-    yield ""
-    yield f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
-    if set(PUBLISHED) == set(tried):
-        yield f"Published, on Atari: {' > '.join(PUBLISHED)}."
+    yield studies.table(("head", *result["scores"], "relative"), rows)
+    found = f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
+    published = f"\nPublished, on Atari: {' > '.join(PUBLISHED)}." if set(PUBLISHED) == set(tried) else ""
+    yield found + published
 
 
 if __name__ == "__main__":

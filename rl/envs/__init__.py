@@ -3,9 +3,10 @@
 An agent sees flat float32 observations (uint8 images keep their shape and type), or dictionaries of these, and acts
 in [-1, 1], or with an integer from 0. What an environment needs beyond that convention belongs here; policies and
 scores do not. Nor does JAX belong in what this package imports: worker processes must start quickly and hold no
-accelerator. The environments that are pure JAX, with exact evaluation, are modules that only their users import:
-`rl.envs.linear_mdp`, `rl.envs.american_put`, `rl.envs.tabular`, `rl.envs.double_t_maze`. So are those in words: that
-maze, `rl.envs.wordle`, `rl.envs.programs`; all are played by `rl.envs.text.play`.
+accelerator. The environments that are pure JAX are modules that only their users import: with exact evaluation
+`rl.envs.linear_mdp`, `rl.envs.american_put`, `rl.envs.tabular` and `rl.envs.double_t_maze`, without it
+`rl.envs.minatar`. So are those in words: that maze, `rl.envs.wordle`, `rl.envs.programs`; all are played by
+`rl.envs.text.play`.
 """
 
 from rl.envs.registry import make, spec

@@ -91,15 +91,8 @@ def windy_walk(alpha: float | Array) -> MDP:
     Args:
       alpha: the wind in the north, in [0, 1]; `jax.vmap` over it makes a family.
     """
-    cells = [(row, column) for row in range(6) for column in range(6) if _WALK[row][column] != "#"]
-    index = {cell: state for state, cell in enumerate(cells)}
+    cells, intended = _grid(_WALK)
     marks = [_WALK[row][column] for row, column in cells]
-    intended = np.array(
-        [
-            [index.get((row + dy, column + dx), index[row, column]) for dy, dx in _MOVES]
-            for row, column in cells
-        ]
-    )
     intended[marks.index("G")] = marks.index("G")
     west = np.broadcast_to(intended[:, 2:3], intended.shape)
     wind = jnp.asarray(alpha, float) ** np.array([_POWER[row] for row, _ in cells])
@@ -112,6 +105,63 @@ def windy_walk(alpha: float | Array) -> MDP:
         discount=jnp.where(ended, 0.0, 1.0),
         start=one_hot(marks.index("S")),
         allowed=jnp.ones(intended.shape, bool),
+    )
+
+
+_ROOMS = (  # the last cell is the goal
+    "....#....",
+    "....#....",
+    ".........",
+    "....#....",
+    "##.###.##",
+    "....#....",
+    "....#....",
+    ".........",
+    "....#....",
+)
+
+
+def four_rooms(sticky: float = 0.0) -> tuple[MDP, np.ndarray]:
+    """Four rooms without an end: leaving the goal pays 1 and leads to any cell, all equally likely.
+
+    A state is a cell and the last move made; with probability ``sticky`` that is made again, whatever the action, as
+    Atari's console does.
+
+    Returns:
+      the MDP [S, 4, S], and what an agent sees of its states [S, 6]: the cell in [-1, 1]^2, the move one-hot.
+    """
+    cells, intended = _grid(_ROOMS)
+    count, moves = intended.shape
+    last = np.arange(moves)
+    arrival = np.zeros((count, moves, count, moves))  # cell, move -> cell, move
+    arrival[np.arange(count)[:, None], last, intended, last] = 1.0
+    arrival[-1] = np.eye(moves)[:, None] / count
+    step = arrival.reshape(count, moves, -1)  # cell, move -> state
+    # state (cell, last move), action -> state
+    transition = (1 - sticky) * step[:, None] + sticky * step[:, last][:, :, None]
+    states = count * moves
+    reward = np.zeros((states, moves))
+    reward[-moves:] = 1.0
+    seen = np.zeros((count, moves, 2 + moves), np.float32)
+    seen[..., :2] = np.array(cells)[:, None] / 4 - 1
+    seen[..., 2:] = np.eye(moves)
+    mdp = MDP(
+        transition=np.broadcast_to(transition, (count, moves, moves, states)).reshape(states, moves, states),
+        successor=np.arange(states),
+        reward=reward,
+        discount=np.ones(states),
+        start=np.full(states, 1 / states),
+        allowed=np.ones((states, moves), bool),
+    )
+    return mdp, seen.reshape(states, -1)
+
+
+def _grid(rows: tuple[str, ...]) -> tuple[list[tuple[int, int]], np.ndarray]:
+    """The cells of a map, where it has no ``#``, and the cell [S, 4] that each of `_MOVES` leads to from each."""
+    cells = [(y, x) for y, row in enumerate(rows) for x, mark in enumerate(row) if mark != "#"]
+    index = {cell: state for state, cell in enumerate(cells)}
+    return cells, np.array(
+        [[index.get((y + dy, x + dx), index[y, x]) for dy, dx in _MOVES] for y, x in cells]
     )
 
 

@@ -1,0 +1,175 @@
+"""The host's side of learning while acting: environments and the learners in them, from step to step.
+
+The environments are stepped here (`rl.envs.stream`), and what came of it goes to the compiled calls (`rl.online`).
+When an environment's process dies, all are built again and start new episodes; what there is can be saved at any step
+that is whole, and goes on from there to the same bits where the environments can be put back.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from rl import envs, nest, online, train
+from rl.envs.stream import Experience, Stream
+from rl.replay import transform
+from rl.replay.dataset import Dataset
+from rl.replay.transform import Transform
+from rl.types import Key, Learner, State
+
+
+class Trainer:
+    """The environments and the learners in them, from step to step.
+
+    Args:
+      stream: the environments of all seeds, ``N`` of each, those of one seed after another.
+      learner: must know how to explore (`rl.acting.explorer`).
+      replay: its memory.
+      run_keys: [S], one for each seed (`rl.keys.seeds`).
+      rhythm: how many updates are made after every how many steps of the ``N`` environments together.
+      learning_starts: steps of each seed before the first update.
+      random: steps of each seed whose actions are drawn uniformly.
+      seen: how learners see observations and rewards.
+      logged: data that ``replay`` mixes into batches, as learners see them.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        learner: Learner,
+        replay: online.Replay,
+        run_keys: Key,
+        *,
+        rhythm: tuple[int, int],
+        learning_starts: int,
+        random: int,
+        seen: Transform,
+        logged: Dataset | None = None,
+    ):
+        self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
+        self.whole, self._failed = True, False  # what is here can be saved; an environment failed
+        self._stream, self._logged = stream, jax.device_put(logged)
+        self._seen, self._see = seen, functools.partial(transform.observations, seen)
+        observation = self._see(stream.observation)
+        rows = len(nest.leaves(observation)[0])
+        self._seeds, self._environments = len(run_keys), rows // len(run_keys)
+        types = jax.tree.map(lambda x: x.dtype, observation)
+        self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
+        self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
+        self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
+        self._updates, self._period = rhythm
+        self._learning_starts, self._random_steps = learning_starts, random
+
+    def start(self, state: State | None) -> None:
+        """Begins, with learners in ``state`` if it is given."""
+        self.carry = self._loop.init()
+        if state is not None:
+            self.carry = self.carry._replace(state=state)
+        self._begin()
+
+    def advance(self, until: int, bar: Any, stopping: list[int]) -> None:
+        """Steps and learns until ``step`` is ``until``, or until asked to stop.
+
+        Raises:
+          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`.
+        """
+        died = -1
+        while self.step < until and not stopping:
+            try:
+                experience = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
+            except envs.WorkerDied as death:
+                if died == self.step:  # at once again: another try would not help
+                    self._failed = True
+                    raise
+                died, self.deaths = self.step, self.deaths + 1
+                print(f"\n{death}: started again, with new episodes; nothing is lost", file=sys.stderr)
+                self._stream.restart()
+                self._begin()
+                continue
+            except Exception:
+                self._failed = True
+                raise
+            self.whole = False
+            self.step += self._environments
+            due = self.step % (self._environments * self._period) == 0
+            learning = due and self.step >= self._learning_starts
+            self.carry, action = self._loop.step(
+                self.carry,
+                self._step(experience),
+                self._logged,
+                self._updates if learning else 0,
+                self._random(),
+            )
+            self.action = np.asarray(action)
+            self.whole = True
+            bar.update(self._environments)
+
+    def read(self) -> dict[str, np.ndarray]:
+        """What there is to say of the time since the last call: {"train/...": [S]}.
+
+        Raises:
+          train.Diverged: a metric was not finite.
+        """
+        report = jax.device_get(online.reading(self.carry.tally))
+        train.check_finite(report)
+        metrics = {
+            f"train/{name}": value for name, value in report.metrics.items() if np.isfinite(value).all()
+        }
+        self.carry = self.carry._replace(tally=online.fresh_tally(sorted(report.metrics), self._seeds))
+        finished, self._stream.finished = self._stream.finished, []
+        for place, name in ((1, "return"), (2, "length")):
+            values: list[list[float]] = [[] for _ in range(self._seeds)]
+            for episode in finished:
+                values[episode[0] // self._environments].append(episode[place])
+            metrics[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in values])
+        return metrics
+
+    def saved(self) -> dict[str, Any]:
+        """What a checkpoint holds; shapes, before `start`."""
+        return {"state": self.carry.state, "loop": self.carry._replace(state=None), "action": self.action}
+
+    def notes(self) -> dict[str, Any]:
+        """What goes with it; new episodes start from there if an environment failed."""
+        return {
+            "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
+            "finished": self._stream.finished,
+            "deaths": self.deaths,
+            "evaluated": self.evaluated,
+        }
+
+    def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
+        """Goes on from what `saved` and `notes` returned at ``step``."""
+        self.step, self.carry = step, saved["loop"]._replace(state=saved["state"])
+        self.action = saved["action"]
+        self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
+        self._stream.finished = [tuple(episode) for episode in notes["finished"]]
+        if not self._stream.restore(notes["stream"]):
+            print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
+            self._begin()
+
+    def _begin(self) -> None:
+        observation = self._by_seed(self._see(self._stream.observation))
+        self.carry, action = self._loop.begin(self.carry, observation, self._random())
+        self.action = np.asarray(action)
+
+    def _random(self) -> bool:
+        return self.step < self._random_steps
+
+    def _step(self, experience: Experience) -> online.Step:
+        scalar = np.stack(
+            [transform.rewards(self._seen, experience.reward), ~experience.terminated, experience.first]
+        )
+        both = jax.tree.map(lambda *x: np.stack(x), experience.next_observation, experience.observation)
+        shape = (self._seeds, self._environments)
+        both = jax.tree.map(lambda x: x.reshape(2, *shape, *x.shape[2:]), self._see(both))
+        return online.Step(both, scalar.reshape(3, *shape))
+
+    def _by_seed(self, rows: Any) -> Any:
+        """[S * N, ...] -> [S, N, ...]."""
+        return jax.tree.map(lambda x: x.reshape(self._seeds, self._environments, *x.shape[1:]), rows)

@@ -1,0 +1,50 @@
+"""rl.language.reading: scores, returns and errors of three texts by hand, read two at a time."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from rl.language import model, reading
+from rl.language.model import Config
+from rl.networks.transformer import Shape
+from rl.replay import tokens as replay
+from rl.replay.tokens import Turn, episode
+from rl.types import State, TokenBatch
+
+
+class Judgement(NamedTuple):
+    q: Any
+    v: Any
+
+
+def test_texts_are_scored_and_compared_with_what_followed() -> None:
+    rewards = [1.0, -1.0, 0.5]
+    rows = replay.pack(
+        [episode([Turn([0]), Turn([1, 2], True, reward)], True, 1.0) for reward in rewards],
+        4,
+        together=False,
+    )
+    lm = model.make(Config(5, 8, Shape(width=8, layers=1, heads=1, kv_heads=1, head_size=8, inner=8)))
+    state = State({"policy": jax.jit(lm.init)(jax.random.key(0))}, {}, {}, jnp.zeros((), jnp.int32))
+
+    def judge(state: State, batch: TokenBatch) -> Judgement:
+        return Judgement(jnp.full(batch.tokens.shape, 0.5), jnp.full(batch.tokens.shape, 0.25))
+
+    found = reading.in_batches(reading.reader(lm, judge, discount=0.5), state, rows, 2)
+    assert {name: x.shape for name, x in found.items()} == dict.fromkeys(found, (3, 4))  # no row of padding
+    np.testing.assert_array_equal(found["taken"], [[False, True, True, False]] * 3)
+    returns = np.array([[reward / 2, reward] for reward in rewards])
+    np.testing.assert_allclose(found["returns"][:, 1:3], returns)
+    np.testing.assert_allclose(found["score"][:, 1:3], 0.25)  # Q - V, where nothing says a reward
+    compared = reading.against_returns(found)
+    assert compared["value_error"] == pytest.approx(np.sqrt(np.mean((0.5 - returns) ** 2)))
+    assert compared["return_deviation"] == pytest.approx(returns.std())
+    assert compared["log_probability"] == pytest.approx(found["log_probability"][:, 1:3].mean())
+    logits = lm.logits(state.params["policy"], lm.features(state.params["policy"], rows.tokens, rows.segment))
+    by_hand = jax.nn.log_softmax(logits)[:, [0, 1], [1, 2]]
+    np.testing.assert_allclose(found["log_probability"][:, 1:3], by_hand, rtol=1e-5)
