@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import hashlib
 import os
@@ -93,6 +94,11 @@ def forget_programs() -> Iterator[None]:
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
         gc.collect()
+        libc = ctypes.CDLL(None)
+        if hasattr(
+            libc, "malloc_trim"
+        ):  # glibc keeps memory that was freed, where it lies between other memory
+            libc.malloc_trim(0)
 
 
 @pytest.fixture(autouse=True)
