@@ -128,7 +128,7 @@ def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Stream, "step", watched)
         # Whole games take minutes: what is scored is another test's business.
-        patch.setattr(online.evaluate, "evaluator", short_evaluator)
+        patch.setattr(common.evaluate, "evaluator", short_evaluator)
         online.run(chosen, dataclasses.replace(config, hidden=(8,)))
     _, arrays = checkpoint.read(tmp_path / "checkpoints")
     assert arrays["state/step"] == 6

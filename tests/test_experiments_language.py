@@ -129,14 +129,15 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
         tmp_path,
         agent="ilql",
         head="hl_gauss",
-        updates=300,
-        eval_every=300,
+        updates=150,
+        eval_every=150,
+        batch_size=16,
         rank=str(files / "asked.jsonl"),
         environment="wordle",
         environment_file=str(files / "words.txt"),
         eval_episodes=2,
         action_tokens=4,
-        seed=2,  # 300 updates are too few for some others
+        seed=2,
     )
     result = script.run(chosen, config("ilql"))
     assert "note: Q of all tokens has" in capsys.readouterr().err
