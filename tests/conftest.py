@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import gc
 import hashlib
+import math
 import os
 import platform
 import subprocess
@@ -20,6 +21,7 @@ ROOT = Path(__file__).parent.parent
 # XLA's older code generator for CPUs: it compiles these small programs in a third of the time.
 XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false"
 CACHE_BYTES = 2 * 2**30
+RESIDENT_BYTES = 1.25 * 2**30
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -89,9 +91,9 @@ def accepts(flags: str) -> bool:
 
 @pytest.fixture(scope="module", autouse=True)
 def forget_programs() -> Iterator[None]:
-    """Drops the compiled programs of a module after it, or a process would come to hold those of all."""
+    """Drops compiled programs after a module where they take much memory, or a process would come to hold them all."""
     yield
-    if "jax" in sys.modules:
+    if "jax" in sys.modules and resident_bytes() > RESIDENT_BYTES:
         sys.modules["jax"].clear_caches()
         gc.collect()
         libc = ctypes.CDLL(None)
@@ -99,6 +101,14 @@ def forget_programs() -> Iterator[None]:
             libc, "malloc_trim"
         ):  # glibc keeps memory that was freed, where it lies between other memory
             libc.malloc_trim(0)
+
+
+def resident_bytes() -> float:
+    """What this process holds of the machine's memory; infinite where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return math.inf
 
 
 @pytest.fixture(autouse=True)

@@ -324,6 +324,7 @@ def test_the_guard_does_catch_transfers() -> None:
         epoch(state, loaded.dataset, key)
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where() -> None:
     loaded, make = iql()
     reward = loaded.dataset.transitions.reward.copy()
@@ -383,6 +384,7 @@ def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
         train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={field: [1, 2]})
 
 
+@pytest.mark.slow
 def test_every_field_that_can_be_swept_is_accepted_by_its_agent() -> None:
     """No float field is used where the program is built: each survives being a tracer."""
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE)):

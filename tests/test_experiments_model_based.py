@@ -135,6 +135,7 @@ def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> N
     np.testing.assert_allclose(mean, (1 - abs(truth)) * learned + abs(truth) * other, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_stops_where_q_runs_away(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

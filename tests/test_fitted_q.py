@@ -62,6 +62,7 @@ def table_act(states, observations, keys):
     return jax.vmap(lambda table, o: table[o.argmax(-1)])(states, observations)
 
 
+@pytest.mark.slow
 @pytest.mark.optimised
 @pytest.mark.parametrize("name", heads.NAMES)
 def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) -> None:

@@ -159,6 +159,7 @@ def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> floa
     return total / count
 
 
+@pytest.mark.slow
 def test_td_loss_equals_the_plain_form() -> None:
     state, batch = bcoder_start()[0], data()
     # Away from the start, where the policy and the checkpoint are one.
@@ -292,6 +293,7 @@ def _expectile(values: list[float], level: float) -> float:
     return low
 
 
+@pytest.mark.slow
 def test_ilql_losses_equal_the_plain_form() -> None:
     """All of Q [B, T, A] at once, one-hot selectors, as LMRL-Gym's code has it."""
     lm, batch, value_head = language_model(), data(), head("scalar")

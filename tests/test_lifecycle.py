@@ -185,6 +185,7 @@ def test_an_error_keeps_the_checkpoint_before_it(whole: Path, tmp_path: Path) ->
     assert_same(whole, tmp_path)
 
 
+@pytest.mark.slow
 def test_killed_at_any_time_it_continues_to_the_same_bits(whole: Path, tmp_path: Path) -> None:
     """A process of its own, by SIGKILL between the line of a step and its checkpoint."""
     code = (

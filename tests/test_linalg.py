@@ -52,6 +52,7 @@ def test_orthogonal_kernels_are_those_of_flax():
             np.testing.assert_allclose(kernel, nn.initializers.orthogonal(2.0)(key, shape), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
     [

@@ -185,6 +185,7 @@ def test_best_cut_is_one_sweep_whatever_the_block() -> None:
 # ---- laws ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_large_prices_and_no_radius_leave_the_nominal_fit() -> None:
     """The acceptance list's limit: without an adversary all divergences are one pessimistic value iteration."""
     features = random_data().next_features[0]
@@ -250,6 +251,7 @@ def test_variance_aware_weights_are_the_inverse_variances() -> None:
     np.testing.assert_allclose(pevi.fit(config, data).uncertainty[step], inverse, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_float32_works_and_small_prices_stay_finite() -> None:
     data = jax.tree.map(lambda x: x.astype(jnp.float32), random_data())
     for module, config in (

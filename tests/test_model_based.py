@@ -264,6 +264,7 @@ def rewards() -> tuple[Learner, list[Any]]:
     return learner._replace(update=update, weighted=weighted), seen
 
 
+@pytest.mark.slow
 def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model() -> None:
     made, model = members(5, identical=True)
     learner, seen = rewards()
@@ -274,6 +275,7 @@ def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model
     np.testing.assert_array_equal(seen[0], batch.reward)
 
 
+@pytest.mark.slow
 def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     """One member and sample at a time; in a weighted update the same."""
     made, model = members(3)

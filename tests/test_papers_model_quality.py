@@ -21,7 +21,7 @@ pytest.importorskip("h5py")
 def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = paper.Settings(
         transitions=600,
-        methods="base,ravl",
+        methods="ravl",
         truths="0,1",
         hidden=(8,),
         epochs=2,
@@ -37,12 +37,12 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     )
     result = paper.run(settings)
     rows = [(row["method"], row["world"], row["return"].shape) for row in result["rows"]]
-    assert rows == [("base", 0, (2,)), ("base", 1, (2,)), ("ravl", 0, (2,)), ("ravl", 1, (2,))]
+    assert rows == [("ravl", 0, (2,)), ("ravl", 1, (2,))]
     assert result["rows"][1]["reward_error"] == pytest.approx(
         0, abs=1e-5
     )  # the true world has the true rewards
     assert (result["rows"][0]["reward_error"] > 1e-3).all()
-    assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"][0]["method"] == "base"
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["rows"][0]["method"] == "ravl"
     left = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"interpolation.png", "q_in_the_truth.png", "README.md"} <= left
     report = (tmp_path / "out" / "README.md").read_text()

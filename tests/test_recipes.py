@@ -106,6 +106,7 @@ def test_an_episode_neither_reads_nor_moves_the_callers_global_generator(dataset
     assert same(simulate(seed(0)), first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dataset", ["scene-play-v0", "puzzle-3x3-noisy-v0"])
 def test_describing_a_state_once_changes_nothing(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fast = simulator(dataset, 120)(seed(0))

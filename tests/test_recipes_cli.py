@@ -81,6 +81,7 @@ def workers(out: Path, dataset: str = DATASET) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_makes_the_files_and_then_leaves_them_alone(tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=45", "--episode_steps=20", "--processes=2")
     status, stdout, stderr = run(tmp_path, *flags)
@@ -228,7 +229,7 @@ def test_wrong_flags(flags: tuple[str, ...], message: str, tmp_path: Path) -> No
 @pytest.mark.slow
 def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2")
-    assert run(tmp_path, *flags)[0] == 0
+    collect(DATASET, out=tmp_path, transitions=2, episode_steps=2, progress=False)
     status, _, stderr = run(tmp_path, *flags, "--seed=1")
     assert status == 1
     assert "pass --overwrite" in stderr

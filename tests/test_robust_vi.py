@@ -281,6 +281,7 @@ def test_iwocs_can_be_stuck_and_says_so() -> None:
     assert {robust_vi.iwocs(family(seed, 4, 4, 2), GAMMA).converged for seed in range(12)} == {True, False}
 
 
+@pytest.mark.slow
 def test_iwocs_on_the_windy_walk() -> None:
     """Two rounds: no wind, then the strongest; its policy is the robust one of the same 25 models."""
     mdps = jax.vmap(tabular.windy_walk)(jnp.linspace(0, 0.5, 25))

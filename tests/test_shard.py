@@ -35,22 +35,16 @@ from rl.values import heads
 
 BATCH, STEPS, SEEDS = 152, 3, 2  # 152 = 8 * 19 is the length of nothing else in these programs
 
-# Every agent, and every head with some agent.
-PAIRS = [
-    ("continuous", "bc", "scalar"),
-    ("continuous", "cql", "c51"),
-    ("continuous", "edac", "scalar"),
-    ("continuous", "iql", "hl_gauss"),
-    ("continuous", "rebrac", "two_hot"),
-    ("continuous", "sac_n", "quantile"),
-    ("continuous", "td3_bc", "scalar"),
-    ("discrete", "cql", "hl_gauss"),
-    ("discrete", "dqn", "c51"),
-    ("discrete", "iql", "quantile"),
-]
-CASES = [
-    pytest.param(pair, id="-".join(pair), marks=[] if pair[1:] == ("iql", "hl_gauss") else pytest.mark.slow)
-    for pair in PAIRS
+# Every agent, and every head with some agent. Those of a line share a process, whose start takes as long as a case.
+GROUPS = [
+    [("continuous", "iql", "hl_gauss")],
+    [("continuous", "bc", "scalar"), ("continuous", "cql", "c51"), ("continuous", "edac", "scalar")],
+    [
+        ("continuous", "rebrac", "two_hot"),
+        ("continuous", "sac_n", "quantile"),
+        ("continuous", "td3_bc", "scalar"),
+    ],
+    [("discrete", "cql", "hl_gauss"), ("discrete", "dqn", "c51"), ("discrete", "iql", "quantile")],
 ]
 
 # Agents that draw nothing, and average everything over rows: `jax.pmap` computes what one device does.
@@ -177,13 +171,27 @@ def lengths(program: str) -> set[int]:
 # ---- eight devices ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_eight_devices_compute_what_one_does(case: tuple[str, str, str]) -> None:
-    succeed(launch(f"on_eight_devices{case}", 8))
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(
+            cases, id=",".join("-".join(case) for case in cases), marks=[pytest.mark.slow] * bool(index)
+        )
+        for index, cases in enumerate(GROUPS)
+    ],
+)
+def test_eight_devices_compute_what_one_does(cases: list[tuple[str, str, str]]) -> None:
+    succeed(launch(f"on_eight_devices({cases})", 8))
 
 
-def on_eight_devices(kind: str, agent: str, head: str) -> None:
+def on_eight_devices(cases: list[tuple[str, str, str]]) -> None:
     assert jax.device_count() == 8
+    for case in cases:
+        print(*case, flush=True)  # shown where one fails
+        check_eight_devices(*case)
+
+
+def check_eight_devices(kind: str, agent: str, head: str) -> None:
     dataset, config, make = problem(kind, agent, head)
     learner = make(config)
     keys = jax.random.split(jax.random.key(0), SEEDS)
@@ -280,6 +288,7 @@ def on_a_device_per_seed() -> None:
     assert_close(spread_report.metrics, report.metrics)
 
 
+@pytest.mark.slow
 def test_what_does_not_divide_is_refused() -> None:
     succeed(launch("on_uneven_shares()", 8))
 
