@@ -352,12 +352,9 @@ def _count(tally: Tally, report: train.Report) -> Tally:
 
 def _blank(spec: Spec, observation_type: Any) -> ring.Row:
     """A row of zeros."""
-    one_type = not isinstance(observation_type, Mapping)
-    types = (
-        nest.map_structure(lambda _: observation_type, spec.observation_shape)
-        if one_type
-        else observation_type
-    )
+    types = observation_type
+    if not isinstance(types, Mapping):
+        types = nest.map_structure(lambda _: observation_type, spec.observation_shape)
     observation = nest.map_structure(jnp.zeros, spec.observation_shape, types)
     action = jnp.zeros((), jnp.int32) if spec.discrete else jnp.zeros(spec.action_size)
     return ring.Row(observation, action, jnp.zeros(()), jnp.zeros(()), observation, jnp.zeros((), bool))
