@@ -260,6 +260,7 @@ def draw(run: Run) -> None:
             ylabel=name.replace("_", " "),
             title=run.title,
             xlabel=run.axis,
+            rate=name in RATES,
         )
         return
 

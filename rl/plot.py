@@ -34,6 +34,7 @@ def learning_curve(
     references: Mapping[str, float] | None = None,
     title: str = "",
     xlabel: str = "updates",
+    rate: bool = False,
 ) -> None:
     """Draws each run's mean over seeds, its 95 % interval (`rl.statistics.interval`) and every seed as a thin line.
 
@@ -44,6 +45,7 @@ def learning_curve(
         references: {label: score} drawn as horizontal dashed lines: a behaviour policy, a published result.
         title: above the axes.
         xlabel: what the steps count.
+        rate: the scores are success rates, whose intervals stay within 0 and 1 (`rl.statistics.rate_interval`).
 
     Raises:
         ValueError: no runs, or a run whose scores are not [T, S].
@@ -52,7 +54,7 @@ def learning_curve(
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
-    _curves(axes, runs)
+    _curves(axes, runs, statistics.rate_interval if rate else statistics.interval)
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
     axes.set_xlabel(xlabel, fontsize=12)
@@ -377,7 +379,9 @@ def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     return figure, found
 
 
-def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None:
+def _curves(
+    axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], interval: Any = statistics.interval
+) -> None:
     """The runs {label: (steps [T], scores [T, S])} of one panel."""
     from matplotlib.ticker import EngFormatter
 
@@ -387,19 +391,18 @@ def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]]) -> None
             raise ValueError(
                 f"{label!r}: steps must be [T] and scores [T, S], got shapes {steps.shape} and {scores.shape}"
             )
-        _curve(
-            axes, steps, scores, label, _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
-        )
+        colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
+        _curve(axes, steps, scores, interval, label, colour, style)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
 
 
-def _curve(axes: Axes, steps: np.ndarray, scores: np.ndarray, label: str, colour: str, style: str) -> None:
+def _curve(
+    axes: Axes, steps: np.ndarray, scores: np.ndarray, interval: Any, label: str, colour: str, style: str
+) -> None:
     finite = np.isfinite(scores).all(1)
-    band = [
-        statistics.interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)
-    ]
+    band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
     low, high = np.transpose(band) if band else (steps, steps)
     count = scores.shape[1]
     if count > 1:

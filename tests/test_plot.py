@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rl import plot
+from rl import plot, statistics
 
 STEPS = np.array([0, 100, 200, 300])
 SCORES = np.array([[1.0, 2.0, 4.0], [2.0, 3.0, 7.0], [5.0, 5.5, 9.0], [6.0, 8.0, 9.5]])
@@ -70,6 +70,16 @@ def test_learning_curve_draws_mean_seeds_and_interval(tmp_path: Path, figures: l
     band = axes.collections[0].get_paths()[0].vertices
     at_100 = band[band[:, 0] == 100][:, 1]
     np.testing.assert_allclose([at_100.min(), at_100.max()], [low, high])
+
+
+def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path, figures: list):
+    scores = np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    plot.learning_curve(tmp_path / "curve.png", {"iql": ([1, 2], scores)}, "success", rate=True)
+    band = figures[0].axes[0].collections[0].get_paths()[0].vertices
+    for step, row in enumerate(scores, start=1):
+        at = band[band[:, 0] == step][:, 1]
+        np.testing.assert_allclose([at.min(), at.max()], statistics.rate_interval(row))
+    assert band[:, 1].min() >= 0 and band[:, 1].max() <= 1
 
 
 def test_a_score_that_is_not_finite_is_a_gap(tmp_path: Path, figures: list):
