@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import resource
 import signal
@@ -200,30 +201,53 @@ def test_disk_full(processes: int, tmp_path: Path) -> None:
     assert status == 0, stderr
 
 
+WRONG_FLAGS = [
+    ([], "Exactly one of (dataset, describe, to_minari)"),
+    ([f"--dataset={DATASET}", "--describe=x.hdf5"], "Exactly one of (dataset, describe, to_minari)"),
+    (["--dataset=hopper-medium-v5"], "Did you mean hopper-medium-regen-v5"),
+    (["--dataset=hopper-medium-regen-v5", "--episode_steps=5"], "episode_steps is not for hopper-medium"),
+    ([f"--dataset={DATASET}", "--actors=x.npz"], "behaviour is scripted"),
+    (["--describe=nothing.hdf5"], "there is no file nothing.hdf5"),
+    (["--dataset=cube-singel-play-v0"], "Did you mean cube-single-play-v0"),
+    (
+        [f"--dataset={DATASET}", "--transition=5"],
+        "Unknown command line flag 'transition'. Did you mean: transitions",
+    ),
+    ([f"--dataset={DATASET}", "--transitions=0"], "transitions"),
+    ([DATASET, f"--dataset={DATASET}"], "Not a flag"),
+]
+
+# One process for all commands, as starting one takes longer than what it is asked.
+EACH_COMMAND = """
+import contextlib, io, json, sys
+from absl import app
+from absl.testing import flagsaver
+from experiments import collect
+
+ends = []
+for flags in json.loads(sys.argv[1]):
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text), flagsaver.flagsaver():
+        try:
+            app.run(collect.main, ["collect", *flags])
+        except SystemExit as stopped:
+            ends.append((stopped.code, text.getvalue()))
+print(json.dumps(ends))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ((), "Exactly one of (dataset, describe, to_minari)"),
-        ((f"--dataset={DATASET}", "--describe=x.hdf5"), "Exactly one of (dataset, describe, to_minari)"),
-        (("--dataset=hopper-medium-v5",), "Did you mean hopper-medium-regen-v5"),
-        (("--dataset=hopper-medium-regen-v5", "--episode_steps=5"), "episode_steps is not for hopper-medium"),
-        ((f"--dataset={DATASET}", "--actors=x.npz"), "behaviour is scripted"),
-        (("--describe=nothing.hdf5",), "there is no file nothing.hdf5"),
-        (("--dataset=cube-singel-play-v0",), "Did you mean cube-single-play-v0"),
-        (
-            (f"--dataset={DATASET}", "--transition=5"),
-            "Unknown command line flag 'transition'. Did you mean: transitions",
-        ),
-        ((f"--dataset={DATASET}", "--transitions=0"), "transitions"),
-        ((DATASET, f"--dataset={DATASET}"), "Not a flag"),
-    ],
-)
-def test_wrong_flags(flags: tuple[str, ...], message: str, tmp_path: Path) -> None:
-    status, stdout, stderr = run(tmp_path, *flags)
+def test_wrong_flags(tmp_path: Path) -> None:
+    status, stdout, stderr = run(tmp_path)
     assert status == 1
-    assert message in stdout + stderr
+    assert WRONG_FLAGS[0][1] in stdout + stderr
     assert "Traceback" not in stderr
+    commands = json.dumps([[f"--out={tmp_path}", *flags] for flags, _ in WRONG_FLAGS])
+    ends = json.loads(subprocess.check_output([sys.executable, "-c", EACH_COMMAND, commands], cwd=ROOT))
+    for (status, text), (flags, message) in zip(ends, WRONG_FLAGS, strict=True):
+        # Python prints the text of an exit, and its status is then 1.
+        assert status == 1 or isinstance(status, str), flags
+        assert message in text + str(status), flags
 
 
 @pytest.mark.slow
