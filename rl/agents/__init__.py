@@ -12,10 +12,11 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import arsq, bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
 from rl.types import Spec
 
 AGENTS: dict[str, ModuleType] = {
+    "arsq": arsq,
     "bc": bc,
     "cql": cql,
     "dqn": dqn,
