@@ -128,7 +128,7 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
 
     def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
         del step
-        return view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        return _experienced(view.transitions(memory, view.draw(memory, key, batch_size - logged)))
 
     def learn(updates: int) -> Learn:
         sample = source.concatenated(data.sampler(logged), newest) if logged else newest
@@ -189,7 +189,8 @@ def ranked(
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
-        batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
+        batch = _experienced(view.transitions(memory.ring, slots))
+        weight = prioritised.weights(memory, slots, correction)
         state, metrics, priority = weighted(ranked.state, batch, weight, key)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Ranked(state, memory.tree, memory.highest), metrics
@@ -322,9 +323,22 @@ def loop(
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
     row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return Transition(
-        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
+    return _experienced(
+        Transition(
+            row.observation,
+            row.action,
+            row.reward,
+            row.discount,
+            row.next_observation,
+            row.action,
+            row.discount,
+        )
     )
+
+
+def _experienced(batch: Transition) -> Transition:
+    """``batch`` of the agent's own steps, whose origin is 1 even where there are no logged data, of origin 0."""
+    return batch._replace(origin=jnp.ones(batch.reward.shape, jnp.int32))
 
 
 def fresh_tally(names: list[str], seeds: int) -> Tally:

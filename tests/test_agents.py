@@ -471,7 +471,81 @@ def dqn(s: Setting) -> Expected:
     return Expected(params, {"q": target}, metrics)
 
 
+def arsq_parts(s: Setting, params: Tree, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """V's outputs [E, B, K], advantages [E, B, T, n] of all bins, and the action's bins [B, T], cut one by one."""
+    c, observation = s.config, s.batch.observation
+    size = action.shape[-1]
+    low, high = -np.ones_like(action), np.ones_like(action)
+    raw: list[np.ndarray] = []
+    bins: list[np.ndarray] = []
+    for token in range(c.levels * size):
+        d = token % size
+        x = np.concatenate([observation, (low + high) / 2], -1)
+        blocks = [
+            mlp(jax.tree.map(lambda leaf, i=i: leaf[i, 0], params["advantage"]), x) for i in range(c.critics)
+        ]
+        raw.append(np.stack(blocks)[..., token * c.bins : (token + 1) * c.bins])
+        width = (high[:, d] - low[:, d]) / c.bins
+        chosen = np.floor((action[:, d] - low[:, d]) / width).astype(int)
+        low[:, d] += chosen * width
+        high[:, d] = low[:, d] + width
+        bins.append(chosen)
+    u = np.stack(raw, 2)
+    v = [mlp(jax.tree.map(lambda leaf, i=i: leaf[i], params["value"]), observation) for i in range(c.critics)]
+    return np.stack(v), c.temperature * special.log_softmax(u / c.temperature, -1), np.stack(bins, -1)
+
+
+def arsq(s: Setting) -> Expected:
+    """With the scalar head the paper's loss as it stands; with others V and the advantages apart."""
+    c, h, b = s.config, s.head, s.batch
+    next_v = [
+        mlp(jax.tree.map(lambda leaf, i=i: leaf[i], s.target["q"]["value"]), b.next_observation)
+        for i in range(c.critics)
+    ]
+    slow = smallest(h, np.stack(next_v))
+    y = b.reward + c.discount * b.discount * h.value(slow)
+
+    def parts(q: Tree) -> tuple[np.ndarray, np.ndarray, float]:
+        v, advantages, bins = arsq_parts(s, q, b.action)
+        rows, tokens = np.indices(bins.shape)
+        cloning = 0.0
+        for member in advantages:
+            for row, token in np.ndindex(bins.shape):
+                logged = member[row, token, bins[row, token]]
+                others = np.delete(member[row, token], bins[row, token])
+                if c.bc == "cql":
+                    cloning += max(special.logsumexp(others) - logged, c.bc_clip)
+                else:
+                    cloning += sum(max(other - logged, c.bc_clip) for other in others) / len(others)
+        return v, advantages[:, rows, tokens, bins].sum(-1), cloning / len(bins)
+
+    v0, a0, cloning0 = parts(s.params["q"])
+    backups = [(b.reward - a, c.discount * b.discount, slow) for a in a0]
+    critic_loss = lambda v: sum(
+        h.loss(x, h.target(*backup)).mean() for x, backup in zip(v, backups, strict=True)
+    )
+    advantage_loss = lambda a: ((h.value(v0) + a - y) ** 2).mean(1).sum()
+
+    def loss(q: Tree) -> float:
+        v, a, cloning = parts(q)
+        if v.shape[-1] == 1:
+            return ((v[..., 0] + a - y) ** 2).mean(1).sum() + c.bc_weight * cloning
+        return critic_loss(v) + advantage_loss(a) + c.bc_weight * cloning
+
+    params = descend(s.params, c.learning_rate, q=loss)
+    metrics = {
+        "critic_loss": critic_loss(v0),
+        "advantage_loss": advantage_loss(a0),
+        "bc_loss": cloning0,
+        "q": (h.value(v0) + a0).mean(),
+        "v": h.value(v0).mean(),
+        "clipped": np.mean([h.clipped(*backup) for backup in backups]),
+    }
+    return Expected(params, {"q": follow(s.target["q"], params["q"], c.target_rate)}, metrics)
+
+
 ORACLES: dict[str, Callable[[Setting], Expected]] = {
+    "arsq": arsq,
     "bc": bc,
     "cql": cql,
     "dqn": dqn,
@@ -490,6 +564,7 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
 COMMON = {"hidden": (4,), "learning_rate": 0.1}
 DISCOUNTED = {**COMMON, "discount": 0.9, "target_rate": 0.3}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "arsq": {**DISCOUNTED, "bins": 3, "temperature": 0.6, "bc_clip": -0.3, "network": Architecture()},
     "bc": COMMON,
     "cql": {**DISCOUNTED, "policy_learning_rate": 0.03, "weight": 0.7, "samples": 3},
     "dqn": DISCOUNTED,
@@ -501,13 +576,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "td3": DISCOUNTED,
     "td3_bc": DISCOUNTED,
 }
-CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
     *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
+    ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
+    ("continuous", "arsq", "quantile", {"critics": 3}),
     ("continuous", "cql", "scalar", {"variant": "rho"}),
     ("continuous", "cql", "scalar", {"variant": "var"}),
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
@@ -667,7 +744,11 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         0,
         float64(case.batch),
     )
-    if "q" in case.state.params:
+    if case.agent == "arsq":
+        v, advantages, bins = arsq_parts(setting, setting.params["q"], setting.batch.action)
+        rows, tokens = np.indices(bins.shape)
+        expected = setting.head.value(v) + advantages[:, rows, tokens, bins].sum(-1)
+    elif "q" in case.state.params:
         expected = q_learning(setting)[2](setting.params["q"])[None]
     else:
         expected = setting.q(setting.params["critic"])
@@ -753,6 +834,7 @@ def test_where_a_learner_starts() -> None:
 
 EVERY = [("continuous", agent) for agent in CONTINUOUS] + [("discrete", agent) for agent in DISCRETE]
 PUBLISHED = {  # initialisers of each agent's published code
+    "arsq": "ppo",
     "bc": "pytorch",
     "cql": "rlkit",
     "dqn": "glorot",
@@ -799,7 +881,7 @@ def test_settings_reach_every_network(kind: str, agent: str) -> None:
     """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
     assert agents.get(agent).Config().network.initialiser == PUBLISHED[agent]
     key = jax.random.key(0)
-    has_policy = agent != "dqn" and (kind, agent) != ("discrete", "cql")
+    has_policy = agent not in ("arsq", "dqn") and (kind, agent) != ("discrete", "cql")
     network = Architecture(
         initialiser="rlkit", activation="silu", policy_layer_norm=has_policy, dropout=0.5 * has_policy
     )
@@ -852,7 +934,7 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
     shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
-    shapes += [((5, 3), (8,))] if agent in ("iql", "dqn", "td3") else []
+    shapes += [((5, 3), (8,))] if agent in ("arsq", "iql", "dqn", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)
@@ -903,11 +985,13 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
 
 
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])
-@pytest.mark.parametrize("agent", ["dqn", "cql"])
-def test_agents_without_a_policy_refuse_its_settings(agent: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "agent"), [("discrete", "dqn"), ("discrete", "cql"), ("continuous", "arsq")]
+)
+def test_agents_without_a_policy_refuse_its_settings(kind: str, agent: str, field: str) -> None:
     value = 0.5 if field == "dropout" else True
     with pytest.raises(ValueError, match=f"network.{field} is for policies, and {agent}.* has none"):
-        build("discrete", agent, network=Architecture(**{field: value}))
+        build(kind, agent, network=Architecture(**{field: value}))
 
 
 # ---- many updates -------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ A source is a function of (data, key, step) that draws one batch; ``step`` count
 follow a schedule inside compiled code. `rl.replay.dataset.sampler`, `rl.replay.ring.sampler` and
 `rl.replay.tokens.sampler` make sources of one kind of data. The functions here join sources; the data of what they
 return is a tuple with the data of each. Every `rl.types.Transition` then says in ``origin`` which source it came from,
-counted from 0 in the order given. By convention logged data is the first. Rows that have an ``origin`` keep it: a
+counted from 0 in the order given. By convention logged data is the first, and in online learning the agent's own steps
+have origin 1 with and without it (`rl.online`). Rows that have an ``origin`` keep it: a
 dataset whose demonstrations are flagged row by row, say.
 
 | | a batch is | shares |
