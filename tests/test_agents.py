@@ -471,53 +471,57 @@ def dqn(s: Setting) -> Expected:
     return Expected(params, {"q": target}, metrics)
 
 
-def arsq_parts(s: Setting, params: Tree, action: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """V's outputs [E, B, K], advantages [E, B, T, n] of all bins, and the action's bins [B, T], cut one by one."""
-    c, observation = s.config, s.batch.observation
-    size = action.shape[-1]
+def bins_and_contexts(action: np.ndarray, levels: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of actions [B, D]: the bin [B, T] of every token and what it sees [B, T, D], by cutting one interval each."""
     low, high = -np.ones_like(action), np.ones_like(action)
-    raw: list[np.ndarray] = []
-    bins: list[np.ndarray] = []
-    for token in range(c.levels * size):
-        d = token % size
-        x = np.concatenate([observation, (low + high) / 2], -1)
-        blocks = [
-            mlp(jax.tree.map(lambda leaf, i=i: leaf[i, 0], params["advantage"]), x) for i in range(c.critics)
-        ]
-        raw.append(np.stack(blocks)[..., token * c.bins : (token + 1) * c.bins])
-        width = (high[:, d] - low[:, d]) / c.bins
-        chosen = np.floor((action[:, d] - low[:, d]) / width).astype(int)
-        low[:, d] += chosen * width
+    chosen, seen = [], []
+    for token in range(levels * action.shape[1]):
+        d = token % action.shape[1]
+        seen.append((low + high) / 2)
+        width = (high[:, d] - low[:, d]) / bins
+        chosen.append(np.floor((action[:, d] - low[:, d]) / width).astype(int))
+        low[:, d] += chosen[-1] * width
         high[:, d] = low[:, d] + width
-        bins.append(chosen)
-    u = np.stack(raw, 2)
-    v = [mlp(jax.tree.map(lambda leaf, i=i: leaf[i], params["value"]), observation) for i in range(c.critics)]
-    return np.stack(v), c.temperature * special.log_softmax(u / c.temperature, -1), np.stack(bins, -1)
+    return np.stack(chosen, 1), np.stack(seen, 1)
+
+
+def member(params: Tree, *index: int) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[index], params)
+
+
+def arsq_parts(s: Setting, params: Tree, bins: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V's outputs [E, B, K], and the advantages [E, B, T, n] of all bins."""
+    c, observation = s.config, s.batch.observation
+    repeated = np.broadcast_to(observation[:, None], (*bins.shape, observation.shape[-1]))
+    v, u = [], []
+    for i in range(c.critics):
+        v.append(mlp(member(params["value"], i), observation))
+        every = mlp(member(params["advantage"], i, 0), np.concatenate([repeated, seen], -1))
+        blocks = every.reshape(*bins.shape, bins.shape[1], c.bins)
+        u.append(np.stack([blocks[:, t, t] for t in range(bins.shape[1])], 1))
+    scaled = np.exp(np.stack(u) / c.temperature)
+    return np.stack(v), c.temperature * np.log(scaled / scaled.sum(-1, keepdims=True))
 
 
 def arsq(s: Setting) -> Expected:
     """With the scalar head the paper's loss as it stands; with others V and the advantages apart."""
     c, h, b = s.config, s.head, s.batch
-    next_v = [
-        mlp(jax.tree.map(lambda leaf, i=i: leaf[i], s.target["q"]["value"]), b.next_observation)
-        for i in range(c.critics)
-    ]
-    slow = smallest(h, np.stack(next_v))
+    bins, seen = bins_and_contexts(b.action, c.levels, c.bins)
+    row, token = np.indices(bins.shape)
+    other = np.arange(c.bins) != bins[..., None]
+    slow = smallest(h, np.stack([mlp(member(s.target["q"]["value"], i), b.next_observation) for i in (0, 1)]))
     y = b.reward + c.discount * b.discount * h.value(slow)
 
     def parts(q: Tree) -> tuple[np.ndarray, np.ndarray, float]:
-        v, advantages, bins = arsq_parts(s, q, b.action)
-        rows, tokens = np.indices(bins.shape)
-        cloning = 0.0
-        for member in advantages:
-            for row, token in np.ndindex(bins.shape):
-                logged = member[row, token, bins[row, token]]
-                others = np.delete(member[row, token], bins[row, token])
-                if c.bc == "cql":
-                    cloning += max(special.logsumexp(others) - logged, c.bc_clip)
-                else:
-                    cloning += sum(max(other - logged, c.bc_clip) for other in others) / len(others)
-        return v, advantages[:, rows, tokens, bins].sum(-1), cloning / len(bins)
+        v, advantages = arsq_parts(s, q, bins, seen)
+        logged = advantages[:, row, token, bins]
+        if c.bc == "cql":
+            behind = np.log((np.exp(advantages) * other).sum(-1)) - logged
+            cloning = np.maximum(behind, c.bc_clip)
+        else:
+            behind = np.maximum(advantages - logged[..., None], c.bc_clip)
+            cloning = (behind * other).sum(-1) / (c.bins - 1)
+        return v, logged.sum(-1), cloning.sum() / len(bins)
 
     v0, a0, cloning0 = parts(s.params["q"])
     backups = [(b.reward - a, c.discount * b.discount, slow) for a in a0]
@@ -584,7 +588,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
     *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
     ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
-    ("continuous", "arsq", "quantile", {"critics": 3}),
+    ("continuous", "arsq", "quantile", {}),
     ("continuous", "cql", "scalar", {"variant": "rho"}),
     ("continuous", "cql", "scalar", {"variant": "var"}),
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
@@ -745,7 +749,8 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         float64(case.batch),
     )
     if case.agent == "arsq":
-        v, advantages, bins = arsq_parts(setting, setting.params["q"], setting.batch.action)
+        bins, seen = bins_and_contexts(setting.batch.action, case.config.levels, case.config.bins)
+        v, advantages = arsq_parts(setting, setting.params["q"], bins, seen)
         rows, tokens = np.indices(bins.shape)
         expected = setting.head.value(v) + advantages[:, rows, tokens, bins].sum(-1)
     elif "q" in case.state.params:

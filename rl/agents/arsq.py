@@ -43,7 +43,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -99,10 +99,11 @@ class Config:
 
     def __post_init__(self) -> None:
         coarse.Grid(self.levels, self.bins)
-        for name, known in {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS}.items():
+        choices: dict[str, Collection[str]] = {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS}
+        for name, known in choices.items():
             value = getattr(self, name)
             if value not in known:
-                near = difflib.get_close_matches(str(value), known, n=1)
+                near = difflib.get_close_matches(str(value), list(known), n=1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
                 raise ValueError(f"{name}={value!r}: {hint}choose one of {', '.join(known)}")
         if isinstance(self.temperature, int | float) and not self.temperature > 0:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.networks import mlp
-from rl.networks.base import Network
+from rl.networks.base import Network, from_linen
 from rl.networks.layers import ACTIVATIONS, DEFAULT, MLP, Architecture, dense_product
 from rl.types import Array, Key, Params, Spec
 
@@ -63,11 +63,12 @@ def autoregressive(
     place = np.argsort(order)
     trunk_of, block_of = (jnp.asarray(x, jnp.int32) for x in np.divmod(place, blocks))
     sorted_already = bool((order == np.arange(len(order))).all())
-    body = MLP(hidden, blocks * choices, layer_norm, architecture)
+    norm = from_linen(nn.LayerNorm())
+    body = from_linen(MLP(hidden, blocks * choices, layer_norm, architecture))
 
     def init(key: Key, features: Array) -> Params:
         x = jnp.zeros(features.shape[-1] + size)
-        return jax.vmap(lambda k: body.init(k, x)["params"])(jax.random.split(key, count))
+        return jax.vmap(lambda k: body.init(k, x))(jax.random.split(key, count))
 
     def first(params: Params, features: Array) -> Array:
         """The part of one trunk's first layer that all its tokens share."""
@@ -84,7 +85,7 @@ def autoregressive(
             else:
                 y = dense_product(x, layer["kernel"], None) + layer["bias"]
             if layer_norm:
-                y = nn.LayerNorm().apply({"params": params[f"LayerNorm_{i}"]}, y)
+                y = norm.apply(params[f"LayerNorm_{i}"], y)
             y = ACTIVATIONS[architecture.activation](y)
             x = x + y if architecture.residual and i and x.shape == y.shape else y
         return x
