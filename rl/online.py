@@ -184,7 +184,9 @@ def ranked(
     """
     weighted = learner.weighted
     if weighted is None:
-        raise ValueError("this agent's updates cannot be weighted, as prioritised replay asks: choose dqn or arsq")
+        raise ValueError(
+            "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn or arsq"
+        )
 
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
