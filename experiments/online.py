@@ -58,7 +58,7 @@ _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac, td3, dqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
+    agent: str = "sac"  # sac, td3, dqn, cqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
     preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it

@@ -25,7 +25,7 @@ from rl.replay import dataset as replay
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
-CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 VARIANTS = ("sac", "td3")  # the code of sac_n and td3_bc: one head will do
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES = [
@@ -43,7 +43,12 @@ CASES = [
 each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
 
 BATCH, STEPS, SEEDS = 16, 20, 2
-SMALL: dict[str, dict[str, Any]] = {"edac": {"critics": 3}, "sac_n": {"critics": 3}, "cql": {"samples": 3}}
+SMALL: dict[str, dict[str, Any]] = {
+    "cql": {"samples": 3},
+    "cqn": {"bins": 3, "features": 4, "levels": 2},
+    "edac": {"critics": 3},
+    "sac_n": {"critics": 3},
+}
 
 # The parameters that each loss may move; everything else in it is a target.
 OWN = {

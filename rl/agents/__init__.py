@@ -12,12 +12,13 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
 from rl.types import Spec
 
 AGENTS: dict[str, ModuleType] = {
     "bc": bc,
     "cql": cql,
+    "cqn": cqn,
     "dqn": dqn,
     "edac": edac,
     "iql": iql,

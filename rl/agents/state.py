@@ -99,7 +99,7 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
         use = (
             "dqn, cql, iql or bc"
             if spec.discrete
-            else "sac, td3, iql, td3_bc, rebrac, cql, sac_n, edac or bc"
+            else "sac, td3, iql, td3_bc, rebrac, cql, cqn, sac_n, edac or bc"
         )
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
 
