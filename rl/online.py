@@ -128,7 +128,8 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
 
     def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
         del step
-        return view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        batch = view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        return source.of_origin(batch, source.ONLINE)
 
     def learn(updates: int) -> Learn:
         sample = source.concatenated(data.sampler(logged), newest) if logged else newest
