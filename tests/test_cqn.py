@@ -5,6 +5,7 @@ One update is held against NumPy in test_agents.py, what every agent promises to
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Any
 
@@ -30,9 +31,8 @@ ROWS = 8
 
 
 def config(**fields: Any) -> cqn.Config:
-    return cqn.Config(
-        **{"levels": 2, "bins": BINS, "features": 3, "hidden": (8,), "network": Architecture()} | fields
-    )
+    small = {"levels": 2, "bins": BINS, "features": 8, "hidden": (16,), "network": Architecture()}
+    return cqn.Config(**small | fields)
 
 
 def batch() -> Transition:
@@ -49,7 +49,7 @@ def random_state(learner: Learner) -> State:
     """With parameters that differ in every bin, and slow copies that differ from them."""
     state = jax.eval_shape(learner.init, KEY, BATCH)
     rng = np.random.default_rng(1)
-    fill = lambda x: jnp.asarray(rng.normal(0, 0.7, x.shape), x.dtype)
+    fill = lambda x: jnp.asarray(rng.normal(0, 1.0 if x.ndim > 1 else 0.3, x.shape), x.dtype)
     return state._replace(
         params=jax.tree.map(fill, state.params),
         target=jax.tree.map(fill, state.target),
@@ -76,28 +76,28 @@ def test_one_level_acts_on_the_best_of_all_actions() -> None:
     centres = np.float32([-2 / 3, 0, 2 / 3])
     every = np.float32(list(itertools.product(centres, repeat=2)))  # [9, 2]
     assert learner.critics is not None
-    values = learner.critics(state, BATCH.observation, np.repeat(every[:, None], ROWS, 1))[0]  # [9, ROWS]
-    best = every[np.asarray(values).argmax(0)]
-    np.testing.assert_allclose(learner.act(state, BATCH.observation, KEY), best, atol=1e-6)
+    values = jax.jit(learner.critics)(state, BATCH.observation, np.repeat(every[:, None], ROWS, 1))
+    best = every[np.asarray(values[0]).argmax(0)]  # of [9, ROWS]
+    np.testing.assert_allclose(jax.jit(learner.act)(state, BATCH.observation, KEY), best, atol=1e-6)
     assert len(np.unique(best)) > 1
 
 
-@pytest.mark.parametrize("slow", [True, False])
-def test_acting_zooms_into_the_best_bin_of_every_level(slow: bool) -> None:
+def test_acting_zooms_into_the_best_bin_of_every_level() -> None:
     """Against NumPy, which cuts one interval after another; and the critic says of this action what was seen there."""
-    learner, state = made(slow_policy=slow)
-    params = jax.tree.map(np.float64, (state.target if slow else state.params)["q"])
+    learner, state = made()
+    act = jax.jit(learner.act)
     choose = cqn_reference.greedy(expected_value)
-    every, bins, action = cqn_reference.walk(params, BATCH.observation, choose, 2, 2)
-    found = learner.act(state, BATCH.observation, KEY)
-    np.testing.assert_allclose(found, action, atol=1e-6)
-    assert len(np.unique(bins)) == BINS
+    for params in (state.target["q"], state.params["q"]):
+        exact = jax.tree.map(np.float64, params)
+        every, bins, action = cqn_reference.walk(exact, BATCH.observation, choose, 2, 2)
+        found = act(state._replace(target={"q": params}), BATCH.observation, KEY)  # acts by the slow copy
+        np.testing.assert_allclose(found, action, atol=1e-6)
+        assert len(np.unique(bins)) == BINS
     seen = expected_value(cqn_reference.picked(every, bins)).mean((0, 2))
     assert learner.critics is not None
-    said = learner.critics(
-        state._replace(params={"q": jax.tree.map(jnp.float32, params)}), BATCH.observation, found
+    np.testing.assert_allclose(
+        jax.jit(learner.critics)(state, BATCH.observation, found)[0], seen, rtol=1e-4, atol=1e-5
     )
-    np.testing.assert_allclose(said[0], seen, rtol=1e-5, atol=1e-5)
 
 
 def test_ties_are_drawn_from_what_is_within_a_ten_thousandth() -> None:
@@ -108,67 +108,66 @@ def test_ties_are_drawn_from_what_is_within_a_ten_thousandth() -> None:
 
 
 def test_exploration_is_noise_on_the_grid() -> None:
-    """Noise of 0 leaves the greedy action; other noise stays on centres of the last intervals, inside the box."""
-    learner, state = made(exploration_noise=0.0)
+    """Centres of the last intervals, inside the box, and more than the greedy ones of the same observations."""
+    learner, state = made(exploration_noise=0.5)
     assert learner.explore is not None
-    greedy = learner.act(state, BATCH.observation, KEY)
-    np.testing.assert_allclose(learner.explore(state, BATCH.observation, KEY), greedy, atol=1e-6)
-    noisy = made(exploration_noise=0.5)[0]
-    assert noisy.explore is not None
-    explored = np.asarray(noisy.explore(state, np.tile(BATCH.observation, (50, 1)), KEY), np.float64)
-    number = (explored + 1) / 2 * 9 - 0.5
+    explored = np.asarray(
+        jax.jit(learner.explore)(state, np.tile(BATCH.observation, (50, 1)), KEY), np.float64
+    )
+    number = (explored + 1) / 2 * BINS**2 - 0.5
     np.testing.assert_allclose(number, number.round(), atol=1e-5)
-    assert set(np.unique(number.round())) == set(range(9))
+    assert set(np.unique(number.round())) == set(range(BINS**2))
 
 
 # ---- which rows count, and how --------------------------------------------------------------------------------------
 
 
+@functools.cache
+def updates() -> dict[str, Any]:
+    """Compiled updates by weighted rows: as it is, without demonstration terms, and ignoring terminations."""
+    fields = {
+        "whole": {},
+        "td": {"dominance_weight": 0.0, "margin_weight": 0.0},
+        "endless": {"ignore_terminals": True},
+    }
+    return {name: jax.jit(made(**of_one)[0].weighted) for name, of_one in fields.items()}
+
+
+def updated(which: str, weight: Any = None, **fields: Any) -> tuple[State, dict[str, Any], Any]:
+    rows = BATCH._replace(**{"origin": np.zeros(ROWS, np.int32)} | fields)
+    return updates()[which](made()[1], rows, np.ones(ROWS, np.float32) if weight is None else weight, KEY)
+
+
 def test_demonstration_terms_are_for_logged_rows_alone() -> None:
     """Their mean is over demonstrations; without any they are 0 and the update is that of TD alone."""
-    learner, state = made()
-    update = jax.jit(learner.update)
-    flagged = lambda *origin: update(state, BATCH._replace(origin=np.int32(origin)), KEY)
-    td_alone = jax.jit(made(dominance_weight=0.0, margin_weight=0.0)[0].update)(state, BATCH, KEY)[0]
-
-    online, none = flagged(*[source.ONLINE] * ROWS)
+    origins = [np.int32([source.LOGGED] * n + [source.ONLINE] * (ROWS - n)) for n in (0, 2, ROWS)]
+    (online, none, _), (_, some, _), (logged, every, _) = (updated("whole", origin=x) for x in origins)
+    rest = updated("whole", origin=1 - origins[1])[1]
+    td = updated("td")[0]
     assert none["dominance_loss"] == none["margin_loss"] == 0
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), online.params, td_alone.params)
-    logged, every = flagged(*[source.LOGGED] * ROWS)
-    assert every["dominance_loss"] > 0 and every["margin_loss"] > 0
-    assert not all(
-        jax.tree.leaves(jax.tree.map(lambda x, y: bool((x == y).all()), logged.params, td_alone.params))
+    differs = lambda one: jax.tree.leaves(
+        jax.tree.map(lambda x, y: np.abs(x - y).max(), one.params, td.params)
     )
-    parts = [flagged(*[0] * 2, *[1] * 6)[1], flagged(*[1] * 2, *[0] * 6)[1]]
+    assert max(differs(online)) < 1e-6 < 1e-5 < max(differs(logged))
     for name in ("dominance_loss", "margin_loss"):
-        np.testing.assert_allclose((2 * parts[0][name] + 6 * parts[1][name]) / ROWS, every[name], rtol=1e-5)
-    assert none["critic_loss"] == every["critic_loss"]
+        np.testing.assert_allclose((2 * some[name] + (ROWS - 2) * rest[name]) / ROWS, every[name], rtol=1e-5)
+        assert every[name] > 0
+    np.testing.assert_allclose(none["critic_loss"], every["critic_loss"], rtol=1e-6)
 
 
 def test_terminations_are_ignored_only_where_asked_for() -> None:
-    same = []
-    for ignore in (False, True):
-        update = jax.jit(made(ignore_terminals=ignore)[0].update)
-        state = made()[1]
-        ends, goes_on = (
-            update(state, BATCH._replace(discount=discount), KEY)[1]["critic_loss"]
-            for discount in (BATCH.discount, np.ones(ROWS, np.float32))
-        )
-        same.append(bool(ends == goes_on))
-    assert same == [False, True]
+    alive = np.ones(ROWS, np.float32)
+    for which, ignores in (("whole", False), ("endless", True)):
+        losses = [updated(which, discount=x)[1]["critic_loss"] for x in (BATCH.discount, alive)]
+        assert (losses[0] == losses[1]) == ignores
 
 
 def test_weights_scale_rows_and_priorities_are_the_rows_own() -> None:
-    learner, state = made(dominance_weight=0.0, margin_weight=0.0)
-    assert learner.weighted is not None
-    weighted = jax.jit(learner.weighted)
-    ones = np.ones(ROWS, np.float32)
-    _, every, priority = weighted(state, BATCH, ones, KEY)
+    _, every, priority = updated("td")
     assert priority.shape == (ROWS,) and (priority > 0).all()
-    alone = [weighted(state, BATCH, ROWS * np.eye(ROWS, dtype=np.float32)[i], KEY) for i in range(ROWS)]
-    np.testing.assert_allclose(
-        np.mean([metrics["critic_loss"] for _, metrics, _ in alone]), every["critic_loss"], rtol=1e-5
-    )
+    alone = [updated("td", row) for row in ROWS * np.eye(ROWS, dtype=np.float32)]
+    mean = np.mean([metrics["critic_loss"] for _, metrics, _ in alone])
+    np.testing.assert_allclose(mean, every["critic_loss"], rtol=1e-5)
     np.testing.assert_allclose(alone[2][2], priority, rtol=1e-5)
 
 
