@@ -46,7 +46,7 @@ each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {
     "cql": {"samples": 3},
-    "cqn": {"bins": 3, "features": 4, "levels": 2},
+    "cqn": {"bins": 3, "features": 4, "levels": 1},
     "edac": {"critics": 3},
     "sac_n": {"critics": 3},
 }

@@ -33,6 +33,7 @@ differs from that code, and from the authors':
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -130,11 +131,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         alive = (
             jnp.where(batch.discount == 0, 1.0, batch.discount) if config.ignore_terminals else batch.discount
         )
-        backup = (
-            *(over_bins(x, next_outputs) for x in (batch.reward, config.discount * alive)),
-            next_outputs,
-        )
-        target, clipped = head.target(*backup), head.clipped(*backup).mean()
+        backup = batch.reward, config.discount * alive, next_outputs
+        target, clipped = over_bins(head.target)(*backup), over_bins(head.clipped)(*backup).mean()
         cells = coarse.cell(grid, batch.action)
         demonstration = weight * is_logged(batch)
         count = jnp.maximum(is_logged(batch).sum(), 1)
@@ -204,9 +202,12 @@ def mean_bins(values: Array) -> Array:
     return values.mean((0, -1))
 
 
-def over_bins(rows: Array, outputs: Array) -> Array:
-    """What is the same for all levels and dimensions, [...] -> [L, ..., D], for outputs [L, ..., D, K]."""
-    return jnp.broadcast_to(rows[..., None], outputs.shape[:-1])
+def over_bins(backup: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
+    """A backup of a head, of reward [B], discount [B] and outputs [L, B, D, K] -> [L, B, D] or [L, B, D, K].
+
+    Not broadcast: what depends on reward and discount alone, for `c51` where each atom goes, is then computed once.
+    """
+    return jax.vmap(jax.vmap(backup, (None, None, 1), 1), (None, None, 0))
 
 
 def _require_positive(config: Config) -> None:
