@@ -26,7 +26,7 @@ from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
 CONTINUOUS = ("bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
-# One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, meets its heads in test_agents.
+# One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES = [
