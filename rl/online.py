@@ -252,7 +252,8 @@ def ranked(
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
-        batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
+        batch = source.of_origin(view.transitions(memory.ring, slots), source.ONLINE)
+        weight = prioritised.weights(memory, slots, correction)
         state, metrics, priority = weighted(ranked.state, batch, weight, key)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Ranked(state, memory.tree, memory.highest), metrics
@@ -306,7 +307,8 @@ def loop(
     init_keys, act_keys = keys.of(run_keys, "init"), keys.of(run_keys, "act")
 
     def init() -> Carry:
-        seeds, row, batch = run_keys.shape[0], _blank(spec, observation_type), example(spec, observation_type)
+        seeds, row = run_keys.shape[0], _blank(spec, observation_type)
+        batch = source.of_origin(example(spec, observation_type), source.ONLINE)  # as those of the updates
         state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
         memory = replay.empty(row)
         one = jax.eval_shape(learner.init, run_keys[0], batch)
