@@ -16,6 +16,11 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
 
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
         --offline_data=hopper-medium-v2 --offline_ratio=0.5
+
+From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
+
+    python -m experiments.online --agent=sac --env=AdroitHandDoor-v1 --offline_data=door_human.hdf5 --clip_actions \
+        --relabel_success=info
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -37,7 +43,8 @@ from absl import app
 from experiments import common, flags, presets
 from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
 from rl.envs.stream import Stream
-from rl.interaction import Trainer
+from rl.interaction import INFO, Trainer
+from rl.replay import dataset as replays
 from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
@@ -47,7 +54,7 @@ from rl.values import heads
 _IDENTITY = (
     *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
     *("replay", "batch_size", "n_step", "eval_every", "eval_episodes", "init_from", "offline_data"),
-    *("offline_ratio", "priority", "priority_correction"),
+    *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
 )
 _ACTORS = "actors"  # in the run folder: the policy of every evaluation
 _FRAMES = 4  # in a stacked observation
@@ -85,6 +92,10 @@ class Settings(common.Head, common.Folder):
     init_from: str = ""  # run folder of experiments.offline or experiments.online to start from
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
+    clip_actions: bool = False  # clip its actions that lie outside the action box; an error without it
+    relabel_success: str = (
+        ""  # episodes that join the demonstrations: info (success), or the least last reward
+    )
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -111,7 +122,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         loaded = mixture(settings, stream.spec)
         seen = transformation(settings, loaded)
         learner, replay = parts(settings, config, stream.spec)
-        logged = transform.apply(seen, loaded.dataset) if loaded else None
+        logged = demonstrations(settings, config, seen, loaded) if loaded else None
         trainer = make_trainer(settings, stream, learner, replay, seen, logged)
         this = common.run(
             settings,
@@ -183,6 +194,7 @@ def make_trainer(
         random=0 if settings.init_from else settings.learning_starts,
         seen=seen,
         logged=logged,
+        success=success(settings),
     )
 
 
@@ -227,6 +239,19 @@ def check(settings: Settings) -> None:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
     if settings.offline_data and not 0 < settings.offline_ratio < 1:
         raise ValueError(f"--offline_ratio={settings.offline_ratio} must be between 0 and 1")
+    if settings.offline_data and not 0 < mixed(settings) < settings.batch_size:
+        raise ValueError(
+            f"--offline_ratio={settings.offline_ratio} of --batch_size={settings.batch_size} is "
+            f"{mixed(settings)} rows: a batch must have some of both kinds"
+        )
+    if success(settings) is not None and settings.priority:
+        raise ValueError(
+            "--priority and --relabel_success cannot be combined: draws of demonstrations are uniform"
+        )
+    if success(settings) is not None and _atari(settings.env):
+        raise ValueError(
+            "--relabel_success is not for ALE games, of which single frames are kept: leave it out"
+        )
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     if settings.head not in ("scalar", "quantile") and unbounded and not settings.init_from:
         raise ValueError(
@@ -256,26 +281,45 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     learner = agents.get(settings.agent).make(
         config, spec, heads.make(settings.head, low, high, settings.head_size)
     )
-    several = (settings.n_step, getattr(config, "discount", 1.0), settings.envs)
+    several = (settings.n_step, common.discount(config), settings.envs)
     view = (
         online.video(spec.observation_shape[-1], *several) if _atari(settings.env) else online.steps(*several)
     )
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
-    mixed = round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
-    return learner, online.uniform(learner, view, settings.replay, settings.batch_size, logged=mixed)
+    keep = online.uniform if success(settings) is None else online.relabelling
+    return learner, keep(learner, view, settings.replay, settings.batch_size, logged=mixed(settings))
+
+
+def mixed(settings: Settings) -> int:
+    """How many rows of each batch are drawn from ``--offline_data``."""
+    return round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
+
+
+def success(settings: Settings) -> str | float | None:
+    """Which episodes join the demonstrations, as `rl.interaction.succeeded` takes it; None for none."""
+    if settings.relabel_success in ("", INFO):
+        return settings.relabel_success or None
+    return common.number("relabel_success", settings.relabel_success)
+
+
+def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Dataset:
+    """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
+    return replays.n_step(transform.apply(seen, loaded.dataset), settings.n_step, common.discount(config))
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
-    """The logged data of ``--offline_data``."""
+    """The logged data of ``--offline_data``, with the rewards of the environment's task where logs have none."""
     if not settings.offline_data:
         return None
-    loaded = data.load(settings.offline_data)
+    loaded = data.load(settings.offline_data, clip_actions=settings.clip_actions, environment=settings.env)
     if loaded.spec != spec:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
+    if loaded.note:
+        print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded
 
 

@@ -209,7 +209,9 @@ def test_one_compile_per_run_and_nothing_crosses_to_the_host(case: Case) -> None
 def test_update_keeps_every_shape_and_type(case: Case) -> None:
     """Down to weak types, any of which would cost a second compile; and all floats are float32."""
     state = jax.eval_shape(case.learner.init, case.keys[0], case.example)
-    after, metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])
+    # Rows may say where they are from, demonstrations among one's own: `rl.replay.source`.
+    batch = case.example._replace(origin=jnp.arange(2, dtype=jnp.int32))
+    after, metrics = jax.eval_shape(case.learner.update, state, batch, case.keys[0])
     assert jax.tree.structure(state) == jax.tree.structure(after)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True):
         name = jax.tree_util.keystr(path)

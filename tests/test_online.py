@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from collections import deque
@@ -15,6 +16,7 @@ import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 import toy_environments
+import tqdm
 
 from experiments import offline, online
 from rl import agents, checkpoint, evaluate, log, train
@@ -146,16 +148,167 @@ def test_logged_rows_come_first_in_every_batch() -> None:
     assert jax.tree.map(float, report.metrics) == {"logged": 5, "new": 0, "from": 0b11000}
 
 
-def test_the_replay_is_written_in_place() -> None:
+@pytest.mark.parametrize("keep", [compiled.uniform, compiled.relabelling])
+def test_the_replay_is_written_in_place(keep: Any) -> None:
     learner = counter()
-    replay = compiled.uniform(learner, compiled.steps(), 100_000, 4)
+    replay = keep(learner, compiled.steps(), 100_000, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 1))
     carry, _ = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
     said = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
+    rows = lambda carry: getattr(carry.memory, "ring", carry.memory).rows.observation
     for updates in (0, 2, 0, 2):
-        before = carry.memory.rows.observation.unsafe_buffer_pointer()
+        before = rows(carry).unsafe_buffer_pointer()
         carry, _ = loop.step(carry, said, None, updates, False)
-        assert carry.memory.rows.observation.unsafe_buffer_pointer() == before
+        if loop.relabel:
+            carry = loop.relabel(carry, np.full((1, 1), updates, np.int32))
+        assert rows(carry).unsafe_buffer_pointer() == before
+
+
+# ---- successes among the demonstrations ----------------------------------------------------------------------------
+
+
+class Demonstrated:
+    """Two seeds of two environments, whose successes join a log of 3 rows.
+
+    Transitions are over two steps and rewards are transformed. The replay holds 6 steps of each environment, successful
+    episodes last 6 to 10: some have lost their beginning when they end.
+    """
+
+    LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
+    SEEN = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+
+    def __init__(self, success: str | float, name: str = "toy_environments:Countdown-v0"):
+        def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+            return state._replace(params=batch, step=state.step + 1), {"logged": batch.origin.mean()}
+
+        def init(key: Any, batch: Any) -> State:
+            blank = jax.tree.map(lambda x: jnp.zeros((self.BATCH, *x.shape[1:]), x.dtype), batch)
+            return State(
+                blank._replace(origin=jnp.zeros(self.BATCH, jnp.int32)), {}, {}, jnp.zeros((), jnp.int32)
+            )
+
+        def explore(state: State, observation: Any, key: Any) -> Any:
+            return jax.random.uniform(key, (*observation.shape[:-1], 1), minval=-1.0)
+
+        learner = Learner(init, update, explore, None, explore)
+        view = compiled.steps(2, self.GAMMA, environments=2)
+        replay = compiled.relabelling(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
+        row = np.arange(3, dtype=np.float32)
+        log = compiled.example(Spec((3,), 1))._replace(observation=-row[:, None] - np.ones(3, np.float32))
+        log = jax.tree.map(lambda x: np.resize(x, (3, *x.shape[1:])), log)
+        self.stream = Stream(name, [(copy,) for copy in range(4)], 0)
+        self.trainer = Trainer(
+            self.stream,
+            learner,
+            replay,
+            jax.random.split(jax.random.key(0), 2),
+            rhythm=(1, 1),
+            learning_starts=1,
+            random=0,
+            seen=self.SEEN,
+            logged=Dataset(log, np.ones(3, bool)),
+            success=success,
+        )
+
+    def step(self) -> tuple[np.ndarray, Experience]:
+        """One step of all, and what was seen before it."""
+        before, said, step = self.stream.observation.copy(), [], self.stream.step
+        self.stream.step = lambda actions: said.append(step(actions)) or said[-1]
+        try:
+            self.trainer.advance(self.trainer.step + 2, tqdm.tqdm(disable=True), [])
+        finally:
+            self.stream.step = step
+        return before, said[0]
+
+
+@pytest.mark.parametrize("success", ["info", 1.4])
+def test_successful_episodes_join_the_demonstrations(success: str | float) -> None:
+    """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
+    runs = Demonstrated(success)
+    runs.trainer.start(None)
+    kept: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
+    joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
+    see = lambda x: np.float32((x - runs.SEEN.mean) / runs.SEEN.deviation)
+    for _ in range(80):
+        before, said = runs.step()
+        for copy in range(4):
+            kept[copy // 2].append(
+                {
+                    "copy": copy,
+                    "observation": tuple(see(before[copy])),
+                    "reward": 2 * said.reward[copy] - 1,
+                    "alive": not said.terminated[copy],
+                    "next": see(said.next_observation[copy]),
+                    "last": said.first[copy],
+                    "demonstration": False,
+                }
+            )
+        batch = jax.device_get(runs.trainer.carry.state.params)
+        for seed in range(2):
+            rows = {step["observation"]: step for step in kept[seed]}
+            shares = [step["demonstration"] for step in kept[seed]]
+            share = sum(shares) / (sum(shares) + 3)
+            expected_draws += runs.LOGGED * share
+            variance += runs.LOGGED * share * (1 - share)
+            for place in range(runs.BATCH):
+                found = jax.tree.map(lambda x: x[seed, place], batch)  # noqa: B023
+                if found.observation[0] < -0.99 and found.observation[1] == found.observation[0]:
+                    assert place < runs.LOGGED and found.origin == 0 and found.reward == 0
+                    continue
+                step = rows[tuple(found.observation)]
+                drawn += place < runs.LOGGED
+                assert step["demonstration"] or place >= runs.LOGGED
+                assert found.origin == (0 if step["demonstration"] else 1)
+                later = [other for other in kept[seed] if other["copy"] == step["copy"]]
+                later = later[later.index(step) :][: 1 if step["last"] else 2]
+                reward = sum(runs.GAMMA**k * other["reward"] for k, other in enumerate(later))
+                np.testing.assert_allclose(found.reward, reward, rtol=1e-5, atol=1e-5)
+                weight = runs.GAMMA ** (len(later) - 1) * later[-1]["alive"]
+                np.testing.assert_allclose(found.discount, weight, rtol=1e-6)
+                np.testing.assert_array_equal(found.next_observation, later[-1]["next"])
+        # Learning comes first: an episode is a demonstration from the next step on.
+        for copy in np.flatnonzero(said.first):
+            good = said.length[copy] > 5 if success == "info" else said.reward[copy] >= success
+            joined[copy // 2] += good
+            own = [step for step in kept[copy // 2] if step["copy"] == copy][-int(said.length[copy]) :]
+            for step in own:
+                step["demonstration"] |= bool(good)
+    runs.stream.close()
+    assert min(joined) > 3 and runs.trainer.read()["train/relabelled_episodes"].tolist() == joined
+    assert abs(drawn - expected_draws) < 5 * np.sqrt(variance)
+
+
+def test_a_run_with_successes_goes_on_to_the_same_bits() -> None:
+    """In the middle of episodes, from a checkpoint's notes as JSON."""
+    whole, parts, rest = (Demonstrated("info") for _ in range(3))
+    for runs, steps in ((whole, 40), (parts, 17)):
+        runs.trainer.start(None)
+        for _ in range(steps):
+            runs.step()
+    saved = jax.device_get(parts.trainer.saved())
+    notes = json.loads(json.dumps(parts.trainer.notes()))
+    assert 0 < parts.trainer.relabelled.sum() < whole.trainer.relabelled.sum()
+    assert (np.array(notes["stream"]["length"]) > 0).any()
+    rest.trainer.resume(saved, parts.trainer.step, notes)
+    for _ in range(40 - 17):
+        rest.step()
+    one, other = (jax.device_get(runs.trainer.saved()) for runs in (whole, rest))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    np.testing.assert_array_equal(whole.trainer.relabelled, rest.trainer.relabelled)
+    for runs in (whole, parts, rest):
+        runs.stream.close()
+
+
+def test_an_environment_that_does_not_report_success_is_refused() -> None:
+    """At the end of its first episode, and nothing of that step is remembered."""
+    runs = Demonstrated("info", "toy_environments:CountdownQuiet-v0")
+    runs.trainer.start(None)
+    with pytest.raises(ValueError, match=r'no info\["success"\] .* \(--relabel_success=1, say\)'):
+        for _ in range(10):
+            runs.step()
+    assert runs.trainer.whole and runs.trainer.notes()["stream"]["copies"] == []
+    assert runs.trainer.carry.memory.ring.count[()] == runs.trainer.step
+    runs.stream.close()
 
 
 @pytest.mark.parametrize(
@@ -483,6 +636,11 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         ({"save_every": 30}, "--save_every=30 is not a multiple of --eval_every=20"),
         ({"learning_starts": 0}, "--learning_starts must be at least 1"),
         ({"offline_data": "x", "offline_ratio": 1.0}, "--offline_ratio=1.0 must be between 0 and 1"),
+        ({"offline_data": "x", "offline_ratio": 0.05}, "--offline_ratio=0.05 of --batch_size=8 is 0 rows"),
+        ({"offline_data": "x", "offline_ratio": 0.95}, "--offline_ratio=0.95 of --batch_size=8 is 8 rows"),
+        ({"relabel_success": "often"}, "--relabel_success=often is neither a number nor one of its words"),
+        ({"relabel_success": "1", "priority": 0.5}, "--priority and --relabel_success cannot be combined"),
+        ({"relabel_success": "info", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
         ({"agent": "bc"}, "no way to explore: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),

@@ -22,6 +22,8 @@ class Experience(NamedTuple):
     terminated: np.ndarray  # [N] bool; an episode that ended by a time limit has not
     observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
     first: np.ndarray  # [N] bool, a new episode started
+    length: np.ndarray  # [N] int64, steps that the episode has had, this one included
+    success: np.ndarray  # [N] float64, the environment's info["success"]; NaN where it reports none
 
 
 class Stream:
@@ -61,13 +63,15 @@ class Stream:
         self._return += step.reward
         self._length += 1
         over = step.terminated | step.truncated
-        self.observation = step.observation
+        self.observation, length = step.observation, self._length.copy()
         if over.any():
             self.finished += [
                 (int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(over)
             ]
             self.observation = self._begin(over)
-        return Experience(step.observation, step.reward, step.terminated, self.observation, over)
+        return Experience(
+            step.observation, step.reward, step.terminated, self.observation, over, length, step.success
+        )
 
     def restart(self) -> Any:
         """Builds all copies again and starts the next episode of each; returns the first observations."""
