@@ -36,6 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "cql": _COMMON | {"policy_learning_rate": 1e-3, "weight": 0.1, "samples": 4},
     "sac_n": _COMMON | {"critics": 4},
     "edac": _COMMON | {"critics": 4},
+    "arsq": _COMMON | {"bc_weight": 0.1},
 }
 
 # The quantile loss compares all pairs of outputs, so fewer are usual than atoms.

@@ -65,7 +65,7 @@ _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac, td3, dqn, cqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
+    agent: str = "sac"  # sac, td3, dqn, arsq, cqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, my.agent
     preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
@@ -80,7 +80,9 @@ class Settings(common.Head, common.Folder):
     replay: int = 1_000_000  # steps that are remembered
     batch_size: int = 256  # transitions per update
     n_step: int = 1  # steps in each transition
-    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn); 0 draws uniformly
+    priority: float = (
+        0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq); 0 draws uniformly
+    )
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
@@ -120,6 +122,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     with ExitStack() as stack:
         stream = stack.enter_context(stepper(settings))
         loaded = mixture(settings, stream.spec)
+        agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = transformation(settings, loaded)
         learner, replay = parts(settings, config, stream.spec)
         logged = demonstrations(settings, config, seen, loaded) if loaded else None

@@ -247,7 +247,9 @@ def ranked(
     """
     weighted = learner.weighted
     if weighted is None:
-        raise ValueError("this agent's updates cannot be weighted, as prioritised replay asks: choose dqn")
+        raise ValueError(
+            "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn or arsq"
+        )
 
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
@@ -395,8 +397,17 @@ def loop(
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
     row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return Transition(
-        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
+    return source.of_origin(
+        Transition(
+            row.observation,
+            row.action,
+            row.reward,
+            row.discount,
+            row.next_observation,
+            row.action,
+            row.discount,
+        ),
+        source.ONLINE,
     )
 
 

@@ -510,7 +510,85 @@ def cqn(s: Setting) -> Expected:
     return Expected(params, {"q": follow(s.target["q"], params["q"], c.target_rate)}, metrics)
 
 
+def bins_and_contexts(action: np.ndarray, levels: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of actions [B, D]: the bin [B, T] of every token and what it sees [B, T, D], by cutting one interval each."""
+    low, high = -np.ones_like(action), np.ones_like(action)
+    chosen, seen = [], []
+    for token in range(levels * action.shape[1]):
+        d = token % action.shape[1]
+        seen.append((low + high) / 2)
+        width = (high[:, d] - low[:, d]) / bins
+        chosen.append(np.floor((action[:, d] - low[:, d]) / width).astype(int))
+        low[:, d] += chosen[-1] * width
+        high[:, d] = low[:, d] + width
+    return np.stack(chosen, 1), np.stack(seen, 1)
+
+
+def member(params: Tree, *index: int) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[index], params)
+
+
+def arsq_parts(s: Setting, params: Tree, bins: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V's outputs [E, B, K], and the advantages [E, B, T, n] of all bins."""
+    c, observation = s.config, s.batch.observation
+    repeated = np.broadcast_to(observation[:, None], (*bins.shape, observation.shape[-1]))
+    v, u = [], []
+    for i in range(c.critics):
+        v.append(mlp(member(params["value"], i), observation))
+        every = mlp(member(params["advantage"], i, 0), np.concatenate([repeated, seen], -1))
+        blocks = every.reshape(*bins.shape, bins.shape[1], c.bins)
+        u.append(np.stack([blocks[:, t, t] for t in range(bins.shape[1])], 1))
+    scaled = np.exp(np.stack(u) / c.temperature)
+    return np.stack(v), c.temperature * np.log(scaled / scaled.sum(-1, keepdims=True))
+
+
+def arsq(s: Setting) -> Expected:
+    """With the scalar head the paper's loss as it stands; with others V and the advantages apart."""
+    c, h, b = s.config, s.head, s.batch
+    bins, seen = bins_and_contexts(b.action, c.levels, c.bins)
+    row, token = np.indices(bins.shape)
+    other = np.arange(c.bins) != bins[..., None]
+    slow = smallest(h, np.stack([mlp(member(s.target["q"]["value"], i), b.next_observation) for i in (0, 1)]))
+    y = b.reward + c.discount * b.discount * h.value(slow)
+
+    def parts(q: Tree) -> tuple[np.ndarray, np.ndarray, float]:
+        v, advantages = arsq_parts(s, q, bins, seen)
+        logged = advantages[:, row, token, bins]
+        if c.bc == "cql":
+            behind = np.log((np.exp(advantages) * other).sum(-1)) - logged
+            cloning = np.maximum(behind, c.bc_clip)
+        else:
+            behind = np.maximum(advantages - logged[..., None], c.bc_clip)
+            cloning = (behind * other).sum(-1) / (c.bins - 1)
+        return v, logged.sum(-1), cloning.sum() / len(bins)
+
+    v0, a0, cloning0 = parts(s.params["q"])
+    backups = [(b.reward - a, c.discount * b.discount, slow) for a in a0]
+    critic_loss = lambda v: sum(
+        h.loss(x, h.target(*backup)).mean() for x, backup in zip(v, backups, strict=True)
+    )
+    advantage_loss = lambda a: ((h.value(v0) + a - y) ** 2).mean(1).sum()
+
+    def loss(q: Tree) -> float:
+        v, a, cloning = parts(q)
+        if v.shape[-1] == 1:
+            return ((v[..., 0] + a - y) ** 2).mean(1).sum() + c.bc_weight * cloning
+        return critic_loss(v) + advantage_loss(a) + c.bc_weight * cloning
+
+    params = descend(s.params, c.learning_rate, q=loss)
+    metrics = {
+        "critic_loss": critic_loss(v0),
+        "advantage_loss": advantage_loss(a0),
+        "bc_loss": cloning0,
+        "q": (h.value(v0) + a0).mean(),
+        "v": h.value(v0).mean(),
+        "clipped": np.mean([h.clipped(*backup) for backup in backups]),
+    }
+    return Expected(params, {"q": follow(s.target["q"], params["q"], c.target_rate)}, metrics)
+
+
 ORACLES: dict[str, Callable[[Setting], Expected]] = {
+    "arsq": arsq,
     "bc": bc,
     "cql": cql,
     "cqn": cqn,
@@ -530,6 +608,7 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
 COMMON = {"hidden": (4,), "learning_rate": 0.1}
 DISCOUNTED = {**COMMON, "discount": 0.9, "target_rate": 0.3}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "arsq": {**DISCOUNTED, "bins": 3, "temperature": 0.6, "bc_clip": -0.3, "network": Architecture()},
     "bc": COMMON,
     "cql": {**DISCOUNTED, "policy_learning_rate": 0.03, "weight": 0.7, "samples": 3},
     "cqn": {
@@ -545,7 +624,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "td3": DISCOUNTED,
     "td3_bc": DISCOUNTED,
 }
-CONTINUOUS = ("bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -553,6 +632,8 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
     *(("continuous", agent, "quantile", {}) for agent in ("cql", "cqn", "rebrac", "sac_n")),
     ("continuous", "cqn", "c51", {}),
+    ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
+    ("continuous", "arsq", "quantile", {}),
     ("continuous", "cql", "scalar", {"variant": "rho"}),
     ("continuous", "cql", "scalar", {"variant": "var"}),
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
@@ -716,6 +797,11 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         walk, batch = cqn_reference.follow(setting.batch.action), setting.batch
         every, bins, _ = cqn_reference.walk(setting.params["q"], batch.observation, walk, 2, DIMENSIONS)
         expected = setting.head.value(cqn_reference.picked(every, bins)).mean((0, 2))[None]
+    elif case.agent == "arsq":
+        bins, seen = bins_and_contexts(setting.batch.action, case.config.levels, case.config.bins)
+        v, advantages = arsq_parts(setting, setting.params["q"], bins, seen)
+        rows, tokens = np.indices(bins.shape)
+        expected = setting.head.value(v) + advantages[:, rows, tokens, bins].sum(-1)
     elif "q" in case.state.params:
         expected = q_learning(setting)[2](setting.params["q"])[None]
     else:
@@ -804,6 +890,7 @@ def test_where_a_learner_starts() -> None:
 
 EVERY = [("continuous", agent) for agent in CONTINUOUS] + [("discrete", agent) for agent in DISCRETE]
 PUBLISHED = {  # initialisers of each agent's published code
+    "arsq": "ppo",
     "bc": "pytorch",
     "cql": "rlkit",
     "cqn": "orthogonal",
@@ -852,7 +939,7 @@ def test_settings_reach_every_network(kind: str, agent: str) -> None:
     """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
     assert agents.get(agent).Config().network.initialiser == PUBLISHED[agent]
     key = jax.random.key(0)
-    has_policy = agent not in ("cqn", "dqn") and (kind, agent) != ("discrete", "cql")
+    has_policy = agent not in ("arsq", "cqn", "dqn") and (kind, agent) != ("discrete", "cql")
     network = Architecture(
         initialiser="rlkit", activation="silu", policy_layer_norm=has_policy, dropout=0.5 * has_policy
     )
@@ -905,7 +992,7 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
     shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
-    shapes += [((5, 3), (8,))] if agent in ("cqn", "dqn", "iql", "td3") else []
+    shapes += [((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "iql", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)
@@ -956,11 +1043,14 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
 
 
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])
-@pytest.mark.parametrize("agent", ["dqn", "cql", "cqn"])
-def test_agents_without_a_policy_refuse_its_settings(agent: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "agent"),
+    [("discrete", "dqn"), ("discrete", "cql"), ("continuous", "arsq"), ("continuous", "cqn")],
+)
+def test_agents_without_a_policy_refuse_its_settings(kind: str, agent: str, field: str) -> None:
     value = 0.5 if field == "dropout" else True
     with pytest.raises(ValueError, match=f"network.{field} is for policies, and {agent}.* has none"):
-        build("continuous" if agent == "cqn" else "discrete", agent, network=Architecture(**{field: value}))
+        build(kind, agent, network=Architecture(**{field: value}))
 
 
 # ---- many updates -------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from rl.replay import dataset as replay
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
-CONTINUOUS = ("bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 # One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
@@ -45,6 +45,7 @@ each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {
+    "arsq": {"bins": 3},
     "cql": {"samples": 3},
     "cqn": {"bins": 3, "features": 4, "levels": 1},
     "edac": {"critics": 3},

@@ -187,4 +187,19 @@ def test_weights_scale_rows_and_priorities_are_the_rows_own() -> None:
 )
 def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        agents.get("cqn").make(config(**fields), SPEC, HEAD)
+        config(**fields)
+
+
+def test_demonstrations_that_no_row_is_are_refused() -> None:
+    """Before a run, where agents are asked about its data; and in an update whose rows have no origin."""
+    rows = BATCH._replace(origin=np.int32([0] * 3 + [2] * 5))
+    agents.check_data("cqn", config(demonstrations=2), rows)
+    agents.check_data("cqn", config(), None)  # online from nothing: no demonstrations are looked for
+    with pytest.raises(ValueError, match="demonstrations=1 asks for rows .* their rows are of 0, 2: give 0"):
+        agents.check_data("cqn", config(demonstrations=1), rows)
+    with pytest.raises(ValueError, match="there are no logged data: .* margin_weight=0 for none"):
+        agents.check_data("cqn", config(demonstrations=1), None)
+    agents.check_data("cqn", config(demonstrations=1, dominance_weight=0.0, margin_weight=0.0), None)
+    learner, state = made(demonstrations=1)
+    with pytest.raises(ValueError, match="the data do not say where their rows are from"):
+        jax.eval_shape(learner.update, state, BATCH, KEY)

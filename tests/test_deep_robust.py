@@ -26,7 +26,7 @@ from rl.values.robust import REGULARISED
 
 KEY = jax.random.key(0)
 DIVERGENCES = sorted(REGULARISED)
-CONTINUOUS = ("cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("cql", "dqn", "iql")
 
 
@@ -190,12 +190,20 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     head = heads.scalar()._replace(target=target)
     # SAC moves policy and temperature first: at learning rate 0 it forms its target from the state it was given.
     still = {"learning_rate": 0.0, "policy_noise": 0.0, "critic_cloning": 0.0, "backup_entropy": entropy}
+    if agent == "arsq":
+        still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
     state = learner.init(KEY, batch)
     learner.update(state, batch, KEY)
     number, of = {"sac": (1, 2), "sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
     key = jax.random.split(KEY, of)[number]
     expected = batch.reward + 0.99 * batch.discount * learner.value(state, batch.next_observation, key)
+    if agent == "arsq":  # what its V has for a target is moved by the action's advantage
+        q, v = (
+            learner.critics(state, batch.observation, batch.action),
+            learner.value(state, batch.observation, KEY),
+        )
+        expected = expected - (q - v)
     np.testing.assert_allclose(caught[-1], expected, rtol=1e-5, atol=1e-6)
 
 

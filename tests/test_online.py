@@ -140,7 +140,7 @@ def test_logged_rows_come_first_in_every_batch() -> None:
     learner = counter()._replace(update=update)
     replay = compiled.uniform(learner, compiled.steps(), 10, 5, logged=3)
     row = compiled.example(Spec((3,), 1))
-    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0)))
+    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0), origin=None))
     rows = ring.Row(*row[:5], jnp.ones(1, bool))
     memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
     state = learner.init(jax.random.key(0), None)

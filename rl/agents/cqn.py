@@ -16,7 +16,7 @@ is that of every level and dimension:
     L_m    = E_demo[ mean_ldb max(m - (Q_ld(s, a) - Q_ld(s, b)), 0) ]
 
 In all of them the intervals of the levels before are those of the action ``a`` in the batch. The last two are for
-demonstrations alone: the rows of logged data (`source.is_logged`), which are all rows where a batch has one source.
+demonstrations alone: by default the rows of logged data, which are all rows of a fixed dataset.
 Every value head is used directly. With `c51` this is the paper's; with `scalar` the dominance term is a hinge.
 
 The defaults are the networks and rates of CQN on vectors in the comparison of ARSQ (Liu et al., ICML 2025). What
@@ -40,15 +40,25 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, is_off, require, require_no_policy, start
+from rl.agents.state import (
+    augmented,
+    demonstrated,
+    descend,
+    follow,
+    is_off,
+    require,
+    require_demonstrations,
+    require_no_policy,
+    start,
+)
 from rl.networks.dueling import dueling
 from rl.networks.layers import Architecture
-from rl.replay.source import is_logged
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads
 from rl.values.heads import ValueHead
 
 _TIE = 1e-4  # in units of value
+_OFF = "dominance_weight=0 and margin_weight=0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Config:
     dominance_weight: float = 1.0  # of L_fosd, on demonstrations; 0 turns it off
     margin_weight: float = 1.0  # of L_m, on demonstrations; 0 turns it off
     margin: float = 1.0  # m, in units of value; the authors: 0.01 on RLBench
+    demonstrations: int = 0  # origin of the rows that both are for; 0 is logged data, all of it
     ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does
     target_rate: float = 0.005  # Polyak step of the slow copy; the authors: 0.02
     slow_policy: bool = True  # act by the slow copy, as published; else by the network that is learned
@@ -73,16 +84,20 @@ class Config:
     network: Architecture = Architecture(activation="silu", initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the network
 
+    def __post_init__(self) -> None:
+        coarse.Grid(self.levels, self.bins)
+        for name in ("td_weight", "dominance_weight", "margin_weight", "margin", "exploration_noise"):
+            value = getattr(self, name)
+            if isinstance(value, int | float) and not value >= 0:
+                raise ValueError(f"{name}={value} must be at least 0")
+        if self.features < 0:
+            raise ValueError(f"features={self.features} must be at least 0; 0 leaves the layer out")
+
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
-    """The learner; see `rl.types.Learner`.
-
-    Raises:
-      ValueError: integer actions, a grid that `coarse.Grid` refuses, or a number below 0 where there is none.
-    """
+    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "cqn", discrete=False)
     require_no_policy(config.network, "cqn")
-    _require_positive(config)
     grid = coarse.Grid(config.levels, config.bins)
     network = dueling(
         spec,
@@ -134,8 +149,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         backup = batch.reward, config.discount * alive, next_outputs
         target, clipped = over_bins(head.target)(*backup), over_bins(head.clipped)(*backup).mean()
         cells = coarse.cell(grid, batch.action)
-        demonstration = weight * is_logged(batch)
-        count = jnp.maximum(is_logged(batch).sum(), 1)
 
         def loss(params):
             every = distributions(params["q"], batch.observation, cells)
@@ -144,15 +157,23 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             distance = mean_bins(heads.divergence(head, logged, target))
             q = head.value(logged)
             metrics = {"critic_loss": td_loss, "q": q.mean(), "clipped": clipped}
+            terms: dict[str, tuple[float | Array, Callable[[], Array]]] = {
+                "dominance_loss": (
+                    config.dominance_weight,
+                    lambda: heads.dominance(head, logged[..., None, :], every),
+                ),
+                "margin_loss": (
+                    config.margin_weight,
+                    lambda: jnp.maximum(config.margin - (q[..., None] - head.value(every)), 0.0),
+                ),
+            }
             total = config.td_weight * td_loss
-            if not is_off(config.dominance_weight):
-                each = heads.dominance(head, logged[..., None, :], every).mean(-1)
-                metrics["dominance_loss"] = (demonstration * mean_bins(each)).sum() / count
-                total += config.dominance_weight * metrics["dominance_loss"]
-            if not is_off(config.margin_weight):
-                each = jnp.maximum(config.margin - (q[..., None] - head.value(every)), 0.0).mean(-1)
-                metrics["margin_loss"] = (demonstration * mean_bins(each)).sum() / count
-                total += config.margin_weight * metrics["margin_loss"]
+            for name, (term_weight, term) in terms.items():
+                if not is_off(term_weight):
+                    rows = demonstrated(batch, config.demonstrations, _OFF)
+                    of_row = weight * rows * mean_bins(term().mean(-1))
+                    metrics[name] = of_row.sum() / jnp.maximum(rows.sum(), 1.0)
+                    total = total + term_weight * metrics[name]
             return total, (distance, metrics)
 
         gradients, (distance, metrics) = jax.grad(loss, has_aux=True)(state.params)
@@ -210,11 +231,7 @@ def over_bins(backup: Callable[[Array, Array, Array], Array]) -> Callable[[Array
     return jax.vmap(jax.vmap(backup, (None, None, 1), 1), (None, None, 0))
 
 
-def _require_positive(config: Config) -> None:
-    """Weights that are swept inside one program are not looked at."""
-    for name in ("td_weight", "dominance_weight", "margin_weight", "margin", "exploration_noise"):
-        value = getattr(config, name)
-        if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"{name}={value} must be at least 0")
-    if config.features < 0:
-        raise ValueError(f"features={config.features} must be at least 0; 0 leaves the layer out")
+def check_data(config: Config, logged: Transition | None) -> None:
+    """Raises ValueError if no row of the ``logged`` data (None: there are none) is the demonstration it should be."""
+    if not (is_off(config.dominance_weight) and is_off(config.margin_weight)):
+        require_demonstrations(logged, config.demonstrations, _OFF)

@@ -125,9 +125,9 @@ class Tokens(NamedTuple):
     grid: Grid
     level: np.ndarray  # [T] int32: the level at which a token chooses
     dimension: np.ndarray  # [T] int32: and the dimension
-    # What a token sees of each dimension is digits of its cell: cell // divisor % count, one of `count` intervals.
+    # What a token sees of each dimension: digits of its cell, cell // divisor % intervals, as one of so many intervals
     divisor: np.ndarray  # [T, D] int32
-    count: np.ndarray  # [T, D] int32; where it is 1 nothing is seen
+    intervals: np.ndarray  # [T, D] int32; where it is 1 nothing is seen
 
     @property
     def size(self) -> int:
@@ -176,12 +176,12 @@ def tokens(
     # [T, D]: how often the tokens before have cut each dimension
     depth = at + (other < own) if order == "level" else np.where(other < own, levels, (other == own) * at)
     if see_levels:
-        divisor, count = base ** (levels - depth), base**depth
+        divisor, intervals = base ** (levels - depth), base**depth
     else:
-        divisor, count = base ** (levels - 1 - at) + 0 * depth, np.where(depth > at, base, 1)
+        divisor, intervals = base ** (levels - 1 - at) + 0 * depth, np.where(depth > at, base, 1)
     if not see_dimensions:
-        count = np.where(other == own, count, 1)
-    return Tokens(grid, *(x.astype(np.int32) for x in (level, dimension, divisor, count)))
+        intervals = np.where(other == own, intervals, 1)
+    return Tokens(grid, *(x.astype(np.int32) for x in (level, dimension, divisor, intervals)))
 
 
 def chosen(tokens: Tokens, cells: Array) -> Array:
@@ -191,13 +191,13 @@ def chosen(tokens: Tokens, cells: Array) -> Array:
 
 def contexts(tokens: Tokens, cells: Array) -> Array:
     """Cells [..., D] -> the context [..., T, D] float32 of every token, from the bins of the tokens before it."""
-    return _centre(cells[..., None, :] // tokens.divisor % tokens.count, tokens.count)
+    return _centre(cells[..., None, :] // tokens.divisor % tokens.intervals, jnp.asarray(tokens.intervals))
 
 
 def context(tokens: Tokens, token: int | Array, cells: Array) -> Array:
     """The context [..., D] float32 of one token; digits that it cannot know yet make no difference."""
-    count = jnp.asarray(tokens.count)[token]
-    return _centre(cells // jnp.asarray(tokens.divisor)[token] % count, count)
+    intervals = jnp.asarray(tokens.intervals)[token]
+    return _centre(cells // jnp.asarray(tokens.divisor)[token] % intervals, intervals)
 
 
 def append(tokens: Tokens, token: int | Array, cells: Array, bins: Array) -> Array:
