@@ -100,6 +100,18 @@ def test_acting_zooms_into_the_best_bin_of_every_level() -> None:
     )
 
 
+def test_value_is_what_targets_continue_with() -> None:
+    """The slow copy's values of the bins that the network itself zooms into, over all levels and dimensions."""
+    learner, state = made()
+    exact = jax.tree.map(np.float64, state)
+    seen, choose = BATCH.next_observation, cqn_reference.greedy(expected_value)
+    action = cqn_reference.walk(exact.params["q"], seen, choose, 2, 2)[2]
+    every, bins, _ = cqn_reference.walk(exact.target["q"], seen, cqn_reference.follow(action), 2, 2)
+    expected = expected_value(cqn_reference.picked(every, bins)).mean((0, 2))
+    assert learner.value is not None
+    np.testing.assert_allclose(jax.jit(learner.value)(state, seen, KEY), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_ties_are_drawn_from_what_is_within_a_ten_thousandth() -> None:
     values = jnp.asarray([[1.0, 1.00005, 0.9, 1.00009], [0.0, 2.0, 0.0, 0.0]])
     drawn = jax.vmap(lambda key: cqn.best(values, key))(jax.random.split(KEY, 200))
@@ -195,9 +207,9 @@ def test_demonstrations_that_no_row_is_are_refused() -> None:
     rows = BATCH._replace(origin=np.int32([0] * 3 + [2] * 5))
     agents.check_data("cqn", config(demonstrations=2), rows)
     agents.check_data("cqn", config(), None)  # online from nothing: no demonstrations are looked for
-    with pytest.raises(ValueError, match="demonstrations=1 asks for rows .* their rows are of 0, 2: give 0"):
+    with pytest.raises(ValueError, match=r"demonstrations=1 asks for rows .* their rows are of 0, 2: give 0"):
         agents.check_data("cqn", config(demonstrations=1), rows)
-    with pytest.raises(ValueError, match="there are no logged data: .* margin_weight=0 for none"):
+    with pytest.raises(ValueError, match=r"there are no logged data: .* margin_weight=0 for none"):
         agents.check_data("cqn", config(demonstrations=1), None)
     agents.check_data("cqn", config(demonstrations=1, dominance_weight=0.0, margin_weight=0.0), None)
     learner, state = made(demonstrations=1)
