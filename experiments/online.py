@@ -81,7 +81,7 @@ class Settings(common.Head, common.Folder):
     batch_size: int = 256  # transitions per update
     n_step: int = 1  # steps in each transition
     priority: float = (
-        0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq); 0 draws uniformly
+        0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0 draws uniformly
     )
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
@@ -149,7 +149,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         score = stack.enter_context(scorer(settings, learner, seen))
         session = stack.enter_context(lifecycle.session(this, start))
         (this.folder / _ACTORS).mkdir(exist_ok=True)
-        _learn(settings, trainer, score, session, this.folder)
+        slow = getattr(config, "slow_policy", False)
+        _learn(settings, trainer, score, session, this.folder, slow)
         return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
 
 
@@ -159,6 +160,7 @@ def _learn(
     score: Callable[[State, int], dict[str, np.ndarray]],
     session: lifecycle.Session,
     folder: Path,
+    slow: bool,
 ) -> None:
     """From evaluation to evaluation until the end, or until asked to stop."""
     while trainer.evaluated < settings.steps:
@@ -172,7 +174,7 @@ def _learn(
             raise
         if scores is not None:
             session.write(due, trainer.read() | scores)
-            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state)
+            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state, slow=slow)
             trainer.evaluated = due
         saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
@@ -435,9 +437,13 @@ def scorer(
         yield score
 
 
-def export(path: Path, state: State) -> None:
-    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each."""
-    checkpoint.export(path, state.params["policy" if "policy" in state.params else "q"])
+def export(path: Path, state: State, *, slow: bool = False) -> None:
+    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
+
+    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
+    """
+    acting = state.target if slow else state.params
+    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
 
 
 def _atari(env: str) -> bool:

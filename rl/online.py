@@ -248,7 +248,7 @@ def ranked(
     weighted = learner.weighted
     if weighted is None:
         raise ValueError(
-            "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn or arsq"
+            "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn, arsq or cqn"
         )
 
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
