@@ -80,9 +80,7 @@ class Settings(common.Head, common.Folder):
     replay: int = 1_000_000  # steps that are remembered
     batch_size: int = 256  # transitions per update
     n_step: int = 1  # steps in each transition
-    priority: float = (
-        0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0 draws uniformly
-    )
+    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: alike
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0

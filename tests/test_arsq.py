@@ -136,18 +136,22 @@ def test_the_soft_value_of_all_actions_is_v_and_acting_takes_the_best_bin_of_the
 
 
 def test_without_conditioning_the_greedy_path_is_the_best_action_and_with_it_need_not_be() -> None:
-    """Enumeration, one member: independent tokens sum, and the best bins make the best sum."""
-    apart, best = {}, {}
+    """One member, by enumeration in many states: independent tokens sum, and the best bins make the best sum.
+
+    With conditioning a path is greedy in what its first bin is worth softly, over all that may follow, and at this
+    temperature that is not the largest Q (the paper's tabular figure).
+    """
+    observation, apart = normal(100, 3, seed=4), {}
     for variant in ("paper", "neither"):
         e = enumerated(variant)
-        member = jax.tree.map(lambda x: x[:1], e.state.params)
-        chosen = make(**VARIANTS[variant], critics=1).act(e.state._replace(params=member), e.observation, KEY)
-        index = [int(np.abs(e.actions - a).sum(1).argmin()) for a in np.asarray(chosen)]
-        best[variant] = e.q[0].argmax(0)
-        apart[variant] = (best[variant] != index).sum()
+        learner = make(**VARIANTS[variant], critics=1)
+        state = e.state._replace(params=jax.tree.map(lambda x: x[:1], e.state.params))
+        assert learner.critics is not None
+        q = learner.critics(state, observation, jnp.broadcast_to(e.actions[:, None], (81, 100, 2)))[0]
+        best = e.actions[np.asarray(q).argmax(0)]
+        apart[variant] = (np.abs(best - learner.act(state, observation, KEY)).max(1) > 1e-5).sum()
     assert apart["neither"] == 0
-    # A path is greedy in what its first bin is worth softly, over all that may follow: not the maximum of Q.
-    assert apart["paper"] > 0
+    assert 0 < apart["paper"] < 100
 
 
 def test_exploring_draws_bins_in_proportion_to_the_smaller_advantages() -> None:
@@ -168,34 +172,29 @@ def test_exploring_draws_bins_in_proportion_to_the_smaller_advantages() -> None:
     assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / draws)
 
 
-@pytest.mark.parametrize("bc", arsq.CLONING)
-def test_cloning_is_for_demonstrations_alone_and_is_divided_by_their_number(bc: str) -> None:
+def test_cloning_is_for_demonstrations_alone_and_is_divided_by_their_number() -> None:
     """Rows of other origins change what TD learns, and not the BC term; without origins all rows are logged."""
-    learner = make(bc=bc, bc_weight=0.4)
-    state, rows = filled(learner), batch(6)
-    update = jax.jit(learner.update)
+    learner, rows = make(demonstrations=2), batch(6)
+    state, update = filled(learner), jax.jit(learner.update)
+    # As the rows of a fixed dataset are: without an origin.
+    logged = jax.tree.map(float, jax.jit(make().update)(state, rows, KEY)[1])
+    assert arsq.Config().demonstrations == 0  # logged data, where there are several sources
 
-    def loss(origin: Any, action: np.ndarray = rows.action) -> float:
-        with_origin = None if origin is None else np.int32(origin)
-        return float(update(state, rows._replace(origin=with_origin, action=action), KEY)[1]["bc_loss"])
+    def metrics(origin: list[int], action: np.ndarray = rows.action) -> dict[str, float]:
+        found = update(state, rows._replace(origin=np.int32(origin), action=action), KEY)[1]
+        return {name: float(metric) for name, metric in found.items()}
 
-    every = loss(None)
-    assert loss([0] * 6) == pytest.approx(every, rel=1e-6)
-    assert loss([1] * 6) == 0
-    first, rest = loss([0, 0, 1, 1, 1, 2]), loss([1, 2, 0, 0, 0, 0])
-    assert (2 * first + 4 * rest) / 6 == pytest.approx(every, rel=1e-5)
-    online = rows.action.copy()
-    online[2:] *= -1
-    assert loss([0, 0, 1, 1, 1, 2], online) == pytest.approx(first, rel=1e-6)
-    assert loss([1, 2, 0, 0, 0, 0], online) != pytest.approx(rest, rel=1e-3)
-
-    # Of whatever origin, rows count in TD; demonstrations may be of another origin than logged data are.
-    flagged = make(bc=bc, bc_weight=0.4, demonstrations=2)
-    metrics = flagged.update(state, rows._replace(origin=np.int32([2, 2, 0, 1, 1, 1])), KEY)[1]
-    assert metrics["bc_loss"] == pytest.approx(first, rel=1e-5)
-    assert metrics["critic_loss"] == pytest.approx(
-        float(update(state, rows._replace(origin=np.zeros(6, np.int32)), KEY)[1]["critic_loss"]), rel=1e-6
-    )
+    every, none = metrics([2] * 6), metrics([1] * 6)
+    assert every["bc_loss"] == pytest.approx(logged["bc_loss"], rel=1e-6)
+    assert none["bc_loss"] == 0
+    for name in ("critic_loss", "advantage_loss"):
+        assert none[name] == pytest.approx(logged[name], rel=1e-6)
+    first, rest = metrics([2, 2, 0, 1, 0, 1])["bc_loss"], metrics([1, 0, 2, 2, 2, 2])["bc_loss"]
+    assert (2 * first + 4 * rest) / 6 == pytest.approx(every["bc_loss"], rel=1e-5)
+    elsewhere = rows.action.copy()
+    elsewhere[2:] *= -1
+    assert metrics([2, 2, 0, 1, 0, 1], elsewhere)["bc_loss"] == pytest.approx(first, rel=1e-6)
+    assert metrics([1, 0, 2, 2, 2, 2], elsewhere)["bc_loss"] != pytest.approx(rest, rel=1e-3)
 
 
 def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
@@ -204,7 +203,7 @@ def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
     state, rows = filled(learner), batch(6)
     weighted = jax.jit(learner.weighted)
     once, _, distance = weighted(state, rows, jnp.float32([6, 0, 0, 0, 0, 0]), KEY)
-    alone = learner.update(state, jax.tree.map(lambda x: x[:1], rows), KEY)[0]
+    alone = jax.jit(learner.update)(state, jax.tree.map(lambda x: x[:1], rows), KEY)[0]
     # The BC term is divided by all six demonstrations, of which one has the weight of six.
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-6), once.params, alone.params
@@ -215,17 +214,17 @@ def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
     np.testing.assert_allclose(distance, error.mean(0), rtol=1e-4)
 
 
-@pytest.mark.parametrize("head", heads.NAMES)
-def test_a_bandit_of_correlated_dimensions_is_solved_by_every_head(head: str) -> None:
+@pytest.mark.parametrize("head", ["scalar", "c51", "quantile"])
+def test_a_bandit_of_correlated_dimensions_is_solved_by_every_kind_of_head(head: str) -> None:
     """The best of three modes is rare, and its coordinates are each those of a worse one: V and the best action."""
     rng = np.random.default_rng(0)
     modes = np.float32([[0.8, 0.8], [-0.8, -0.8], [0.8, -0.8]])
-    which = rng.choice(3, 512, p=[0.2, 0.4, 0.4])
-    action = np.clip(modes[which] + rng.normal(0, 0.05, (512, 2)), -1, 1).astype(np.float32)
+    which = rng.choice(3, 100, p=[0.2, 0.4, 0.4])
+    action = np.clip(modes[which] + rng.normal(0, 0.05, (100, 2)), -1, 1).astype(np.float32)
     reward = np.float32([1.0, 0.1, -1.0])[which]
-    still, none = np.zeros((512, 3), np.float32), np.zeros(512, np.float32)
+    still, none = np.zeros((100, 3), np.float32), np.zeros(100, np.float32)
     rows = Transition(still, action, reward, none, still, action, none)
-    config = arsq.Config(levels=1, bins=5, hidden=(32,), bc_weight=0.03, temperature=0.05, learning_rate=1e-2)
+    config = arsq.Config(levels=1, bins=5, hidden=(16,), bc_weight=0.03, temperature=0.05, learning_rate=1e-2)
     learner = arsq.make(config, SPEC, heads.make(head, -2.0, 2.0, 21))
 
     @jax.jit

@@ -194,18 +194,21 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     if agent == "arsq":
         still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
-    state = learner.init(KEY, batch)
-    learner.update(state, batch, KEY)
+    state = jax.jit(learner.init)(KEY, batch)
+
+    @jax.jit
+    def targets(state: State) -> Array:
+        learner.update(state, batch, KEY)
+        return caught[-1]
+
+    found = targets(state)
     number, of = {"sac": (1, 2), "sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
     key = jax.random.split(KEY, of)[number]
     expected = batch.reward + 0.99 * batch.discount * learner.value(state, batch.next_observation, key)
     if agent == "arsq":  # what its V has for a target is moved by the action's advantage
-        q, v = (
-            learner.critics(state, batch.observation, batch.action),
-            learner.value(state, batch.observation, KEY),
-        )
-        expected = expected - (q - v)
-    np.testing.assert_allclose(caught[-1], expected, rtol=1e-5, atol=1e-6)
+        q = jax.jit(learner.critics)(state, batch.observation, batch.action)
+        expected = expected - (q - jax.jit(learner.value)(state, batch.observation, KEY))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("head", heads.NAMES)

@@ -236,7 +236,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def critics(state: State, observation: Any, action: Array) -> Array:
         v, advantages, bins = of_action(state.params["q"], observation, action)
-        return head.value(v) + bellman.of_bins(advantages, bins).sum(-1)
+        # Member by member: actions may have more leading axes than observations.
+        return jax.vmap(jnp.add)(head.value(v), bellman.of_bins(advantages, bins).sum(-1))
 
     learner = Learner(init, update, act, value, explore, weighted, critics)
     return augmented(learner, spec, config.network)

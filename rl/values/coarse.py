@@ -190,7 +190,11 @@ def chosen(tokens: Tokens, cells: Array) -> Array:
 
 
 def contexts(tokens: Tokens, cells: Array) -> Array:
-    """Cells [..., D] -> the context [..., T, D] float32 of every token, from the bins of the tokens before it."""
+    """Cells [..., D] -> the context [..., T, D] float32 of every token, from the bins of the tokens before it.
+
+    A few integer operations, made where they are used: they take no measurable part of an update, while the contexts
+    of a whole dataset would be ``T D`` numbers a row.
+    """
     return _centre(cells[..., None, :] // tokens.divisor % tokens.intervals, jnp.asarray(tokens.intervals))
 
 
