@@ -23,7 +23,8 @@ from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
-INFO = "info"  # success is what the environment says in info["success"]
+# Whether the environment reported info["success"] at any step of the episode, or at the last one, as in evaluation
+SUCCESS, FINAL_SUCCESS = "success", "final_success"
 
 
 def succeeded(experience: Experience, success: str | float) -> np.ndarray:
@@ -31,21 +32,22 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
 
     Args:
       experience: the step.
-      success: `INFO`, where the environment says so at the last step; or the least reward of the last step, as the
-        environment pays it.
+      success: `SUCCESS` or `FINAL_SUCCESS`, of what the environment reports; or the least reward of the last step, as
+        the environment pays it.
 
     Raises:
-      ValueError: the environment does not say.
+      ValueError: the environment does not report it.
     """
     over = experience.first
-    if success != INFO:
+    if not isinstance(success, str):
         return over & (experience.reward >= success)
-    if np.isnan(experience.success[over]).any():
+    reported: np.ndarray = getattr(experience, success)
+    if np.isnan(reported[over]).any():
         raise ValueError(
-            'the environment reports no info["success"] at the end of an episode: say by the reward of the last step '
-            "which episodes succeeded (--relabel_success=1, say)"
+            f'the environment does not report info["success"], of which "{success}" is made: choose episodes by the '
+            "reward of their last step, by --relabel_success=1, say, if it is 1 where they succeed"
         )
-    return over & (experience.success > 0)
+    return over & (reported > 0)
 
 
 class Trainer:
