@@ -65,7 +65,7 @@ class Stream:
         self._check(step)
         self._return += step.reward
         self._length += 1
-        self._success = np.fmax(self._success, step.success)  # fmax: NaN is no report
+        np.fmax(self._success, step.success, out=self._success)  # fmax: NaN is no report
         over = step.terminated | step.truncated
         self.observation, length, success = step.observation, self._length.copy(), self._success.copy()
         if over.any():
