@@ -63,8 +63,10 @@ class Trainer:
       random: steps of each seed whose actions are drawn uniformly.
       seen: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
-      success: which episodes join the demonstrations, as in `succeeded`; None for none. ``replay`` must be able to
-        relabel (`rl.online.relabelling`).
+      success: which episodes join the demonstrations, as in `succeeded`; None for none.
+
+    Raises:
+      ValueError: some do, and ``replay`` cannot relabel their steps.
     """
 
     def __init__(
@@ -91,6 +93,10 @@ class Trainer:
         self._seeds, self._environments = len(run_keys), rows // len(run_keys)
         types = jax.tree.map(lambda x: x.dtype, observation)
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
+        if success is not None and self._loop.relabel is None:
+            raise ValueError(
+                "this replay cannot relabel episodes that succeed: make it by rl.online.relabelling"
+            )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self.relabelled = np.zeros(self._seeds, np.int64)  # episodes that joined the demonstrations

@@ -177,7 +177,7 @@ class Demonstrated:
     LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
     SEEN = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
 
-    def __init__(self, name: str = "toy_environments:CountdownFade-v0"):
+    def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = compiled.relabelling):
         def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
             return state._replace(params=batch, step=state.step + 1), {"logged": batch.origin.mean()}
 
@@ -192,7 +192,7 @@ class Demonstrated:
 
         learner = Learner(init, update, explore, None, explore)
         view = compiled.steps(2, self.GAMMA, environments=2)
-        replay = compiled.relabelling(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
+        replay = keep(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
         row = np.arange(3, dtype=np.float32)
         log = compiled.example(Spec((3,), 1))._replace(observation=-row[:, None] - np.ones(3, np.float32))
         log = jax.tree.map(lambda x: np.resize(x, (3, *x.shape[1:])), log)
@@ -323,8 +323,15 @@ def test_an_environment_that_does_not_report_success_is_refused() -> None:
         for _ in range(10):
             runs.step()
     assert runs.trainer.whole and runs.trainer.notes()["stream"]["copies"] == []
-    assert runs.trainer.carry.memory.ring.count[()] == runs.trainer.step
+    assert runs.trainer.carry.memory.ring.count == runs.trainer.step
     runs.stream.close()
+
+
+def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
+    with pytest.raises(ValueError, match=r"cannot relabel .* rl.online.relabelling"):
+        Demonstrated(keep=compiled.uniform)
+    with pytest.raises(ValueError, match="single video frames cannot join"):
+        compiled.relabelling(counter(), compiled.video(4), 100, 4)
 
 
 @pytest.mark.parametrize(
