@@ -20,7 +20,7 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
 
     python -m experiments.online --agent=sac --env=AdroitHandDoor-v1 --offline_data=door_human.hdf5 --clip_actions \
-        --relabel_success=info
+        --relabel_success=success
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from absl import app
 from experiments import common, flags, presets
 from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
 from rl.envs.stream import Stream
-from rl.interaction import INFO, Trainer
+from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import dataset as replays
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -93,9 +93,7 @@ class Settings(common.Head, common.Folder):
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
     clip_actions: bool = False  # clip its actions that lie outside the action box; an error without it
-    relabel_success: str = (
-        ""  # episodes that join the demonstrations: info (success), or the least last reward
-    )
+    relabel_success: str = ""  # episodes that join it: success, final_success, or the least last reward
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -302,7 +300,7 @@ def mixed(settings: Settings) -> int:
 
 def success(settings: Settings) -> str | float | None:
     """Which episodes join the demonstrations, as `rl.interaction.succeeded` takes it; None for none."""
-    if settings.relabel_success in ("", INFO):
+    if settings.relabel_success in ("", SUCCESS, FINAL_SUCCESS):
         return settings.relabel_success or None
     return common.number("relabel_success", settings.relabel_success)
 

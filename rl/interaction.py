@@ -23,7 +23,8 @@ from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
-INFO = "info"  # success is what the environment says in info["success"]
+# Whether the environment reported info["success"] at any step of the episode, or at the last one, as in evaluation
+SUCCESS, FINAL_SUCCESS = "success", "final_success"
 
 
 def succeeded(experience: Experience, success: str | float) -> np.ndarray:
@@ -31,21 +32,22 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
 
     Args:
       experience: the step.
-      success: `INFO`, where the environment says so at the last step; or the least reward of the last step, as the
-        environment pays it.
+      success: `SUCCESS` or `FINAL_SUCCESS`, of what the environment reports; or the least reward of the last step, as
+        the environment pays it.
 
     Raises:
-      ValueError: the environment does not say.
+      ValueError: the environment does not report it.
     """
     over = experience.first
-    if success != INFO:
+    if not isinstance(success, str):
         return over & (experience.reward >= success)
-    if np.isnan(experience.success[over]).any():
+    reported: np.ndarray = getattr(experience, success)
+    if np.isnan(reported[over]).any():
         raise ValueError(
-            'the environment reports no info["success"] at the end of an episode: say by the reward of the last step '
-            "which episodes succeeded (--relabel_success=1, say)"
+            f'the environment does not report info["success"], of which "{success}" is made: choose episodes by the '
+            "reward of their last step, by --relabel_success=1, say, if it is 1 where they succeed"
         )
-    return over & (experience.success > 0)
+    return over & (reported > 0)
 
 
 class Trainer:
@@ -61,8 +63,10 @@ class Trainer:
       random: steps of each seed whose actions are drawn uniformly.
       seen: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
-      success: which episodes join the demonstrations, as in `succeeded`; None for none. ``replay`` must be able to
-        relabel (`rl.online.relabelling`).
+      success: which episodes join the demonstrations, as in `succeeded`; None for none.
+
+    Raises:
+      ValueError: some do, and ``replay`` cannot relabel their steps.
     """
 
     def __init__(
@@ -89,6 +93,10 @@ class Trainer:
         self._seeds, self._environments = len(run_keys), rows // len(run_keys)
         types = jax.tree.map(lambda x: x.dtype, observation)
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
+        if success is not None and self._loop.relabel is None:
+            raise ValueError(
+                "this replay cannot relabel episodes that succeed: make it by rl.online.relabelling"
+            )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self.relabelled = np.zeros(self._seeds, np.int64)  # episodes that joined the demonstrations

@@ -8,17 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-from rl.replay import demonstrations, prioritised
+from rl.replay import demonstrations
 
 
-@pytest.mark.parametrize(("capacity", "environments"), [(16, 1), (17, 3)])
-def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten(
-    capacity: int, environments: int
-) -> None:
+def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None:
     """Episodes of random lengths, some longer than the ring; half of them succeed, several at once too."""
-    rng = np.random.default_rng(capacity)
+    rng, capacity, environments = np.random.default_rng(0), 17, 3
     memory = demonstrations.empty(jnp.zeros(()), capacity)
     kept: deque[dict[str, Any]] = deque(maxlen=capacity)
     episode, lengths = np.arange(environments) * 1000, np.zeros(environments, np.int32)
@@ -50,17 +46,15 @@ def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten(
         if any(expected):
             assert {*held[np.asarray(drawn)]} <= {step["row"] for step in kept if step["marked"]}
         ever, together = ever + joins.sum(), together + (joins.sum() > 1)
-    assert ever > 5 and cut > 0 and (environments == 1 or together > 0)
+    assert ever > 5 and cut > 0 and together > 0
 
 
 def test_draws_are_uniform_over_the_marked_rows() -> None:
-    memory = demonstrations.empty(jnp.zeros(()), 10)
-    for row in range(10):
-        memory = demonstrations.insert(memory, jnp.full(1, float(row)))
-    memory = demonstrations.mark(memory, jnp.array([3]))
+    memory = demonstrations.insert(demonstrations.empty(jnp.zeros(()), 10), jnp.zeros(8))
+    memory = demonstrations.mark(
+        memory, jnp.array([0, 5, 1, 0, 0, 1, 0, 0])
+    )  # more than there are of the second
+    assert np.flatnonzero(demonstrations.is_marked(memory, jnp.arange(10))).tolist() == [1, 2, 5]
     slots = np.asarray(demonstrations.draw(memory, jax.random.key(0), 3000))
     values, counts = np.unique(slots, return_counts=True)
-    assert values.tolist() == [7, 8, 9] and (np.abs(counts - 1000) < 5 * np.sqrt(1000 * 2 / 3)).all()
-    untouched = demonstrations.insert(memory, jnp.zeros(1)).tree
-    put = prioritised.put(prioritised.tree(10), jnp.array([7, 8, 9]), jnp.ones(3))
-    jax.tree.map(np.testing.assert_array_equal, untouched, put)  # every sum above, too
+    assert values.tolist() == [1, 2, 5] and (np.abs(counts - 1000) < 5 * np.sqrt(1000 * 2 / 3)).all()

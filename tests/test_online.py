@@ -22,7 +22,7 @@ from experiments import offline, online
 from rl import agents, checkpoint, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
-from rl.interaction import Trainer
+from rl.interaction import Trainer, succeeded
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
@@ -177,7 +177,7 @@ class Demonstrated:
     LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
     SEEN = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
 
-    def __init__(self, success: str | float, name: str = "toy_environments:Countdown-v0"):
+    def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = compiled.relabelling):
         def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
             return state._replace(params=batch, step=state.step + 1), {"logged": batch.origin.mean()}
 
@@ -192,7 +192,7 @@ class Demonstrated:
 
         learner = Learner(init, update, explore, None, explore)
         view = compiled.steps(2, self.GAMMA, environments=2)
-        replay = compiled.relabelling(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
+        replay = keep(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
         row = np.arange(3, dtype=np.float32)
         log = compiled.example(Spec((3,), 1))._replace(observation=-row[:, None] - np.ones(3, np.float32))
         log = jax.tree.map(lambda x: np.resize(x, (3, *x.shape[1:])), log)
@@ -207,7 +207,7 @@ class Demonstrated:
             random=0,
             seen=self.SEEN,
             logged=Dataset(log, np.ones(3, bool)),
-            success=success,
+            success="success",
         )
 
     def step(self) -> tuple[np.ndarray, Experience]:
@@ -221,10 +221,9 @@ class Demonstrated:
         return before, said[0]
 
 
-@pytest.mark.parametrize("success", ["info", 1.4])
-def test_successful_episodes_join_the_demonstrations(success: str | float) -> None:
+def test_successful_episodes_join_the_demonstrations() -> None:
     """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
-    runs = Demonstrated(success)
+    runs = Demonstrated()
     runs.trainer.start(None)
     kept: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
     joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
@@ -268,7 +267,7 @@ def test_successful_episodes_join_the_demonstrations(success: str | float) -> No
                 np.testing.assert_array_equal(found.next_observation, later[-1]["next"])
         # Learning comes first: an episode is a demonstration from the next step on.
         for copy in np.flatnonzero(said.first):
-            good = said.length[copy] > 5 if success == "info" else said.reward[copy] >= success
+            good = said.length[copy] > 5
             joined[copy // 2] += good
             own = [step for step in kept[copy // 2] if step["copy"] == copy][-int(said.length[copy]) :]
             for step in own:
@@ -278,37 +277,61 @@ def test_successful_episodes_join_the_demonstrations(success: str | float) -> No
     assert abs(drawn - expected_draws) < 5 * np.sqrt(variance)
 
 
+def test_success_is_what_is_asked_for() -> None:
+    """Of four episodes that end and one that does not: reported at some step, at the last one, or by its reward."""
+    said = Experience(
+        next_observation=None,
+        reward=np.array([0.0, 1.0, 0.5, 2.0, 2.0]),
+        terminated=np.zeros(5, bool),
+        observation=None,
+        first=np.array([True, True, True, True, False]),
+        length=np.ones(5, int),
+        success=np.array([1.0, 1.0, 0.0, 0.0, np.nan]),
+        final_success=np.array([0.0, 1.0, 0.0, 0.0, np.nan]),
+    )
+    expected = {"success": [0, 1], "final_success": [1], 0.5: [1, 2, 3], 2.0: [3]}
+    for success, episodes in expected.items():
+        assert np.flatnonzero(succeeded(said, success)).tolist() == episodes
+
+
 def test_a_run_with_successes_goes_on_to_the_same_bits() -> None:
     """In the middle of episodes, from a checkpoint's notes as JSON."""
-    whole, parts, rest = (Demonstrated("info") for _ in range(3))
-    for runs, steps in ((whole, 40), (parts, 17)):
-        runs.trainer.start(None)
-        for _ in range(steps):
-            runs.step()
-    saved = jax.device_get(parts.trainer.saved())
-    notes = json.loads(json.dumps(parts.trainer.notes()))
-    assert 0 < parts.trainer.relabelled.sum() < whole.trainer.relabelled.sum()
-    assert (np.array(notes["stream"]["length"]) > 0).any()
-    rest.trainer.resume(saved, parts.trainer.step, notes)
+    whole, rest = Demonstrated(), Demonstrated()
+    whole.trainer.start(None)
+    for step in range(40):
+        if step == 17:
+            saved = jax.tree.map(np.array, whole.trainer.saved())
+            notes = json.loads(json.dumps(whole.trainer.notes()))
+        whole.step()
+    assert 0 < sum(notes["relabelled"]) < whole.trainer.relabelled.sum()
+    assert np.nanmax(notes["stream"]["success"]) > 0  # one episode has succeeded and is not over
+    rest.trainer.resume(saved, 2 * 17, notes)
     for _ in range(40 - 17):
         rest.step()
     one, other = (jax.device_get(runs.trainer.saved()) for runs in (whole, rest))
     jax.tree.map(np.testing.assert_array_equal, one, other)
     np.testing.assert_array_equal(whole.trainer.relabelled, rest.trainer.relabelled)
-    for runs in (whole, parts, rest):
-        runs.stream.close()
+    whole.stream.close()
+    rest.stream.close()
 
 
 def test_an_environment_that_does_not_report_success_is_refused() -> None:
     """At the end of its first episode, and nothing of that step is remembered."""
-    runs = Demonstrated("info", "toy_environments:CountdownQuiet-v0")
+    runs = Demonstrated("toy_environments:CountdownQuiet-v0")
     runs.trainer.start(None)
-    with pytest.raises(ValueError, match=r'no info\["success"\] .* \(--relabel_success=1, say\)'):
+    with pytest.raises(ValueError, match=r'does not report info\["success"\].*--relabel_success=1, say'):
         for _ in range(10):
             runs.step()
     assert runs.trainer.whole and runs.trainer.notes()["stream"]["copies"] == []
-    assert runs.trainer.carry.memory.ring.count[()] == runs.trainer.step
+    assert runs.trainer.carry.memory.ring.count == runs.trainer.step
     runs.stream.close()
+
+
+def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
+    with pytest.raises(ValueError, match=r"cannot relabel .* rl.online.relabelling"):
+        Demonstrated(keep=compiled.uniform)
+    with pytest.raises(ValueError, match="single video frames cannot join"):
+        compiled.relabelling(counter(), compiled.video(4), 100, 4)
 
 
 @pytest.mark.parametrize(
@@ -356,6 +379,39 @@ def test_the_policy_of_every_evaluation_can_be_read(finished: tuple[Path, dict[s
     params = checkpoint.load_params(workdir / "actors" / "40.npz")
     arrays = saved(workdir, 40)
     np.testing.assert_array_equal(params["Dense_0"]["kernel"], arrays["state/params/policy/Dense_0/kernel"])
+
+
+def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path, capsys: Any) -> None:
+    """Rewards transformed first, then summed over three steps; actions clipped where that is asked for."""
+    h5py = pytest.importorskip("h5py")
+    log = {
+        "observations": np.arange(18.0, dtype=np.float32).reshape(6, 3),
+        "actions": np.float32([[0.5], [1.5], [0], [0], [0], [0]]),
+        "rewards": np.float32([1, 2, 3, 4, 5, 6]),
+        "terminals": np.array([0, 0, 0, 0, 0, 1], bool),
+    }
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        for name, array in log.items():
+            file[name] = array
+    chosen = settings(tmp_path, offline_data=str(tmp_path / "log.hdf5"), n_step=3, reward_shift=-1.0)
+    with pytest.raises(ValueError, match="--clip_actions"):
+        online.mixture(chosen, Spec((3,), 1))
+    chosen = dataclasses.replace(chosen, clip_actions=True, reward_scale="2", env="AdroitHandDoor-v1")
+    loaded = online.mixture(chosen, Spec((3,), 1))
+    assert "note on --offline_data: up to gymnasium-robotics 1.4.2" in capsys.readouterr().err
+    steps = online.demonstrations(
+        chosen, config(discount=0.5), online.transformation(chosen, loaded), loaded
+    ).transitions
+    assert steps.action[1] == 1
+    np.testing.assert_allclose(steps.reward, [3.75, 7.25, 10.75, 14.25, 14.5, 11.0])  # of 2 r - 1
+    np.testing.assert_allclose(steps.discount, [0.25, 0.25, 0.25, 0, 0, 0])
+    np.testing.assert_array_equal(steps.next_observation[:4, 0], [9, 12, 15, 15])
+    with h5py.File(tmp_path / "log.hdf5", "a") as file:
+        for name, array in log.items():
+            del file[name]
+            file[name] = array[:0]
+    with pytest.raises(ValueError, match="no steps"):
+        online.mixture(chosen, Spec((3,), 1))
 
 
 @pytest.mark.parametrize(
@@ -640,7 +696,7 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         ({"offline_data": "x", "offline_ratio": 0.95}, "--offline_ratio=0.95 of --batch_size=8 is 8 rows"),
         ({"relabel_success": "often"}, "--relabel_success=often is neither a number nor one of its words"),
         ({"relabel_success": "1", "priority": 0.5}, "--priority and --relabel_success cannot be combined"),
-        ({"relabel_success": "info", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
+        ({"relabel_success": "success", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
         ({"agent": "bc"}, "no way to explore: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),

@@ -23,7 +23,10 @@ class Experience(NamedTuple):
     observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
     first: np.ndarray  # [N] bool, a new episode started
     length: np.ndarray  # [N] int64, steps that the episode has had, this one included
-    success: np.ndarray  # [N] float64, the environment's info["success"]; NaN where it reports none
+    success: (
+        np.ndarray
+    )  # [N] float64, the most that info["success"] was in the episode; NaN where it was not reported
+    final_success: np.ndarray  # [N] float64, what it is at this step
 
 
 class Stream:
@@ -62,15 +65,23 @@ class Stream:
         self._check(step)
         self._return += step.reward
         self._length += 1
+        np.fmax(self._success, step.success, out=self._success)  # fmax: NaN is no report
         over = step.terminated | step.truncated
-        self.observation, length = step.observation, self._length.copy()
+        self.observation, length, success = step.observation, self._length.copy(), self._success.copy()
         if over.any():
             self.finished += [
                 (int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(over)
             ]
             self.observation = self._begin(over)
         return Experience(
-            step.observation, step.reward, step.terminated, self.observation, over, length, step.success
+            next_observation=step.observation,
+            reward=step.reward,
+            terminated=step.terminated,
+            observation=self.observation,
+            first=over,
+            length=length,
+            success=success,
+            final_success=step.success,
         )
 
     def restart(self) -> Any:
@@ -99,6 +110,7 @@ class Stream:
         self._vector.restore(snapshot["copies"])
         self._return = np.asarray(snapshot["return"], np.float64)
         self._length = np.asarray(snapshot["length"], np.int64)
+        self._success = np.asarray(snapshot["success"], np.float64)
         return True
 
     def close(self) -> None:
@@ -118,12 +130,14 @@ class Stream:
             "episode": self._episode.tolist(),
             "return": self._return.tolist(),
             "length": self._length.tolist(),
+            "success": self._success.tolist(),
         }
 
     def _open(self) -> None:
         count = len(self._seeds)
         self._vector = workers.vector(self._name, count, self._processes)
         self._return, self._length = np.zeros(count), np.zeros(count, np.int64)
+        self._success = np.full(count, np.nan)
 
     def _begin(self, which: np.ndarray) -> Any:
         """The next episode of the copies in ``which`` [N] bool; everyone's observation [N, *observation]."""
@@ -132,7 +146,7 @@ class Stream:
             for own, episode, begins in zip(self._seeds, self._episode, which, strict=True)
         ]
         self._episode += which
-        self._return[which], self._length[which] = 0.0, 0
+        self._return[which], self._length[which], self._success[which] = 0.0, 0, np.nan
         return self._vector.reset(seeds)
 
     def _check(self, step: workers.Step) -> None:
