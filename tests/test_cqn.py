@@ -131,6 +131,16 @@ def test_exploration_is_noise_on_the_grid() -> None:
     assert set(np.unique(number.round())) == set(range(BINS**2))
 
 
+def test_all_bins_start_alike_and_ties_are_then_all_of_them() -> None:
+    """As published, the last layers start at 0: the first actions that it collects are uniform."""
+    learner, _ = made(exploration_noise=0.0, levels=1)
+    state = jax.jit(learner.init)(KEY, BATCH)
+    assert learner.explore is not None
+    explored = jax.jit(learner.explore)(state, np.tile(BATCH.observation, (40, 1)), KEY)
+    counts = np.unique(np.asarray(explored).round(3), return_counts=True)[1]
+    assert len(counts) == BINS and counts.min() > 0.25 * counts.sum()
+
+
 # ---- which rows count, and how --------------------------------------------------------------------------------------
 
 
