@@ -397,17 +397,8 @@ def loop(
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
     row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return source.of_origin(
-        Transition(
-            row.observation,
-            row.action,
-            row.reward,
-            row.discount,
-            row.next_observation,
-            row.action,
-            row.discount,
-        ),
-        source.ONLINE,
+    return Transition(
+        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
     )
 
 

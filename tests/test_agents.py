@@ -1370,6 +1370,28 @@ def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None
         assert np.abs(q - (batch.reward[:19] + future(action))).max() < CRITIC_KINKS
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["scalar", "c51"])
+def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best(head: str) -> None:
+    """At each of two levels: the mean reward of the logged actions in an interval, and the best value of that level."""
+    batch = bandit()
+    actions = batch.action[:, 0].astype(np.float64)
+    fields = {"levels": 2, "bins": 3, "features": 8, "dominance_weight": 0.0, "margin_weight": 0.0}
+    learner, [state] = learn("cqn", BANDIT, batch, head, (32,), **HALF, **fields)
+    cell = np.floor((actions + 1) / 2 * 9).astype(int)
+    expected = 0.0
+    inside = np.ones(len(actions), bool)  # the interval that the levels before have chosen
+    for at_level in (cell // 3, cell):
+        mean = {number: reward(actions[at_level == number]).mean() for number in np.unique(at_level)}
+        best = max(np.unique(at_level[inside]), key=lambda number, mean=mean: mean[number])
+        inside = at_level == best
+        expected = expected + np.array([mean[number] + 0.5 * mean[best] / 0.5 for number in at_level]) / 2
+    assert learner.critics is not None
+    found = learner.critics(state, batch.observation, batch.action)[0]
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert greedy(learner, state) == pytest.approx((2 * best + 1) / 9 - 1)
+
+
 def soft_optimum() -> tuple[float, float, float]:
     """Greedy action, temperature and value of the squashed normal that earns most at an entropy of -1."""
     nodes, weights = np.polynomial.hermite_e.hermegauss(64)
