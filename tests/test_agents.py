@@ -630,7 +630,7 @@ DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
-    *(("continuous", agent, "quantile", {}) for agent in ("cql", "cqn", "rebrac", "sac_n")),
+    *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
     ("continuous", "cqn", "c51", {}),
     ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
     ("continuous", "arsq", "quantile", {}),
@@ -1370,14 +1370,13 @@ def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None
         assert np.abs(q - (batch.reward[:19] + future(action))).max() < CRITIC_KINKS
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("head", ["scalar", "c51"])
-def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best(head: str) -> None:
+@pytest.mark.long
+def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best() -> None:
     """At each of two levels: the mean reward of the logged actions in an interval, and the best value of that level."""
     batch = bandit()
     actions = batch.action[:, 0].astype(np.float64)
     fields = {"levels": 2, "bins": 3, "features": 8, "dominance_weight": 0.0, "margin_weight": 0.0}
-    learner, [state] = learn("cqn", BANDIT, batch, head, (32,), **HALF, **fields)
+    learner, [state] = learn("cqn", BANDIT, batch, "c51", (32,), **HALF, **fields)
     cell = np.floor((actions + 1) / 2 * 9).astype(int)
     expected = 0.0
     inside = np.ones(len(actions), bool)  # the interval that the levels before have chosen
