@@ -12,13 +12,14 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import arsq, bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
     "arsq": arsq,
     "bc": bc,
     "cql": cql,
+    "cqn": cqn,
     "dqn": dqn,
     "edac": edac,
     "iql": iql,

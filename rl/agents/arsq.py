@@ -53,7 +53,17 @@ import optax
 
 from rl import nest
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, is_off, require, require_no_policy, start
+from rl.agents.state import (
+    augmented,
+    demonstrated,
+    descend,
+    follow,
+    is_off,
+    require,
+    require_demonstrations,
+    require_no_policy,
+    start,
+)
 from rl.networks.autoregressive import soft_dueling
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
@@ -64,6 +74,7 @@ CLONING: dict[str, Callable[[Array, Array, float | Array], Array]] = {
     "margin": losses.advantage_margin,
     "cql": losses.advantage_cql,
 }
+_OFF = "bc_weight=0"
 TRUNKS: dict[str, Callable[[coarse.Tokens], np.ndarray]] = {  # which trunk is each token's
     "shared": lambda tokens: np.zeros(tokens.size, np.int32),
     "level": lambda tokens: tokens.level,
@@ -157,7 +168,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_next = bootstrap(state, batch.next_observation)
         discount = config.discount * batch.discount
         y = batch.reward + discount * head.value(v_next)
-        demonstrated = _demonstrated(config, batch)
 
         def loss(params):
             v, advantages, bins = of_action(params["q"], batch.observation, batch.action)
@@ -182,8 +192,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             total = critic_loss + advantage_loss
             if not is_off(config.bc_weight):
                 cloning = CLONING[config.bc](advantages, bins, config.bc_clip).sum((0, -1))
-                rows = jnp.maximum(demonstrated.sum(), 1.0)
-                metrics["bc_loss"] = (weight * demonstrated * cloning).sum() / rows
+                rows = demonstrated(batch, config.demonstrations, _OFF)
+                metrics["bc_loss"] = (weight * rows * cloning).sum() / jnp.maximum(rows.sum(), 1.0)
                 total = total + config.bc_weight * metrics["bc_loss"]
             return total, (metrics, heads.divergence(head, v, target).mean(0))
 
@@ -231,31 +241,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     return augmented(learner, spec, config.network)
 
 
-def _demonstrated(config: Config, batch: Transition) -> Array:
-    """[B], 1 in the rows that the BC term is for, else 0; rows without an origin are a fixed dataset's, and logged."""
-    if batch.origin is not None:
-        return (batch.origin == config.demonstrations).astype(jnp.float32)
-    check_data(config, batch)
-    return jnp.ones(batch.reward.shape)
-
-
 def check_data(config: Config, logged: Transition | None) -> None:
     """Raises ValueError if no row of the ``logged`` data (None: there are none) is the demonstration it should be."""
-    origin = None if logged is None else logged.origin
-    if is_off(config.bc_weight) or (config.demonstrations == 0 and origin is None):
-        return
-    if origin is None:
-        have = (
-            "there are no logged data" if logged is None else "the data do not say where their rows are from"
-        )
-    elif (np.asarray(origin) == config.demonstrations).any():
-        return
-    else:
-        have = f"their rows are of {', '.join(map(str, np.unique(origin)))}"
-    raise ValueError(
-        f"demonstrations={config.demonstrations} asks for rows of that origin (Transition.origin), and {have}: give 0 "
-        "for all logged rows, or bc_weight=0 for none"
-    )
+    if not is_off(config.bc_weight):
+        require_demonstrations(logged, config.demonstrations, _OFF)
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
