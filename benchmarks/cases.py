@@ -21,15 +21,27 @@ from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.types import Key, Learner, Metrics, Spec, State, Transition
 from rl.values import heads
+from rl.values.heads import ValueHead
 
-LOOPS = ("scan", "unroll", "host")
+LOOPS = ("scan", "unroll", "host", "act")
 LIMIT = "products"
+ACT = "act"
+ENVIRONMENTS = (1, 64)  # that are acted in at once
 
 SPEC = Spec((17,), 6)  # halfcheetah's
 EPISODE = 1000  # its steps
+SUPPORT = -100.0, 100.0  # of value heads that have one
 
 # Where nobody says how many, a call does as many updates as take the products alone this long.
 SECONDS = 1.0
+
+
+class Subject(NamedTuple):
+    """What is trained."""
+
+    agent: ModuleType
+    config: Any
+    head: ValueHead
 
 
 class Case(NamedTuple):
@@ -41,6 +53,13 @@ class Case(NamedTuple):
     call: Callable[[], Any]  # its work is done when it returns
     facts: dict[str, Any]  # what is known without timing it
     traces: list[None]  # as long as JAX has traced its program often
+
+
+def subject(agent: ModuleType, config: Any = None, head: ValueHead | None = None) -> Subject:
+    """An agent with its default hyper-parameters and a scalar head, but for what is given."""
+    return Subject(
+        agent, agent.Config() if config is None else config, heads.scalar() if head is None else head
+    )
 
 
 def synthetic(transitions: int) -> Dataset:
@@ -62,12 +81,12 @@ def synthetic(transitions: int) -> Dataset:
     return Dataset(steps, last)
 
 
-def limit(agent: ModuleType, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
+def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
     """The matrix products of ``updates`` updates, and nothing else.
 
     With ``updates`` 0 they are as many as take about `SECONDS`, rounded up to a multiple of ``multiple_of``.
     """
-    population = _population(agent, batch_size, 1)
+    population = _population(subject, batch_size, 1)
     keys = jax.random.split(jax.random.key(0), seeds)
     dataset = synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
@@ -86,10 +105,10 @@ def limit(agent: ModuleType, seeds: int, batch_size: int, updates: int, multiple
 
 
 def scan(
-    agent: ModuleType, seeds: int, batch_size: int, updates: int, dataset: Dataset, loop: str, unroll: int
+    subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Dataset, loop: str, unroll: int
 ) -> Case:
     """Epochs of ``updates`` updates as `rl.train.population` compiles them, on a dataset on the device."""
-    population = _population(agent, batch_size, updates, unroll)
+    population = _population(subject, batch_size, updates, unroll)
     keys = jax.random.split(jax.random.key(0), seeds)
     state = jax.jit(population.init)(keys, replay.take(dataset, np.arange(2)))
     program, traces = _traced(population.epoch, donate_argnums=0)
@@ -103,9 +122,9 @@ def scan(
     return Case(loop, seeds, updates, call, facts, traces)
 
 
-def host(agent: ModuleType, seeds: int, batch_size: int, most: int, dataset: Dataset) -> Case:
+def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Dataset) -> Case:
     """One compiled update per Python call, on batches that NumPy samples; at most ``most`` updates per call."""
-    learner = _learner(agent, agent.Config())
+    learner = _learner(subject)
     state, keys = _start(learner, seeds)
     program, traces = _traced(_update(learner, seeds), donate_argnums=0)
     rng = np.random.default_rng(0)
@@ -128,6 +147,37 @@ def host(agent: ModuleType, seeds: int, batch_size: int, most: int, dataset: Dat
         jax.block_until_ready(state)
 
     return Case("host", seeds, updates, call, facts | {"data_bytes": _nbytes(dataset)}, traces)
+
+
+def act(subject: Subject, environments: int) -> Case:
+    """Actions of one seed in so many environments: NumPy observations in, NumPy actions out, one compiled call each."""
+    learner = _learner(subject)
+    state, key = _start(learner, 1)
+    program, traces = _traced(learner.act)
+    seen = synthetic(environments).transitions.observation
+    facts = {"environments": environments, **_compile(program, state, seen, key)}
+    once = lambda: np.asarray(program(state, seen, key))
+    calls = _fitting(once)
+
+    def call() -> None:
+        for _ in range(calls):
+            once()
+
+    return Case(ACT, 1, calls, call, facts, traces)
+
+
+def torch(name: str, subject: Subject, batch_size: int, most: int, dataset: Dataset) -> Case:
+    """The agent's update in PyTorch (`benchmarks.coarse_peer`); at most ``most`` updates per call."""
+    from benchmarks import coarse_peer
+
+    update = coarse_peer.updates(name, subject.config, subject.head.size, SUPPORT, SPEC, batch_size, dataset)
+    times = min(most, _fitting(update))
+
+    def call() -> None:
+        for _ in range(times):
+            update()
+
+    return Case("torch", 1, times, call, {}, [])
 
 
 def peer(name: str, hidden: Sequence[int], batch_size: int, most: int, data: Any) -> list[Case]:
@@ -178,19 +228,24 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
                 **case.facts,
             }
         )
-        if case.traces:
+        if case.loop == ACT:  # what is repeated is no update
+            rows[-1]["seconds_per_call"] = rows[-1].pop("seconds_per_update")
+            del rows[-1]["of_limit"], rows[-1]["updates_per_second"]
+        elif case.traces:
             rows[-1]["flops_per_update"] = cases[0].facts["flops_per_update"]
     return rows
 
 
-def _learner(agent: ModuleType, config: Any) -> Learner:
-    return agent.make(config, SPEC, heads.scalar())
+def _learner(subject: Subject) -> Learner:
+    return subject.agent.make(subject.config, SPEC, subject.head)
 
 
-def _population(agent: ModuleType, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
-    make, sample = functools.partial(_learner, agent), replay.sampler(batch_size)
+def _population(subject: Subject, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
+    make = lambda config: _learner(subject._replace(config=config))
     batched = jax.default_backend() != "cpu"  # as experiments.offline
-    return train.population(make, agent.Config(), sample, steps, unroll=unroll, batched=batched)
+    return train.population(
+        make, subject.config, replay.sampler(batch_size), steps, unroll=unroll, batched=batched
+    )
 
 
 def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:

@@ -7,11 +7,17 @@ IQL, CQL and EDAC-10, one seed and eight at once, in three loops:
   scan      as the library trains: many updates in one compiled call, the dataset on the device
   unroll    the same with --unroll updates per iteration of the compiled loop
   host      one compiled update per Python call, on a batch that NumPy sampled, as most codebases do
+  act       actions for one observation, and for 64, in one compiled call each (not by default)
 
 and beside them, in the same rounds:
 
   products  the matrix products of the update, with its shapes, and nothing else: the limit
   d3rlpy    its IQL and CQL with the same sizes, where it is installed (`make bench` installs it)
+  torch     ARSQ's and CQN's update in PyTorch, one per Python call in the manner of the published code
+            (benchmarks/coarse_peer.py), where PyTorch is installed
+
+ARSQ and CQN cut actions into levels of bins: --grids=1x41,2x7,3x5 makes a block of the table for each, of
+T = levels x dimensions tokens.
 
 A round calls each of them once, and the table holds medians over --repeats rounds: what slows the machine slows all
 of them. Nothing else should run meanwhile. benchmarks/README.md explains the table.
@@ -28,6 +34,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,10 +43,11 @@ from typing import Any
 import jax
 from absl import app
 
-from benchmarks import cases, peers, table
+from benchmarks import cases, coarse_peer, peers, table
 from experiments import flags
 from rl import agents, log
 from rl.replay.dataset import Dataset
+from rl.values import heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +55,9 @@ class Settings:
     """What to measure."""
 
     agents: str = "iql,cql,edac"  # agents with their own default sizes, comma-separated
+    grids: str = ""  # LEVELSxBINS, comma-separated, of agents that cut actions (arsq, cqn); "": their own
+    head: str = "scalar"  # value head of all agents: scalar, two_hot, hl_gauss, c51 or quantile
+    head_size: int = 51  # outputs of the head, whose support is [-100, 100]
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once; each number is a block of the table
     modes: str = "scan,unroll,host"  # loops, comma-separated, of those above
     batch_size: int = 256  # transitions per update
@@ -55,7 +66,7 @@ class Settings:
     repeats: int = 5  # timed rounds
     transitions: int = 1_000_000  # rows of the synthetic dataset
     out: str = ""  # .json to write, with a .md beside it; default: results/benchmarks/offline-HARDWARE.json
-    no_d3rlpy: bool = False  # leave d3rlpy out even where it is installed
+    no_d3rlpy: bool = False  # leave d3rlpy and PyTorch out even where they are installed
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -65,12 +76,19 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown agent or mode, or a number too small; the message names the flag.
     """
     names, modes = _check(settings)
+    subjects = _subjects(settings, names)
     results: dict[str, Any] = {
         **log.provenance(),
         "environment": _environment(),
         "settings": dataclasses.asdict(settings),
-        "agents": {name: dataclasses.asdict(agents.get(name).Config()) for name in names},
+        "agents": {label: dataclasses.asdict(of_one.config) for label, (_, of_one) in subjects.items()},
+        "tokens": {
+            label: of_one.config.levels * cases.SPEC.action_size
+            for label, (name, of_one) in subjects.items()
+            if name in coarse_peer.AGENTS
+        },
         "d3rlpy": "d3rlpy was left out" if settings.no_d3rlpy else peers.missing() or peers.versions(),
+        "torch": None if settings.no_d3rlpy else coarse_peer.version(),
         "rows": [],
     }
     path = Path(settings.out or f"results/benchmarks/offline-{table.slug(results['hardware'])}.json")
@@ -80,16 +98,22 @@ def run(settings: Settings) -> dict[str, Any]:
     buffer = peers.buffer(data) if with_peer else None
     on_device = jax.device_put(data)
 
-    blocks = [(name, seeds) for name in names for seeds in settings.seeds]
+    blocks = [(label, seeds) for label in subjects for seeds in settings.seeds]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
-        for name, seeds in blocks:
-            bar.set_postfix_str(f"{name}, seeds at once: {seeds}")
-            block = _block(name, seeds, modes, settings, data, on_device)
-            if name in with_peer and seeds == settings.seeds[0]:
-                hidden = agents.get(name).Config().hidden
-                block += cases.peer(name, hidden, settings.batch_size, block[0].updates, buffer)
+        for label, seeds in blocks:
+            bar.set_postfix_str(f"{label}, seeds at once: {seeds}")
+            name, subject = subjects[label]
+            block = _block(subject, seeds, modes, settings, data, on_device)
+            if seeds == settings.seeds[0]:
+                most = block[0].updates
+                if name in with_peer:
+                    block += cases.peer(name, subject.config.hidden, settings.batch_size, most, buffer)
+                if results["torch"] and settings.head in coarse_peer.AGENTS.get(name, ()):
+                    block.append(cases.torch(name, subject, settings.batch_size, most, data))
+                if cases.ACT in modes:
+                    block += [cases.act(subject, environments) for environments in cases.ENVIRONMENTS]
             rows = cases.measure(block, settings.repeats, bar.update)
-            results["rows"] += [{"agent": name, **row} for row in rows]
+            results["rows"] += [{"agent": label, **row} for row in rows]
             # Of all blocks so far; backends that do not count, the CPU's for one, have none.
             memory = jax.local_devices()[0].memory_stats() or {}
             results["device_peak_bytes"] = memory.get("peak_bytes_in_use")
@@ -99,19 +123,40 @@ def run(settings: Settings) -> dict[str, Any]:
     return results
 
 
+def _subjects(settings: Settings, names: Sequence[str]) -> dict[str, tuple[str, cases.Subject]]:
+    """{label in the table: the agent's name and what is trained}."""
+    head = heads.make(settings.head, *cases.SUPPORT, settings.head_size)
+    grids = [tuple(map(int, grid.split("x"))) for grid in settings.grids.split(",") if grid]
+    found = {}
+    for name in names:
+        config = agents.get(name).Config()
+        if not (grids and name in coarse_peer.AGENTS):
+            found[name] = (name, cases.subject(agents.get(name), config, head))
+            continue
+        for levels, bins in grids:
+            cut = dataclasses.replace(config, levels=levels, bins=bins)
+            found[f"{name} {levels}x{bins}"] = (name, cases.subject(agents.get(name), cut, head))
+    return found
+
+
 def _block(
-    name: str, seeds: int, modes: Sequence[str], settings: Settings, data: Dataset, on_device: Dataset
+    subject: cases.Subject,
+    seeds: int,
+    modes: Sequence[str],
+    settings: Settings,
+    data: Dataset,
+    on_device: Dataset,
 ) -> list[cases.Case]:
-    """An agent in every mode, after the products of its update."""
-    agent, batch_size = agents.get(name), settings.batch_size
-    limit = cases.limit(agent, seeds, batch_size, settings.updates, settings.unroll)
-    compiled = functools.partial(cases.scan, agent, seeds, batch_size, limit.updates, on_device)
+    """An agent's updates in every mode, after their products."""
+    batch_size = settings.batch_size
+    limit = cases.limit(subject, seeds, batch_size, settings.updates, settings.unroll)
+    compiled = functools.partial(cases.scan, subject, seeds, batch_size, limit.updates, on_device)
     make = {
         "scan": functools.partial(compiled, "scan", 1),
         "unroll": functools.partial(compiled, "unroll", settings.unroll),
-        "host": functools.partial(cases.host, agent, seeds, batch_size, limit.updates, data),
+        "host": functools.partial(cases.host, subject, seeds, batch_size, limit.updates, data),
     }
-    return [limit, *(make[mode]() for mode in modes)]
+    return [limit, *(make[mode]() for mode in modes if mode != cases.ACT)]
 
 
 def _check(settings: Settings) -> tuple[list[str], list[str]]:
@@ -122,6 +167,9 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     for mode in modes:
         if mode not in cases.LOOPS:
             raise ValueError(f"--modes has no {mode!r}: choose from {', '.join(cases.LOOPS)}")
+    for grid in settings.grids.split(",") if settings.grids else ():
+        if not re.fullmatch(r"\d+x\d+", grid):
+            raise ValueError(f"--grids has {grid!r}: give levels x bins, as in 1x41,2x7,3x5")
     for flag in ("batch_size", "unroll", "repeats", "transitions"):
         if getattr(settings, flag) < 1:
             raise ValueError(f"--{flag}={getattr(settings, flag)} must be at least 1")

@@ -12,18 +12,22 @@ from experiments import studies
 Row = Mapping[str, Any]
 
 _HEADER = (
-    *("agent", "seeds", "loop", "updates/s", "+-", "of limit", "GFLOP/s", "x d3rlpy"),
+    *("agent", "seeds", "loop", "updates/s", "+-", "of limit", "GFLOP/s", "x peer"),
     *("compile s", "peak MB", "data MB", "retraces"),
 )
+
+_PEERS = ("d3rlpy", "torch")
 
 
 def render(results: Mapping[str, Any]) -> str:
     """All of it but the single times, which are in the JSON file; benchmarks/README.md explains the columns."""
     rows, others = results["rows"], results["d3rlpy"]
     lines = [
-        *source(results, others if isinstance(others, Mapping) else {}),
+        *source(results, _versions(results)),
         "",
-        *aligned([_HEADER, *(_cells(row, rows) for row in rows)], texts={0, 2}),
+        *aligned(
+            [_HEADER, *(_cells(row, rows) for row in rows if "seconds_per_update" in row)], texts={0, 2}
+        ),
         "",
         *(f"- {name}: {_sizes(name, results)}" for name in results["agents"]),
     ]
@@ -34,6 +38,12 @@ def render(results: Mapping[str, Any]) -> str:
     if isinstance(others, str):
         lines.append(f"- {others}")
     return "\n".join(lines) + "\n"
+
+
+def _versions(results: Mapping[str, Any]) -> dict[str, str]:
+    """Of the peers that were timed."""
+    others = results["d3rlpy"] if isinstance(results["d3rlpy"], Mapping) else {}
+    return dict(others) | ({"torch": results["torch"]} if results.get("torch") else {})
 
 
 def source(results: Mapping[str, Any], others: Mapping[str, str] | None = None) -> list[str]:
@@ -61,7 +71,7 @@ def slug(hardware: Mapping[str, Any]) -> str:
 def _cells(row: Row, rows: Sequence[Row]) -> list[str]:
     seconds = row["seconds_per_update"]
     median = statistics.median(seconds)
-    peer = [other for other in rows if (other["agent"], other["loop"]) == (row["agent"], "d3rlpy")]
+    peer = [other for other in rows if other["agent"] == row["agent"] and other["loop"] in _PEERS]
 
     def optional(name: str, unit: float) -> str:
         return studies.digits(row[name] / unit) if name in row else ""
@@ -90,6 +100,12 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
     layers = "x".join(str(width) for width in results["agents"][name]["hidden"])
     work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
     text = f"layers {layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']} products"
+    if name in results.get("tokens", {}):
+        text += f"; {results['tokens'][name]} tokens"
+    for row in rows:
+        if "seconds_per_call" in row:
+            milliseconds = 1e3 * statistics.median(row["seconds_per_call"])
+            text += f"; actions for {row['environments']} at once take {studies.digits(milliseconds)} ms"
     data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan"}
     if len(data) > 1:
         verdict = "one copy of the data" if len(set(data.values())) == 1 else "NOT one copy of the data"

@@ -48,7 +48,7 @@ _VALIDATION = 10  # batches of held-out data
 class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or your own: my.agent
+    agent: str = "iql"  # arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or my.agent
     preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
@@ -157,7 +157,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         proposals = ensemble.Config().elites + 1
         return robust.target_range(settings.robust, settings.robust_scale, proposals, low, high)
 
-    return common.problem(
+    task = common.problem(
         settings,
         configs,
         target_range,
@@ -166,6 +166,9 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
     )
+    for config in configs:
+        agents.check_data(settings.agent, config, task.dataset.transitions)
+    return task
 
 
 def check_sweep(settings: Settings, sweep: Mapping[str, list[float]]) -> None:

@@ -16,6 +16,11 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
 
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
         --offline_data=hopper-medium-v2 --offline_ratio=0.5
+
+From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
+
+    python -m experiments.online --agent=sac --env=AdroitHandDoor-v1 --offline_data=door_human.hdf5 --clip_actions \
+        --relabel_success=success
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
@@ -37,7 +43,8 @@ from absl import app
 from experiments import common, flags, presets
 from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
 from rl.envs.stream import Stream
-from rl.interaction import Trainer
+from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
+from rl.replay import dataset as replays
 from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
@@ -47,7 +54,7 @@ from rl.values import heads
 _IDENTITY = (
     *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
     *("replay", "batch_size", "n_step", "eval_every", "eval_episodes", "init_from", "offline_data"),
-    *("offline_ratio", "priority", "priority_correction"),
+    *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
 )
 _ACTORS = "actors"  # in the run folder: the policy of every evaluation
 _FRAMES = 4  # in a stacked observation
@@ -58,7 +65,7 @@ _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac, td3, dqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, or my.agent
+    agent: str = "sac"  # sac, td3, dqn, arsq, cqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, my.agent
     preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
@@ -73,7 +80,7 @@ class Settings(common.Head, common.Folder):
     replay: int = 1_000_000  # steps that are remembered
     batch_size: int = 256  # transitions per update
     n_step: int = 1  # steps in each transition
-    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn); 0 draws uniformly
+    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: alike
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
@@ -85,6 +92,8 @@ class Settings(common.Head, common.Folder):
     init_from: str = ""  # run folder of experiments.offline or experiments.online to start from
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
+    clip_actions: bool = False  # clip its actions that lie outside the action box; an error without it
+    relabel_success: str = ""  # episodes that join it: success, final_success, or the least last reward
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -109,9 +118,10 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     with ExitStack() as stack:
         stream = stack.enter_context(stepper(settings))
         loaded = mixture(settings, stream.spec)
+        agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = transformation(settings, loaded)
         learner, replay = parts(settings, config, stream.spec)
-        logged = transform.apply(seen, loaded.dataset) if loaded else None
+        logged = demonstrations(settings, config, seen, loaded) if loaded else None
         trainer = make_trainer(settings, stream, learner, replay, seen, logged)
         this = common.run(
             settings,
@@ -135,7 +145,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         score = stack.enter_context(scorer(settings, learner, seen))
         session = stack.enter_context(lifecycle.session(this, start))
         (this.folder / _ACTORS).mkdir(exist_ok=True)
-        _learn(settings, trainer, score, session, this.folder)
+        slow = getattr(config, "slow_policy", False)
+        _learn(settings, trainer, score, session, this.folder, slow)
         return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
 
 
@@ -145,6 +156,7 @@ def _learn(
     score: Callable[[State, int], dict[str, np.ndarray]],
     session: lifecycle.Session,
     folder: Path,
+    slow: bool,
 ) -> None:
     """From evaluation to evaluation until the end, or until asked to stop."""
     while trainer.evaluated < settings.steps:
@@ -158,7 +170,7 @@ def _learn(
             raise
         if scores is not None:
             session.write(due, trainer.read() | scores)
-            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state)
+            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state, slow=slow)
             trainer.evaluated = due
         saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
@@ -183,6 +195,7 @@ def make_trainer(
         random=0 if settings.init_from else settings.learning_starts,
         seen=seen,
         logged=logged,
+        success=success(settings),
     )
 
 
@@ -227,6 +240,19 @@ def check(settings: Settings) -> None:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
     if settings.offline_data and not 0 < settings.offline_ratio < 1:
         raise ValueError(f"--offline_ratio={settings.offline_ratio} must be between 0 and 1")
+    if settings.offline_data and not 0 < logged_rows(settings) < settings.batch_size:
+        raise ValueError(
+            f"--offline_ratio={settings.offline_ratio} of --batch_size={settings.batch_size} is "
+            f"{logged_rows(settings)} rows: a batch must have some of both kinds"
+        )
+    if success(settings) is not None and settings.priority:
+        raise ValueError(
+            "--priority and --relabel_success cannot be combined: draws of demonstrations are uniform"
+        )
+    if success(settings) is not None and _atari(settings.env):
+        raise ValueError(
+            "--relabel_success is not for ALE games, of which single frames are kept: leave it out"
+        )
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     if settings.head not in ("scalar", "quantile") and unbounded and not settings.init_from:
         raise ValueError(
@@ -256,26 +282,45 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     learner = agents.get(settings.agent).make(
         config, spec, heads.make(settings.head, low, high, settings.head_size)
     )
-    several = (settings.n_step, getattr(config, "discount", 1.0), settings.envs)
+    several = (settings.n_step, common.discount(config), settings.envs)
     view = (
         online.video(spec.observation_shape[-1], *several) if _atari(settings.env) else online.steps(*several)
     )
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
-    mixed = round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
-    return learner, online.uniform(learner, view, settings.replay, settings.batch_size, logged=mixed)
+    keep = online.uniform if success(settings) is None else online.relabelling
+    return learner, keep(learner, view, settings.replay, settings.batch_size, logged=logged_rows(settings))
+
+
+def logged_rows(settings: Settings) -> int:
+    """How many rows of each batch are drawn from ``--offline_data``."""
+    return round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
+
+
+def success(settings: Settings) -> str | float | None:
+    """Which episodes join the demonstrations, as `rl.interaction.succeeded` takes it; None for none."""
+    if settings.relabel_success in ("", SUCCESS, FINAL_SUCCESS):
+        return settings.relabel_success or None
+    return common.number("relabel_success", settings.relabel_success)
+
+
+def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Dataset:
+    """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
+    return replays.n_step(transform.apply(seen, loaded.dataset), settings.n_step, common.discount(config))
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
-    """The logged data of ``--offline_data``."""
+    """The logged data of ``--offline_data``, with the rewards of the environment's task where logs have none."""
     if not settings.offline_data:
         return None
-    loaded = data.load(settings.offline_data)
+    loaded = data.load(settings.offline_data, clip_actions=settings.clip_actions, environment=settings.env)
     if loaded.spec != spec:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
+    if loaded.note:
+        print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded
 
 
@@ -388,9 +433,13 @@ def scorer(
         yield score
 
 
-def export(path: Path, state: State) -> None:
-    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each."""
-    checkpoint.export(path, state.params["policy" if "policy" in state.params else "q"])
+def export(path: Path, state: State, *, slow: bool = False) -> None:
+    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
+
+    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
+    """
+    acting = state.target if slow else state.params
+    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
 
 
 def _atari(env: str) -> bool:

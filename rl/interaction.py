@@ -23,6 +23,32 @@ from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
+# Whether the environment reported info["success"] at any step of the episode, or at the last one, as in evaluation
+SUCCESS, FINAL_SUCCESS = "success", "final_success"
+
+
+def succeeded(experience: Experience, success: str | float) -> np.ndarray:
+    """The episodes [N] bool that ended with this step, and well.
+
+    Args:
+      experience: the step.
+      success: `SUCCESS` or `FINAL_SUCCESS`, of what the environment reports; or the least reward of the last step, as
+        the environment pays it.
+
+    Raises:
+      ValueError: the environment does not report it.
+    """
+    over = experience.first
+    if not isinstance(success, str):
+        return over & (experience.reward >= success)
+    reported: np.ndarray = getattr(experience, success)
+    if np.isnan(reported[over]).any():
+        raise ValueError(
+            f'the environment does not report info["success"], of which "{success}" is made: choose episodes by the '
+            "reward of their last step, by --relabel_success=1, say, if it is 1 where they succeed"
+        )
+    return over & (reported > 0)
+
 
 class Trainer:
     """The environments and the learners in them, from step to step.
@@ -37,6 +63,10 @@ class Trainer:
       random: steps of each seed whose actions are drawn uniformly.
       seen: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
+      success: which episodes join the demonstrations, as in `succeeded`; None for none.
+
+    Raises:
+      ValueError: some do, and ``replay`` cannot relabel their steps.
     """
 
     def __init__(
@@ -51,18 +81,25 @@ class Trainer:
         random: int,
         seen: Transform,
         logged: Dataset | None = None,
+        success: str | float | None = None,
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
         self._stream, self._logged = stream, jax.device_put(logged)
+        self._success = success
         self._seen, self._see = seen, functools.partial(transform.observations, seen)
         observation = self._see(stream.observation)
         rows = len(nest.leaves(observation)[0])
         self._seeds, self._environments = len(run_keys), rows // len(run_keys)
         types = jax.tree.map(lambda x: x.dtype, observation)
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
+        if success is not None and self._loop.relabel is None:
+            raise ValueError(
+                "this replay cannot relabel episodes that succeed: make it by rl.online.relabelling"
+            )
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
+        self.relabelled = np.zeros(self._seeds, np.int64)  # episodes that joined the demonstrations
         self._updates, self._period = rhythm
         self._learning_starts, self._random_steps = learning_starts, random
 
@@ -83,6 +120,7 @@ class Trainer:
         while self.step < until and not stopping:
             try:
                 experience = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
+                joining = self._joining(experience)
             except envs.WorkerDied as death:
                 if died == self.step:  # at once again: another try would not help
                     self._failed = True
@@ -106,6 +144,7 @@ class Trainer:
                 self._updates if learning else 0,
                 self._random(),
             )
+            self._join(joining)
             self.action = np.asarray(action)
             self.whole = True
             bar.update(self._environments)
@@ -128,6 +167,8 @@ class Trainer:
             for episode in finished:
                 values[episode[0] // self._environments].append(episode[place])
             metrics[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in values])
+        if self._success is not None:
+            metrics["train/relabelled_episodes"] = self.relabelled.astype(float)
         return metrics
 
     def saved(self) -> dict[str, Any]:
@@ -141,6 +182,7 @@ class Trainer:
             "finished": self._stream.finished,
             "deaths": self.deaths,
             "evaluated": self.evaluated,
+            "relabelled": self.relabelled.tolist(),
         }
 
     def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
@@ -148,6 +190,7 @@ class Trainer:
         self.step, self.carry = step, saved["loop"]._replace(state=saved["state"])
         self.action = saved["action"]
         self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
+        self.relabelled = np.array(notes["relabelled"])
         self._stream.finished = [tuple(episode) for episode in notes["finished"]]
         if not self._stream.restore(notes["stream"]):
             print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
@@ -169,6 +212,19 @@ class Trainer:
         shape = (self._seeds, self._environments)
         both = jax.tree.map(lambda x: x.reshape(2, *shape, *x.shape[2:]), self._see(both))
         return online.Step(both, scalar.reshape(3, *shape))
+
+    def _joining(self, experience: Experience) -> np.ndarray:
+        """Lengths [S, N] of the episodes that ended with this step and become demonstrations; 0 elsewhere."""
+        if self._success is None:
+            return np.zeros((self._seeds, self._environments), np.int32)
+        lengths = np.where(succeeded(experience, self._success), experience.length, 0)
+        return self._by_seed(lengths.astype(np.int32))
+
+    def _join(self, lengths: np.ndarray) -> None:
+        if lengths.any():
+            assert self._loop.relabel is not None
+            self.carry = self._loop.relabel(self.carry, lengths)
+            self.relabelled += (lengths > 0).sum(1)
 
     def _by_seed(self, rows: Any) -> Any:
         """[S * N, ...] -> [S, N, ...]."""

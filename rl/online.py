@@ -20,14 +20,14 @@ import numpy as np
 
 from rl import acting, keys, nest, train
 from rl.replay import dataset as data
-from rl.replay import frames, prioritised, ring, source
+from rl.replay import demonstrations, frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 _NEVER = np.int32(np.iinfo(np.int32).max)
 
 
 # (state, rows, marks, logged data or None, key) -> state, marks, report
-Learn = Callable[[State, ring.Ring, Any, Any, Key], tuple[State, Any, train.Report]]
+Learn = Callable[[State, Any, Any, Any, Key], tuple[State, Any, train.Report]]
 
 
 class Replay(NamedTuple):
@@ -36,10 +36,12 @@ class Replay(NamedTuple):
     empty: Callable[[ring.Row], Any]  # one row, for shapes -> memory
     insert: Callable[[Any, ring.Row], Any]  # memory, rows [N] -> memory
     # memory -> rows, which updates only read; marks, which they change
-    split: Callable[[Any], tuple[ring.Ring, Any]]
-    join: Callable[[ring.Ring, Any], Any]  # rows, marks -> memory
+    split: Callable[[Any], tuple[Any, Any]]
+    join: Callable[[Any, Any], Any]  # rows, marks -> memory
     learn: Callable[[int], Learn]  # how many updates -> these updates
     axes: Any  # of the memory over seeds
+    # memory, lengths [N] -> memory: the newest rows of each environment, so many, are demonstrations from now on
+    relabel: Callable[[Any, Array], Any] | None = None
 
 
 class Tally(NamedTuple):
@@ -81,6 +83,8 @@ class Loop(NamedTuple):
     # (carry, step, logged data or None, updates, random) -> carry, action [S, N, ...]; `updates` and `random`, which
     # draws the next action uniformly, are static
     step: Callable[[Carry, Step, Any, int, bool], tuple[Carry, Array]]
+    # (carry, lengths [S, N] int32) -> carry, where the last so many steps are demonstrations; None where none can be
+    relabel: Callable[[Carry, Any], Carry] | None
 
 
 class View(NamedTuple):
@@ -128,7 +132,8 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
 
     def newest(memory: ring.Ring, key: Key, step: Array | int) -> Transition:
         del step
-        return view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        batch = view.transitions(memory, view.draw(memory, key, batch_size - logged))
+        return source.of_origin(batch, source.ONLINE)
 
     def learn(updates: int) -> Learn:
         sample = source.concatenated(data.sampler(logged), newest) if logged else newest
@@ -164,6 +169,63 @@ class _Ranked(NamedTuple):
         return self.state.step
 
 
+def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *, logged: int = 0) -> Replay:
+    """As `uniform`, except that episodes can join the logged data: those that succeeded, say (`Replay.relabel`).
+
+    Rows of such episodes have the origin of logged data (`rl.replay.source.LOGGED`) wherever they are drawn. The
+    ``logged`` rows of a batch are drawn from both, uniformly over all their rows; how many there are stays as it is.
+    CQN (Seo et al. 2024) and ARSQ (Liu et al. 2025) do so on RLBench.
+
+    Args:
+      learner, view, capacity, batch_size, logged: as in `uniform`.
+
+    Raises:
+      ValueError: the view is one of video frames.
+    """
+    if view.wait:
+        raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
+
+    def marked(memory: demonstrations.Memory, slots: Array) -> Transition:
+        origin = jnp.where(demonstrations.is_marked(memory, slots), jnp.int32(source.LOGGED), source.ONLINE)
+        return view.transitions(memory.ring, slots)._replace(origin=origin)
+
+    def newest(memory: demonstrations.Memory, key: Key, step: Array | int) -> Transition:
+        del step
+        return marked(memory, view.draw(memory.ring, key, batch_size - logged))
+
+    def demonstrated(data_and_memory: Any, key: Key, step: Array | int) -> Transition:
+        dataset, memory = data_and_memory
+        choice_key, log_key, ring_key = jax.random.split(key, 3)
+        joined = marked(memory, demonstrations.draw(memory, ring_key, logged))
+        known = source.of_origin(data.sampler(logged)(dataset, log_key, step), source.LOGGED)
+        share = demonstrations.count(memory) / (demonstrations.count(memory) + data.size(dataset))
+        which = jax.random.uniform(choice_key, (logged,)) < share
+        pick = lambda x, y: jnp.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
+        return jax.tree.map(pick, joined, known)
+
+    def learn(updates: int) -> Learn:
+        sample = source.concatenated(demonstrated, newest) if logged else newest
+        epoch = train.scan_updates(learner.update, sample, updates)
+
+        def run(
+            state: State, memory: demonstrations.Memory, marks: None, log: Any, key: Key
+        ) -> tuple[State, None, train.Report]:
+            state, report = epoch(state, ((log, memory), memory) if logged else memory, key)
+            return state, marks, report
+
+        return run
+
+    return Replay(
+        empty=lambda row: demonstrations.empty(view.keep(row), capacity),
+        insert=lambda memory, rows: demonstrations.insert(memory, view.keep(rows)),
+        split=lambda memory: (memory, None),
+        join=lambda memory, marks: memory,
+        learn=learn,
+        axes=demonstrations.STACKED,
+        relabel=demonstrations.mark,
+    )
+
+
 def ranked(
     learner: Learner, view: View, capacity: int, batch_size: int, exponent: float, correction: float
 ) -> Replay:
@@ -184,12 +246,15 @@ def ranked(
     """
     weighted = learner.weighted
     if weighted is None:
-        raise ValueError("this agent's updates cannot be weighted, as prioritised replay asks: choose dqn")
+        raise ValueError(
+            "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn, arsq or cqn"
+        )
 
     def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
         memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
-        batch, weight = view.transitions(memory.ring, slots), prioritised.weights(memory, slots, correction)
+        batch = source.of_origin(view.transitions(memory.ring, slots), source.ONLINE)
+        weight = prioritised.weights(memory, slots, correction)
         state, metrics, priority = weighted(ranked.state, batch, weight, key)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
         return _Ranked(state, memory.tree, memory.highest), metrics
@@ -243,7 +308,8 @@ def loop(
     init_keys, act_keys = keys.of(run_keys, "init"), keys.of(run_keys, "act")
 
     def init() -> Carry:
-        seeds, row, batch = run_keys.shape[0], _blank(spec, observation_type), example(spec, observation_type)
+        seeds, row = run_keys.shape[0], _blank(spec, observation_type)
+        batch = source.of_origin(example(spec, observation_type), source.ONLINE)  # as those of the updates
         state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
         memory = replay.empty(row)
         one = jax.eval_shape(learner.init, run_keys[0], batch)
@@ -291,7 +357,7 @@ def loop(
         return memory, now, said.scalar[2] > 0
 
     def learn(
-        carry: Carry, marks: Any, rows: ring.Ring, logged: Any, updates: int, random: bool
+        carry: Carry, marks: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
         if updates:
             axes = replay.split(replay.axes)
@@ -312,10 +378,18 @@ def loop(
         carry, marks, action = learn_from(carry, marks, rows, logged, updates, random)
         return carry._replace(memory=replay.join(rows, marks)), action
 
+    mark: Any = replay.relabel and jax.jit(
+        jax.vmap(replay.relabel, (replay.axes, 0), replay.axes), donate_argnums=0
+    )
+
+    def relabel(carry: Carry, lengths: Array) -> Carry:
+        return carry._replace(memory=mark(carry.memory, lengths))
+
     return Loop(
         init=jax.jit(init),
         begin=jax.jit(begin, static_argnums=2, donate_argnums=0),
         step=step,
+        relabel=relabel if mark else None,
     )
 
 

@@ -33,7 +33,8 @@ class Transition(NamedTuple):
     next_observation: Any  # like observation
     next_action: Any  # like action
     has_next_action: Any  # [...] float32 in {0, 1}
-    # [...] int32: index of the source that a row was drawn from, where a batch has several (`rl.replay.source`)
+    # [...] int32: the source that a row was drawn from, where a batch has several; 0 is logged data. Ask
+    # `rl.replay.source.is_logged` which rows are demonstrations
     origin: Any = None
 
 

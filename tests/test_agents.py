@@ -13,6 +13,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import cqn_reference
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,6 +122,8 @@ class Head(NamedTuple):
     target: Callable[..., np.ndarray]
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
     clipped: Callable[..., float]  # of the arguments of `target`: the mean share beyond the support
+    # outputs of what should dominate, and of what should be dominated
+    dominance: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda x, y: np.maximum(y - x, 0).mean(-1)
 
 
 def numpy_head(name: str) -> Head:
@@ -165,7 +168,14 @@ def numpy_head(name: str) -> Head:
         weight = special.softmax(x, -1) if name == "c51" else np.ones_like(y)
         return float((weight * ((y < LOW) | (y > HIGH))).sum(-1).mean())
 
-    return Head(value, target, lambda x, y: -(y * special.log_softmax(x, -1)).sum(-1), clipped)
+    def dominance(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        better, worse = (special.softmax(logits, -1) for logits in (x, y))
+        excess = [
+            np.maximum(better[..., : i + 1].sum(-1) - worse[..., : i + 1].sum(-1), 0) for i in range(SIZE)
+        ]
+        return sum(excess)
+
+    return Head(value, target, lambda x, y: -(y * special.log_softmax(x, -1)).sum(-1), clipped, dominance)
 
 
 def quantile_regression(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -471,9 +481,117 @@ def dqn(s: Setting) -> Expected:
     return Expected(params, {"q": target}, metrics)
 
 
+def cqn(s: Setting) -> Expected:
+    c, h, b = s.config, s.head, s.batch
+    walk = functools.partial(cqn_reference.walk, levels=c.levels, size=DIMENSIONS)
+    action = walk(s.params["q"], b.next_observation, cqn_reference.greedy(h.value))[2]
+    backup = [np.broadcast_to(x[:, None], (len(x), DIMENSIONS)) for x in (b.reward, c.discount * b.discount)]
+    every, bins, _ = walk(s.target["q"], b.next_observation, cqn_reference.follow(action))
+    slow = cqn_reference.picked(every, bins)
+    y = [h.target(*backup, at_level) for at_level in slow]
+
+    def terms(q: Tree) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """The losses [L, B, D], those of demonstrations [L, B, D, bins], and the values [L, B, D]."""
+        every, bins, _ = walk(q, b.observation, cqn_reference.follow(b.action))
+        logged = cqn_reference.picked(every, bins)
+        td = np.stack([h.loss(one, target) for one, target in zip(logged, y, strict=True)])
+        fosd = h.dominance(logged[..., None, :], every)
+        margin = np.maximum(c.margin - (h.value(logged)[..., None] - h.value(every)), 0)
+        return td, fosd, margin, h.value(logged)
+
+    def loss(q: Tree) -> float:
+        td, fosd, margin, _ = terms(q)
+        return c.td_weight * td.mean() + c.dominance_weight * fosd.mean() + c.margin_weight * margin.mean()
+
+    params = descend(s.params, c.learning_rate, q=loss)
+    names = ("critic_loss", "dominance_loss", "margin_loss", "q")
+    metrics = {name: term.mean() for name, term in zip(names, terms(s.params["q"]), strict=True)}
+    metrics["clipped"] = np.mean([h.clipped(*backup, at_level) for at_level in slow])
+    return Expected(params, {"q": follow(s.target["q"], params["q"], c.target_rate)}, metrics)
+
+
+def bins_and_contexts(action: np.ndarray, levels: int, bins: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of actions [B, D]: the bin [B, T] of every token and what it sees [B, T, D], by cutting one interval each."""
+    low, high = -np.ones_like(action), np.ones_like(action)
+    chosen, seen = [], []
+    for token in range(levels * action.shape[1]):
+        d = token % action.shape[1]
+        seen.append((low + high) / 2)
+        width = (high[:, d] - low[:, d]) / bins
+        chosen.append(np.floor((action[:, d] - low[:, d]) / width).astype(int))
+        low[:, d] += chosen[-1] * width
+        high[:, d] = low[:, d] + width
+    return np.stack(chosen, 1), np.stack(seen, 1)
+
+
+def member(params: Tree, *index: int) -> Tree:
+    return jax.tree.map(lambda leaf: leaf[index], params)
+
+
+def arsq_parts(s: Setting, params: Tree, bins: np.ndarray, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """V's outputs [E, B, K], and the advantages [E, B, T, n] of all bins."""
+    c, observation = s.config, s.batch.observation
+    repeated = np.broadcast_to(observation[:, None], (*bins.shape, observation.shape[-1]))
+    v, u = [], []
+    for i in range(c.critics):
+        v.append(mlp(member(params["value"], i), observation))
+        every = mlp(member(params["advantage"], i, 0), np.concatenate([repeated, seen], -1))
+        blocks = every.reshape(*bins.shape, bins.shape[1], c.bins)
+        u.append(np.stack([blocks[:, t, t] for t in range(bins.shape[1])], 1))
+    scaled = np.exp(np.stack(u) / c.temperature)
+    return np.stack(v), c.temperature * np.log(scaled / scaled.sum(-1, keepdims=True))
+
+
+def arsq(s: Setting) -> Expected:
+    """With the scalar head the paper's loss as it stands; with others V and the advantages apart."""
+    c, h, b = s.config, s.head, s.batch
+    bins, seen = bins_and_contexts(b.action, c.levels, c.bins)
+    row, token = np.indices(bins.shape)
+    other = np.arange(c.bins) != bins[..., None]
+    slow = smallest(h, np.stack([mlp(member(s.target["q"]["value"], i), b.next_observation) for i in (0, 1)]))
+    y = b.reward + c.discount * b.discount * h.value(slow)
+
+    def parts(q: Tree) -> tuple[np.ndarray, np.ndarray, float]:
+        v, advantages = arsq_parts(s, q, bins, seen)
+        logged = advantages[:, row, token, bins]
+        if c.bc == "cql":
+            behind = np.log((np.exp(advantages) * other).sum(-1)) - logged
+            cloning = np.maximum(behind, c.bc_clip)
+        else:
+            behind = np.maximum(advantages - logged[..., None], c.bc_clip)
+            cloning = (behind * other).sum(-1) / (c.bins - 1)
+        return v, logged.sum(-1), cloning.sum() / len(bins)
+
+    v0, a0, cloning0 = parts(s.params["q"])
+    backups = [(b.reward - a, c.discount * b.discount, slow) for a in a0]
+    critic_loss = lambda v: sum(
+        h.loss(x, h.target(*backup)).mean() for x, backup in zip(v, backups, strict=True)
+    )
+    advantage_loss = lambda a: ((h.value(v0) + a - y) ** 2).mean(1).sum()
+
+    def loss(q: Tree) -> float:
+        v, a, cloning = parts(q)
+        if v.shape[-1] == 1:
+            return ((v[..., 0] + a - y) ** 2).mean(1).sum() + c.bc_weight * cloning
+        return critic_loss(v) + advantage_loss(a) + c.bc_weight * cloning
+
+    params = descend(s.params, c.learning_rate, q=loss)
+    metrics = {
+        "critic_loss": critic_loss(v0),
+        "advantage_loss": advantage_loss(a0),
+        "bc_loss": cloning0,
+        "q": (h.value(v0) + a0).mean(),
+        "v": h.value(v0).mean(),
+        "clipped": np.mean([h.clipped(*backup) for backup in backups]),
+    }
+    return Expected(params, {"q": follow(s.target["q"], params["q"], c.target_rate)}, metrics)
+
+
 ORACLES: dict[str, Callable[[Setting], Expected]] = {
+    "arsq": arsq,
     "bc": bc,
     "cql": cql,
+    "cqn": cqn,
     "dqn": dqn,
     "edac": sac_n,
     "iql": iql,
@@ -490,8 +608,13 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
 COMMON = {"hidden": (4,), "learning_rate": 0.1}
 DISCOUNTED = {**COMMON, "discount": 0.9, "target_rate": 0.3}
 SETTINGS: dict[str, dict[str, Any]] = {
+    "arsq": {**DISCOUNTED, "bins": 3, "temperature": 0.6, "bc_clip": -0.3, "network": Architecture()},
     "bc": COMMON,
     "cql": {**DISCOUNTED, "policy_learning_rate": 0.03, "weight": 0.7, "samples": 3},
+    "cqn": {
+        **DISCOUNTED | {"levels": 2, "bins": 3, "features": 3, "network": Architecture()},
+        **COMMON | {"td_weight": 0.7, "dominance_weight": 0.4, "margin_weight": 0.3, "margin": 0.5},
+    },
     "dqn": DISCOUNTED,
     "edac": {**DISCOUNTED, "critics": 3, "diversity": 0.7},
     "iql": DISCOUNTED,
@@ -501,13 +624,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "td3": DISCOUNTED,
     "td3_bc": DISCOUNTED,
 }
-CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
     *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
+    ("continuous", "cqn", "c51", {}),
+    ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
+    ("continuous", "arsq", "quantile", {}),
     ("continuous", "cql", "scalar", {"variant": "rho"}),
     ("continuous", "cql", "scalar", {"variant": "var"}),
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
@@ -667,7 +793,16 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         0,
         float64(case.batch),
     )
-    if "q" in case.state.params:
+    if case.agent == "cqn":
+        walk, batch = cqn_reference.follow(setting.batch.action), setting.batch
+        every, bins, _ = cqn_reference.walk(setting.params["q"], batch.observation, walk, 2, DIMENSIONS)
+        expected = setting.head.value(cqn_reference.picked(every, bins)).mean((0, 2))[None]
+    elif case.agent == "arsq":
+        bins, seen = bins_and_contexts(setting.batch.action, case.config.levels, case.config.bins)
+        v, advantages = arsq_parts(setting, setting.params["q"], bins, seen)
+        rows, tokens = np.indices(bins.shape)
+        expected = setting.head.value(v) + advantages[:, rows, tokens, bins].sum(-1)
+    elif "q" in case.state.params:
         expected = q_learning(setting)[2](setting.params["q"])[None]
     else:
         expected = setting.q(setting.params["critic"])
@@ -731,11 +866,13 @@ def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> N
 
 
 def test_every_draw_has_its_own_key(case: Case) -> None:
-    """The next action; SAC's action, which temperature and actor share; and CQL's three kinds of proposals."""
-    draws = {"td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}.get(case.agent, 0)
+    """The next action; SAC's action, which temperature and actor share; CQL's three kinds of proposals; CQN's ties."""
+    draws = {"cqn": 2, "td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}.get(
+        case.agent, 0
+    )
     if case.agent == "cql" and case.config.variant != "h":
         draws = 3  # the policy's own proposals alone
-    assert case.draws == (0 if "q" in case.state.params else draws)
+    assert case.draws == (0 if (case.agent, "q" in case.state.params) == ("cql", True) else draws)
 
 
 def test_where_a_learner_starts() -> None:
@@ -753,8 +890,10 @@ def test_where_a_learner_starts() -> None:
 
 EVERY = [("continuous", agent) for agent in CONTINUOUS] + [("discrete", agent) for agent in DISCRETE]
 PUBLISHED = {  # initialisers of each agent's published code
+    "arsq": "ppo",
     "bc": "pytorch",
     "cql": "rlkit",
+    "cqn": "orthogonal",
     "dqn": "glorot",
     "edac": "rlkit",
     "iql": "orthogonal",
@@ -771,7 +910,8 @@ def build(
 ) -> tuple[Learner, Transition]:
     """A learner on observations of this shape (images of uint8), or these shapes, and a batch for it."""
     discrete = kind == "discrete"
-    small = {name: value for name, value in SETTINGS[agent].items() if name in ("critics", "samples")}
+    sizes = ("bins", "critics", "features", "levels", "samples")
+    small = {name: value for name, value in SETTINGS[agent].items() if name in sizes}
     config = agents.get(agent).Config(hidden=hidden, **small, **fields)
     spec = Spec(shape, ACTIONS if discrete else DIMENSIONS, discrete)
     rng = np.random.default_rng(0)
@@ -799,7 +939,7 @@ def test_settings_reach_every_network(kind: str, agent: str) -> None:
     """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
     assert agents.get(agent).Config().network.initialiser == PUBLISHED[agent]
     key = jax.random.key(0)
-    has_policy = agent != "dqn" and (kind, agent) != ("discrete", "cql")
+    has_policy = agent not in ("arsq", "cqn", "dqn") and (kind, agent) != ("discrete", "cql")
     network = Architecture(
         initialiser="rlkit", activation="silu", policy_layer_norm=has_policy, dropout=0.5 * has_policy
     )
@@ -852,7 +992,7 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
     shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
-    shapes += [((5, 3), (8,))] if agent in ("iql", "dqn", "td3") else []
+    shapes += [((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "iql", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)
@@ -903,11 +1043,14 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
 
 
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])
-@pytest.mark.parametrize("agent", ["dqn", "cql"])
-def test_agents_without_a_policy_refuse_its_settings(agent: str, field: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "agent"),
+    [("discrete", "dqn"), ("discrete", "cql"), ("continuous", "arsq"), ("continuous", "cqn")],
+)
+def test_agents_without_a_policy_refuse_its_settings(kind: str, agent: str, field: str) -> None:
     value = 0.5 if field == "dropout" else True
     with pytest.raises(ValueError, match=f"network.{field} is for policies, and {agent}.* has none"):
-        build("discrete", agent, network=Architecture(**{field: value}))
+        build(kind, agent, network=Architecture(**{field: value}))
 
 
 # ---- many updates -------------------------------------------------------------------------------------------
@@ -1225,6 +1368,27 @@ def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None
         assert abs(greedy(learner, state) - action) < CRITIC_KINKS
         q = critic_values("scalar", state, batch.action[:19])
         assert np.abs(q - (batch.reward[:19] + future(action))).max() < CRITIC_KINKS
+
+
+@pytest.mark.long
+def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best() -> None:
+    """At each of two levels: the mean reward of the logged actions in an interval, and the best value of that level."""
+    batch = bandit()
+    actions = batch.action[:, 0].astype(np.float64)
+    fields = {"levels": 2, "bins": 3, "features": 8, "dominance_weight": 0.0, "margin_weight": 0.0}
+    learner, [state] = learn("cqn", BANDIT, batch, "c51", (32,), **HALF, **fields)
+    cell = np.floor((actions + 1) / 2 * 9).astype(int)
+    expected = 0.0
+    inside = np.ones(len(actions), bool)  # the interval that the levels before have chosen
+    for at_level in (cell // 3, cell):
+        mean = {number: reward(actions[at_level == number]).mean() for number in np.unique(at_level)}
+        best = max(np.unique(at_level[inside]), key=lambda number, mean=mean: mean[number])
+        inside = at_level == best
+        expected = expected + np.array([mean[number] + 0.5 * mean[best] / 0.5 for number in at_level]) / 2
+    assert learner.critics is not None
+    found = learner.critics(state, batch.observation, batch.action)[0]
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert greedy(learner, state) == pytest.approx((2 * best + 1) / 9 - 1)
 
 
 def soft_optimum() -> tuple[float, float, float]:

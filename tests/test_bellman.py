@@ -128,6 +128,20 @@ def test_soft_backup_is_the_soft_maximum(name: str, temperature: float) -> None:
     np.testing.assert_allclose(bonus, temperature * stats.entropy(policy, axis=-1), rtol=1e-4, atol=1e-5)
 
 
+def test_soft_advantages_are_log_probabilities_and_keep_differences() -> None:
+    outputs = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)), jnp.float32)
+    for temperature in (1e-4, 0.3, 10.0):
+        advantage = bellman.soft_advantage(outputs, temperature)
+        np.testing.assert_allclose(jnp.exp(advantage / temperature).sum(-1), 1, rtol=1e-5)
+        np.testing.assert_allclose(
+            jnp.diff(advantage), jnp.diff(outputs), rtol=1e-5, atol=1e-6 * max(1, temperature)
+        )
+    bins = jnp.asarray([0, 3, 1, 2, 2])
+    np.testing.assert_array_equal(bellman.of_bins(outputs, bins), outputs[jnp.arange(5), bins])
+    members = jnp.stack([outputs, -outputs])
+    np.testing.assert_array_equal(bellman.of_bins(members, bins), members[:, jnp.arange(5), bins])
+
+
 def test_soft_backup_between_its_limits() -> None:
     q = jnp.array([[1.0, 3.0, 2.0], [-1e4, 1e4, 0.0], [7.0, 7.0, 7.0]])
     cold, bonus = bellman.soft_max_action(SCALAR, q[..., None], 1e-3)

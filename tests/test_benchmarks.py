@@ -12,15 +12,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import cases, offline, peers, products, table
+from benchmarks import cases, coarse_peer, offline, peers, products, table
 from rl import agents
 from rl.agents import iql
+from rl.values import heads
 
 
 def shape(*axes: int) -> jax.ShapeDtypeStruct:
@@ -52,7 +54,7 @@ def test_a_gradient_has_two_products_per_layer_but_none_for_the_input() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
-    population = cases._population(iql, 32, 1)
+    population = cases._population(cases.subject(iql), 32, 1)
     keys, dataset = jax.random.split(jax.random.key(0), seeds), cases.synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
     found = products.find(population.epoch, state, dataset, keys)
@@ -141,7 +143,7 @@ def test_compiler_keeps_every_product_in_the_loop() -> None:
 
 @pytest.mark.slow
 def test_products_of_products_stay_in_range() -> None:
-    population = cases._population(iql, 16, 1)
+    population = cases._population(cases.subject(iql), 16, 1)
     keys, dataset = jax.random.split(jax.random.key(0), 1), cases.synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
     found = products.find(population.epoch, state, dataset, keys)
@@ -196,16 +198,22 @@ SMALL = offline.Settings(
 
 @pytest.mark.slow
 def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
-    settings = offline.dataclasses.replace(SMALL, out=str(tmp_path / "new" / "small.json"))
+    settings = offline.dataclasses.replace(
+        SMALL, modes="scan,unroll,host,act", out=str(tmp_path / "new" / "small.json")
+    )
     results = offline.run(settings)
-    rows = results["rows"]
+    rows = [row for row in results["rows"] if row["loop"] != "act"]
+    acting = [row for row in results["rows"] if row["loop"] == "act"]
+    assert [(row["environments"], row["retraces"]) for row in acting] == [(1, 0), (64, 0)]
+    assert all(row["seconds_per_call"][0] > 0 and "of_limit" not in row for row in acting)
     loops = ["products", "scan", "unroll", "host"]
     assert [(row["seeds"], row["loop"]) for row in rows] == [(s, loop) for s in (1, 2) for loop in loops]
     assert all(row["retraces"] == 0 and math.isfinite(row["of_limit"]) for row in rows)
     assert all(row["flops_per_update"] == row["seeds"] * mlp_flops(8, (17, 256, 256, 6), "w") for row in rows)
-    assert json.loads((tmp_path / "new" / "small.json").read_text())["rows"] == rows
+    assert json.loads((tmp_path / "new" / "small.json").read_text())["rows"] == results["rows"]
     text = (tmp_path / "new" / "small.md").read_text()
     assert "1 and 2 seeds read one copy of the data" in text and text == table.render(results)
+    assert "; actions for 64 at once take " in text and "| act" not in text
 
     used = 3000 * (17 + 6) * 4  # of all the fields behaviour cloning reads these two
     data = {row["data_bytes"] for row in rows if row["loop"] in ("scan", "unroll")}
@@ -220,6 +228,80 @@ def test_a_second_copy_of_the_data_is_reported() -> None:
     results = {"rows": [], "agents": {"bc": {"hidden": (4,)}}}
     results["rows"] = [row | {"seeds": 1, "data_bytes": 10}, row | {"seeds": 8, "data_bytes": 80}]
     assert "NOT one copy" in table._sizes("bc", results)
+
+
+def test_grids_are_blocks_of_the_agents_that_cut_actions() -> None:
+    settings = offline.dataclasses.replace(SMALL, grids="1x41,3x5", head="c51", head_size=7)
+    subjects = offline._subjects(settings, ["bc", "cqn", "arsq"])
+    assert list(subjects) == ["bc", "cqn 1x41", "cqn 3x5", "arsq 1x41", "arsq 3x5"]
+    grids = [(one.config.levels, one.config.bins) for _, one in list(subjects.values())[1:]]
+    assert grids == [(1, 41), (3, 5)] * 2
+    assert {one.head.size for _, one in subjects.values()} == {7}
+
+
+TINY = {"levels": 2, "bins": 3, "hidden": (8, 8), "learning_rate": 0.0}
+
+
+def loaded_into(theirs: Any, ours: Any) -> None:
+    """Our parameters of dense layers (and a trunk) in one of the peer's networks."""
+    torch = pytest.importorskip("torch")
+    dense, tensor = ours.get("dense", ours), lambda x: torch.tensor(np.asarray(x))
+    pairs = [(theirs.last, dense["Dense_2"], "kernel")]
+    pairs += [(theirs.dense[i], dense[f"Dense_{i}"], "kernel") for i in range(2)]
+    pairs += [(theirs.norms[i], dense[f"LayerNorm_{i}"], "scale") for i in range(2) if theirs.norms]
+    if theirs.trunk:
+        pairs += [(theirs.trunk, ours["trunk"]["Dense_0"], "kernel")]
+        pairs += [(theirs.trunk_norm, ours["trunk"]["LayerNorm_0"], "scale")]
+    for layer, params, weight in pairs:
+        layer.weight.data, layer.bias.data = tensor(params[weight].T), tensor(params["bias"])
+
+
+def randomly_filled(learner: Any, batch: Any) -> Any:
+    rng = np.random.default_rng(0)
+    state = jax.eval_shape(learner.init, jax.random.key(0), batch)
+    fill = lambda x: jnp.asarray(rng.normal(0, 0.5, x.shape), x.dtype)
+    params, target = jax.tree.map(fill, (state.params, state.target))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (state.optimiser, state.step))
+    return state._replace(params=params, target=target, optimiser=zeros[0], step=zeros[1])
+
+
+@pytest.mark.parametrize("head", ["scalar", "c51"])
+def test_pytorchs_cqn_has_our_losses(head: str) -> None:
+    pytest.importorskip("torch")
+    config = agents.get("cqn").Config(features=4, dominance_weight=0.7, **TINY)
+    value_head = heads.make(head, *cases.SUPPORT, 11)
+    learner = agents.get("cqn").make(config, cases.SPEC, value_head)
+    batch = jax.tree.map(lambda x: x[:6], cases.synthetic(6).transitions)
+    batch = batch._replace(discount=np.float32([1, 0, 1, 1, 0, 1]))
+    state = randomly_filled(learner, batch)
+    theirs = coarse_peer.CQN(config, cases.SPEC, value_head.size, cases.SUPPORT, "cpu")
+    for networks, ours in ((theirs.network, state.params["q"]), (theirs.slow, state.target["q"])):
+        for network, name in zip(networks, ("advantage", "value"), strict=True):
+            loaded_into(network, ours[name])
+    metrics = jax.jit(learner.update)(state, batch, jax.random.key(0))[1]
+    found = theirs.update(batch)
+    assert set(found) == set(metrics) - {"clipped"}
+    for name, value in found.items():
+        assert value == pytest.approx(float(metrics[name]), rel=1e-4), name
+
+
+@pytest.mark.parametrize("bc", ["cql", "margin"])
+def test_pytorchs_arsq_has_our_losses(bc: str) -> None:
+    pytest.importorskip("torch")
+    config = agents.get("arsq").Config(bc=bc, temperature=0.5, **TINY)
+    learner = agents.get("arsq").make(config, cases.SPEC, heads.scalar())
+    batch = jax.tree.map(lambda x: x[:6], cases.synthetic(6).transitions)
+    state = randomly_filled(learner, batch)
+    theirs = coarse_peer.ARSQ(config, cases.SPEC, "cpu")
+    for members, ours in ((theirs.members, state.params["q"]), (theirs.slow, state.target["q"])):
+        for i, member in enumerate(members):
+            loaded_into(member[0], jax.tree.map(lambda x, i=i: x[i], ours["value"]))
+            loaded_into(member[1], jax.tree.map(lambda x, i=i: x[i, 0], ours["advantage"]))
+    metrics = jax.jit(learner.update)(state, batch, jax.random.key(0))[1]
+    found = theirs.update(batch)
+    for name in ("critic_loss", "bc_loss"):
+        assert found[f"{name}0"] + found[f"{name}1"] == pytest.approx(float(metrics[name]), rel=1e-4), name
+    assert (found["q0"] + found["q1"]) / 2 == pytest.approx(float(metrics["q"]), rel=1e-4, abs=1e-5)
 
 
 def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> None:
@@ -241,6 +323,8 @@ def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> Non
         ({"repeats": 0}, "--repeats=0"),
         ({"seeds": (0,)}, "--seeds"),
         ({"updates": -1}, "--updates=-1"),
+        ({"agents": "cqn", "grids": "3x5,7"}, "--grids has '7': give levels x bins"),
+        ({"agents": "cqn", "grids": "30x5"}, "levels=30 with bins=5"),
     ],
 )
 def test_what_cannot_be_measured_is_refused_by_name(tmp_path: Path, change: dict, message: str) -> None:
@@ -272,7 +356,7 @@ def test_d3rlpy_trains_networks_of_the_same_sizes(name: str) -> None:
         assert all(math.isfinite(value) for value in update().values())
     learner = peers._learner(name, hidden, 8, data, "cpu", compile_graph=False)
     assert isinstance(learner, d3rlpy.algos.IQL if name == "iql" else d3rlpy.algos.CQL)
-    state, _ = cases._start(cases._learner(agents.get(name), agents.get(name).Config()), 1)
+    state, _ = cases._start(cases._learner(cases.subject(agents.get(name))), 1)
     for theirs, ours in ((learner.impl.modules.q_funcs, "critic"), (learner.impl.modules.policy, "policy")):
         parameters = sum(x.size for x in jax.tree.leaves(state.params[ours]))
         assert sum(p.numel() for p in theirs.parameters()) == parameters

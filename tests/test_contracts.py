@@ -25,25 +25,32 @@ from rl.replay import dataset as replay
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
-CONTINUOUS = ("bc", "cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
-VARIANTS = ("sac", "td3")  # the code of sac_n and td3_bc: one head will do
+CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+# One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
+ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES = [
     pytest.param(
         (kind, agent, head),
         id=f"{kind}-{agent}-{head}",
-        marks=[] if head == "hl_gauss" or agent in VARIANTS else pytest.mark.slow,
+        marks=[] if head == "hl_gauss" or agent in ONE_HEAD else pytest.mark.slow,
     )
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE))
     for agent in names
-    for head in (heads.NAMES[:1] if agent in VARIANTS else heads.NAMES)
+    for head in ((ONE_HEAD[agent],) if agent in ONE_HEAD else heads.NAMES)
 ]
 
 # Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's.
 each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
 
 BATCH, STEPS, SEEDS = 16, 20, 2
-SMALL: dict[str, dict[str, Any]] = {"edac": {"critics": 3}, "sac_n": {"critics": 3}, "cql": {"samples": 3}}
+SMALL: dict[str, dict[str, Any]] = {
+    "arsq": {"bins": 3},
+    "cql": {"samples": 3},
+    "cqn": {"bins": 3, "features": 4, "levels": 1},
+    "edac": {"critics": 3},
+    "sac_n": {"critics": 3},
+}
 
 # The parameters that each loss may move; everything else in it is a target.
 OWN = {
@@ -203,7 +210,9 @@ def test_one_compile_per_run_and_nothing_crosses_to_the_host(case: Case) -> None
 def test_update_keeps_every_shape_and_type(case: Case) -> None:
     """Down to weak types, any of which would cost a second compile; and all floats are float32."""
     state = jax.eval_shape(case.learner.init, case.keys[0], case.example)
-    after, metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])
+    # Rows may say where they are from, demonstrations among one's own: `rl.replay.source`.
+    batch = case.example._replace(origin=jnp.arange(2, dtype=jnp.int32))
+    after, metrics = jax.eval_shape(case.learner.update, state, batch, case.keys[0])
     assert jax.tree.structure(state) == jax.tree.structure(after)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True):
         name = jax.tree_util.keystr(path)

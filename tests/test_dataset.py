@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.replay.dataset import Dataset, returns_to_go, sampler, size, take, value_bounds
+from rl.replay import ring
+from rl.replay.dataset import Dataset, n_step, returns_to_go, sampler, size, take, value_bounds
 from rl.types import Transition
 
 
@@ -113,3 +114,37 @@ def test_take_and_sample_return_whole_rows():
     assert set(np.asarray(batch.reward).tolist()) == set(range(size(dataset)))  # 256 draws miss none of 10
     again = sampler(256)(dataset, jax.random.key(0))
     np.testing.assert_array_equal(batch.reward, again.reward)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_logged_transitions_over_several_steps_are_those_that_a_replay_reads(n) -> None:
+    """Of the same steps in a ring, as long as no episode goes on after a discount of 0."""
+    rng = np.random.default_rng(0)
+    last = rng.random(40) < 0.3
+    last[-1] = True
+    discount = np.float32(~(last & (rng.random(40) < 0.5)))
+    log = make(rng.normal(size=40), discount, last)
+    steps = log.transitions._replace(has_next_action=np.float32(~last), origin=np.arange(40))
+    following = np.float32(np.arange(40) + ~last)
+    steps = steps._replace(next_action=following[:, None])
+    held = ring.Ring(ring.Row(*steps[:5], np.r_[True, last[:-1]]), np.int32(0), np.int32(40))
+    expected = ring.transitions(jax.device_put(held), np.arange(40), n, 0.9)._replace(origin=steps.origin)
+    found = n_step(Dataset(steps, last), n, 0.9)
+    np.testing.assert_array_equal(found.last, last)
+    for name, a, b in zip(Transition._fields, found.transitions, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
+        assert a.dtype == b.dtype, name
+
+
+def test_nothing_counts_after_a_discount_of_0_inside_an_episode() -> None:
+    """As in logs that go on after a success."""
+    log = make([1, 2, 4, 8], [1, 0, 1, 1], [False, False, False, True])
+    steps = n_step(log, 3, 0.5).transitions
+    np.testing.assert_allclose(steps.reward, [2, 2, 8, 8])
+    np.testing.assert_allclose(steps.discount, [0, 0, 0.5, 1])
+    np.testing.assert_allclose(steps.next_observation[:, 0], [2, 2, 4, 4])
+
+
+def test_there_is_nothing_to_draw_from_no_transitions() -> None:
+    with pytest.raises(ValueError, match="without transitions"):
+        sampler(2)(make([], [], []), jax.random.key(0))

@@ -26,7 +26,7 @@ from rl.values.robust import REGULARISED
 
 KEY = jax.random.key(0)
 DIVERGENCES = sorted(REGULARISED)
-CONTINUOUS = ("cql", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("cql", "dqn", "iql")
 
 
@@ -177,8 +177,9 @@ def test_every_agent_but_cloning_has_a_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "kind", "entropy"), [(*pair, False) for pair in AGENTS] + [("cql", "continuous", True)]
-)  # CQL alone chooses whether entropy is in its target
+    ("agent", "kind", "entropy"),
+    [(*pair, False) for pair in AGENTS if pair[0] != "cqn"] + [("cql", "continuous", True)],
+)  # CQL alone chooses whether entropy is in its target; CQN has a target for every bin: tests/test_cqn.py
 def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: bool) -> None:
     """The targets that an update forms, caught at the head, are reward + discount * value(next observation)."""
     caught = []
@@ -190,13 +191,24 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     head = heads.scalar()._replace(target=target)
     # SAC moves policy and temperature first: at learning rate 0 it forms its target from the state it was given.
     still = {"learning_rate": 0.0, "policy_noise": 0.0, "critic_cloning": 0.0, "backup_entropy": entropy}
+    if agent == "arsq":
+        still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
-    state = learner.init(KEY, batch)
-    learner.update(state, batch, KEY)
+    state = jax.jit(learner.init)(KEY, batch)
+
+    @jax.jit
+    def targets(state: State) -> Array:
+        learner.update(state, batch, KEY)
+        return caught[-1]
+
+    found = targets(state)
     number, of = {"sac": (1, 2), "sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
     key = jax.random.split(KEY, of)[number]
     expected = batch.reward + 0.99 * batch.discount * learner.value(state, batch.next_observation, key)
-    np.testing.assert_allclose(caught[-1], expected, rtol=1e-5, atol=1e-6)
+    if agent == "arsq":  # what its V has for a target is moved by the action's advantage
+        q = jax.jit(learner.critics)(state, batch.observation, batch.action)
+        expected = expected - (q - jax.jit(learner.value)(state, batch.observation, KEY))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("head", heads.NAMES)

@@ -582,3 +582,41 @@ def test_the_least_size(name: str, least: int) -> None:
 def test_bad_parameters_are_refused(make: Callable[[], heads.ValueHead], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+# ---- stochastic dominance -------------------------------------------------------------------------------
+
+
+@every_head
+def test_dominance_is_the_area_where_one_cumulative_distribution_exceeds_the_other(name: str) -> None:
+    """By a sum over a fine grid of values, in steps of the support or, without one, in units of value."""
+    rng = np.random.default_rng(0)
+    outputs = rng.normal(0, 3, (2, 5, HEADS[name].size)).astype(np.float32)
+    if name in CATEGORICAL:
+        step = step_of(name, LOW, HIGH, SIZE)
+        mass = np.float64(jax.nn.softmax(outputs))
+        where = step * (np.arange(SIZE) + 0.5)  # of atoms; the areas do not depend on where they begin
+        where = np.broadcast_to(where, mass.shape)
+    else:
+        step, where = 1.0, np.sort(np.float64(outputs), -1)
+        mass = np.full(where.shape, 1 / where.shape[-1])
+    grid = np.linspace(where.min() - 1e-3, where.max() + step, 4001)
+    below, above = (  # F at every value of the grid
+        np.array([[m[w <= x].sum() for x in grid] for m, w in zip(*of_one, strict=True)])
+        for of_one in zip(mass[:, :2], where[:, :2], strict=True)
+    )
+    expected = np.maximum(below - above, 0).sum(-1) * (grid[1] - grid[0]) / step
+    sorted_outputs = outputs if name in CATEGORICAL else np.sort(outputs, -1)
+    found = heads.dominance(HEADS[name], *sorted_outputs)
+    np.testing.assert_allclose(found[:2], expected, rtol=1e-2, atol=2e-2)
+    assert (found > 0).any()
+
+
+@every_head
+def test_what_is_moved_up_dominates_and_what_is_equal_does(name: str) -> None:
+    head = HEADS[name]
+    outputs = np.random.default_rng(0).normal(size=(5, head.size)).astype(np.float32)
+    higher = outputs + (np.linspace(0, 4, head.size, dtype=np.float32) if name in CATEGORICAL else 0.5)
+    assert not heads.dominance(head, outputs, outputs).any()
+    np.testing.assert_allclose(heads.dominance(head, higher, outputs), 0.0, atol=2e-6)
+    assert (heads.dominance(head, outputs, higher) > 0.1).all()

@@ -351,6 +351,26 @@ def test_wrong_shapes_are_refused(wrong: Callable[[], object]) -> None:
         wrong()
 
 
+def test_advantages_of_cloned_bins_by_hand() -> None:
+    """Three bins, the middle one logged; clips below 0 ask for a margin, above 0 they allow a lag."""
+    advantage = jnp.asarray([[-1.0, -2.0, 0.5], [-3.0, 0.0, -0.5]])
+    logged = jnp.asarray([1, 1])
+    for clip, first, second in ((-1.0, (1 + 2.5) / 2, (-1 - 0.5) / 2), (1.5, (1.5 + 2.5) / 2, 1.5)):
+        np.testing.assert_allclose(
+            losses.advantage_margin(advantage, logged, clip), [first, second], rtol=1e-6
+        )
+    behind = [np.log(np.exp(-1.0) + np.exp(0.5)) + 2, np.log(np.exp(-3.0) + np.exp(-0.5))]
+    np.testing.assert_allclose(losses.advantage_cql(advantage, logged, -9.0), behind, rtol=1e-6)
+    np.testing.assert_allclose(losses.advantage_cql(advantage, logged, 0.0), [behind[0], 0.0], rtol=1e-6)
+    for term in (losses.advantage_margin, losses.advantage_cql):
+        members = term(jnp.stack([advantage, 2 * advantage]), logged, -1.0)  # members share what was logged
+        np.testing.assert_allclose(members[1], term(2 * advantage, logged, -1.0), rtol=1e-6)
+        pull = jax.grad(lambda x, term=term: term(x, logged, -0.3).sum())(advantage)
+        assert pull[0, 1] < 0 < pull[0, 0] and not pull[1].any()  # the second is ahead by enough
+        with pytest.raises(AssertionError, match="Chex"):
+            term(advantage, jnp.zeros(3, jnp.int32), 0.0)
+
+
 def test_a_batch_is_its_elements_and_jit_changes_nothing() -> None:
     rng = np.random.default_rng(10)
     values, log_density = jnp.asarray(rng.normal(size=(2, BATCH, 5)), jnp.float32)

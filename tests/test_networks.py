@@ -188,9 +188,10 @@ def assert_starts(name: str, layer: Any, fan_in: int, last: float | None = None)
             assert_uniform(bias, bound)
         return
     assert not bias.any()
-    if name == "orthogonal":
+    if name in ("orthogonal", "ppo"):
         flat = np.reshape(kernel, (fan_in, -1))
-        np.testing.assert_allclose(flat.T @ flat, 2 * np.eye(flat.shape[1]), atol=1e-4)
+        square = 1e-4 if name == "ppo" and last else 2.0  # of the gain
+        np.testing.assert_allclose(flat.T @ flat / square, np.eye(flat.shape[1]), atol=1e-4)
     elif name == "glorot":
         assert_uniform(kernel, np.sqrt(6 / (fan_in + fan_out)))
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 from collections import deque
@@ -15,12 +16,13 @@ import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 import toy_environments
+import tqdm
 
 from experiments import offline, online
 from rl import agents, checkpoint, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
-from rl.interaction import Trainer
+from rl.interaction import Trainer, succeeded
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
@@ -138,24 +140,201 @@ def test_logged_rows_come_first_in_every_batch() -> None:
     learner = counter()._replace(update=update)
     replay = compiled.uniform(learner, compiled.steps(), 10, 5, logged=3)
     row = compiled.example(Spec((3,), 1))
-    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0)))
+    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0), origin=None))
     rows = ring.Row(*row[:5], jnp.ones(1, bool))
     memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
     state = learner.init(jax.random.key(0), None)
     _, _, report = replay.learn(2)(state, memory, None, Dataset(log, None), jax.random.key(0))
     assert jax.tree.map(float, report.metrics) == {"logged": 5, "new": 0, "from": 0b11000}
+    alone = compiled.uniform(learner, compiled.steps(), 10, 5)
+    _, _, report = alone.learn(1)(state, memory, None, None, jax.random.key(0))
+    assert report.metrics["from"] == 0b11111  # no demonstrations
 
 
-def test_the_replay_is_written_in_place() -> None:
+@pytest.mark.parametrize("keep", [compiled.uniform, compiled.relabelling])
+def test_the_replay_is_written_in_place(keep: Any) -> None:
     learner = counter()
-    replay = compiled.uniform(learner, compiled.steps(), 100_000, 4)
+    replay = keep(learner, compiled.steps(), 100_000, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 1))
     carry, _ = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
     said = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
+    rows = lambda carry: getattr(carry.memory, "ring", carry.memory).rows.observation
     for updates in (0, 2, 0, 2):
-        before = carry.memory.rows.observation.unsafe_buffer_pointer()
+        before = rows(carry).unsafe_buffer_pointer()
         carry, _ = loop.step(carry, said, None, updates, False)
-        assert carry.memory.rows.observation.unsafe_buffer_pointer() == before
+        if loop.relabel:
+            carry = loop.relabel(carry, np.full((1, 1), updates, np.int32))
+        assert rows(carry).unsafe_buffer_pointer() == before
+
+
+# ---- successes among the demonstrations ----------------------------------------------------------------------------
+
+
+class Demonstrated:
+    """Two seeds of two environments, whose successes join a log of 3 rows.
+
+    Transitions are over two steps and rewards are transformed. The replay holds 6 steps of each environment, successful
+    episodes last 6 to 10: some have lost their beginning when they end.
+    """
+
+    LOGGED, BATCH, CAPACITY, GAMMA = 6, 16, 12, 0.9
+    SEEN = Transform(2.0, -1.0, False, np.float32([1, 2, 3]), np.float32([2, 2, 2]))
+
+    def __init__(self, name: str = "toy_environments:CountdownFade-v0", keep: Any = compiled.relabelling):
+        def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
+            return state._replace(params=batch, step=state.step + 1), {"logged": batch.origin.mean()}
+
+        def init(key: Any, batch: Any) -> State:
+            blank = jax.tree.map(lambda x: jnp.zeros((self.BATCH, *x.shape[1:]), x.dtype), batch)
+            return State(
+                blank._replace(origin=jnp.zeros(self.BATCH, jnp.int32)), {}, {}, jnp.zeros((), jnp.int32)
+            )
+
+        def explore(state: State, observation: Any, key: Any) -> Any:
+            return jax.random.uniform(key, (*observation.shape[:-1], 1), minval=-1.0)
+
+        learner = Learner(init, update, explore, None, explore)
+        view = compiled.steps(2, self.GAMMA, environments=2)
+        replay = keep(learner, view, self.CAPACITY, self.BATCH, logged=self.LOGGED)
+        row = np.arange(3, dtype=np.float32)
+        log = compiled.example(Spec((3,), 1))._replace(observation=-row[:, None] - np.ones(3, np.float32))
+        log = jax.tree.map(lambda x: np.resize(x, (3, *x.shape[1:])), log)
+        self.stream = Stream(name, [(copy,) for copy in range(4)], 0)
+        self.trainer = Trainer(
+            self.stream,
+            learner,
+            replay,
+            jax.random.split(jax.random.key(0), 2),
+            rhythm=(1, 1),
+            learning_starts=1,
+            random=0,
+            seen=self.SEEN,
+            logged=Dataset(log, np.ones(3, bool)),
+            success="success",
+        )
+
+    def step(self) -> tuple[np.ndarray, Experience]:
+        """One step of all, and what was seen before it."""
+        before, said, step = self.stream.observation.copy(), [], self.stream.step
+        self.stream.step = lambda actions: said.append(step(actions)) or said[-1]
+        try:
+            self.trainer.advance(self.trainer.step + 2, tqdm.tqdm(disable=True), [])
+        finally:
+            self.stream.step = step
+        return before, said[0]
+
+
+def test_successful_episodes_join_the_demonstrations() -> None:
+    """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
+    runs = Demonstrated()
+    runs.trainer.start(None)
+    kept: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
+    joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
+    see = lambda x: np.float32((x - runs.SEEN.mean) / runs.SEEN.deviation)
+    for _ in range(80):
+        before, said = runs.step()
+        for copy in range(4):
+            kept[copy // 2].append(
+                {
+                    "copy": copy,
+                    "observation": tuple(see(before[copy])),
+                    "reward": 2 * said.reward[copy] - 1,
+                    "alive": not said.terminated[copy],
+                    "next": see(said.next_observation[copy]),
+                    "last": said.first[copy],
+                    "demonstration": False,
+                }
+            )
+        batch = jax.device_get(runs.trainer.carry.state.params)
+        for seed in range(2):
+            rows = {step["observation"]: step for step in kept[seed]}
+            shares = [step["demonstration"] for step in kept[seed]]
+            share = sum(shares) / (sum(shares) + 3)
+            expected_draws += runs.LOGGED * share
+            variance += runs.LOGGED * share * (1 - share)
+            for place in range(runs.BATCH):
+                found = jax.tree.map(lambda x: x[seed, place], batch)  # noqa: B023
+                if found.observation[0] < -0.99 and found.observation[1] == found.observation[0]:
+                    assert place < runs.LOGGED and found.origin == 0 and found.reward == 0
+                    continue
+                step = rows[tuple(found.observation)]
+                drawn += place < runs.LOGGED
+                assert step["demonstration"] or place >= runs.LOGGED
+                assert found.origin == (0 if step["demonstration"] else 1)
+                later = [other for other in kept[seed] if other["copy"] == step["copy"]]
+                later = later[later.index(step) :][: 1 if step["last"] else 2]
+                reward = sum(runs.GAMMA**k * other["reward"] for k, other in enumerate(later))
+                np.testing.assert_allclose(found.reward, reward, rtol=1e-5, atol=1e-5)
+                weight = runs.GAMMA ** (len(later) - 1) * later[-1]["alive"]
+                np.testing.assert_allclose(found.discount, weight, rtol=1e-6)
+                np.testing.assert_array_equal(found.next_observation, later[-1]["next"])
+        # Learning comes first: an episode is a demonstration from the next step on.
+        for copy in np.flatnonzero(said.first):
+            good = said.length[copy] > 5
+            joined[copy // 2] += good
+            own = [step for step in kept[copy // 2] if step["copy"] == copy][-int(said.length[copy]) :]
+            for step in own:
+                step["demonstration"] |= bool(good)
+    runs.stream.close()
+    assert min(joined) > 3 and runs.trainer.read()["train/relabelled_episodes"].tolist() == joined
+    assert abs(drawn - expected_draws) < 5 * np.sqrt(variance)
+
+
+def test_success_is_what_is_asked_for() -> None:
+    """Of four episodes that end and one that does not: reported at some step, at the last one, or by its reward."""
+    said = Experience(
+        next_observation=None,
+        reward=np.array([0.0, 1.0, 0.5, 2.0, 2.0]),
+        terminated=np.zeros(5, bool),
+        observation=None,
+        first=np.array([True, True, True, True, False]),
+        length=np.ones(5, int),
+        success=np.array([1.0, 1.0, 0.0, 0.0, np.nan]),
+        final_success=np.array([0.0, 1.0, 0.0, 0.0, np.nan]),
+    )
+    expected = {"success": [0, 1], "final_success": [1], 0.5: [1, 2, 3], 2.0: [3]}
+    for success, episodes in expected.items():
+        assert np.flatnonzero(succeeded(said, success)).tolist() == episodes
+
+
+def test_a_run_with_successes_goes_on_to_the_same_bits() -> None:
+    """In the middle of episodes, from a checkpoint's notes as JSON."""
+    whole, rest = Demonstrated(), Demonstrated()
+    whole.trainer.start(None)
+    for step in range(40):
+        if step == 17:
+            saved = jax.tree.map(np.array, whole.trainer.saved())
+            notes = json.loads(json.dumps(whole.trainer.notes()))
+        whole.step()
+    assert 0 < sum(notes["relabelled"]) < whole.trainer.relabelled.sum()
+    assert np.nanmax(notes["stream"]["success"]) > 0  # one episode has succeeded and is not over
+    rest.trainer.resume(saved, 2 * 17, notes)
+    for _ in range(40 - 17):
+        rest.step()
+    one, other = (jax.device_get(runs.trainer.saved()) for runs in (whole, rest))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+    np.testing.assert_array_equal(whole.trainer.relabelled, rest.trainer.relabelled)
+    whole.stream.close()
+    rest.stream.close()
+
+
+def test_an_environment_that_does_not_report_success_is_refused() -> None:
+    """At the end of its first episode, and nothing of that step is remembered."""
+    runs = Demonstrated("toy_environments:CountdownQuiet-v0")
+    runs.trainer.start(None)
+    with pytest.raises(ValueError, match=r'does not report info\["success"\].*--relabel_success=1, say'):
+        for _ in range(10):
+            runs.step()
+    assert runs.trainer.whole and runs.trainer.notes()["stream"]["copies"] == []
+    assert runs.trainer.carry.memory.ring.count == runs.trainer.step
+    runs.stream.close()
+
+
+def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() -> None:
+    with pytest.raises(ValueError, match=r"cannot relabel .* rl.online.relabelling"):
+        Demonstrated(keep=compiled.uniform)
+    with pytest.raises(ValueError, match="single video frames cannot join"):
+        compiled.relabelling(counter(), compiled.video(4), 100, 4)
 
 
 @pytest.mark.parametrize(
@@ -203,6 +382,39 @@ def test_the_policy_of_every_evaluation_can_be_read(finished: tuple[Path, dict[s
     params = checkpoint.load_params(workdir / "actors" / "40.npz")
     arrays = saved(workdir, 40)
     np.testing.assert_array_equal(params["Dense_0"]["kernel"], arrays["state/params/policy/Dense_0/kernel"])
+
+
+def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path, capsys: Any) -> None:
+    """Rewards transformed first, then summed over three steps; actions clipped where that is asked for."""
+    h5py = pytest.importorskip("h5py")
+    log = {
+        "observations": np.arange(18.0, dtype=np.float32).reshape(6, 3),
+        "actions": np.float32([[0.5], [1.5], [0], [0], [0], [0]]),
+        "rewards": np.float32([1, 2, 3, 4, 5, 6]),
+        "terminals": np.array([0, 0, 0, 0, 0, 1], bool),
+    }
+    with h5py.File(tmp_path / "log.hdf5", "w") as file:
+        for name, array in log.items():
+            file[name] = array
+    chosen = settings(tmp_path, offline_data=str(tmp_path / "log.hdf5"), n_step=3, reward_shift=-1.0)
+    with pytest.raises(ValueError, match="--clip_actions"):
+        online.mixture(chosen, Spec((3,), 1))
+    chosen = dataclasses.replace(chosen, clip_actions=True, reward_scale="2", env="AdroitHandDoor-v1")
+    loaded = online.mixture(chosen, Spec((3,), 1))
+    assert "note on --offline_data: up to gymnasium-robotics 1.4.2" in capsys.readouterr().err
+    steps = online.demonstrations(
+        chosen, config(discount=0.5), online.transformation(chosen, loaded), loaded
+    ).transitions
+    assert steps.action[1] == 1
+    np.testing.assert_allclose(steps.reward, [3.75, 7.25, 10.75, 14.25, 14.5, 11.0])  # of 2 r - 1
+    np.testing.assert_allclose(steps.discount, [0.25, 0.25, 0.25, 0, 0, 0])
+    np.testing.assert_array_equal(steps.next_observation[:4, 0], [9, 12, 15, 15])
+    with h5py.File(tmp_path / "log.hdf5", "a") as file:
+        for name, array in log.items():
+            del file[name]
+            file[name] = array[:0]
+    with pytest.raises(ValueError, match="no steps"):
+        online.mixture(chosen, Spec((3,), 1))
 
 
 @pytest.mark.parametrize(
@@ -483,6 +695,11 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         ({"save_every": 30}, "--save_every=30 is not a multiple of --eval_every=20"),
         ({"learning_starts": 0}, "--learning_starts must be at least 1"),
         ({"offline_data": "x", "offline_ratio": 1.0}, "--offline_ratio=1.0 must be between 0 and 1"),
+        ({"offline_data": "x", "offline_ratio": 0.05}, "--offline_ratio=0.05 of --batch_size=8 is 0 rows"),
+        ({"offline_data": "x", "offline_ratio": 0.95}, "--offline_ratio=0.95 of --batch_size=8 is 8 rows"),
+        ({"relabel_success": "often"}, "--relabel_success=often is neither a number nor one of its words"),
+        ({"relabel_success": "1", "priority": 0.5}, "--priority and --relabel_success cannot be combined"),
+        ({"relabel_success": "success", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
         ({"agent": "bc"}, "no way to explore: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),

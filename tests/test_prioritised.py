@@ -37,6 +37,7 @@ def test_every_node_is_the_sum_of_its_children(size: int) -> None:
     np.testing.assert_allclose(prioritised.total(tree), expected.sum(), rtol=1e-6)
     sums = np.asarray(tree.sums)
     np.testing.assert_array_equal(sums[1 : len(sums) // 2], sums[2::2] + sums[3::2])
+    np.testing.assert_array_equal(prioritised.filled(jnp.float32(expected)).sums, sums)
 
 
 def test_equal_indices_leave_a_tree_that_adds_up() -> None:

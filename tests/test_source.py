@@ -116,6 +116,16 @@ def test_demonstrations_flagged_row_by_row_keep_their_flags() -> None:
     assert (batch.origin[..., 4:] == 1).all()
 
 
+def test_demonstrations_are_the_rows_of_the_log() -> None:
+    """All rows where nothing tells them apart; else those of the first source, however they were flagged."""
+    assert source.is_logged(LOG.transitions).tolist() == [True] * 50
+    flagged = source.of_origin(LOG.transitions._replace(origin=jnp.arange(50) % 3), source.ONLINE)
+    assert source.is_logged(flagged).tolist() == [row % 3 == 0 for row in range(50)]
+    assert not source.is_logged(source.of_origin(LOG.transitions, source.ONLINE)).any()
+    both = source.concatenated(replay.sampler(3), ring.row_sampler(5))((LOG, filled()), KEY, 0)
+    assert source.is_logged(both).tolist() == [True] * 3 + [False] * 5
+
+
 def test_the_loop_tells_the_source_its_update_and_compiles_once_while_shares_change() -> None:
     """An epoch of 5 and one that goes on from there; the learner says the share of logged rows."""
     mixed = source.mixed_rows(

@@ -47,6 +47,9 @@ def test_an_episode_follows_the_other_and_its_last_observation_is_not_lost(proce
             np.testing.assert_array_equal(said.next_observation[:, 0], seen[:, 0] - 1)
             np.testing.assert_array_equal(said.terminated, said.next_observation[:, 0] == 0)
             np.testing.assert_array_equal(said.first, said.terminated)
+            np.testing.assert_array_equal(said.length, lengths)
+            np.testing.assert_array_equal(said.final_success, said.first & (lengths > 5))
+            np.testing.assert_array_equal(said.success, said.final_success)
             for copy in np.flatnonzero(said.first):
                 assert said.observation[copy, 0] == said.observation[copy, 1]  # all steps are left
                 assert (int(copy), returns[copy], lengths[copy]) in running.finished

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import offline
 from rl import agents, model_based
-from rl.agents import rebrac, robust, sac_n
+from rl.agents import arsq, rebrac, robust, sac_n
 from rl.dynamics import base, ensemble
 from rl.types import Spec
 from rl.values.robust import worst_case
@@ -43,10 +43,19 @@ def test_the_entropy_bonus_and_the_critics_penalty_of_every_step_are_within(disc
     assert ceiling == HIGH
 
 
+def test_the_entropy_bonus_of_all_bins_is_within_from_the_first_step_on() -> None:
+    """A soft value of uniform bins, at rewards of 1: ``V = 1 + bonus + gamma V``, by iteration."""
+    config = arsq.Config(temperature=0.1, levels=2, bins=7, discount=0.9)
+    v, bonus = 0.0, 0.1 * math.log(float(7 ** (2 * 3)))  # the entropy of 7^6 equally likely actions
+    for _ in range(500):
+        v = 1.0 + bonus + 0.9 * v
+    assert agents.target_range("arsq", config, HOPPER, 0.0, 10.0) == (0.0, pytest.approx(v))
+
+
 def test_who_widens_and_who_does_not() -> None:
     config = {name: module.Config() for name, module in agents.AGENTS.items()}
     wider = {n for n in config if agents.target_range(n, config[n], HOPPER, LOW, HIGH) != (LOW, HIGH)}
-    assert wider == {"sac", "sac_n", "edac", "rebrac"}
+    assert wider == {"arsq", "sac", "sac_n", "edac", "rebrac"}
     soft = agents.get("cql").Config(backup_entropy=True)
     assert agents.target_range("cql", soft, HOPPER, LOW, HIGH)[1] > HIGH
 

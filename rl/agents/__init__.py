@@ -12,12 +12,14 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import bc, cql, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
-from rl.types import Spec
+from rl.agents import arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
+    "arsq": arsq,
     "bc": bc,
     "cql": cql,
+    "cqn": cqn,
     "dqn": dqn,
     "edac": edac,
     "iql": iql,
@@ -37,6 +39,17 @@ def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -
     """
     widen = getattr(get(agent), "target_range", None)
     return widen(config, spec, low, high) if widen else (low, high)
+
+
+def check_data(agent: str, config: Any, logged: Transition | None) -> None:
+    """Raises ValueError if the logged data [N] of a run (None: it has none) are not what the agent asks for.
+
+    An agent that asks for something, such as rows that are flagged as demonstrations, says so in a function
+    ``check_data(config, logged)`` of its module.
+    """
+    check = getattr(get(agent), "check_data", None)
+    if check:
+        check(config, logged)
 
 
 def get(name: str) -> ModuleType:

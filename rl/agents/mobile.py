@@ -24,12 +24,11 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents import relabel
+from rl.replay.source import is_logged
 from rl.types import Array, Key, Learner, Metrics, State, Transition
 
 # (observation [B, O], action [B, ...]) -> mean and deviation [M, B, O + 1] of next observation and, last, reward
 Predict = Callable[[Array, Array], tuple[Array, Array]]
-
-LOGGED = 0  # the `Transition.origin` of logged rows
 
 
 def make(learner: Learner, predict: Predict, weight: float | Array, samples: int = 10) -> Learner:
@@ -71,8 +70,9 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         )  # the slow copies, where there are any
         values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
         # Less the first member's, so that rounding does not tell identical members apart.
-        doubt = jnp.where(batch.origin == LOGGED, 0.0, (values - values[0]).std(0))
-        rows = (batch.origin != LOGGED).sum()
+        made = ~is_logged(batch)
+        doubt = jnp.where(made, (values - values[0]).std(0), 0.0)
+        rows = made.sum()
         return batch._replace(reward=batch.reward - weight * doubt), {
             "doubt": doubt.sum() / jnp.maximum(1, rows)
         }

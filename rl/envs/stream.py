@@ -22,6 +22,9 @@ class Experience(NamedTuple):
     terminated: np.ndarray  # [N] bool; an episode that ended by a time limit has not
     observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
     first: np.ndarray  # [N] bool, a new episode started
+    length: np.ndarray  # [N] int64, steps that the episode has had, this one included
+    success: np.ndarray  # [N] float64, the highest info["success"] of the episode so far; NaN: not reported
+    final_success: np.ndarray  # [N] float64, that of this step
 
 
 class Stream:
@@ -60,14 +63,24 @@ class Stream:
         self._check(step)
         self._return += step.reward
         self._length += 1
+        np.fmax(self._success, step.success, out=self._success)  # fmax: NaN is no report
         over = step.terminated | step.truncated
-        self.observation = step.observation
+        self.observation, length, success = step.observation, self._length.copy(), self._success.copy()
         if over.any():
             self.finished += [
                 (int(i), float(self._return[i]), int(self._length[i])) for i in np.flatnonzero(over)
             ]
             self.observation = self._begin(over)
-        return Experience(step.observation, step.reward, step.terminated, self.observation, over)
+        return Experience(
+            next_observation=step.observation,
+            reward=step.reward,
+            terminated=step.terminated,
+            observation=self.observation,
+            first=over,
+            length=length,
+            success=success,
+            final_success=step.success,
+        )
 
     def restart(self) -> Any:
         """Builds all copies again and starts the next episode of each; returns the first observations."""
@@ -95,6 +108,7 @@ class Stream:
         self._vector.restore(snapshot["copies"])
         self._return = np.asarray(snapshot["return"], np.float64)
         self._length = np.asarray(snapshot["length"], np.int64)
+        self._success = np.asarray(snapshot["success"], np.float64)
         return True
 
     def close(self) -> None:
@@ -114,12 +128,14 @@ class Stream:
             "episode": self._episode.tolist(),
             "return": self._return.tolist(),
             "length": self._length.tolist(),
+            "success": self._success.tolist(),
         }
 
     def _open(self) -> None:
         count = len(self._seeds)
         self._vector = workers.vector(self._name, count, self._processes)
         self._return, self._length = np.zeros(count), np.zeros(count, np.int64)
+        self._success = np.full(count, np.nan)
 
     def _begin(self, which: np.ndarray) -> Any:
         """The next episode of the copies in ``which`` [N] bool; everyone's observation [N, *observation]."""
@@ -128,7 +144,7 @@ class Stream:
             for own, episode, begins in zip(self._seeds, self._episode, which, strict=True)
         ]
         self._episode += which
-        self._return[which], self._length[which] = 0.0, 0
+        self._return[which], self._length[which], self._success[which] = 0.0, 0, np.nan
         return self._vector.reset(seeds)
 
     def _check(self, step: workers.Step) -> None:

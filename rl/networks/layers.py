@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": jnp.tanh,
     "silu": nn.silu,
 }
-INITIALISERS = ("pytorch", "rlkit", "orthogonal", "glorot", "lecun")
+INITIALISERS = ("pytorch", "rlkit", "orthogonal", "ppo", "glorot", "lecun")
 ENCODERS = ("nature", "impala")
 
 
@@ -35,12 +35,13 @@ class Architecture:
     - ``rlkit``: such kernels, biases 0.1, and both U(-3e-3, 3e-3) in the last layer (1e-3 in that of a policy), as in
       rlkit and the code of EDAC and ReBRAC;
     - ``orthogonal``: gain sqrt(2) in every layer, biases 0 (jaxrl, IQL);
+    - ``ppo``: such, with gain 0.01 in the last layer (policies of PPO, all networks of ARSQ);
     - ``glorot``: U(-b, b) with b = sqrt(6 / (fan_in + fan_out)), biases 0 (Keras, Dopamine);
     - ``lecun``: a truncated normal of variance 1 / fan_in, biases 0 (Flax).
     """
 
     activation: str = "relu"  # relu, gelu, tanh or silu
-    initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, glorot or lecun
+    initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
     residual: bool = False  # a hidden layer of the width of its input is added to it
     dropout: float = 0.0  # share of the policy's hidden units that its updates leave out
@@ -77,7 +78,7 @@ def start(name: str, fan_in: int, last: float | None = None) -> Start:
     Args:
       name: one of `INITIALISERS`.
       fan_in: inputs of each unit.
-      last: in the last layer of a network, the bound that ``rlkit`` has there.
+      last: in the last layer of a network, the bound that ``rlkit`` has there; None in all others.
     """
     bound = 1 / math.sqrt(max(1, fan_in))
     zeros = nn.initializers.zeros_init()
@@ -87,8 +88,9 @@ def start(name: str, fan_in: int, last: float | None = None) -> Start:
         return Start(_uniform(last), _uniform(last))
     if name == "rlkit":
         return Start(_uniform(bound), nn.initializers.constant(0.1))
-    if name == "orthogonal":
-        return Start(linalg.orthogonal(math.sqrt(2)), zeros)
+    if name in ("orthogonal", "ppo"):
+        small = name == "ppo" and last is not None
+        return Start(linalg.orthogonal(0.01 if small else math.sqrt(2)), zeros)
     if name == "glorot":
         return Start(nn.initializers.glorot_uniform(), zeros)
     return Start(nn.initializers.lecun_normal(), zeros)

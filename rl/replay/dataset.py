@@ -37,9 +37,47 @@ def sampler(batch_size: int) -> Source:
 
     def sample(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
         del step
+        if size(dataset) == 0 < batch_size:
+            raise ValueError("a dataset without transitions: there is nothing to draw")
         return take(dataset, jax.random.randint(key, (batch_size,), 0, size(dataset)))
 
     return sample
+
+
+def n_step(dataset: Dataset, n: int, discount: float) -> Dataset:
+    """The dataset with transitions over ``n`` steps, fewer where the episode ends, as `rl.replay.ring.transitions`.
+
+    A discount of 0 inside an episode ends them, too: nothing after it counts.
+
+    Args:
+      dataset: of single steps, on the host.
+      n: steps, at least 1.
+      discount: the agent's gamma.
+    """
+    if n == 1:
+        return dataset
+    steps = dataset.transitions
+    start = np.arange(size(dataset))
+    end, reward, weight = start, np.array(steps.reward, np.float32), np.ones(len(start), np.float32)
+    over = np.asarray(dataset.last) | (np.asarray(steps.discount) == 0)
+    for _ in range(n - 1):
+        goes_on = ~over[end]
+        end = np.where(goes_on, end + 1, end)
+        weight = np.where(goes_on, weight * np.float32(discount), weight)
+        reward += np.where(goes_on, weight * steps.reward[end], 0)
+    known = steps.has_next_action[end] > 0
+    last = jax.tree.map(lambda x: x[end], steps)
+    return dataset._replace(
+        transitions=steps._replace(
+            reward=reward,
+            discount=weight * last.discount,
+            next_observation=last.next_observation,
+            next_action=np.where(
+                known.reshape(-1, *(1,) * (steps.action.ndim - 1)), last.next_action, steps.action
+            ),
+            has_next_action=last.has_next_action,
+        )
+    )
 
 
 def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:

@@ -41,6 +41,15 @@ def tree(size: int) -> Tree:
     return Tree(jnp.zeros(2 * 2 ** max(math.ceil(math.log2(size)), 1)))
 
 
+def filled(priority: Array) -> Tree:
+    """The tree of ``priority`` [size], at least 0; it sums all, where `put` sums what lies above some."""
+    size = priority.shape[0]
+    levels = [jnp.zeros(_leaves(tree(size))).at[:size].set(priority)]
+    while levels[0].shape[0] > 1:
+        levels.insert(0, levels[0].reshape(-1, 2).sum(1))
+    return Tree(jnp.concatenate([jnp.zeros(1), *levels]))
+
+
 def priorities(tree: Tree, index: Array) -> Array:
     """The priorities at ``index`` [...]."""
     return tree.sums[_leaves(tree) + index]

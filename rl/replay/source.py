@@ -4,8 +4,12 @@ A source is a function of (data, key, step) that draws one batch; ``step`` count
 follow a schedule inside compiled code. `rl.replay.dataset.sampler`, `rl.replay.ring.sampler` and
 `rl.replay.tokens.sampler` make sources of one kind of data. The functions here join sources; the data of what they
 return is a tuple with the data of each. Every `rl.types.Transition` then says in ``origin`` which source it came from,
-counted from 0 in the order given. By convention logged data is the first. Rows that have an ``origin`` keep it: a
-dataset whose demonstrations are flagged row by row, say.
+counted from 0 in the order given. Rows that have an ``origin`` keep it: a dataset whose demonstrations are flagged row
+by row, say.
+
+By convention logged data is the first: its rows have the origin `LOGGED`, 0. The rows that a model made have 1
+(`rl.model_based`), and so do those that the learner collected itself, `ONLINE`, also where nothing else is drawn
+(`rl.online`). Agents that treat demonstrations differently ask `is_logged`.
 
 | | a batch is | shares |
 |---|---|---|
@@ -25,11 +29,28 @@ import numpy as np
 
 from rl.types import Array, Key, Transition
 
+LOGGED = 0  # the `Transition.origin` of logged data: demonstrations
+ONLINE = 1  # that of the learner's own experience
+
 # (data, key, number of the update [] int32) -> batch
 Source = Callable[[Any, Key, Array | int], Any]
 
 # The share of each of K sources: numbers that sum to 1, or a function of the step to [K] such numbers
 Shares = Sequence[float] | Callable[[Array | int], Array]
+
+
+def is_logged(batch: Transition) -> Array:
+    """Which rows [...] are logged data (demonstrations): those of origin `LOGGED`, or all where none has an origin."""
+    if batch.origin is None:  # of a fixed dataset
+        return jnp.ones(batch.reward.shape, bool)
+    return batch.origin == LOGGED
+
+
+def of_origin(batch: Transition, origin: int) -> Transition:
+    """``batch`` with this origin in every row that has none."""
+    if batch.origin is not None:
+        return batch
+    return batch._replace(origin=jnp.full(batch.reward.shape, origin, jnp.int32))
 
 
 def concatenated(*sources: Source) -> Source:
@@ -100,10 +121,8 @@ def _each(sources: Sequence[Source], data: Any, key: Key, step: Array | int) -> 
 
 
 def _flagged(batch: Any, index: int) -> Any:
-    """``batch`` with the number of its source in rows that have no origin; token batches have no place for it."""
-    if not isinstance(batch, Transition) or batch.origin is not None:
-        return batch
-    return batch._replace(origin=jnp.full(batch.reward.shape, index, jnp.int32))
+    """``batch`` with the number of its source; token batches have no place for it."""
+    return of_origin(batch, index) if isinstance(batch, Transition) else batch
 
 
 def _check_data(data: Any, sources: Sequence[Source]) -> None:

@@ -53,6 +53,20 @@ def soft_max_action(head: ValueHead, outputs: Array, temperature: float | Array)
     return head.mix(outputs, policy), -temperature * (policy * log_policy).sum(-1)
 
 
+def soft_advantage(outputs: Array, temperature: float | Array) -> Array:
+    """``u - temperature * log sum_b exp(u_b / temperature)``: outputs [..., B] as soft advantages [..., B].
+
+    Their exponentials, divided by the temperature, are the probabilities of a policy (Liu et al. 2025, section 4.1).
+    """
+    return temperature * jax.nn.log_softmax(outputs / temperature)
+
+
+def of_bins(values: Array, bins: Array) -> Array:
+    """Of each ``values`` [..., B], or [E, ..., B], the one in the bin [...] int32."""
+    index = jnp.broadcast_to(bins, values.shape[:-1])[..., None]
+    return jnp.take_along_axis(values, index, -1)[..., 0]
+
+
 def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | Array) -> Array:
     """``action`` [..., D] plus clipped normal noise, inside [-1, 1]: TD3's target policy smoothing (equation 14)."""
     chex.assert_is_broadcastable(jnp.shape(noise), action.shape)

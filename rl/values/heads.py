@@ -101,6 +101,22 @@ def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
     return jnp.maximum(loss - entropy, 0.0)  # rounding
 
 
+def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
+    """How far ``better`` is from first-order stochastic dominance over ``worse``, outputs [..., K] both -> [...].
+
+    0 where each value is exceeded at least as often under ``better``. For categorical heads the sum over atoms of
+    ``max(F_better - F_worse, 0)``, with cumulative probabilities ``F`` (CQN, Seo et al. 2024): the area between them in
+    steps of the support. For heads whose outputs are values that area itself, in units of value: the mean over
+    quantiles of ``max(q_worse - q_better, 0)``, which is the plain hinge for `scalar`.
+    """
+    if head.are_values:
+        return jnp.maximum(_float32(worse, head.size) - _float32(better, head.size), 0.0).mean(-1)
+    excess = jax.nn.softmax(_float32(better, head.size)) - jax.nn.softmax(_float32(worse, head.size))
+    up_to = jnp.triu(jnp.ones((head.size, head.size)))  # a product is faster than `jnp.cumsum`
+    cumulative = jnp.matmul(excess, up_to, precision=jax.lax.Precision.HIGHEST)
+    return jnp.maximum(cumulative, 0.0).sum(-1)
+
+
 def scalar() -> ValueHead:
     """One output, the value itself, with squared error ``(v - y)^2`` (no factor one half)."""
 

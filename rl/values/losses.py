@@ -90,6 +90,41 @@ def cql_var(values: Array, log_prior: Array) -> Array:
     return jnp.sqrt((prior * jnp.square(values - mean)).sum(-1) + 1e-12)
 
 
+# ---- ARSQ (Liu et al. 2025): behaviour cloning by the advantages of one token's bins ----------------------------
+
+
+def advantage_margin(advantage: Array, logged: Array, clip: float | Array) -> Array:
+    """The mean of ``max(A(o) - A(b), clip)`` over all bins ``o`` but the logged ``b``, [...].
+
+    Equation 15, whose sum is a mean in the authors' code. Where ``A(b)`` is ahead by ``-clip`` nothing pulls.
+
+    Args:
+      advantage: [..., B] of all bins, or [E, ..., B].
+      logged: [...] int32, the bin ``b`` that was logged.
+      clip: the least value of each difference.
+    """
+    other, own = _other_bins(advantage, logged)
+    behind = jnp.maximum(advantage - own[..., None], clip)
+    return jnp.where(other, behind, 0.0).sum(-1) / (advantage.shape[-1] - 1)
+
+
+def advantage_cql(advantage: Array, logged: Array, clip: float | Array) -> Array:
+    """``max(log sum_o exp A(o) - A(b), clip)`` over all bins ``o`` but the logged ``b``, [...] (equation 22).
+
+    The arguments are those of `advantage_margin`. The sum's temperature is 1, whatever that of the advantages is.
+    """
+    other, own = _other_bins(advantage, logged)
+    return jnp.maximum(jax.nn.logsumexp(advantage, axis=-1, where=other) - own, clip)
+
+
+def _other_bins(advantage: Array, logged: Array) -> tuple[Array, Array]:
+    """Which bins [..., B] were not logged, and the value [...] of the one that was."""
+    chex.assert_is_broadcastable(logged.shape, advantage.shape[:-1])
+    own = jnp.broadcast_to(logged, advantage.shape[:-1])[..., None]
+    other = jnp.arange(advantage.shape[-1]) != own
+    return other, jnp.take_along_axis(advantage, own, -1)[..., 0]
+
+
 def gradient_diversity(gradients: Array) -> Array:
     """EDAC's diversity loss [...] from action gradients [E, ..., D] of the members (An et al. 2021, equation 3).
 
