@@ -141,7 +141,7 @@ def test_torch_computes_the_same_losses_as_bcoder(stage: str, tmp_path: Path) ->
         assert value == pytest.approx(float(expected[name]), rel=1e-3), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_row_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "language.json"
     settings = language.Settings(

@@ -229,17 +229,23 @@ def test_no_gradient_through_targets(case: Case) -> None:
     state = seed(case.start, 0)
     metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])[1]
 
+    names = [name for name in metrics if name in OWN]
+
     @jax.jit
     def gradients(state: State) -> dict[str, Any]:
-        def of(name: str) -> Any:
-            def loss(others: Any, target: Any) -> Any:
-                inputs = state._replace(params={**state.params, **others}, target=target)
-                return case.learner.update(inputs, case.example, case.keys[0])[1][name]
+        def losses(params: Any, target: Any) -> list[Any]:
+            inputs = state._replace(params=params, target=target)
+            after = case.learner.update(inputs, case.example, case.keys[0])[1]
+            return [after[name] for name in names]
 
-            others = {key: value for key, value in state.params.items() if key not in OWN[name]}
-            return jax.grad(loss, argnums=(0, 1))(others, state.target)
-
-        return {name: of(name) for name in metrics if name in OWN}
+        values, pull_back = jax.vjp(losses, state.params, state.target)  # traced once for all losses
+        others = {}
+        for name in names:
+            of_params, of_target = pull_back(
+                [jnp.full_like(x, name == n) for x, n in zip(values, names, strict=True)]
+            )
+            others[name] = {k: v for k, v in of_params.items() if k not in OWN[name]}, of_target
+        return others
 
     for path, gradient in leaves(gradients(state)):
         assert not gradient.any(), path

@@ -75,6 +75,7 @@ def test_a_row_of_priority_zero_is_never_drawn(priority: np.ndarray) -> None:
     assert (priority[index] > 0).all()
 
 
+@pytest.mark.optimised
 def test_small_priorities_beside_large_ones_keep_their_share() -> None:
     """2^20 rows, half of which have a thousandth of the others' priority: their share is 0.0999 %."""
     size = 2**20
