@@ -1,5 +1,6 @@
 # make train: a real dataset made on the spot, an offline agent and behaviour cloning on it, side by side.
-# make test:  every law, contract and command; make test-all: what trains for minutes besides.
+# make test:  every law and contract; make test-ci: every command, study and benchmark besides, from its flags to its files;
+# make test-all: what trains for minutes, too.
 # All create .venv on first use and need nothing but Python 3.11 or newer.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -7,7 +8,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-all test-fast lint types format bench clean
+.PHONY: train test test-ci test-all test-fast lint types format bench clean
 
 train: $(VENV)/train.done
 	$(RUN) -m experiments.quickstart
@@ -16,6 +17,9 @@ train: $(VENV)/train.done
 TEST := $(RUN) -m pytest -n auto --dist worksteal
 
 test: $(VENV)/dev.done
+	$(TEST) -m "not command and not long"
+
+test-ci: $(VENV)/dev.done
 	$(TEST) -m "not long"
 
 test-all: $(VENV)/dev.done

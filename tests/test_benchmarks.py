@@ -197,6 +197,7 @@ SMALL = offline.Settings(
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
     settings = offline.dataclasses.replace(
         SMALL, modes="scan,unroll,host,act", out=str(tmp_path / "new" / "small.json")

@@ -34,6 +34,7 @@ def test_the_table_holds_rates_of_medians() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_every_loop_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "online.json"
     settings = online.Settings(

@@ -431,6 +431,7 @@ def test_equal_seeds_log_equal_data() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_the_study_compares_variants_within_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robust_deep, "VARIANTS", {"plain": None, "TV": ("tv", 0.3)})
     monkeypatch.setattr(robust_deep, "WORLDS", {"gravity": (1.0, 3.0)})

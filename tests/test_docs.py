@@ -133,6 +133,7 @@ PROGRAMS = [ADD["code"], "def add(a, b): return 4", "def add(a, b): return c", "
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_what_the_language_document_shows_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("tokenizers")
     shape = Shape(width=8, layers=1, heads=1, kv_heads=1, head_size=8, inner=8)

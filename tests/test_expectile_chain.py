@@ -28,6 +28,7 @@ def test_the_exact_answer_is_where_the_weighted_residuals_of_both_equations_vani
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_from_flags_to_table(tmp_path: Path) -> None:
     settings = chain.Settings(
         heads="two_hot, 51 atoms",

@@ -132,6 +132,7 @@ def test_every_agent_is_tried() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_quickstart_compares_two_agents_on_data_it_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,6 +303,7 @@ def test_widths_must_be_whole_numbers(value: Any) -> None:
         flags.with_fields(iql.Config(), {"hidden": value})
 
 
+@pytest.mark.command
 def test_at_the_command_line() -> None:
     """The wiring of the above: exit codes, streams, and no traceback."""
     wrong_flag = start("--agent.expectil=0.9")

@@ -120,6 +120,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,6 +150,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
     last = script.run(chosen, config("bcoder"))["last"]

@@ -144,6 +144,7 @@ def test_figures_and_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of its ten learners, with verdicts that cost nothing."""
 

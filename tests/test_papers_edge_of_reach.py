@@ -25,6 +25,7 @@ TINY = paper.Settings(seeds=2, epochs=2, updates=3, rollouts=4, batch_size=8, hi
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its five kinds of agents: each is a program to compile."""
     story = {"oracle": paper.Variant(patch="edge")}

@@ -228,6 +228,7 @@ def test_strike_is_the_number_of_trajectories() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a small size: fewer replications, one timing, two put rows."""
     put_rows = (("R2PVI-TV", 1.0), ("DRVI-L", 0.1))

@@ -19,6 +19,8 @@ pytest.importorskip("ogbench")
 
 from rl.data.recipes import LOCOMOTION, RECIPES, collect, pool, read_card
 
+pytestmark = pytest.mark.command
+
 ROOT = Path(__file__).parent.parent
 DATASET = "pointmaze-medium-navigate-v0"
 LONG = (

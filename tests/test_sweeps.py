@@ -274,6 +274,7 @@ def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_a_sweep_ranks_its_runs_and_can_be_repeated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
