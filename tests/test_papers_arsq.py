@@ -59,7 +59,10 @@ def rows() -> dict[str, Any]:
             name: {"q": np.stack([exact(joint)] * 2), "greedy": np.array([2, 2] if name == study.JOINT else [0, 0])}
             for name, (_, exact) in study.EXACT.items()
         },
-        "toy": {name: {"error": error * np.array([1, 1.05])} for name, error in errors.items()},
+        "toy": {
+            name: {"error": error * np.array([1, 1.05]), "early": 3 * error * np.array([1, 1.05])}
+            for name, error in errors.items()
+        },
         "bandit": {
             name: {"greedy": np.array([best] * 4 + [majority]) if name.startswith(study.JOINT) else unseen}
             for name in study.METHODS
@@ -79,7 +82,8 @@ def rows() -> dict[str, Any]:
         (("tabular", study.JOINT, "q"), np.zeros((2, 4)), ["learns the joint Q"]),
         (("tabular", study.INDEPENDENT, "greedy"), np.array([0, 2]), ["independent dimensions acts (0, 0)"]),
         (("toy", study.JOINT, "error"), np.array([0.7, 0.7]), ["arsq has a smaller error"]),
-        (("toy", study.FLAT, "error"), np.array([16.0, 15.8]), ["smaller"] * 3 + ["in errors of"]),
+        (("toy", study.FLAT, "early"), np.array([0.5, 0.7]), ["after a quarter"]),
+        (("toy", study.FLAT, "error"), np.array([16.0, 15.8]), ["smaller"] * 2 + ["in errors of"]),
         (("toy", study.INDEPENDENT, "error"), np.array([0.9, 0.9]), ["independent dimensions, in errors of"]),
         (("bandit", "arsq, cql", "greedy"), np.array([[[4, 4], [0, 4]]] * 5), ["every seed at BC weight 0.1"]),
         (("bandit", "arsq, margin", "greedy"), np.array([[[4, 4]] * 2] * 5), ["every seed at BC weight 1"]),
@@ -115,7 +119,8 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(study, name, value)
     settings = study.Settings(
         seeds=2, points=300, test_points=100, levels=1, updates=300, batch_size=64, hidden=(16,), learning_rate=1e-2,
-        bandit_seeds=2, bandit_points=100, bandit_updates=300, bandit_hidden=(16,), out=str(tmp_path / "new"),
+        bandit_seeds=2, bandit_points=200, bandit_updates=300, bandit_batch_size=64, bandit_hidden=(16,),
+        out=str(tmp_path / "new"),
     )  # fmt: skip
     result = study.run(settings)
     verdicts = {row["claim"]: row["verdict"] for row in result["claims"]}
