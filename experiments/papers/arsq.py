@@ -562,7 +562,7 @@ def _toy_claims(rows: Mapping[str, Any]) -> Iterator[studies.Claim]:
             where = f"{PAPER}one-step problem; {published[better]:.2f} against {published[worse]:.2f}"
             yield studies.Claim(text, where, error[worse] - error[better], studies.positive)
     if FLAT in rows:
-        text = f"toy: so it has after a quarter of the updates: {JOINT} than {FLAT} (difference)"
+        text = f"toy: {JOINT} has a smaller error than {FLAT} after a quarter of the updates (difference)"
         early = rows[FLAT]["early"] - rows[JOINT]["early"]
         yield studies.Claim(text, "ours: the paper has errors at the end", early, studies.positive)
     for name in (FLAT, INDEPENDENT, PER_DIMENSION):
