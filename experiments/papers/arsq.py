@@ -461,7 +461,10 @@ def bandit_log(key: Key, points: int) -> Dataset:
 
 
 def bandit(settings: Settings, name: str, work: studies.Work) -> dict[str, np.ndarray]:
-    """The greedy bins [W, S, 2] at each weight, all weights and seeds in one program."""
+    """The greedy bins [W, S, 2] at each weight, all weights and seeds in one program; and a picture of Q.
+
+    The picture [B, B] is of the first seed at the weight of the claims; its first axis is the second dimension.
+    """
     seeds, weights = settings.bandit_seeds, len(WEIGHTS)
     log_keys = jax.random.split(jax.random.key(settings.seed + 1), seeds)
     logs = jax.vmap(lambda key: bandit_log(key, settings.bandit_points))(log_keys)
@@ -469,8 +472,11 @@ def bandit(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nd
     hypers = {"bc_weight": jnp.repeat(jnp.asarray(WEIGHTS), seeds)}
     make = partial(METHODS[name], levels=1, bins=BINS, **_small(settings))
     state = _last(settings, make, hypers, logs, dataset.sampler(settings.bandit_batch_size), work)
-    action = scorer(make({"bc_weight": jnp.float32(0)}))(state, jnp.zeros((1, 2)))[1]
-    return {"greedy": np.asarray(coarse.cell(coarse.Grid(1, BINS), action)).reshape(weights, seeds, 2)}
+    q, action = scorer(make({"bc_weight": jnp.float32(0)}))(state, _square(BINS))
+    return {
+        "greedy": np.asarray(coarse.cell(coarse.Grid(1, BINS), action)).reshape(weights, seeds, 2),
+        "picture": np.asarray(q)[WEIGHTS.index(JUDGED) * seeds].reshape(BINS, BINS),
+    }
 
 
 def best_bins() -> np.ndarray:
@@ -695,14 +701,18 @@ def _bandit_report(rows: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
         f"{settings['bandit_points']:,} logged actions, in batches of {settings['bandit_batch_size']}; c of the BC "
         "term is "
         + " and ".join(f"{clip:g} for {bc}" for bc, clip in CLIPS.items())
-        + ". In brackets the greedy bins of the others, of five in each dimension: (0, 0) is the sub-optimal majority, "
+        + ". In brackets the greedy bins of the others, of five in each dimension: (0, 0) is the sub-optimal mode, "
         "(4, 0) the worst mode, and (0, 4) was never logged."
     )
     yield studies.table(
         ("BC weight", *(f"{weight:g}" for weight in WEIGHTS)),
         [(name, *(_cell(row, weight) for weight in WEIGHTS)) for name, row in rows.items()],
     )
-    yield "![share of seeds with the best action](bandit.png)"
+    yield (
+        f"Q of the first seed at BC weight {JUDGED:g}. Only the corners other than the upper left one were logged: the "
+        "upper right one is the best mode, the lower left one the sub-optimal mode, the lower right one the worst mode."
+    )
+    yield "![Q of the bins](bandit_q.png)"
 
 
 def _cell(row: Mapping[str, Any], weight: float) -> str:
@@ -713,7 +723,7 @@ def _cell(row: Mapping[str, Any], weight: float) -> str:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """The toy's errors over updates and its Q-functions, and the bandit's sweep."""
+    """The toy's errors over updates, and the Q-functions of toy and bandit."""
     if "toy" in result:
         rows = result["toy"]
         steps = result["settings"]["updates"] // PIECES * np.arange(1, PIECES + 1)
@@ -734,18 +744,12 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             title="Q of the first seed over both dimensions",
         )
     if "bandit" in result:
-        shares = {
-            name: [optimal(row, weight).mean() for weight in WEIGHTS]
-            for name, row in result["bandit"].items()
-        }
-        nothing = np.full(len(WEIGHTS), np.nan)
-        plot.lines(
-            folder / "bandit.png",
-            {name: (WEIGHTS, share, nothing, nothing) for name, share in shares.items()},
-            xlabel="weight of the BC term",
-            ylabel="share of seeds with the best action",
-            title="Bandit whose best mode is its rarest",
-            note=f"{result['settings']['bandit_seeds']} seeds at each weight",
+        plot.maps(
+            folder / "bandit_q.png",
+            {name: row["picture"] for name, row in result["bandit"].items()},
+            1.0,
+            (-1.0, 1.0),
+            title=f"Bandit: Q of the first seed at BC weight {JUDGED:g}",
         )
 
 
