@@ -137,7 +137,7 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (tmp_path / "new" / studies.REPORT).read_text()
     assert "## Claims" in text and "| published: joint | 0.11 | -0.52 | 0.42 | -1.00 | (1, 0) |" in text
     drawn = {path.name for path in (tmp_path / "new").glob("*.png")}
-    assert drawn == {"toy_error.png", "toy_q.png", "bandit_q.png"}
+    assert drawn == {"toy_error.png", "toy_q.png", "bandit.png"}
 
 
 @pytest.mark.parametrize(

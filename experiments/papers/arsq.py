@@ -461,10 +461,7 @@ def bandit_log(key: Key, points: int) -> Dataset:
 
 
 def bandit(settings: Settings, name: str, work: studies.Work) -> dict[str, np.ndarray]:
-    """The greedy bins [W, S, 2] at each weight, all weights and seeds in one program; and a picture of Q.
-
-    The picture [B, B] is of the first seed at the weight of the claims; its first axis is the second dimension.
-    """
+    """The greedy bins [W, S, 2] at each weight, all weights and seeds in one program."""
     seeds, weights = settings.bandit_seeds, len(WEIGHTS)
     log_keys = jax.random.split(jax.random.key(settings.seed + 1), seeds)
     logs = jax.vmap(lambda key: bandit_log(key, settings.bandit_points))(log_keys)
@@ -472,11 +469,8 @@ def bandit(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nd
     hypers = {"bc_weight": jnp.repeat(jnp.asarray(WEIGHTS), seeds)}
     make = partial(METHODS[name], levels=1, bins=BINS, **_small(settings))
     state = _last(settings, make, hypers, logs, dataset.sampler(settings.bandit_batch_size), work)
-    q, action = scorer(make({"bc_weight": jnp.float32(0)}))(state, _square(BINS))
-    return {
-        "greedy": np.asarray(coarse.cell(coarse.Grid(1, BINS), action)).reshape(weights, seeds, 2),
-        "picture": np.asarray(q)[WEIGHTS.index(JUDGED) * seeds].reshape(BINS, BINS),
-    }
+    action = scorer(make({"bc_weight": jnp.float32(0)}))(state, jnp.zeros((1, 2)))[1]
+    return {"greedy": np.asarray(coarse.cell(coarse.Grid(1, BINS), action)).reshape(weights, seeds, 2)}
 
 
 def best_bins() -> np.ndarray:
@@ -708,11 +702,7 @@ def _bandit_report(rows: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
         ("BC weight", *(f"{weight:g}" for weight in WEIGHTS)),
         [(name, *(_cell(row, weight) for weight in WEIGHTS)) for name, row in rows.items()],
     )
-    yield (
-        f"Q of the first seed at BC weight {JUDGED:g}. Only the corners other than the upper left one were logged: the "
-        "upper right one is the best mode, the lower left one the sub-optimal mode, the lower right one the worst mode."
-    )
-    yield "![Q of the bins](bandit_q.png)"
+    yield "![share of seeds with the best action](bandit.png)"
 
 
 def _cell(row: Mapping[str, Any], weight: float) -> str:
@@ -723,7 +713,7 @@ def _cell(row: Mapping[str, Any], weight: float) -> str:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """The toy's errors over updates, and the Q-functions of toy and bandit."""
+    """The toy's errors over updates and its Q-functions, and the bandit's sweep."""
     if "toy" in result:
         rows = result["toy"]
         steps = result["settings"]["updates"] // PIECES * np.arange(1, PIECES + 1)
@@ -744,12 +734,18 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             title="Q of the first seed over both dimensions",
         )
     if "bandit" in result:
-        plot.maps(
-            folder / "bandit_q.png",
-            {name: row["picture"] for name, row in result["bandit"].items()},
-            1.0,
-            (-1.0, 1.0),
-            title=f"Bandit: Q of the first seed at BC weight {JUDGED:g}",
+        shares = {
+            name: [optimal(row, weight).mean() for weight in WEIGHTS]
+            for name, row in result["bandit"].items()
+        }
+        nothing = np.full(len(WEIGHTS), np.nan)
+        plot.lines(
+            folder / "bandit.png",
+            {name: (WEIGHTS, share, nothing, nothing) for name, share in shares.items()},
+            xlabel="weight of the BC term",
+            ylabel="share of seeds with the best action",
+            title="Bandit whose best mode is its rarest",
+            note=f"{result['settings']['bandit_seeds']} seeds at each weight",
         )
 
 
