@@ -223,6 +223,7 @@ STORED = {
         name: [f"papers/{name}"]
         for name in ("iwocs", "r2pvi", "stop_regressing", "robust_deep", "icu_sepsis")
     },
+    "arsq": ["papers/arsq", "papers/arsq/finer"],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "bcoder_rank": ["papers/bcoder_rank"],
