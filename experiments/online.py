@@ -240,10 +240,10 @@ def check(settings: Settings) -> None:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
     if settings.offline_data and not 0 < settings.offline_ratio < 1:
         raise ValueError(f"--offline_ratio={settings.offline_ratio} must be between 0 and 1")
-    if settings.offline_data and not 0 < mixed(settings) < settings.batch_size:
+    if settings.offline_data and not 0 < logged_rows(settings) < settings.batch_size:
         raise ValueError(
             f"--offline_ratio={settings.offline_ratio} of --batch_size={settings.batch_size} is "
-            f"{mixed(settings)} rows: a batch must have some of both kinds"
+            f"{logged_rows(settings)} rows: a batch must have some of both kinds"
         )
     if success(settings) is not None and settings.priority:
         raise ValueError(
@@ -290,10 +290,10 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
     keep = online.uniform if success(settings) is None else online.relabelling
-    return learner, keep(learner, view, settings.replay, settings.batch_size, logged=mixed(settings))
+    return learner, keep(learner, view, settings.replay, settings.batch_size, logged=logged_rows(settings))
 
 
-def mixed(settings: Settings) -> int:
+def logged_rows(settings: Settings) -> int:
     """How many rows of each batch are drawn from ``--offline_data``."""
     return round(settings.offline_ratio * settings.batch_size) if settings.offline_data else 0
 

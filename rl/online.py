@@ -186,8 +186,7 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
         raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
 
     def marked(memory: demonstrations.Memory, slots: Array) -> Transition:
-        is_demonstration = demonstrations.is_marked(memory, slots)
-        origin = jnp.where(is_demonstration, source.LOGGED, source.ONLINE)
+        origin = jnp.where(demonstrations.is_marked(memory, slots), jnp.int32(source.LOGGED), source.ONLINE)
         return view.transitions(memory.ring, slots)._replace(origin=origin)
 
     def newest(memory: demonstrations.Memory, key: Key, step: Array | int) -> Transition:
@@ -397,17 +396,8 @@ def loop(
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
     row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return source.of_origin(
-        Transition(
-            row.observation,
-            row.action,
-            row.reward,
-            row.discount,
-            row.next_observation,
-            row.action,
-            row.discount,
-        ),
-        source.ONLINE,
+    return Transition(
+        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
     )
 
 

@@ -630,7 +630,7 @@ DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
-    *(("continuous", agent, "quantile", {}) for agent in ("cql", "cqn", "rebrac", "sac_n")),
+    *(("continuous", agent, "quantile", {}) for agent in ("cql", "rebrac", "sac_n")),
     ("continuous", "cqn", "c51", {}),
     ("continuous", "arsq", "hl_gauss", {"bc": "margin"}),
     ("continuous", "arsq", "quantile", {}),
@@ -1368,6 +1368,27 @@ def test_rebrac_settles_there_too_and_its_critic_pays_for_the_distance() -> None
         assert abs(greedy(learner, state) - action) < CRITIC_KINKS
         q = critic_values("scalar", state, batch.action[:19])
         assert np.abs(q - (batch.reward[:19] + future(action))).max() < CRITIC_KINKS
+
+
+@pytest.mark.long
+def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best() -> None:
+    """At each of two levels: the mean reward of the logged actions in an interval, and the best value of that level."""
+    batch = bandit()
+    actions = batch.action[:, 0].astype(np.float64)
+    fields = {"levels": 2, "bins": 3, "features": 8, "dominance_weight": 0.0, "margin_weight": 0.0}
+    learner, [state] = learn("cqn", BANDIT, batch, "c51", (32,), **HALF, **fields)
+    cell = np.floor((actions + 1) / 2 * 9).astype(int)
+    expected = 0.0
+    inside = np.ones(len(actions), bool)  # the interval that the levels before have chosen
+    for at_level in (cell // 3, cell):
+        mean = {number: reward(actions[at_level == number]).mean() for number in np.unique(at_level)}
+        best = max(np.unique(at_level[inside]), key=lambda number, mean=mean: mean[number])
+        inside = at_level == best
+        expected = expected + np.array([mean[number] + 0.5 * mean[best] / 0.5 for number in at_level]) / 2
+    assert learner.critics is not None
+    found = learner.critics(state, batch.observation, batch.action)[0]
+    np.testing.assert_allclose(found, expected, atol=0.02)
+    assert greedy(learner, state) == pytest.approx((2 * best + 1) / 9 - 1)
 
 
 def soft_optimum() -> tuple[float, float, float]:

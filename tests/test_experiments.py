@@ -38,7 +38,7 @@ from rl.values import heads
 ROOT = Path(__file__).parent.parent
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
-LARGE = ("cql", "edac", "rebrac", "sac", "sac_n", "td3")  # slow to compile
+LARGE = ("cql", "cqn", "edac", "rebrac", "sac", "sac_n", "td3")  # slow to compile
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
 EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}
 

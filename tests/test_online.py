@@ -146,6 +146,9 @@ def test_logged_rows_come_first_in_every_batch() -> None:
     state = learner.init(jax.random.key(0), None)
     _, _, report = replay.learn(2)(state, memory, None, Dataset(log, None), jax.random.key(0))
     assert jax.tree.map(float, report.metrics) == {"logged": 5, "new": 0, "from": 0b11000}
+    alone = compiled.uniform(learner, compiled.steps(), 10, 5)
+    _, _, report = alone.learn(1)(state, memory, None, None, jax.random.key(0))
+    assert report.metrics["from"] == 0b11111  # no demonstrations
 
 
 @pytest.mark.parametrize("keep", [compiled.uniform, compiled.relabelling])

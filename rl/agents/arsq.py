@@ -1,4 +1,4 @@
-"""ARSQ, the autoregressive soft Q-network (Liu et al., ICML 2025): no actor for continuous actions, but a sum.
+"""ARSQ, the autoregressive soft Q-network (Liu et al., ICML 2025): continuous actions without an actor.
 
 An action is a sequence of ``T = L D`` bins ``b_t``, from coarse to fine (`rl.values.coarse`). With raw outputs
 ``u_t(. | s, c_t)`` of a network that sees the bins chosen before as a context ``c_t``, and temperature ``alpha``:
@@ -92,9 +92,7 @@ class Config:
     temperature: float = 0.01  # alpha, in units of value
     bc: str = "cql"  # the BC term: cql or margin
     bc_weight: float = 0.5  # of the BC term; 0 leaves it out
-    bc_clip: float = (
-        -1.0
-    )  # c: the term no longer pulls where a logged bin is ahead by -c (by a lag of c, above 0)
+    bc_clip: float = -1.0  # c: where a logged bin leads by -c (above 0: lags by less than c) nothing pulls
     demonstrations: int = 0  # origin of the rows that the BC term is for; 0 is logged data, all of it
     trunk: str = "shared"  # of the advantages: shared by all tokens, one per level, or one per token
     order: str = "level"  # of tokens: level (all dimensions, then the next level) or dimension

@@ -16,17 +16,19 @@ is that of every level and dimension:
     L_m    = E_demo[ mean_ldb max(m - (Q_ld(s, a) - Q_ld(s, b)), 0) ]
 
 In all of them the intervals of the levels before are those of the action ``a`` in the batch. The last two are for
-demonstrations alone: by default the rows of logged data, which are all rows of a fixed dataset.
-Every value head is used directly. With `c51` this is the paper's; with `scalar` the dominance term is a hinge.
+demonstrations alone: by default the rows of logged data, which are all rows of a fixed dataset. Every value head is
+used directly. With `c51` this is the paper's; with `scalar` the dominance term is a hinge.
 
-The defaults are the networks and rates of CQN on vectors in the comparison of ARSQ (Liu et al., ICML 2025). What
-differs from that code, and from the authors':
+The defaults are the networks and rates of CQN on vectors in the comparison of ARSQ (Liu et al., ICML 2025), but for
+the support, [0, 4000] with 51 atoms there, which is `experiments`' to choose. What differs from that code, and from
+the authors':
 
 - Terminations are respected. The code of that comparison bootstraps beyond them, which ``ignore_terminals`` reproduces;
   the authors' does not.
 - Its weight of the dominance term multiplies that term twice; here once. Weights are one for each term.
 - In updates and exploration, bins whose values are within 1e-4 of the greatest are tied and one of them is drawn; the
   authors draw only where all bins are that close. Evaluation takes the greatest, the first of equal ones.
+- Exploration adds normal noise and clips it to the box, as there; the first random actions are the loop's.
 - Dense layers have biases, also before a LayerNorm. Of images the encoder has a slow copy like the rest of the network.
 """
 
@@ -67,7 +69,7 @@ class Config:
 
     discount: float = 0.99  # gamma
     levels: int = 3  # L, how often the interval of a dimension is cut
-    bins: int = 5  # B, into how many: actions are exact to bins^-levels
+    bins: int = 5  # B, into how many: actions are exact to B^-L
     td_weight: float = 1.0  # of L_TD; the authors: 0.1 on RLBench
     dominance_weight: float = 1.0  # of L_fosd, on demonstrations; 0 turns it off
     margin_weight: float = 1.0  # of L_m, on demonstrations; 0 turns it off
@@ -143,6 +145,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         next_outputs = bootstrap(state, batch.next_observation, key)
+        # Over several steps, an episode that ended is continued with the discount of one.
         alive = (
             jnp.where(batch.discount == 0, 1.0, batch.discount) if config.ignore_terminals else batch.discount
         )
@@ -194,9 +197,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         tie_key, noise_key = jax.random.split(key)
         action = coarse.centre(grid, greedy(policy(state), observation, tie_key))
         noise = config.exploration_noise * jax.random.normal(noise_key, action.shape)
-        return coarse.centre(
-            grid, coarse.cell(grid, action + noise)
-        )  # what is outside the box is clipped to it
+        return coarse.centre(grid, coarse.cell(grid, action + noise))  # in the box: cells clip
 
     def value(state: State, observation: Array, key: Key) -> Array:
         return mean_bins(head.value(bootstrap(state, observation, key)))

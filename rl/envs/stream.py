@@ -23,10 +23,8 @@ class Experience(NamedTuple):
     observation: Any  # [N, *observation] what is seen now: the same, or the first of a new episode
     first: np.ndarray  # [N] bool, a new episode started
     length: np.ndarray  # [N] int64, steps that the episode has had, this one included
-    success: (
-        np.ndarray
-    )  # [N] float64, the most that info["success"] was in the episode; NaN where it was not reported
-    final_success: np.ndarray  # [N] float64, what it is at this step
+    success: np.ndarray  # [N] float64, the highest info["success"] of the episode so far; NaN: not reported
+    final_success: np.ndarray  # [N] float64, that of this step
 
 
 class Stream:
