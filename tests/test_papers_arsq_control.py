@@ -124,13 +124,13 @@ def test_claims_are_of_differences_over_seeds() -> None:
         row("offline", HOPPER, "arsq", [20, 21, 21], "neither seen"),
     ]
     assert verdicts(*changed, parts="ablations") == {
-        "ablation: ARSQ returns more than with neither seen": studies.HOLDS
+        "changed: ARSQ returns more than with neither seen": studies.HOLDS
     }
     door = [
         row("online", paper.DOOR, agent, scores)
         for agent, scores in (("arsq", [1, 2, 3]), ("iql", [4, 5, 6.5]))
     ]
-    assert verdicts(*door, parts="door") == {"door, online: ARSQ returns more than `iql`": studies.FAILS}
+    assert verdicts(*door, parts="door") == {"online, door: ARSQ returns more than `iql`": studies.FAILS}
 
 
 def test_published_settings_and_what_differs_between_agents() -> None:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +40,9 @@ PUBLISHED = studies.published("arsq_control")
 PARTS = ("offline", "online", "ablations", "temperature", "door")
 TIERS = tuple(f"{tier}-regen-v5" for tier in PUBLISHED["offline"]["arsq"])
 TERMINATING = ("hopper", "walker2d")  # HalfCheetah's episodes end by their time limit alone
-ENDLESS = "those that never do"
+ALL, ENDING, ENDLESS = "all tiers", "those that terminate", "those that never do"
+SETTINGS = ("offline", "online")
+OURS = "ours: not in the paper"
 RATIO = "1.62 = 76.1 / 47.1, figure 4 (Liu et al., ICML 2025)"
 
 # {name here: the agent, and what it is given beside its published settings}
@@ -207,7 +210,7 @@ def check(settings: Settings) -> None:
 def planned(settings: Settings) -> list[Run]:
     """The runs of all parts asked for, each once."""
     parts, runs = settings.parts.split(","), []
-    for setting in (setting for setting in ("offline", "online") if setting in parts):
+    for setting in (setting for setting in SETTINGS if setting in parts):
         runs += [
             Run(setting, tier, agent)
             for tier in settings.tiers.split(",")
@@ -220,7 +223,7 @@ def planned(settings: Settings) -> list[Run]:
     if "door" in parts and not skipped(settings):
         runs += [
             Run(setting, DOOR, agent)
-            for setting in ("offline", "online")
+            for setting in SETTINGS
             for agent in DOOR_AGENTS
             if setting == "offline" or agent not in OFFLINE_ONLY
         ]
@@ -365,15 +368,37 @@ def table(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
     return {Run(*(row[field] for field in Run._fields)): row for row in result["rows"]}
 
 
+def tiers_of(result: Mapping[str, Any]) -> list[str]:
+    """The tiers of offline and online, each once."""
+    return list(dict.fromkeys(result["settings"]["tiers"].split(",")))
+
+
+def settings_of(result: Mapping[str, Any]) -> list[str]:
+    """Which of offline and online was asked for."""
+    parts = result["settings"]["parts"].split(",")
+    return [setting for setting in SETTINGS if setting in parts]
+
+
 def groups(tiers: Sequence[str]) -> dict[str, list[str]]:
     """The tiers by whether their episodes can terminate; and all, if they are of both kinds."""
     ending, endless = ([tier for tier in tiers if terminates(tier) == ends] for ends in (True, False))
-    kinds = {"those that terminate": ending, ENDLESS: endless}
-    return ({"all tiers": list(tiers)} if ending and endless else {}) | {k: v for k, v in kinds.items() if v}
+    kinds = {ENDING: ending, ENDLESS: endless}
+    return ({ALL: list(tiers)} if ending and endless else {}) | {k: v for k, v in kinds.items() if v}
+
+
+def mean(
+    result: Mapping[str, Any], setting: str, tasks: Sequence[str], agent: str, which: str
+) -> np.ndarray | None:
+    """An agent's last or best score, its mean over tasks, one per seed [S]; None before all of them are there."""
+    rows = table(result)
+    runs = [Run(setting, task, agent) for task in tasks]
+    if not all(run in rows for run in runs):
+        return None
+    return np.mean([rows[run][which]["each"] for run in runs], 0)
 
 
 class Lead(NamedTuple):
-    """Means over tiers, one per seed [S], of the three agents of the comparison."""
+    """Scores of the three agents of the comparison, one per seed [S]."""
 
     arsq: np.ndarray
     cqn: np.ndarray
@@ -382,64 +407,61 @@ class Lead(NamedTuple):
 
 def lead(result: Mapping[str, Any], setting: str, tiers: Sequence[str], which: str) -> Lead | None:
     """The comparison on these tiers, by the last or the best returns; None before all of it is there."""
-    rows, means = table(result), []
-    for agent in ("arsq", "cqn", "cqn_ignoring"):
-        runs = [Run(setting, tier, agent) for tier in tiers]
-        if not all(run in rows for run in runs):
-            return None
-        means.append(np.mean([rows[run][which]["each"] for run in runs], 0))
-    return Lead(*means)
+    means = [mean(result, setting, tiers, agent, which) for agent in ("arsq", "cqn", "cqn_ignoring")]
+    return Lead(*(x for x in means if x is not None)) if all(x is not None for x in means) else None
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the paper says, and what becomes of it when the baseline respects terminations; by last returns."""
-    rows, parts = table(result), result["settings"]["parts"].split(",")
-    tiers = list(dict.fromkeys(result["settings"]["tiers"].split(",")))
-    for setting in (setting for setting in ("offline", "online") if setting in parts):
-        for group, members in groups(tiers).items():
-            of = lead(result, setting, members, "last")
-            where = f"{setting}, {group}"
-            if of is None:
-                continue
-            text = f"{where}: ARSQ returns more than CQN that ignores terminations (difference)"
-            yield studies.Claim(text, RATIO, of.arsq - of.ignoring, studies.positive)
-            if group == ENDLESS:
-                continue  # both CQNs are one
-            text = f"{where}: ARSQ returns more than CQN that respects terminations (difference)"
-            yield studies.Claim(text, "ours: not in the paper", of.arsq - of.cqn, studies.positive)
-            text = f"{where}: CQN returns more if it respects terminations (difference)"
-            yield studies.Claim(
-                text, "ours: the released baseline ignores them", of.cqn - of.ignoring, studies.positive
-            )
-            if of.arsq.mean() > of.ignoring.mean():
-                text = (
-                    f"{where}: terminations are more than half of ARSQ's lead (CQN beyond the middle of both)"
-                )
-                middle = (of.arsq + of.ignoring) / 2
-                yield studies.Claim(text, "ours: not in the paper", of.cqn - middle, studies.positive)
+    for setting in settings_of(result):
+        for group, members in groups(tiers_of(result)).items():
+            found = lead(result, setting, members, "last")
+            if found is not None:
+                yield from claims_of_lead(f"{setting}, {group}", found, endless=group == ENDLESS)
         for other in ("iql", "td3_bc"):
-            runs = {agent: [Run(setting, tier, agent) for tier in tiers] for agent in ("arsq", other)}
-            if all(run in rows for several in runs.values() for run in several):
-                ours, theirs = (
-                    np.mean([rows[run]["last"]["each"] for run in several], 0) for several in runs.values()
-                )
-                totals = PUBLISHED["totals"]
-                source = f"offline {totals['arsq']} against {totals[other]} in all, table 1 (Liu et al.)"
-                text = f"{setting}, all tiers: ARSQ returns more than `{other}` (difference)"
-                yield studies.Claim(text, source, ours - theirs, studies.positive)
+            totals = PUBLISHED["totals"]
+            source = (
+                f"offline, nine tiers in all: {totals['arsq']} against {totals[other]}, table 1 (Liu et al.)"
+            )
+            yield from more_than(result, setting, tiers_of(result), other, "mean of the tiers", source)
+    for setting in SETTINGS:
+        for other in ("bc", "iql"):
+            yield from more_than(result, setting, [DOOR], other, "door", OURS)
     changed = {run.change: row["last"]["each"] for run, row in ablated(result).items()}
     for change in (change for change in changed if change != FULL and FULL in changed):
-        text = f"ablation: ARSQ returns more than with {change} (difference)"
-        before, after = published_change(change)
-        source = f"{before} against {after} (Liu et al.)"
-        yield studies.Claim(text, source, changed[FULL] - changed[change], studies.positive)
-    for setting in ("offline", "online"):
-        for other in ("bc", "iql"):
-            pair = [rows.get(Run(setting, DOOR, agent)) for agent in ("arsq", other)]
-            if pair[0] and pair[1]:
-                ours, theirs = (row["last"]["each"] for row in pair if row)
-                text = f"door, {setting}: ARSQ returns more than `{other}` (difference)"
-                yield studies.Claim(text, "ours: not in the paper", ours - theirs, studies.positive)
+        full, without = published_change(change)
+        yield studies.Claim(
+            f"changed: ARSQ returns more than with {change} (difference)",
+            f"{full} against {without} (Liu et al.)",
+            changed[FULL] - changed[change],
+            studies.positive,
+        )
+
+
+def claims_of_lead(where: str, found: Lead, endless: bool) -> Iterator[studies.Claim]:
+    """Whether there is a lead, and how much of it is left; where nothing terminates both CQNs are one."""
+    arsq, cqn, ignoring = found
+    text = f"{where}: ARSQ returns more than CQN that ignores terminations (difference)"
+    yield studies.Claim(text, RATIO, arsq - ignoring, studies.positive)
+    if endless:
+        return
+    text = f"{where}: ARSQ returns more than CQN that respects terminations (difference)"
+    yield studies.Claim(text, OURS, arsq - cqn, studies.positive)
+    text = f"{where}: CQN returns more if it respects terminations (difference)"
+    yield studies.Claim(text, OURS, cqn - ignoring, studies.positive)
+    if arsq.mean() > ignoring.mean():
+        text = f"{where}: terminations are more than half of ARSQ's lead (CQN beyond the middle of both)"
+        yield studies.Claim(text, OURS, cqn - (arsq + ignoring) / 2, studies.positive)
+
+
+def more_than(
+    result: Mapping[str, Any], setting: str, tasks: Sequence[str], other: str, where: str, source: str
+) -> Iterator[studies.Claim]:
+    """That ARSQ returns more than another agent, if both were run."""
+    ours, theirs = (mean(result, setting, tasks, agent, "last") for agent in ("arsq", other))
+    if ours is not None and theirs is not None:
+        text = f"{setting}, {where}: ARSQ returns more than `{other}` (difference)"
+        yield studies.Claim(text, source, ours - theirs, studies.positive)
 
 
 def ablated(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
@@ -452,13 +474,11 @@ def ablated(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
 
 def published_change(change: str) -> tuple[float, float]:
     """The published score of the full agent and of a changed one, on the same tiers."""
-    temperatures = {TEMPERATURES[value]: score for value, score in PUBLISHED["temperatures"]}
-    if change in ABLATIONS:
-        trunk = "trunk" in change
-        return PUBLISHED["full_trunk"] if trunk else PUBLISHED["ablations"][FULL], PUBLISHED["ablations"][
-            change
-        ]
-    return temperatures[FULL], temperatures[change]
+    if change not in ABLATIONS:
+        temperatures = {TEMPERATURES[value]: score for value, score in PUBLISHED["temperatures"]}
+        return temperatures[FULL], temperatures[change]
+    full = PUBLISHED["full_trunk"] if "trunk" in change else PUBLISHED["ablations"][FULL]
+    return full, PUBLISHED["ablations"][change]
 
 
 # ---- report ---------------------------------------------------------------------------------------------------
@@ -466,7 +486,7 @@ def published_change(change: str) -> tuple[float, float]:
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
-    settings, parts = result["settings"], result["settings"]["parts"].split(",")
+    settings = result["settings"]
     yield "# ARSQ and CQN on robots"
     yield (
         f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours. "
@@ -482,7 +502,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield from result["skipped"]
     yield from fault(result)
-    for setting in (setting for setting in ("offline", "online") if setting in parts):
+    for setting in settings_of(result):
         yield f"## {setting.capitalize()}: last (best)"
         yield tiers_table(result, setting)
     if ablated(result):
@@ -505,54 +525,28 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 def fault(result: Mapping[str, Any]) -> Iterator[str]:
     """How much of ARSQ's lead is the termination fault: a table, and what its columns are."""
-    tiers = list(dict.fromkeys(result["settings"]["tiers"].split(",")))
-    rows = []
-    for setting in ("offline", "online"):
-        for which in ("last", "best"):
-            for group, members in groups(tiers).items():
-                of = lead(result, setting, members, which)
-                if of is not None:
-                    share = (
-                        "-"
-                        if group == "those that never do"
-                        else ratio(of.cqn - of.ignoring, of.arsq - of.ignoring)
-                    )
-                    means = (f"{x.mean():.1f}" for x in of)
-                    ratios = ratio(of.arsq, of.ignoring), ratio(of.arsq, of.cqn)
-                    rows.append((setting, which, group, *means, *ratios, share))
+    by_group, rows = groups(tiers_of(result)), []
+    for setting, which, group in itertools.product(SETTINGS, ("last", "best"), by_group):
+        found = lead(result, setting, by_group[group], which)
+        if found is None:
+            continue
+        arsq, cqn, ignoring = found
+        share = "-" if group == ENDLESS else ratio(cqn - ignoring, arsq - ignoring)
+        means = (f"{x.mean():.1f}" for x in found)
+        rows.append((setting, which, group, *means, ratio(arsq, ignoring), ratio(arsq, cqn), share))
     if not rows:
         return
-    for group, members in groups(tiers).items():
-        ours, theirs = (
+    for group, members in by_group.items():
+        arsq, ignoring = (
             np.mean([PUBLISHED["online"][agent][short(tier)] for tier in members])
             for agent in ("arsq", "cqn_ignoring")
         )
-        rows.append(
-            (
-                "online",
-                "published",
-                group,
-                f"{ours:.1f}",
-                "-",
-                f"{theirs:.1f}",
-                f"{ours / theirs:.2f}",
-                "-",
-                "-",
-            )
-        )
+        scores = f"{arsq:.1f}", "-", f"{ignoring:.1f}", f"{arsq / ignoring:.2f}"
+        rows.append(("online", "published", group, *scores, "-", "-"))
     yield "## How much of ARSQ's 1.62 over CQN is the termination fault?"
-    head = (
-        "setting",
-        "returns",
-        "tiers",
-        "ARSQ",
-        "CQN",
-        "CQN ignoring",
-        "ARSQ / CQN ignoring",
-        "ARSQ / CQN",
-        "share",
-    )
-    yield studies.table(head, rows)
+    agents = "ARSQ", "CQN", "CQN ignoring"
+    ratios = "ARSQ / CQN ignoring", "ARSQ / CQN", "share"
+    yield studies.table(("setting", "returns", "tiers", *agents, *ratios), rows)
     yield (
         "*CQN ignoring* bootstraps beyond terminations, as the paper's baseline does; *CQN* differs from it in nothing "
         "else, and where nothing terminates they are one program. Ratios are of means over the tiers, with Fieller's "
@@ -573,19 +567,17 @@ def ratio(x: np.ndarray, y: np.ndarray) -> str:
 
 def tiers_table(result: Mapping[str, Any], setting: str) -> str:
     """Agents by tiers, and below them the published ones."""
-    tiers = list(dict.fromkeys(result["settings"]["tiers"].split(",")))
-    by_run, rows = table(result), []
-    data_scores = [result["data_scores"][tier] for tier in tiers]
-    rows.append(("the data", *(f"{score:.1f}" for score in data_scores), f"{np.mean(data_scores):.1f}"))
+    tiers, by_run = tiers_of(result), table(result)
+    logged = [result["data_scores"][tier] for tier in tiers]
+    rows = [("the data", *(f"{score:.1f}" for score in logged), f"{np.mean(logged):.1f}")]
     for agent in result["settings"]["agents"].split(","):
         row = [by_run.get(Run(setting, tier, agent)) for tier in tiers]
-        if not any(row):
-            continue
-        mean = "-"
-        if all(row):
-            last, best = (np.mean([x[which]["each"] for x in row if x], 0) for which in ("last", "best"))
-            mean = "{} ({})".format(*last_best({"last": last, "best": best}))
-        rows.append((f"`{agent}`", *("{} ({})".format(*last_best(x)) if x else "-" for x in row), mean))
+        over_tiers = {which: mean(result, setting, tiers, agent, which) for which in ("last", "best")}
+        cells = [*row, over_tiers if all(row) else None]
+        if any(row):
+            rows.append(
+                (f"`{agent}`", *("{} ({})".format(*last_best(cell)) if cell else "-" for cell in cells))
+            )
     for agent, scores in PUBLISHED[setting].items():
         own = [scores[short(tier)] for tier in tiers]
         rows.append((f"{agent}, published", *map(str, own), f"{np.mean(own):.1f}"))
