@@ -40,14 +40,17 @@ def script(chosen: Any, config: Any) -> None:
     (Path(chosen.workdir) / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-script.__module__ = "tests.test_papers_arsq_control"  # as seen from the project
-
-
 @pytest.fixture
 def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(paper, "source", source)
     monkeypatch.setattr(offline, "run", script)
     monkeypatch.setattr(online, "run", script)
+    monkeypatch.setattr(
+        studies, "digest", lambda name, variant: f"{name} {variant.settings}"
+    )  # that of code takes a second
+    monkeypatch.setattr(
+        log, "provenance", lambda: {"command": "python", "hardware": {"cores": 2}}
+    )  # asks git
     TRAINED.clear()
     (tmp_path / "door.hdf5").touch()
     settings = paper.Settings(
@@ -59,7 +62,9 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return paper.run(settings)
 
 
-def test_the_whole_study_without_training(result: dict[str, Any], tmp_path: Path) -> None:
+def test_the_whole_study_without_training(
+    result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All parts are planned, trained once each, scored, judged and reported."""
     # 6 + 5 agents on Hopper, 5 + 4 on HalfCheetah, where both CQNs are one; 7 ablations, 4 temperatures, 7 at the door
     assert len(TRAINED) == 6 + 5 + 5 + 4 + 7 + 4 + 7
@@ -82,6 +87,7 @@ def test_the_whole_study_without_training(result: dict[str, Any], tmp_path: Path
     stored = studies.load(tmp_path / "out" / log.RESULT)
     assert stored["claims"] == result["claims"] == studies.judged(paper.claims(stored))
     trained = len(TRAINED)
+    monkeypatch.setattr(paper, "draw", lambda *_: None)
     paper.run(paper.Settings(**{**result["settings"], "hidden": (128, 128)}))
     assert len(TRAINED) == trained
 

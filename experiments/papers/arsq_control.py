@@ -152,7 +152,7 @@ class Source(NamedTuple):
     environment: str
     reference: tuple[float, float]  # mean (random, expert) return
     digest: str
-    score: float  # mean normalised return; NaN where it is not recorded
+    score: float  # mean normalised return of whole episodes; NaN where none is recorded
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -180,12 +180,12 @@ def run(settings: Settings) -> dict[str, Any]:
             "skipped": skipped(settings),
             "rows": rows,
         }
-        result = studies.finish(settings, parts, report, claims)
-        draw(Path(settings.out), result)
-        return result
+        return studies.finish(settings, parts, report, claims)
 
     studies.train(settings, variants, "seconds of one core", write)
-    return write()
+    result = write()
+    draw(Path(settings.out), result)
+    return result
 
 
 def check(settings: Settings) -> None:
@@ -262,7 +262,9 @@ def source(settings: Settings, task: str) -> Source:
     )
     environment = recipes.LOCOMOTION[task].env
     reference, card = d4rl.locomotion_reference(environment), d4rl.recorded(path)
-    return Source(str(path), environment, reference, card["sha256"], card["normalized_return_d4rl"])
+    return Source(
+        str(path), environment, reference, card["sha256"], card.get("normalized_return_d4rl", np.nan)
+    )
 
 
 def variant(settings: Settings, run: Run, source: Source) -> studies.Variant:
@@ -569,7 +571,7 @@ def tiers_table(result: Mapping[str, Any], setting: str) -> str:
     """Agents by tiers, and below them the published ones."""
     tiers, by_run = tiers_of(result), table(result)
     logged = [result["data_scores"][tier] for tier in tiers]
-    rows = [("the data", *(f"{score:.1f}" for score in logged), f"{np.mean(logged):.1f}")]
+    rows = [("the data", *("-" if np.isnan(x) else f"{x:.1f}" for x in (*logged, np.mean(logged))))]
     for agent in result["settings"]["agents"].split(","):
         row = [by_run.get(Run(setting, tier, agent)) for tier in tiers]
         over_tiers = {which: mean(result, setting, tiers, agent, which) for which in ("last", "best")}
