@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -41,16 +42,17 @@ def script(chosen: Any, config: Any) -> None:
 
 
 @pytest.fixture
-def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what takes a second for every variant: a digest of all code, and git's word on the commit."""
+    monkeypatch.setattr(studies, "digest", lambda name, variant: f"{name} {variant.settings}")
+    monkeypatch.setattr(log, "provenance", lambda: {"command": "python", "hardware": {"cores": 2}})
+
+
+@pytest.fixture
+def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> dict[str, Any]:
     monkeypatch.setattr(paper, "source", source)
     monkeypatch.setattr(offline, "run", script)
     monkeypatch.setattr(online, "run", script)
-    monkeypatch.setattr(
-        studies, "digest", lambda name, variant: f"{name} {variant.settings}"
-    )  # that of code takes a second
-    monkeypatch.setattr(
-        log, "provenance", lambda: {"command": "python", "hardware": {"cores": 2}}
-    )  # asks git
     TRAINED.clear()
     (tmp_path / "door.hdf5").touch()
     settings = paper.Settings(
@@ -66,8 +68,8 @@ def test_the_whole_study_without_training(
     result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All parts are planned, trained once each, scored, judged and reported."""
-    # 6 + 5 agents on Hopper, 5 + 4 on HalfCheetah, where both CQNs are one; 7 ablations, 4 temperatures, 7 at the door
-    assert len(TRAINED) == 6 + 5 + 5 + 4 + 7 + 4 + 7
+    # 6 + 5 agents on Hopper, 5 + 4 on HalfCheetah, where both CQNs are one; 7 ablations, 4 temperatures, 5 at the door
+    assert len(TRAINED) == 6 + 5 + 5 + 4 + 7 + 4 + 5
     rows = paper.table(result)
     np.testing.assert_allclose(rows[paper.Run("offline", HOPPER, "arsq")]["last"]["each"], [54] * 3)
     np.testing.assert_allclose(rows[paper.Run("online", HOPPER, "cqn_ignoring")]["best"]["each"], [20] * 3)
@@ -141,19 +143,22 @@ def test_claims_are_of_differences_over_seeds() -> None:
 
 def test_published_settings_and_what_differs_between_agents() -> None:
     """The two CQNs differ in nothing but terminations; ARSQ's are the tier's own; the full agent's alpha is 0.01."""
-    settings = paper.Settings()
+    settings, digests = paper.Settings(), set()
     for setting in ("offline", "online"):
-        cqn, ignoring = (
-            paper.variant(settings, paper.Run(setting, HOPPER, agent), source(settings, HOPPER)).settings
+        both = [
+            paper.variant(settings, paper.Run(setting, HOPPER, agent), source(settings, HOPPER))
             for agent in ("cqn", "cqn_ignoring")
-        )
+        ]
+        digests |= {studies.digest("a", variant) for variant in both}
+        cqn, ignoring = (variant.settings for variant in both)
         assert ignoring == {**cqn, "config": {**cqn["config"], "ignore_terminals": True}}
         assert (cqn["head"], cqn["head_high"], cqn["config"]["dominance_weight"]) == ("c51", 4000.0, 0.01)
     for tier in paper.TIERS:
         run, config = paper.offline_run(settings, paper.Run("offline", tier, "arsq"), source(settings, tier))
         assert (config.levels, config.bins) == ((2, 7) if tier.startswith("hopper") else (1, 41))
         assert paper.TEMPERATURES[config.temperature] == paper.FULL and config.hidden == settings.hidden
-        assert (run.batch_size, run.updates, run.dataset) == (256, 20_000, "data.hdf5")
+        assert (run.batch_size, run.updates, run.dataset) == (128, 25_000, "data.hdf5")
+    assert len(digests) == 4  # nothing is taken for another
 
 
 @pytest.mark.parametrize(
@@ -180,7 +185,13 @@ def test_wrong_settings_are_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_from_data_to_report(tmp_path: Path) -> None:
+def test_from_data_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    """The settings are those that both scripts take, and the report is of what these leave."""
+    for module, alone in ((offline, {}), (online, {"env_processes": 0})):
+        whole = functools.partial(
+            in_this_process, module.run, {"eval_processes": 0, "tensorboard": False} | alone
+        )
+        monkeypatch.setattr(module, "run", whole)
     settings = paper.Settings(
         parts="offline,online,door",
         tiers=HOPPER,
@@ -198,10 +209,12 @@ def test_from_data_to_report(tmp_path: Path) -> None:
         out=str(tmp_path / "out"),
     )
     result = paper.run(settings)
-    assert [(row["setting"], row["last"]["each"].shape) for row in result["rows"]] == [
-        ("offline", (2,)),
-        ("online", (2,)),
-    ]
-    assert all(np.isfinite(row["curve"]["score"]).all() and not row["diverged"] for row in result["rows"])
+    shapes = {row["setting"]: row["curve"]["score"].shape for row in result["rows"]}
+    assert shapes == {"offline": (2, 2), "online": (2, 2)}
+    assert not any(row["diverged"] for row in result["rows"])
     report = (tmp_path / "out" / studies.REPORT).read_text()
     assert "AdroitHandDoor-v1 was not run: there is no file" in report and "absent.hdf5" in report
+
+
+def in_this_process(run: Any, changes: dict[str, Any], chosen: Any, config: Any) -> Any:
+    return run(dataclasses.replace(chosen, **changes), config)
