@@ -17,9 +17,9 @@ ours are therefore those of other data, networks and budgets. Agents have their 
 (experiments/presets.yaml) but for the widths of layers, the batch and the number of updates, which are the same for
 all. HalfCheetah never terminates, so both CQNs are one program there, and are trained once.
 
-Hours of one core (AMD EPYC) at the default sizes, all seeds in one program: offline 10, of which half an hour makes the
-data and CQN on HalfCheetah's 41 bins takes 5; online 10; ablations 1; temperature half; door 3. A command that is killed
-loses what it trained since the last evaluation, and the same command goes on.
+Hours of one core (AMD EPYC) at the default sizes, all seeds in one program: offline 10 (CQN on HalfCheetah's 41 bins
+5, making the data 0.5), online 10, ablations 1, temperature 0.5, door 3. A command that is killed loses what it trained
+since the last evaluation, and the same command goes on.
 """
 
 from __future__ import annotations
