@@ -110,7 +110,7 @@ class Settings(studies.Settings):
     transitions: int = 0  # steps of each tier; 0: as D4RL's protocol has it
     seeds: int = 3  # of each run, trained at once
     updates: int = 25_000  # of each seed offline
-    steps: int = 20_000  # environment steps of each seed online, with one update each
+    steps: int = 15_000  # environment steps of each seed online, with one update each
     evaluations: int = 5  # of each run
     eval_episodes: int = 10  # per seed and evaluation
     batch_size: int = 128  # transitions per update
@@ -327,8 +327,8 @@ def seconds(settings: Settings, run: Run) -> float:
     """What a run takes on one core, about: to weigh runs against each other in the time that is left."""
     robot = next(robot for robot in MILLISECONDS if run.task.startswith(robot))
     updates = settings.updates if run.setting == "offline" else settings.steps
-    update = MILLISECONDS[robot][run.agent] * settings.batch_size / 256 + OVERHEAD[run.setting]
-    return START + updates * update / 1000 * settings.seeds / 3
+    update = MILLISECONDS[robot][run.agent] / 1000 * (ONLINE if run.setting == "online" else 1.0)
+    return START + updates * update * settings.seeds / 3 * settings.batch_size / 256
 
 
 def trained(
