@@ -88,10 +88,9 @@ MILLISECONDS: dict[str, dict[str, float]] = {
     "walker2d": _SIX_JOINTS,
     "door": {"arsq": 373, "bc": 2, "iql": 11},
 }
-ONLINE = 2.0  # how much longer an update takes with a step in the environment, its action and seeds in a batch
-    "offline": 0.0,
-    "online": 15.0,
-}  # milliseconds of a step in the environment of each seed, and its action
+ONLINE = (
+    2.0  # how much longer an update takes with a step in the environment, its action and seeds in a batch
+)
 START = 100.0  # seconds: compilation and evaluations
 
 
