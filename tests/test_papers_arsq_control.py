@@ -78,6 +78,10 @@ def test_the_whole_study_without_training(
     # Last returns: 54, 45 and 18 on Hopper. 27 of the lead of 36 points are the fault.
     ratios = "3.00 [3.00, 3.00] | 1.20 [1.20, 1.20] | 0.75 [0.75, 0.75]"
     assert f"| offline | last | those that terminate | 54.0 | 45.0 | 18.0 | {ratios} |" in report
+    answer = (
+        "**Offline, all tiers, last returns:** ARSQ has 1.71 [1.71, 1.71] times the score of CQN that ignores"
+    )
+    assert answer in report and "0.60 [0.60, 0.60] of its lead is the fault" in report
     assert "| online | published | all tiers | 73.5 | - | 53.5 | 1.37 | - | - |" in report
     assert "| `cqn_ignoring` | 18.0 ± 0.0 (20.0) | 45.0 ± 0.0 (50.0) | 31.5 ± 0.0 (35.0) |" in report
     for theirs in ("110.9 | 43.7 | 77.3", "101.3 | 45.6 | 73.5"):  # of both of the paper's tables
@@ -152,6 +156,7 @@ def test_published_settings_and_what_differs_between_agents() -> None:
         digests |= {studies.digest("a", variant) for variant in both}
         cqn, ignoring = (variant.settings for variant in both)
         assert ignoring == {**cqn, "config": {**cqn["config"], "ignore_terminals": True}}
+        assert "digest of the data" in cqn.values() and "data.hdf5" not in cqn.values()
         assert (cqn["head"], cqn["head_high"], cqn["config"]["dominance_weight"]) == ("c51", 4000.0, 0.01)
     for tier in paper.TIERS:
         run, config = paper.offline_run(settings, paper.Run("offline", tier, "arsq"), source(settings, tier))

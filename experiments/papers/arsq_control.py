@@ -501,6 +501,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     for setting in settings_of(result):
         yield f"## {setting.capitalize()}: last (best)"
         yield tiers_table(result, setting)
+        if setting == "online":
+            yield (
+                "Online every agent starts from nothing, half of each batch logged; none is trained before, and "
+                "observations are as they are (offline, `bc` and `td3_bc` see them standardised)."
+            )
     if ablated(result):
         yield f"## ARSQ, changed: {settings['ablation_tier']}, offline"
         yield changes_table(result)
@@ -542,6 +547,13 @@ def fault(result: Mapping[str, Any]) -> Iterator[str]:
     yield "## How much of ARSQ's 1.62 over CQN is the termination fault?"
     agents = "ARSQ", "CQN", "CQN ignoring"
     ratios = "ARSQ / CQN ignoring", "ARSQ / CQN", "share"
+    for setting, which, group, *_, with_fault, without, share in rows:
+        if which == "last" and group == next(iter(by_group)):
+            yield (
+                f"**{setting.capitalize()}, {group}, last returns:** ARSQ has {with_fault} times the score of CQN that "
+                f"ignores terminations and {without} times that of CQN that respects them; {share} of its lead is the "
+                "fault."
+            )
     yield studies.table(("setting", "returns", "tiers", *agents, *ratios), rows)
     yield (
         "*CQN ignoring* bootstraps beyond terminations, as the paper's baseline does; *CQN* differs from it in nothing "
@@ -557,8 +569,8 @@ def ratio(x: np.ndarray, y: np.ndarray) -> str:
     if not y.mean() > 0:
         return "-"
     low, high = statistics.ratio_interval(x, y)
-    bounds = "open" if np.isnan(low) else f"[{low:.2f}, {high:.2f}]"
-    return f"{x.mean() / y.mean():.2f} {bounds}"
+    bounds = "open" if np.isnan(low) else f"[{low:z.2f}, {high:z.2f}]"
+    return f"{x.mean() / y.mean():z.2f} {bounds}"
 
 
 def tiers_table(result: Mapping[str, Any], setting: str) -> str:
