@@ -192,6 +192,32 @@ def rate_interval(rates: ArrayLike, confidence: float = 0.95) -> Interval:
     return Interval(float(max(0.0, centre - half)), float(min(1.0, centre + half)))
 
 
+def ratio_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Interval:
+    """Interval of the ratio of two means, ``mean(x) / mean(y)``, from one score of each per seed [S] (Fieller, 1954).
+
+    It holds all ratios r for which `interval` of ``x - r y`` has 0 in it, so it is as exact as Student's for normal
+    scores, whether or not ``x`` and ``y`` of a seed depend on each other.
+
+    Returns:
+        The interval; NaN bounds for a single seed, and where that of ``y`` has 0 in it: any ratio, however large, is
+        then possible.
+
+    Raises:
+        ValueError: no scores, different numbers of them, more than one axis, or NaN.
+    """
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    student = interval(x, confidence), interval(y, confidence)  # which check them
+    if x.shape != y.shape:
+        raise ValueError(f"a ratio needs as many scores above as below, got {len(x)} and {len(y)}")
+    if len(x) == 1 or student[1].low <= 0 <= student[1].high:
+        return Interval(np.nan, np.nan)
+    square = special.stdtrit(len(x) - 1, (1 + confidence) / 2) ** 2 / len(x)
+    # Where mean(x - r y)^2 = square var(x - r y), which is a r^2 - 2 b r + c = 0.
+    (xx, xy), (_, yy) = np.outer([x.mean(), y.mean()], [x.mean(), y.mean()]) - square * np.cov(x, y)
+    half = np.sqrt(max(0.0, xy**2 - xx * yy))
+    return Interval(float((xy - half) / yy), float((xy + half) / yy))
+
+
 def summary(scores: ArrayLike, *, rate: bool = False) -> dict[str, Any]:
     """What a result says of one score per seed [S]: its mean, its 95 % interval, and each.
 

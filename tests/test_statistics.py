@@ -138,6 +138,20 @@ def test_one_seed_has_no_interval() -> None:
     assert np.isnan(mixed).all()
 
 
+def test_the_interval_of_a_ratio_holds_the_ratios_that_students_interval_does_not_reject() -> None:
+    rng = np.random.default_rng(11)
+    for seeds in (3, 8):
+        y = rng.normal(10, 1, seeds)
+        for x in (2 * y + rng.normal(0, 1, seeds), -y, rng.normal(0, 1, seeds)):
+            low, high = statistics.ratio_interval(x, y, 0.9)
+            assert low <= x.mean() / y.mean() <= high
+            for ratio, inside in ((low, True), (high, True), (low - 1e-3, False), (high + 1e-3, False)):
+                left, right = statistics.interval(x - ratio * y, 0.9)
+                assert (left <= 1e-9 and right >= -1e-9) == inside
+    assert np.isnan(statistics.ratio_interval([1.0, 2.0, 3.0], [-1.0, 2.0, 0.5])).all()  # of a mean around 0
+    assert np.isnan(statistics.ratio_interval([1.0], [2.0])).all()
+
+
 def test_the_interval_of_a_rate_is_where_the_score_test_does_not_reject() -> None:
     """Its bounds are the roots of |mean - p| = t sqrt(p (1 - p) d / S), found by bisection; within 0 and 1."""
     rng = np.random.default_rng(8)
@@ -181,6 +195,10 @@ def test_the_interval_of_a_rate_covers_where_students_does_not() -> None:
         (lambda: statistics.interval([1.0, np.nan]), "1 of 2 scores are NaN"),
         (lambda: statistics.mean(np.ones((0, 3))), r"no scores: shape \(0, 3\)"),
         (lambda: statistics.interval([]), "no scores"),
+        (
+            lambda: statistics.ratio_interval([1.0, 2.0], [1.0, 2.0, 3.0]),
+            "as many scores above as below, got 2 and 3",
+        ),
         (lambda: statistics.rate_interval([0.5, 1.5]), r"success rates lie in \[0, 1\], not in \[0.5, 1.5\]"),
         (lambda: statistics.iqm([1.0, 2.0]), r"\[..., seeds, tasks\], got shape \(2,\)"),
         (lambda: statistics.interval(np.ones((3, 2))), r"one score per seed"),
