@@ -17,6 +17,8 @@ from scipy import stats
 
 from rl.values import bellman, heads
 
+pytestmark = pytest.mark.slow
+
 SIZE, BATCH, ACTIONS, MEMBERS = 21, 5, 4, 3
 HEADS = {name: heads.make(name, -10, 10, SIZE) for name in heads.NAMES}
 SCALAR = HEADS["scalar"]

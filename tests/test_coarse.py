@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from rl.values import coarse
 from rl.values.coarse import Grid
 
+pytestmark = pytest.mark.slow
+
 GRIDS = [Grid(1, 2), Grid(1, 41), Grid(2, 7), Grid(3, 5), Grid(2, 4), Grid(21, 2), Grid(2, 1448)]
 
 

@@ -17,6 +17,8 @@ from scipy.stats import norm
 
 from rl.values import heads
 
+pytestmark = pytest.mark.slow
+
 LOW, HIGH, SIZE, BATCH = -10.0, 10.0, 21, 7
 HEADS = {name: heads.make(name, LOW, HIGH, SIZE) for name in heads.NAMES}
 CATEGORICAL = ("two_hot", "hl_gauss", "c51")

@@ -13,6 +13,8 @@ import pytest
 
 from rl.envs import american_put, linear_mdp
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def double() -> Iterator[None]:

@@ -18,6 +18,8 @@ from scipy import optimize, special, stats
 
 from rl.values import heads, losses
 
+pytestmark = pytest.mark.slow
+
 BATCH = 7
 law = settings(deadline=None, max_examples=40, derandomize=True)
 batch = partial(hnp.arrays, np.float32, BATCH)

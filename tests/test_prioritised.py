@@ -16,6 +16,8 @@ from rl.replay import prioritised, ring
 from rl.types import Spec, Transition
 from rl.values import heads
 
+pytestmark = pytest.mark.slow
+
 KEY = jax.random.key(0)
 
 

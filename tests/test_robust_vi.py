@@ -20,6 +20,8 @@ from rl.envs import tabular
 from rl.envs.tabular import MDP
 from rl.values import robust
 
+pytestmark = pytest.mark.slow
+
 GAMMA = 0.9
 STATES, ACTIONS = 6, 3
 DIVERGENCES = ("tv", "kl", "chi2")
