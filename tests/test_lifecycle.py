@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import re
@@ -9,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -138,7 +141,13 @@ def test_a_result_that_was_never_written_is_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / log.RESULT).read_text())["updates"] == 6
 
 
-def test_a_longer_run_continues_to_the_bits_of_one(whole: Path, tmp_path: Path) -> None:
+def test_a_longer_run_continues_to_the_bits_of_one(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = types.SimpleNamespace(
+        time=functools.partial(next, itertools.count())
+    )  # a second passes at each look
+    monkeypatch.setattr(lifecycle, "time", clock)
     first = learn(run(tmp_path, 3))
     assert learn(run(tmp_path))["wall_seconds"] > first["wall_seconds"]
     assert_same(whole, tmp_path)
