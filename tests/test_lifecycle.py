@@ -145,7 +145,7 @@ def test_a_longer_run_continues_to_the_bits_of_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = types.SimpleNamespace(
-        time=functools.partial(next, itertools.count())
+        time=functools.partial(next, itertools.count(0.0))
     )  # a second passes at each look
     monkeypatch.setattr(lifecycle, "time", clock)
     first = learn(run(tmp_path, 3))
