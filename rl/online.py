@@ -135,25 +135,47 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
         batch = view.transitions(memory, view.draw(memory, key, batch_size - logged))
         return source.of_origin(batch, source.ONLINE)
 
+    if not logged:
+        return _read_only(learner, view, capacity, ring, newest, lambda log, rows: rows)
+    sample = source.concatenated(data.sampler(logged), newest)
+    return _read_only(learner, view, capacity, ring, sample, lambda log, rows: (log, rows))
+
+
+def _read_only(
+    learner: Learner,
+    view: View,
+    capacity: int,
+    kind: Any,
+    sample: source.Source,
+    together: Callable[[Any, Any], Any],
+) -> Replay:
+    """A replay from which updates only read.
+
+    Args:
+      learner, view, capacity: as in `uniform`.
+      kind: the module of the memory, `rl.replay.ring` or one like it.
+      sample: draws a batch.
+      together: (logged data or None, memory) -> the data of ``sample``.
+    """
+
     def learn(updates: int) -> Learn:
-        sample = source.concatenated(data.sampler(logged), newest) if logged else newest
         epoch = train.scan_updates(learner.update, sample, updates)
 
         def run(
-            state: State, rows: ring.Ring, marks: None, log: Any, key: Key
+            state: State, memory: Any, marks: None, log: Any, key: Key
         ) -> tuple[State, None, train.Report]:
-            state, report = epoch(state, (log, rows) if logged else rows, key)
+            state, report = epoch(state, together(log, memory), key)
             return state, marks, report
 
         return run
 
     return Replay(
-        empty=lambda row: ring.empty(view.keep(row), capacity),
-        insert=lambda memory, rows: ring.insert(memory, view.keep(rows)),
+        empty=lambda row: kind.empty(view.keep(row), capacity),
+        insert=lambda memory, rows: kind.insert(memory, view.keep(rows)),
         split=lambda memory: (memory, None),
-        join=lambda rows, marks: rows,
+        join=lambda memory, marks: memory,
         learn=learn,
-        axes=ring.STACKED,
+        axes=kind.STACKED,
     )
 
 
@@ -203,27 +225,10 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
         pick = lambda x, y: jnp.where(which.reshape(-1, *(1,) * (x.ndim - 1)), x, y)
         return jax.tree.map(pick, joined, known)
 
-    def learn(updates: int) -> Learn:
-        sample = source.concatenated(demonstrated, newest) if logged else newest
-        epoch = train.scan_updates(learner.update, sample, updates)
-
-        def run(
-            state: State, memory: demonstrations.Memory, marks: None, log: Any, key: Key
-        ) -> tuple[State, None, train.Report]:
-            state, report = epoch(state, ((log, memory), memory) if logged else memory, key)
-            return state, marks, report
-
-        return run
-
-    return Replay(
-        empty=lambda row: demonstrations.empty(view.keep(row), capacity),
-        insert=lambda memory, rows: demonstrations.insert(memory, view.keep(rows)),
-        split=lambda memory: (memory, None),
-        join=lambda memory, marks: memory,
-        learn=learn,
-        axes=demonstrations.STACKED,
-        relabel=demonstrations.mark,
-    )
+    sample: source.Source = source.concatenated(demonstrated, newest) if logged else newest
+    together = (lambda log, memory: ((log, memory), memory)) if logged else (lambda log, memory: memory)
+    replay = _read_only(learner, view, capacity, demonstrations, sample, together)
+    return replay._replace(relabel=demonstrations.mark)
 
 
 def ranked(

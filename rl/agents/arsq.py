@@ -41,9 +41,8 @@ Not in the paper: ``weighted`` updates (prioritised replay), whose weights stand
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,7 +64,7 @@ from rl.agents.state import (
     start,
 )
 from rl.networks.autoregressive import soft_dueling
-from rl.networks.layers import Architecture
+from rl.networks.layers import Architecture, require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads, losses
 from rl.values.heads import ValueHead
@@ -108,13 +107,7 @@ class Config:
 
     def __post_init__(self) -> None:
         coarse.Grid(self.levels, self.bins)
-        choices: dict[str, Collection[str]] = {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                near = difflib.get_close_matches(str(value), list(known), n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"{name}={value!r}: {hint}choose one of {', '.join(known)}")
+        require_choices(self, {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS})
         if isinstance(self.temperature, int | float) and not self.temperature > 0:
             raise ValueError(
                 f"temperature={self.temperature} must be positive: advantages are its multiples; for a policy that is "

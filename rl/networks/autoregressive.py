@@ -7,7 +7,7 @@ layer's product with its features is shared by all tokens, which see it beside t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -160,11 +160,9 @@ def soft_dueling(
     """
     shape = spec.observation_shape
     encode = mlp.encoder(shape, hidden, architecture)
-    history = not isinstance(shape, Mapping) and len(shape) == 2
-    value = mlp.state_value(outputs, () if history else hidden, layer_norm, architecture)
-    advantage = autoregressive(
-        trunks, spec.action_size, choices, hidden[-1:] if history else hidden, layer_norm, architecture
-    )
+    value_hidden, trunk_hidden = (mlp.dense_widths(shape, hidden, joined=joined) for joined in (False, True))
+    value = mlp.state_value(outputs, value_hidden, layer_norm, architecture)
+    advantage = autoregressive(trunks, spec.action_size, choices, trunk_hidden, layer_norm, architecture)
     encode = (
         Network(lambda key, observation: {}, lambda params, observation: observation)
         if encode is None

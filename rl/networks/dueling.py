@@ -7,7 +7,7 @@ other the advantages of its bins, whose mean is taken off. Both are outputs of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -70,8 +70,7 @@ def dueling(
     """
     shape, size = spec.observation_shape, spec.action_size
     encoder = mlp.encoder(shape, hidden, architecture)
-    if not isinstance(shape, Mapping) and len(shape) == 2:
-        hidden = hidden[-1:]
+    hidden = mlp.dense_widths(shape, hidden, joined=True)
     trunk = from_linen(Trunk(features, architecture.initialiser)) if features else None
     widths = {"advantage": size * bins * outputs, "value": size * outputs}
     streams: dict[str, Network] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -23,6 +23,22 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 INITIALISERS = ("pytorch", "rlkit", "orthogonal", "ppo", "glorot", "lecun")
 ENCODERS = ("nature", "impala")
+
+
+def require_choices(settings: Any, choices: Mapping[str, Collection[str]], prefix: str = "") -> None:
+    """Raises ValueError if an attribute of ``settings`` is none of its ``choices``, and says which is near.
+
+    Args:
+      settings: has the attributes.
+      choices: {attribute: what it may be}.
+      prefix: before the attribute in the message, as in its flag.
+    """
+    for name, known in choices.items():
+        value = getattr(settings, name)
+        if value not in known:
+            near = difflib.get_close_matches(str(value), list(known), n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise ValueError(f"{prefix}{name}={value!r}: {hint}choose one of {', '.join(known)}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,12 +66,7 @@ class Architecture:
 
     def __post_init__(self) -> None:
         choices = {"activation": ACTIVATIONS, "initialiser": INITIALISERS, "encoder": ENCODERS}
-        for name, known in choices.items():
-            value = getattr(self, name)
-            if value not in known:
-                near = difflib.get_close_matches(str(value), known, n=1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"network.{name}={value!r}: {hint}choose one of {', '.join(known)}")
+        require_choices(self, choices, "network.")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"network.dropout={self.dropout} must lie in [0, 1)")
         if self.shift < 0:

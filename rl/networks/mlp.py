@@ -46,6 +46,17 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
     )
 
 
+def dense_widths(shape: Any, hidden: Sequence[int], *, joined: bool) -> Sequence[int]:
+    """Of ``hidden``, the widths of the dense layers that come after the `encoder` of observations of this shape.
+
+    All but for histories, where ``hidden`` are the widths of the transformer's blocks: the last one, if another vector
+    is ``joined`` to the features, else none.
+    """
+    if isinstance(shape, Mapping) or len(shape) != 2:
+        return hidden
+    return hidden[-1:] if joined else ()
+
+
 def _side_by_side(encoders: Mapping[str, Network | None]) -> Network:
     """observation {key: [..., *shape]} -> the features [..., F] of all entries; vectors have no parameters."""
 
@@ -84,8 +95,7 @@ def _body(
     """
     shape = spec.observation_shape
     encode = encoder(shape, hidden, architecture)
-    if not isinstance(shape, Mapping) and len(shape) == 2:
-        hidden = hidden[-1:] if joined else ()
+    hidden = dense_widths(shape, hidden, joined=joined)
     dense = from_linen(MLP(hidden, outputs, layer_norm, architecture, last, dropout))
 
     def join(features: Array, vector: tuple[Array, ...]) -> Array:

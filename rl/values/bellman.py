@@ -63,8 +63,7 @@ def soft_advantage(outputs: Array, temperature: float | Array) -> Array:
 
 def of_bins(values: Array, bins: Array) -> Array:
     """Of each ``values`` [..., B], or [E, ..., B], the one in the bin [...] int32."""
-    index = jnp.broadcast_to(bins, values.shape[:-1])[..., None]
-    return jnp.take_along_axis(values, index, -1)[..., 0]
+    return at_action(values[..., None], jnp.broadcast_to(bins, values.shape[:-1]))[..., 0]
 
 
 def smooth_action(action: Array, key: Key, noise: float | Array, clip: float | Array) -> Array:
