@@ -39,8 +39,7 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``), OGBench
     (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
     shows it). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment
-    of your own. ``pixels/Hopper-v5`` is gymnasium's MuJoCo task of the name after the slash, seen as pictures
-    (`rl.envs.pixels`).
+    of your own. ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`).
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
@@ -56,7 +55,7 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
         seed: makes the first ``reset()`` and the sampling of actions reproducible.
 
     Raises:
-        ImportError: the package that registers this name is not installed, or MuJoCo cannot draw here.
+        ImportError: the package that registers this name is not installed, or MuJoCo cannot render.
         TypeError: an observation or action space that agents here cannot use.
         ValueError: no environment has this name (the nearest names are listed), or its version is retired.
         RuntimeError: the simulator could not build it.
@@ -91,9 +90,9 @@ def stacked_frames(name: str) -> int:
 
 
 def _build(name: str) -> gymnasium.Env:
-    """The environment as its authors made it, with its time limit; or pictures of it."""
+    """The environment as its authors made it, with its time limit, or that environment from pixels."""
     if name.startswith(pixels.PREFIX):
-        return pixels.show(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
+        return pixels.from_pixels(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
     return _task(name, atari.OPTIONS if _is_atari(name) else {})
 
 
@@ -108,8 +107,8 @@ def _task(name: str, options: dict[str, Any]) -> gymnasium.Env:
     except Exception as error:  # simulators fail in their own ways, some with an empty message
         if options is pixels.OPTIONS and isinstance(error, TypeError):
             raise ValueError(
-                f"environment {name!r} cannot be seen as {pixels.PREFIX}{name}: it is no MuJoCo task that takes "
-                f"{', '.join(options)} ({error})"
+                f"environment {name!r} has no version {pixels.PREFIX}{name}: it is no MuJoCo task that can be "
+                f"made with {', '.join(options)} ({error})"
             ) from error
         remedy = _OLD_MUJOCO if name.startswith(("Fetch", "FrankaKitchen", "Hand")) else ""
         raise RuntimeError(f"environment {name!r} could not be built: {error!r}{remedy}") from error

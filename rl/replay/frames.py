@@ -1,8 +1,8 @@
 """A ring of single video frames, stacked when they are drawn: one byte per pixel and step, not eight.
 
-Frames are grey or in colour. Stacked observations share all but one frame with their neighbours, and the next observation is the observation of
+Stacked observations share all but one frame with their neighbours, and the next observation is the observation of
 the row after. So a row keeps only the newest frame, and `transitions` gathers what a stack needs from the rows
-around it. One million steps of 84 x 84 take 7.07 GB.
+around it. One million steps of 84 x 84 take 7.07 GB for each channel: 1 of grey frames, 3 of RGB.
 
 Rows are written in blocks of ``stride`` environments, as `rl.replay.ring` describes.
 """
@@ -22,7 +22,7 @@ from rl.types import Array, Key, Transition
 class Row(NamedTuple):
     """One step of one environment, or a batch of them."""
 
-    frame: Any  # [..., H, W, C] uint8, the newest; C is 1 for grey and 3 for colour
+    frame: Any  # [..., H, W, C] uint8, the newest; C is 1 for grey and 3 for RGB
     action: Any  # [..., D] float32 or [...] int32
     reward: Any  # [...] float32
     discount: Any  # [...] float32: 0 where the episode terminated

@@ -1,0 +1,156 @@
+"""MuJoCo tasks from pixels: the frames, their dependence on the seed, snapshots, and no renderer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import mujoco  # noqa: F401  (reads MUJOCO_GL when it is imported; some tests here change that)
+import numpy as np
+import pytest
+
+from experiments import online
+from rl import agents, checkpoint, envs
+from rl.envs.stream import Stream
+from rl.types import Spec
+
+PENDULUM = "pixels/InvertedPendulum-v5"
+
+
+def rendered(name: str = PENDULUM) -> gymnasium.Env:
+    """The environment; skips the test where MuJoCo cannot render."""
+    try:
+        return envs.make(name)
+    except ImportError as error:
+        pytest.skip(str(error))
+
+
+def test_observations_are_the_last_three_frames_of_this_episode() -> None:
+    env = rendered()
+    assert envs.spec(env) == Spec((84, 84, 9), 1)
+    for seed in (3, 4):
+        frames = [np.zeros((84, 84, 3), np.uint8)] * 2
+        seen, _ = env.reset(seed=seed)
+        for _ in range(4):
+            frames.append(np.asarray(env.render()))
+            assert seen.dtype == np.uint8 and seen.std() > 1
+            np.testing.assert_array_equal(seen, np.concatenate(frames[-3:], -1))
+            seen, *_ = env.step(np.ones(1))
+    assert (frames[-1] != frames[-2]).any()
+
+
+def test_frames_depend_on_the_seed_alone() -> None:
+    """Not on when the environment was made, nor on others that render in the same process."""
+    first = rendered()
+
+    def episode(env: gymnasium.Env, between: Any = lambda: None) -> np.ndarray:
+        seen = [env.reset(seed=1)[0]]
+        for _ in range(5):
+            between()
+            seen.append(env.step(np.full(1, 0.5))[0])
+        return np.stack(seen)
+
+    alone = episode(first)
+    other = rendered("pixels/Reacher-v5")
+    other.reset(seed=0)
+    np.testing.assert_array_equal(episode(rendered(), lambda: other.step(np.ones(2))), alone)
+    states = [env.unwrapped.data.qpos for env in (rendered(), rendered()) if env.reset()]
+    assert (states[0] != states[1]).any()  # without a seed, episodes are random
+
+
+def test_a_run_goes_on_from_its_snapshot_in_another_process() -> None:
+    rendered()
+    seeds = [(1,), (2,)]
+    with Stream(PENDULUM, seeds, 1) as running, Stream(PENDULUM, seeds, 0) as other:
+        actions = np.random.default_rng(0).uniform(-1, 1, (40, 2, 1))
+        for action in actions[:20]:
+            running.step(action)
+        saved = json.loads(json.dumps(running.snapshot()))
+        assert saved["reason"] == "" and other.restore(saved)
+        for action in actions[20:]:
+            one, two = running.step(action), other.step(action)
+            np.testing.assert_array_equal(one.next_observation, two.next_observation)
+            np.testing.assert_array_equal(one.observation, two.observation)
+            np.testing.assert_array_equal(one.reward, two.reward)
+        assert len(running.finished) > 1
+
+
+def test_an_action_is_repeated_until_the_episode_ends(tmp_path: Path, monkeypatch: Any) -> None:
+    """By the module that docs/online.md shows."""
+    rendered()
+    document = (Path(__file__).parent.parent / "docs/online.md").read_text()
+    (module,) = (text for text in document.split("```python\n") if "MaxAndSkip" in text)
+    (tmp_path / "repeated.py").write_text(module.split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    env, bare = envs.make("pixels/repeated:TwicePendulum-v0"), envs.make("InvertedPendulum-v5")
+    for seed in range(6):
+        env.reset(seed=seed)
+        bare.reset(seed=seed)
+        over, rewards, bare_rewards = False, [], []
+        while not over:
+            _, reward, over, *_ = env.step(np.ones(1))
+            rewards.append(reward)
+        over = False
+        while not over:
+            _, reward, over, *_ = bare.step(np.ones(1))
+            bare_rewards.append(reward)
+        assert rewards == [sum(bare_rewards[i : i + 2]) for i in range(0, len(bare_rewards), 2)]
+        np.testing.assert_array_equal(env.unwrapped.data.qpos, bare.unwrapped.data.qpos)
+
+
+def test_without_a_screen_egl_renders_unless_mujoco_gl_is_set(monkeypatch: Any) -> None:
+    rendered()
+    for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.delenv(name, raising=False)
+    if os.uname().sysname == "Linux":
+        assert rendered().unwrapped.mujoco_renderer.viewer.backend == "egl"
+    assert "MUJOCO_GL" not in os.environ
+    monkeypatch.setenv("MUJOCO_GL", "paper")
+    with pytest.raises(
+        ImportError, match=r"cannot render pixels here .*'paper'\); .* MUJOCO_GL=egl .* libosmesa6"
+    ):
+        envs.make(PENDULUM)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "toy_environments:Countdown-v0"])
+def test_other_tasks_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}' has no version pixels/{name}: it is no MuJoCo task"):
+        envs.make(f"pixels/{name}")
+    with pytest.raises(ValueError, match=r"the nearest names are .*Hopper-v5"):
+        envs.make("pixels/Hoper-v5")
+
+
+@pytest.mark.slow
+def test_cqn_trains_on_frames_that_are_kept_once(tmp_path: Path, monkeypatch: Any) -> None:
+    rendered()
+    settings = online.Settings(
+        agent="cqn",
+        env=PENDULUM,
+        head="scalar",
+        steps=30,
+        learning_starts=20,
+        replay=40,
+        batch_size=4,
+        eval_every=30,
+        save_every=30,
+        eval_episodes=2,
+        eval_processes=0,
+        tensorboard=False,
+        workdir=str(tmp_path),
+    )
+    frames = []
+    step = Stream.step
+
+    def watched(self: Stream, actions: np.ndarray) -> Any:
+        frames.append(self.observation[0, ..., -3:])
+        return step(self, actions)
+
+    monkeypatch.setattr(Stream, "step", watched)
+    network = agents.cqn.Architecture(shift=2)
+    online.run(settings, agents.cqn.Config(levels=2, bins=3, features=4, hidden=(8,), network=network))
+    _, arrays = checkpoint.read(tmp_path / "checkpoints") or pytest.fail("there is no checkpoint")
+    assert arrays["state/step"] == 11
+    np.testing.assert_array_equal(arrays["loop/memory/rows/frame"][0, :30], frames)
