@@ -8,15 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
 import mujoco  # noqa: F401  (reads MUJOCO_GL when it is imported; some tests here change that)
 import numpy as np
 import pytest
 
 from experiments import online
-from rl import agents, checkpoint, envs
+from rl import agents, envs, keys
+from rl import online as compiled
 from rl.envs.stream import Stream
+from rl.networks.layers import Architecture
 from rl.types import Spec
 
+SHIFT = Architecture(shift=2)
 PENDULUM = "pixels/InvertedPendulum-v5"
 
 
@@ -123,34 +127,29 @@ def test_other_tasks_are_refused(name: str) -> None:
         envs.make("pixels/Hoper-v5")
 
 
-@pytest.mark.slow
-def test_cqn_trains_on_frames_that_are_kept_once(tmp_path: Path, monkeypatch: Any) -> None:
-    rendered()
-    settings = online.Settings(
-        agent="cqn",
-        env=PENDULUM,
-        head="scalar",
-        steps=30,
-        learning_starts=20,
-        replay=40,
-        batch_size=4,
-        eval_every=30,
-        save_every=30,
-        eval_episodes=2,
-        eval_processes=0,
-        tensorboard=False,
-        workdir=str(tmp_path),
-    )
-    frames = []
-    step = Stream.step
+def test_an_agent_trains_on_frames_that_are_kept_once() -> None:
+    """The whole step of experiments.online, traced: frames are uint8 in the replay, and stacks in the update."""
+    settings = online.Settings(agent="cqn", env=PENDULUM, replay=40, batch_size=4, envs=2, learning_starts=20)
+    online.check(settings)
+    spec, small = Spec((84, 84, 9), 1), agents.cqn.Config(levels=2, bins=3, hidden=(8,), network=SHIFT)
+    learner, replay = online.parts(settings, small, spec)
+    loop = compiled.loop(learner, spec, replay, keys.seeds(jax.random.key(0), 1), 2, np.uint8)
+    carry = jax.eval_shape(loop.init)
+    frame = carry.memory.rows.frame
+    assert frame.shape == (1, 40, 84, 84, 3) and frame.dtype == np.uint8
+    observation = jax.ShapeDtypeStruct((2, 1, 2, 84, 84, 9), np.uint8)
+    step = compiled.Step(observation, jax.ShapeDtypeStruct((3, 1, 2), np.float32))
+    after, action = jax.eval_shape(lambda carry, step: loop.step(carry, step, None, 1, False), carry, step)
+    assert after == carry and action.shape == (1, 2, 1)
 
-    def watched(self: Stream, actions: np.ndarray) -> Any:
-        frames.append(self.observation[0, ..., -3:])
-        return step(self, actions)
 
-    monkeypatch.setattr(Stream, "step", watched)
-    network = agents.cqn.Architecture(shift=2)
-    online.run(settings, agents.cqn.Config(levels=2, bins=3, features=4, hidden=(8,), network=network))
-    _, arrays = checkpoint.read(tmp_path / "checkpoints") or pytest.fail("there is no checkpoint")
-    assert arrays["state/step"] == 11
-    np.testing.assert_array_equal(arrays["loop/memory/rows/frame"][0, :30], frames)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"learning_starts": 4}, r"--learning_starts=4 is too early .* --envs times \(3 \+ --n_step\)"),
+        ({"relabel_success": "success"}, "--relabel_success is not for ALE games and pixels/"),
+    ],
+)
+def test_settings_that_single_frames_cannot_serve_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        online.check(online.Settings(env=PENDULUM, **changes))
