@@ -105,6 +105,9 @@ def test_an_action_is_repeated_until_the_episode_ends(tmp_path: Path, monkeypatc
         np.testing.assert_array_equal(env.unwrapped.data.qpos, bare.unwrapped.data.qpos)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:Exception ignored in. <function OffScreenViewer"
+)  # of gymnasium, half built
 def test_without_a_screen_egl_renders_unless_mujoco_gl_is_set(monkeypatch: Any) -> None:
     rendered()
     for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"):
@@ -119,6 +122,7 @@ def test_without_a_screen_egl_renders_unless_mujoco_gl_is_set(monkeypatch: Any) 
         envs.make(PENDULUM)
 
 
+@pytest.mark.filterwarnings("ignore:.*not in the possible render_modes")
 @pytest.mark.parametrize("name", ["CartPole-v1", "toy_environments:Countdown-v0"])
 def test_other_tasks_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}' has no version pixels/{name}: it is no MuJoCo task"):
