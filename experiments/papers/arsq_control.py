@@ -18,7 +18,7 @@ ours are therefore those of other data, networks and budgets. Agents have their 
 all. HalfCheetah never terminates, so both CQNs are one program there, and are trained once.
 
 Hours of one core (AMD EPYC) at the default sizes, all seeds in one program: offline 5 (CQN on HalfCheetah's 41 bins 2,
-making the data 0.5), online 5, ablations 0.5, temperature 0.3, door 1.3. A command that is killed loses what it trained
+making the data 0.3), online 5, ablations 0.5, temperature 0.3, door 1.3. A command that is killed loses what it trained
 since the last evaluation, and the same command goes on.
 """
 
@@ -106,7 +106,7 @@ class Settings(studies.Settings):
     agents: str = ",".join(AGENTS)  # of offline and online, comma-separated
     ablation_tier: str = "hopper-medium-expert-regen-v5"  # of ablations and temperature
     door: str = "door_human.hdf5"  # file of the demonstrations, in D4RL's layout
-    transitions: int = 0  # steps of each tier; 0: as D4RL's protocol has it
+    transitions: int = 200_000  # steps of each tier; 0: as D4RL's protocol has it, up to 2,000,000
     seeds: int = 3  # of each run, trained at once
     updates: int = 10_000  # of each seed offline
     steps: int = 6_000  # environment steps of each seed online, with one update each
