@@ -339,8 +339,10 @@ def test_what_cannot_be_robust_is_refused(agent: str, divergence: str, scale: fl
 
 @pytest.fixture
 def small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small dynamics model, whose programs all runs of a test share."""
     tiny = functools.partial(ensemble.Config, members=2, elites=2, hidden=(8,), decay=(0.0, 0.0))
     monkeypatch.setattr(offline.ensemble, "Config", tiny)
+    monkeypatch.setattr(offline.ensemble, "make", functools.cache(ensemble.make))
 
 
 def chosen(workdir: Path, **changes: Any) -> offline.Settings:

@@ -268,9 +268,7 @@ def test_variance_aware_weights_are_the_inverse_variances() -> None:
     np.testing.assert_allclose(weight[step], 1 / variance, rtol=1e-9)
     weighted = phi * weight[step][:, None]
     inverse = np.linalg.inv(weighted.T @ phi + config.ridge * np.eye(5))
-    np.testing.assert_allclose(
-        uncertainty[step], np.diag(inverse) if uncertainty.ndim == 2 else inverse, rtol=1e-8
-    )
+    np.testing.assert_allclose(uncertainty[step], inverse, rtol=1e-8)
 
 
 @pytest.mark.slow

@@ -42,8 +42,6 @@ def policy_of(env: linear_mdp.LinearMDP, first: int) -> np.ndarray:
 evaluate = jax.jit(linear_mdp.evaluate)
 perturbed = jax.jit(linear_mdp.perturbed, static_argnames="every_step")
 returns = jax.jit(linear_mdp.returns, static_argnums=2)
-
-
 collect = jax.jit(linear_mdp.collect, static_argnums=2)
 
 
