@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import point_mass  # registers its environment
+import point_mass  # noqa: F401  (registers its environment)
 import pytest
+import toy_environments
 import tqdm
 
 from experiments import offline, online
@@ -46,7 +47,7 @@ TINY = {
 
 def config(agent: str = "td3", **changes: Any) -> Any:
     fields = {field.name for field in dataclasses.fields(agents.get(agent).Config)}
-    small = {"hidden": (8,), "critics": 2, "samples": 2} | changes
+    small = {"hidden": (8, 8), "critics": 2, "samples": 2} | changes
     return agents.get(agent).Config(**{name: value for name, value in small.items() if name in fields})
 
 
@@ -455,14 +456,22 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
         online.mixture(chosen, Spec((3,), 1))
 
 
-GOALS = {"env": "toy_environments:Goal-v0", "utd": 2, "envs": 2, "seeds": 2, "env_processes": 1}
-
-
 @pytest.mark.parametrize(
     ("agent", "changes"),
     [
         pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step", marks=pytest.mark.slow),
-        pytest.param("td3", GOALS, id="td3, two seeds and dictionaries, in a worker", marks=pytest.mark.slow),
+        pytest.param(
+            "td3",
+            {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1},
+            id="td3, two seeds in a worker",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "td3",
+            {"env": "toy_environments:Goal-v0", "envs": 2},
+            id="td3, dictionaries",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("dqn", {"env": "CartPole-v1", "priority": 0.5, "n_step": 2}, id="dqn, prioritised"),
     ],
 )
@@ -476,7 +485,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one_to_the_bit(
 
 def test_the_parts_of_a_dictionary_are_remembered_together(tmp_path: Path) -> None:
     """Of two environments; the toy observes its last action and its clock beside the goal of its episode."""
-    online.run(settings(tmp_path, **GOALS, steps=20), config())
+    online.run(settings(tmp_path, env="toy_environments:Goal-v0", envs=2, steps=20), config())
     rows = {
         name.removeprefix("loop/memory/rows/"): value[0, :20].reshape(10, 2, *value.shape[2:])
         for name, value in saved(tmp_path, 20).items()
@@ -644,30 +653,30 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
 @pytest.mark.parametrize(
     ("changes", "hidden", "message"),
     [
-        ({"agent": "td3"}, (8,), "holds {'agent': 'iql', 'head': 'scalar', 'seeds': 1}: give --agent=iql"),
-        ({"seeds": 2}, (8,), "at most --seeds=1"),
-        ({"reward_scale": "2"}, (8,), "trained with --reward_scale=3.0.*: leave out --reward_scale=2"),
+        ({"agent": "td3"}, (8, 8), "holds {'agent': 'iql', 'head': 'scalar', 'seeds': 1}: give --agent=iql"),
+        ({"seeds": 2}, (8, 8), "at most --seeds=1"),
+        ({"reward_scale": "2"}, (8, 8), "trained with --reward_scale=3.0.*: leave out --reward_scale=2"),
         (
             {"reward_shift": -1.0, "clip_rewards": True},
-            (8,),
+            (8, 8),
             "trained with --reward_shift=0.0 --clip_rewards=False.*: leave out --reward_shift=-1.0 --clip_rewards=True",
         ),
         (
             {"discount": 0.9},
-            (8,),
+            (8, 8),
             "trained with --agent.discount=0.99.*: give --agent.discount=0.99, not 0.9",
         ),
-        ({}, (9,), r"its state/params/critic/Dense_0/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
-        ({"init_from": "nowhere"}, (8,), "--init_from=nowhere: there is no checkpoint"),
+        ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
+        ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
         (
             {"env": "Pendulum-v1", "init_from": "", "offline_data": "synthetic-continuous"},
-            (8,),
+            (8, 8),
             "does not fit Pend",
         ),
     ],
 )
 def test_what_does_not_fit_what_was_trained_is_refused(
-    changes: dict[str, Any], hidden: tuple[int], message: str, tmp_path_factory, request
+    changes: dict[str, Any], hidden: tuple[int, int], message: str, tmp_path_factory, request
 ) -> None:
     if not hasattr(request.module, "trained"):  # once for all cases
         request.module.trained = tmp_path_factory.mktemp("trained")
@@ -751,7 +760,7 @@ def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
     tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """It comes at the 14th step, say, and not when the run goes on."""
-    step = point_mass.PointMass.step
+    step = toy_environments.Countdown.step
     count = 0
 
     def poisoned(self: Any, action: np.ndarray) -> Any:
@@ -760,8 +769,8 @@ def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
         observation, reward, *rest = step(self, action)
         return observation, np.nan if count == 14 else reward, *rest
 
-    monkeypatch.setattr(point_mass.PointMass, "step", poisoned)
-    chosen = settings(tmp_path)
+    monkeypatch.setattr(toy_environments.Countdown, "step", poisoned)
+    chosen = settings(tmp_path, env="toy_environments:Countdown-v0")
     with pytest.raises(FloatingPointError, match=r"returned the reward nan at step \d+ of its episode \d"):
         online.run(chosen, config())
     assert saved(tmp_path, 13)["loop/memory/count"] == 13
