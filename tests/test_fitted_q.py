@@ -62,6 +62,7 @@ def table_act(states, observations, keys):
 
 
 @pytest.mark.slow
+@pytest.mark.optimised
 @pytest.mark.parametrize("name", heads.NAMES)
 def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) -> None:
     dataset, p, r, start, _ = tabular()
@@ -83,6 +84,7 @@ def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) 
     np.testing.assert_allclose(result.value, exact, atol=0.2 if name == "quantile" else 0.08)
 
 
+@pytest.mark.optimised
 @pytest.mark.slow
 def test_fitted_q_finds_the_value_of_linear_feedback() -> None:
     """x' = 0.9 x + 0.5 u, r = -x^2 - 0.1 u^2, u = -k x: the value is -x^2 (1 + 0.1 k^2) / (1 - gamma c^2)."""
