@@ -104,7 +104,8 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
     random = lambda tree: jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), tree)
     params = {"members": random(model.members), "bounds": random(model.bounds)}
     batch = rows.Rows(*(rng.normal(size=(3, 7, n)).astype(np.float32) for n in (3, 3, 2)))
-    weight = rng.uniform(0.5, 2, (3, 7, 3)).astype(np.float32)
+    weight = rng.uniform(0.5, 2, (3, 7, 2)).astype(np.float32)
+    scale = np.concatenate([weight / 2, np.ones((3, 7, 1))], -1)  # the mean over s', plus the reward
 
     expected = 0.0
     for e in range(3):
@@ -115,16 +116,17 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
             if number < 2:
                 x = x * special.expit(x)
         if deterministic:
-            expected += (weight[e] * (x - batch.outputs[e]) ** 2).mean()
+            expected += (scale[e] * (x - batch.outputs[e]) ** 2).sum(-1).mean()
             continue
         mean, raw = np.split(x, 2, -1)
         high, low = params["bounds"]["max"], params["bounds"]["min"]
         variance = low + softplus(high - softplus(high - raw) - low)
         error = (mean - batch.outputs[e]) ** 2
-        expected += (weight[e] * (error * np.exp(-variance) + variance)).mean()
+        expected += (scale[e] * (error * np.exp(-variance) + variance)).sum(-1).mean()
     if not deterministic:
         expected += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    found = jax.jit(functools.partial(loss.objective, config))(params, batch, weight)
+    objective = functools.partial(loss.objective, config, loss.weighted(lambda context, *_: context))
+    found = jax.jit(objective)(params, batch, weight, KEY)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -141,7 +143,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
     data = prepared(log())
     sizes = rows.sizes(SMALL, data)
     _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
-    held, train = set(np.asarray(data.order[: sizes.held])), np.asarray(sample)[:, :320]
+    held, train = set(np.asarray(data.order[: sizes.held])), np.asarray(sample.places)[:, :320]
     assert sizes.held == 80 == len(held)
     assert not held & set(np.ravel(train))
     unique = [len(set(row)) for row in train]
@@ -215,10 +217,10 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
 # ---- an online run: a ring that fills up, a value function that changes, a model that goes on -------------
 
 
-def squared_gradient(curvature: jax.Array, next_observation: jax.Array) -> jax.Array:
+def squared_gradient(curvature: jax.Array, batch: rows.Rows, key: jax.Array) -> jax.Array:
     """VaGraM's weight for the value ``sum_d c_d s_d^2 / 2``."""
     value = lambda s: (curvature * jnp.square(s)).sum() / 2
-    return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(next_observation))
+    return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(batch.next_observation))
 
 
 def swapped(rows: int = 400) -> Transition:
@@ -231,11 +233,11 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
     """A changed value function is the one that counts, by fits from nothing and by those that go on."""
     traced = []
 
-    def weight(context: jax.Array, next_observation: jax.Array) -> jax.Array:
-        traced.append(next_observation.shape)
-        return squared_gradient(context, next_observation)
+    def weight(context: jax.Array, batch: rows.Rows, key: jax.Array) -> jax.Array:
+        traced.append(batch.next_observation.shape)
+        return squared_gradient(context, batch, key)
 
-    world = compiled(ensemble.make(change(deterministic=True), SPEC, weight))
+    world = compiled(ensemble.make(change(deterministic=True), SPEC, loss.weighted(weight)))
     first, second = np.float32([1, 0]), np.float32([0, 1])
     young, grown = partly_filled(swapped(), 150), partly_filled(swapped(), 390)
     keys = jax.random.split(KEY, 3)
@@ -277,7 +279,7 @@ def test_what_is_not_filled_of_a_ring_is_not_read() -> None:
     np.testing.assert_allclose(data.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(data.deviation, columns.std(0), rtol=1e-4)
     _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
-    assert set(np.ravel(sample)[:]) <= set(np.asarray(data.order[30:150]))
+    assert set(np.ravel(sample.places)) <= set(np.asarray(data.order[30:150]))
 
 
 def test_rows_that_judged_a_model_are_not_learned_from_when_it_goes_on() -> None:
@@ -292,13 +294,13 @@ def test_every_held_out_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
     sizes = rows.sizes(SMALL, data)
     assert sizes.chunks == 3
     params = {"members": model.members, "bounds": model.bounds}
-    error = jax.jit(functools.partial(loss.holdout_error, SMALL, squared_gradient))
+    error = jax.jit(functools.partial(loss.holdout_error, SMALL, loss.weighted(squared_gradient)))
     found = error(params, data, sizes, np.float32([1, 3]))
-    batch = jax.tree.map(lambda x: x[data.order[:80]], data.rows)
+    batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(data.order[:80])], data.rows)
     inputs = np.broadcast_to(batch.inputs, (3, 80, 3))
     mean, _ = jax.jit(network.distribution)(model.members, model.bounds, inputs)
-    weight = np.column_stack([np.square(batch.next_observation * [1, 3]), np.ones(80)])
-    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).mean((1, 2)), rtol=1e-5)
+    weight = np.column_stack([np.square(batch.next_observation * [1, 3]) / 2, np.ones(80)])
+    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).sum(2).mean(1), rtol=1e-5)
 
 
 def test_other_statistics_change_no_prediction(
@@ -411,7 +413,7 @@ def test_an_epoch_is_as_many_batches_as_there_are_rows_for_and_fixed_updates_are
     ):
         config = change(**fields)
         assert (rows.sizes(config, data).updates, rows.most_checks(config)) == (updates, checks)
-    assert rows.sizes(change(updates=0), prepared(log(), 10)) == (2, 1, 1)
+    assert rows.sizes(change(updates=0), prepared(log(), 10)) == (2, 1, 1, 1)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------
@@ -471,7 +473,7 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
         built().fit(log(1), KEY)
     with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
         built().fit(partly_filled(log().transitions, 0), KEY)
-    with pytest.raises(ValueError, match="made without a weight that reads it"):
+    with pytest.raises(ValueError, match="made without a loss that reads it"):
         built().fit(log(), KEY, context=np.ones(2))
     pair = jax.tree.map(lambda x: np.stack([x, x]), log().transitions)
     with pytest.raises(ValueError, match=r"data of 2 rings .* need as many keys, not \(\)"):
