@@ -174,11 +174,10 @@ def _fit_limit(
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*shape, *x.shape[1:]), x.dtype), rows)
 
     def update(params: Any, batch: Any) -> Any:
-        weight = loss.with_reward(loss.equal, (), batch.next_observation)
-        return jax.grad(loss.objective, 1)(config, params, batch, weight)
+        return jax.grad(loss.objective, 2)(config, loss.LIKELIHOOD, params, batch, (), jax.random.key(0))
 
     def check(params: Any, batch: Any) -> Any:
-        return loss.squared_error(loss.equal, params, batch, ())
+        return loss.judged(loss.LIKELIHOOD, params, batch, (), jax.random.key(0))
 
     chunk = learnable.chunk_rows(config, len(rows.inputs))
     return [

@@ -92,7 +92,8 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
     random = lambda tree: jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), tree)
     params = {"members": random(model.members), "bounds": random(model.bounds)}
     batch = rows.Rows(*(rng.normal(size=(3, 7, n)).astype(np.float32) for n in (3, 3, 2)))
-    weight = rng.uniform(0.5, 2, (3, 7, 3)).astype(np.float32)
+    weight = rng.uniform(0.5, 2, (3, 7, 2)).astype(np.float32)
+    scale = np.concatenate([weight / 2, np.ones((3, 7, 1))], -1)  # the mean over s', plus the reward
 
     expected = 0.0
     for e in range(3):
@@ -103,16 +104,17 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
             if number < 2:
                 x = x * special.expit(x)
         if deterministic:
-            expected += (weight[e] * (x - batch.outputs[e]) ** 2).mean()
+            expected += (scale[e] * (x - batch.outputs[e]) ** 2).sum(-1).mean()
             continue
         mean, raw = np.split(x, 2, -1)
         high, low = params["bounds"]["max"], params["bounds"]["min"]
         variance = low + softplus(high - softplus(high - raw) - low)
         error = (mean - batch.outputs[e]) ** 2
-        expected += (weight[e] * (error * np.exp(-variance) + variance)).mean()
+        expected += (scale[e] * (error * np.exp(-variance) + variance)).sum(-1).mean()
     if not deterministic:
         expected += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    np.testing.assert_allclose(loss.objective(config, params, batch, weight), expected, rtol=1e-5)
+    found = loss.objective(config, loss.weighted(lambda context, *_: context), params, batch, weight, KEY)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_initial_parameters_are_the_published_ones() -> None:
@@ -203,7 +205,7 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
 # ---- an online run: a ring that fills up, a value function that changes, a model that goes on -------------
 
 
-def squared_gradient(curvature: jax.Array, next_observation: jax.Array) -> jax.Array:
+def squared_gradient(curvature: jax.Array, next_observation: jax.Array, key: jax.Array) -> jax.Array:
     """VaGraM's weight for the value ``sum_d c_d s_d^2 / 2``."""
     value = lambda s: (curvature * jnp.square(s)).sum() / 2
     return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(next_observation))
@@ -219,11 +221,11 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
     """A changed value function is the one that counts, by fits from nothing and by those that go on."""
     traced = []
 
-    def weight(context: jax.Array, next_observation: jax.Array) -> jax.Array:
+    def weight(context: jax.Array, next_observation: jax.Array, key: jax.Array) -> jax.Array:
         traced.append(next_observation.shape)
-        return squared_gradient(context, next_observation)
+        return squared_gradient(context, next_observation, key)
 
-    world = ensemble.make(change(deterministic=True), SPEC, weight)
+    world = ensemble.make(change(deterministic=True), SPEC, loss.weighted(weight))
     first, second = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
     young, grown = partly_filled(swapped(), 150), partly_filled(swapped(), 390)
     keys = jax.random.split(KEY, 3)
@@ -281,11 +283,11 @@ def test_every_held_out_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert sizes.chunks == 3
     params = {"members": model.members, "bounds": model.bounds}
     context = jnp.array([1.0, 3.0])
-    found = loss.holdout_error(SMALL, squared_gradient, params, data, sizes, context)
+    found = loss.holdout_error(SMALL, loss.weighted(squared_gradient), params, data, sizes, context)
     batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(data.order[:80])], data.rows)
     mean, _ = network.distribution(model.members, model.bounds, jnp.broadcast_to(batch.inputs, (3, 80, 3)))
-    weight = np.column_stack([np.square(batch.next_observation * [1, 3]), np.ones(80)])
-    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).mean((1, 2)), rtol=1e-5)
+    weight = np.column_stack([np.square(batch.next_observation * [1, 3]) / 2, np.ones(80)])
+    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).sum(2).mean(1), rtol=1e-5)
 
 
 def test_other_statistics_change_no_prediction(
@@ -455,7 +457,7 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
         built().fit(log(1), KEY)
     with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
         built().fit(partly_filled(log().transitions, 0), KEY)
-    with pytest.raises(ValueError, match="made without a weight that reads it"):
+    with pytest.raises(ValueError, match="made without a loss that reads it"):
         built().fit(log(), KEY, context=jnp.ones(2))
     pair = jax.tree.map(lambda x: jnp.stack([x, x]), log().transitions)
     with pytest.raises(ValueError, match=r"data of 2 rings .* need as many keys, not \(\)"):

@@ -11,13 +11,13 @@ import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rl.dynamics import fit, loss, network
+from rl.dynamics import fit, network
 from rl.dynamics.config import Config, check
-from rl.dynamics.loss import Weight
+from rl.dynamics.loss import LIKELIHOOD, Loss
 from rl.dynamics.network import Model
 from rl.types import Array, Key, Spec
 
-__all__ = ["Config", "Ensemble", "Model", "Weight", "make"]
+__all__ = ["Config", "Ensemble", "Loss", "Model", "make"]
 
 
 class Ensemble(NamedTuple):
@@ -35,7 +35,7 @@ class Ensemble(NamedTuple):
     ]  # as propose, of one random elite each: no [M]
 
 
-def make(config: Config, spec: Spec, weight: Weight = loss.equal) -> Ensemble:
+def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
     """The ensemble for observations and actions of ``spec``.
 
     ``fit(data, key, model=None, context=())`` learns it and returns a `Model`:
@@ -47,28 +47,45 @@ def make(config: Config, spec: Spec, weight: Weight = loss.equal) -> Ensemble:
         data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
         the held-out rows before the first update, and a member that never improves on that by 1 % stays what it was.
         Adam's moments start from 0.
-      context: what the weight is given, any pytree; with a leading axis [S] for keys [S].
+      context: what the loss is given, any pytree; with a leading axis [S] for keys [S].
 
     All updates between two checks are one compiled call; a progress bar shows the checks. Rows whose episode terminated
     with no successor logged (their own observation stands there) are left out. The compiled programs belong to the
     ensemble: make it once, and a fit of more rows of the same ring, from a model or with another context compiles
     nothing. ``fit`` raises ValueError for rewards that are not finite, too few rows, a model of other shapes, or a
-    context that no weight reads; and FloatingPointError if an elite diverged.
+    context that no loss reads; and FloatingPointError if an elite diverged.
 
     Args:
       config: hyper-parameters.
       spec: of the environment.
-      weight: (context, next observations [E, B, O] of each member's own batch) -> weights of their squared errors, of
-        the same shape; 1 by default. No gradient flows through it. That of the reward is 1.
+      loss: what members minimise and are judged by; by default the Gaussian likelihood, judged by the squared error of
+        the means. `rl.dynamics.value_aware` has those that ask a value function.
 
     Raises:
-      ValueError: a configuration without sense, or observations that are images or dictionaries.
+      ValueError: a configuration without sense, a loss of variances that the ensemble does not predict, or one that
+        leaves those it does without a meaning; or observations that are images or dictionaries.
     """
     check(config, spec)
+    _check_loss(config, loss)
     return Ensemble(
         init=functools.partial(network.init, config, spec),
-        fit=fit.fitter(config, spec, weight),
+        fit=fit.fitter(config, spec, loss),
         predict=functools.partial(network.predict, config, spec),
         propose=functools.partial(network.propose, config, spec),
         step=functools.partial(network.step, config, spec),
+    )
+
+
+def _check_loss(config: Config, loss: Loss) -> None:
+    """Raises ValueError where the loss and the members disagree about variances."""
+    if loss.variances is None or loss.variances != config.deterministic:
+        return
+    if loss.variances:
+        raise ValueError(
+            "this model loss is one of predicted variances, which a deterministic ensemble does not have: choose "
+            "deterministic=False, or another loss"
+        )
+    raise ValueError(
+        "this model loss says nothing of variances, which a Gaussian ensemble would predict without ever learning "
+        "them: choose deterministic=True, or another loss"
     )

@@ -27,9 +27,9 @@ import numpy as np
 import optax
 from tqdm.auto import tqdm
 
-from rl.dynamics import loss, network, rows
+from rl.dynamics import network, rows
 from rl.dynamics.config import Config
-from rl.dynamics.loss import Weight
+from rl.dynamics.loss import LIKELIHOOD, Loss, holdout_error, objective
 from rl.dynamics.network import Model
 from rl.dynamics.rows import Data, Sizes
 from rl.replay import dataset as replay
@@ -65,13 +65,13 @@ class Programs(NamedTuple):
     finish: Callable[[Progress, Data], Model]
 
 
-def fitter(config: Config, spec: Spec, weight: Weight = loss.equal) -> Callable[..., Model]:
+def fitter(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Callable[..., Model]:
     """The function ``fit(data, key, model=None, context=())`` of an ensemble; see `rl.dynamics.ensemble.make`."""
-    parts = programs(config, spec, weight)
+    parts = programs(config, spec, loss)
 
     def fit(data: Dataset | Ring, key: Key, model: Model | None = None, context: Any = ()) -> Model:
-        if weight is loss.equal and jax.tree.leaves(context):
-            raise ValueError("a context is given, but the ensemble was made without a weight that reads it")
+        if loss is LIKELIHOOD and jax.tree.leaves(context):
+            raise ValueError("a context is given, but the ensemble was made without a loss that reads it")
         initial = jax.eval_shape(parts.init, key)
         if model is not None:
             _check_model(model, initial)
@@ -96,7 +96,7 @@ def fitter(config: Config, spec: Spec, weight: Weight = loss.equal) -> Callable[
     return fit
 
 
-def programs(config: Config, spec: Spec, weight: Weight = loss.equal) -> Programs:
+def programs(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Programs:
     """The jitted parts of a fit. They compile at their first call, and again for data of another shape alone."""
 
     def fresh(key: Key) -> Model:
@@ -112,14 +112,14 @@ def programs(config: Config, spec: Spec, weight: Weight = loss.equal) -> Program
     return Programs(
         init=jax.jit(lambda key: jax.vmap(fresh)(key) if key.ndim else fresh(key)),
         prepare=jax.jit(prepare),
-        begin=jax.jit(_over_keys(functools.partial(begin, config, weight))),
-        advance=jax.jit(_over_keys(functools.partial(advance, config, weight)), donate_argnums=0),
+        begin=jax.jit(_over_keys(functools.partial(begin, config, loss))),
+        advance=jax.jit(_over_keys(functools.partial(advance, config, loss)), donate_argnums=0),
         finish=jax.jit(_over_keys(finish)),
     )
 
 
 def begin(
-    config: Config, weight: Weight, model: Model, data: Data, sizes: Sizes, context: Any, key: Key
+    config: Config, loss: Loss, model: Model, data: Data, sizes: Sizes, context: Any, key: Key
 ) -> tuple[Progress, Array, Key]:
     """Before the first update: the state, each member's bootstrap sample [E, C], and the key of the updates.
 
@@ -133,14 +133,14 @@ def begin(
     continued = network.restandardize(model, data.mean, data.deviation).members
     members = jax.tree.map(lambda new, old: jnp.where(fitted.any(), new, old), continued, model.members)
     params = {"members": members, "bounds": model.bounds}
-    error = jnp.where(fitted, loss.holdout_error(config, weight, params, data, sizes, context), jnp.inf)
+    error = jnp.where(fitted, holdout_error(config, loss, params, data, sizes, context), jnp.inf)
     zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     return Progress(params, _ADAM.init(params), params, error, zero, zero, no, no), sample, update_key
 
 
 def advance(
     config: Config,
-    weight: Weight,
+    loss: Loss,
     before: Progress,
     data: Data,
     sample: Array,
@@ -158,13 +158,13 @@ def advance(
         shape = (config.members, config.batch_size)
         place = jax.random.randint(batch_key, shape, 0, data.size - sizes.held)
         batch = jax.tree.map(lambda x: x[sample[members, place]], data.rows)
-        weights = loss.with_reward(weight, context, batch.next_observation)
-        gradient = jax.grad(loss.objective, 1)(config, params, batch, weights)
+        loss_key = jax.random.fold_in(batch_key, 1)
+        gradient = jax.grad(objective, 2)(config, loss, params, batch, context, loss_key)
         steps, moments = _ADAM.update(gradient, moments)
         return jax.tree.map(lambda x, step: x - rate * step, params, steps), moments
 
     params, moments = jax.lax.fori_loop(0, sizes.updates, update, (before.params, before.moments))
-    error = loss.holdout_error(config, weight, params, data, sizes, context)
+    error = holdout_error(config, loss, params, data, sizes, context)
     better = error < _IMPROVEMENT * before.error  # False for NaN
 
     def keep(new: Array, old: Array) -> Array:

@@ -2,17 +2,18 @@
 
 Member ``i`` predicts the mean ``m`` and the log-variance ``v`` of ``y = (s' - s, r)`` and minimises
 
-    L_i = mean_{batch, dims}[ w (m - y)^2 exp(-v) + w v ] + sum_layers decay / 2 |W|^2
+    L_i = mean_batch[ loss(m, v, y) ] + sum_layers decay / 2 |W|^2
 
 plus, shared by all, ``0.01 (sum max v - sum min v)`` on the learned vectors between which ``v`` is clamped softly.
-``w`` is 1, or the caller's weight of each sample and observation dimension (VaGraM, Voelcker et al. 2022). The
-deterministic variant has no ``v`` and minimises ``w (m - y)^2``.
+By default the loss of a row is the Gaussian likelihood, ``mean_dims[ (m - y)^2 exp(-v) + v ]``. The deterministic
+variant has no ``v`` and minimises ``mean_dims[ (m - y)^2 ]``. Losses that ask a value function are in
+`rl.dynamics.value_aware`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import chex
 import jax
@@ -21,59 +22,110 @@ import jax.numpy as jnp
 from rl.dynamics import network
 from rl.dynamics.config import Config
 from rl.dynamics.rows import Data, Rows, Sizes, chunk_rows
-from rl.types import Array, Params
+from rl.types import Array, Key, Params
 
-# (context, next observations [E, B, O] of each member's batch) -> [E, B, O]
-Weight = Callable[[Any, Array], Array]
-
-
-def equal(context: Any, next_observation: Array) -> Array:
-    """The `Weight` of an ordinary fit: 1."""
-    return jnp.ones_like(next_observation)
+_JUDGE_SEED = 1  # of what a check draws: the same at every check, so that they compare models alone
 
 
-def with_reward(weight: Weight, context: Any, next_observation: Array) -> Array:
-    """Weights [E, B, O + 1]; that of the reward is 1."""
-    given = jax.lax.stop_gradient(weight(context, next_observation))
-    chex.assert_equal_shape([given, next_observation])
-    return jnp.concatenate([given, jnp.ones_like(given[..., :1])], -1)
+class Prediction(NamedTuple):
+    """What each member says of its own rows."""
+
+    mean: Array  # [E, B, O + 1] of (s' - s, r), in the units of the data
+    log_variance: Array | None  # [E, B, O + 1]; None of a deterministic ensemble
 
 
-def objective(config: Config, params: Params, batch: Rows, weight: Array) -> Array:
-    """The sum over members, whose gradients do not meet but in the bounds that they share; weight [E, B, O + 1]."""
-    mean, log_variance = network.distribution(params["members"], params["bounds"], batch.inputs)
-    error = weight * jnp.square(mean - batch.outputs)
+# (context, predictions, rows [E, B, ...], key) -> [E, B], what each member pays for each of its rows
+Cost = Callable[[Any, Prediction, Rows, Key], Array]
+
+# (context, next observations [E, B, O] of each member's own batch, key) -> [E, B, O]
+Weight = Callable[[Any, Array, Key], Array]
+
+
+class Loss(NamedTuple):
+    """What is minimised, and what tells which of a member's checks was its best."""
+
+    train: Cost  # its mean over a batch is minimised
+    judge: Cost  # its mean over the held-out rows is the error of `rl.dynamics.network.Model`
+    variances: bool | None = None  # whether members must predict them; None: as the configuration says
+
+
+def errors(prediction: Prediction, rows: Rows) -> Array:
+    """``(m - y)^2 exp(-v) + v``, or ``(m - y)^2`` of a deterministic ensemble, [E, B, O + 1]."""
+    squared = jnp.square(prediction.mean - rows.outputs)
+    if prediction.log_variance is None:
+        return squared
+    return squared * jnp.exp(-prediction.log_variance) + prediction.log_variance
+
+
+def judged_by_means(train: Cost, variances: bool | None = None) -> Loss:
+    """The loss that is minimised, and judged as if the predicted means were all there is.
+
+    So are PETS, MBPO and RAVL: by the squared error. A likelihood would prefer whoever is surest of its variance.
+    """
+
+    def judge(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        return train(context, prediction._replace(log_variance=None), rows, key)
+
+    return Loss(train, judge, variances)
+
+
+def _mean_error(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
+    del context, key
+    return errors(prediction, rows).mean(-1)
+
+
+LIKELIHOOD = judged_by_means(_mean_error)  # of an ordinary fit; it reads no context
+
+
+def weighted(weight: Weight, variances: bool | None = None) -> Loss:
+    """The mean over state dimensions of weighted errors, plus the error of the reward, whose weight is 1.
+
+    The sum of VaGraM's code (Voelcker et al. 2022): ``mean_d[ w_d e_d ] + e_r``. No gradient flows through weights.
+    """
+
+    def train(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        factor = jax.lax.stop_gradient(weight(context, rows.next_observation, key))
+        chex.assert_equal_shape([factor, rows.next_observation])
+        error = errors(prediction, rows)
+        return (factor * error[..., :-1]).mean(-1) + error[..., -1]
+
+    return judged_by_means(train, variances)
+
+
+def objective(config: Config, loss: Loss, params: Params, batch: Rows, context: Any, key: Key) -> Array:
+    """The sum over members, whose gradients do not meet but in the bounds that they share."""
+    prediction = Prediction(*network.distribution(params["members"], params["bounds"], batch.inputs))
     shared = sum(
         0.5 * rate * jnp.square(layer["kernel"]).sum()
         for rate, layer in zip(config.decay, params["members"], strict=True)
     )
-    if log_variance is not None:
-        error = error * jnp.exp(-log_variance) + weight * log_variance
+    if prediction.log_variance is not None:
         shared += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    return error.mean((1, 2)).sum() + shared
+    return loss.train(context, prediction, batch, key).mean(1).sum() + shared
 
 
 def holdout_error(
-    config: Config, weight: Weight, params: Params, data: Data, sizes: Sizes, context: Any
+    config: Config, loss: Loss, params: Params, data: Data, sizes: Sizes, context: Any
 ) -> Array:
-    """Weighted squared error [E] of every member, mean over the held-out rows and dimensions."""
+    """The error [E] by which every member is judged, mean over the held-out rows."""
     size = chunk_rows(config, len(data.order))
+    key = jax.random.key(_JUDGE_SEED)
 
     def add(number: Array, total: Array) -> Array:
         place = number * size + jnp.arange(size)
-        batch = jax.tree.map(lambda x: x[data.order[place]], data.rows)
-        error = squared_error(weight, params, batch, context)
-        return total + jnp.where((place < sizes.held)[:, None], error, 0.0).sum((1, 2))
+        # The last chunk is filled with held-out rows that were counted: a loss may look at a batch as a whole.
+        batch = jax.tree.map(lambda x: x[data.order[place % sizes.held]], data.rows)
+        error = judged(loss, params, batch, context, jax.random.fold_in(key, number))
+        return total + jnp.where(place < sizes.held, error, 0.0).sum(1)
 
-    total = jax.lax.fori_loop(0, sizes.chunks, add, jnp.zeros(_members(params)))
-    return total / (sizes.held * data.rows.outputs.shape[-1])
+    return jax.lax.fori_loop(0, sizes.chunks, add, jnp.zeros(_members(params))) / sizes.held
 
 
-def squared_error(weight: Weight, params: Params, batch: Rows, context: Any) -> Array:
-    """Weighted, [E, B, O + 1], of the rows [B, ...] that all members are judged by."""
+def judged(loss: Loss, params: Params, batch: Rows, context: Any, key: Key) -> Array:
+    """What each member is judged by, [E, B], on rows [B, ...] that are the same for all of them."""
     batch = jax.tree.map(lambda x: jnp.broadcast_to(x, (_members(params), *x.shape)), batch)
-    mean, _ = network.distribution(params["members"], params["bounds"], batch.inputs)
-    return with_reward(weight, context, batch.next_observation) * jnp.square(mean - batch.outputs)
+    prediction = Prediction(*network.distribution(params["members"], params["bounds"], batch.inputs))
+    return loss.judge(context, prediction, batch, key)
 
 
 def _members(params: Params) -> int:

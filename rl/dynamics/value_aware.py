@@ -1,0 +1,393 @@
+"""Losses of a dynamics model that ask a value function which errors matter.
+
+With ``e = m - (s' - s)`` a member's error, ``e_r`` that of its reward, ``V_c`` one of C value functions and
+``g_c = dV_c/ds'`` at the TRUE next observation, the loss of a row is ``e_r^2`` plus, where O is the number of
+observation dimensions,
+
+    mse               sum_d e_d^2 / O
+    vagram            mean_c sum_d g_cd^2 e_d^2 / O             (Voelcker et al., ICLR 2022: bounded, diagonal)
+    taylor            mean_c (g_c . e)^2 / O                    (the same paper: rank one, at most O times vagram)
+    vaml              mean_c (V_c(s' + e) - V_c(s'))^2 / O      (Farahmand et al. 2017, by value difference)
+    calibrated        vaml of sampled predictions, less the variance that sampling adds (Voelcker et al., ICML 2025)
+    value_weighted    mean_c |V_c(s')| sum_d e_d^2 / O          (a variant in the official code of VaGraM)
+    anisotropic       vagram, its weights moved to other dimensions by one permutation (`Context.permutation`)
+    anisotropic_rows  vagram, the weights of every row permuted anew
+    mle               the Gaussian likelihood (`rl.dynamics.loss.LIKELIHOOD`), which asks no value
+
+The reward's error has weight 1 against the mean over dimensions of the weighted state errors, as in the official code
+of VaGraM; ``mse`` is VaGraM with weights 1, so that the two differ in nothing else.
+
+**Units.** Members predict ``s' - s`` in the units of the data, whatever their inputs are scaled by, and gradients are
+with respect to ``s'`` in these units. ``g_d e_d`` is then in units of the value, and no rescaling of an observation
+changes ``vagram``, ``taylor`` or ``vaml``; it does change ``mse`` and, where it is clipped, the norm of a gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from rl.dynamics import loss
+from rl.dynamics.loss import Cost, Loss, Prediction, Weight
+from rl.dynamics.rows import Rows
+from rl.types import Array, Key, Learner
+
+# (state, observations [..., O]) -> [C, ...], C value functions, each of one row alone
+Values = Callable[[Any, Array], Array]
+
+_JUDGED_SAMPLES = 16  # of each prediction at a check
+
+
+class Context(NamedTuple):
+    """What a fit is given (`rl.dynamics.ensemble.make`). With a leading axis [S] for S keys."""
+
+    state: Any  # what `Values` reads
+    plain: Any = 0.0  # [] how much plain error is added: 1 in VaGraM's first epoch, 0 after it
+    permutation: Any = (
+        None  # [O] int32, of `anisotropic`: whose weight each dimension gets; see `permutations`
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Of all losses that ask a value."""
+
+    normalise: bool = True  # divide by the mean weight of a member's batch; VaGraM's code does not
+    clip_quantile: float = (
+        0.95  # gradients of larger norm than this quantile of the batch's get its norm; 1: none
+    )
+    floor: float = 0.0  # plain error that is always added, in units of the mean weight where that is 1
+    samples: int = 2  # of each prediction by a Gaussian ensemble: `calibrated` and `vaml`
+
+
+def make(name: str, values: Values | None, settings: Settings = Settings()) -> Loss:
+    """The loss of that name, for `rl.dynamics.ensemble.make`; its context is a `Context`.
+
+    Args:
+      name: one of `LOSSES`.
+      values: that are asked; mle and mse need none.
+      settings: how.
+
+    Raises:
+      ValueError: an unknown name, a setting out of range, or no values where they are needed.
+    """
+    if name not in LOSSES:
+        near = difflib.get_close_matches(name, LOSSES, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"there is no model loss {name!r}{hint}: choose one of {', '.join(LOSSES)}")
+    _check(name, settings)
+    if name in _VALUE_FREE:
+        return _VALUE_FREE[name]
+    if values is None:
+        raise ValueError(
+            f"the model loss {name} asks a value function and was given none: pass values, as "
+            f"value_aware.of_learner makes them, or choose {' or '.join(_VALUE_FREE)}"
+        )
+    return _with_plain(name, _VALUE_AWARE[name](values, settings), settings)
+
+
+def is_deterministic(name: str) -> bool:
+    """Whether the loss of that name is made for an ensemble that predicts means alone."""
+    return name not in ("mle", "calibrated")
+
+
+def permutations(key: Key, size: int) -> Array:
+    """Of ``size`` dimensions, for `Context.permutation`: [O] int32, or [S, O] for keys [S]."""
+    draw = lambda key: jax.random.permutation(key, size)
+    return jax.vmap(draw)(key) if key.ndim else draw(key)
+
+
+def of_learner(learner: Learner) -> Values:
+    """The learner's critics, online and target ones, at the action that it would take; its state is that of `Values`.
+
+    The paper's code has four value functions, two online and two target critics of SAC at the policy's mean action, and
+    lets no gradient flow through the action. So does this: the action is ``learner.act``'s. Target critics are
+    ``learner.critics`` of the state with its targets in place of its parameters; where the learner has no targets, its
+    critics are all.
+
+    Raises:
+      ValueError: the learner has no critics.
+    """
+    critics = learner.critics
+    if critics is None:
+        raise ValueError(
+            "this agent has no critics whose values could weigh a model's errors: choose another"
+        )
+
+    def values(state: Any, observation: Array) -> Array:
+        action = jax.lax.stop_gradient(learner.act(state, observation, jax.random.key(0)))
+        online = critics(state, observation, action)
+        if not state.target:
+            return online
+        target = critics(state._replace(params={**state.params, **state.target}), observation, action)
+        return jnp.concatenate([online, target])
+
+    return values
+
+
+# ---- gradients ----------------------------------------------------------------------------------------------
+
+
+def gradients(values: Values, state: Any, observation: Array) -> Array:
+    """``dV_c/ds`` [C, ..., O] of every value function at every observation [..., O], in units of value per unit of s.
+
+    Each is computed from its own function and row alone: nothing is kept from one call to the next.
+    """
+
+    def total(observation: Array) -> Array:
+        found = values(state, observation)
+        if found.shape[1:] != observation.shape[:-1]:
+            raise ValueError(
+                f"values of observations {observation.shape} must have the shape [C, "
+                f"{', '.join(map(str, observation.shape[:-1]))}], not {list(found.shape)}"
+            )
+        return found.reshape(len(found), -1).sum(1)
+
+    return jax.jacrev(total)(observation)
+
+
+def clip(gradient: Array, quantile: float) -> Array:
+    """Gradients [..., B, O] of larger norm than that quantile of the batch's B norms are scaled down to it."""
+    norm = jnp.linalg.norm(gradient, axis=-1, keepdims=True)
+    limit = jnp.quantile(norm, quantile, axis=-2, keepdims=True)
+    return gradient * jnp.where(norm > limit, limit / jnp.where(norm > 0, norm, 1.0), 1.0)
+
+
+# ---- weights ------------------------------------------------------------------------------------------------
+
+# (values, settings) -> the part of a loss that asks them
+Asking = Callable[[Values, Settings], Loss]
+
+
+def squared_gradients(values: Values, settings: Settings) -> Weight:
+    """VaGraM's weights ``mean_c g_cd^2``, of clipped gradients."""
+
+    def weight(context: Context, next_observation: Array, key: Key) -> Array:
+        del key
+        found = jnp.square(_clipped_gradients(values, settings, context, next_observation)).mean(0)
+        return found / _unit(settings, found)
+
+    return weight
+
+
+def permuted(values: Values, settings: Settings) -> Weight:
+    """VaGraM's, each given to another dimension, always the same: as uneven, and as constant, but not of the value.
+
+    A model of little capacity is drawn to few dimensions as by VaGraM, only that chance chose them. This is the control
+    that tells what a value knows from what uneven weights do. The permutation is that of a whole run, not of a fit.
+    """
+    weight = squared_gradients(values, settings)
+
+    def moved(context: Context, next_observation: Array, key: Key) -> Array:
+        if context.permutation is None:
+            raise ValueError(
+                "the model loss anisotropic needs one permutation of the dimensions for the whole run: "
+                "Context(state, plain, value_aware.permutations(key, observation size))"
+            )
+        return jnp.take(weight(context, next_observation, key), context.permutation, -1)
+
+    return moved
+
+
+def permuted_by_row(values: Values, settings: Settings) -> Weight:
+    """VaGraM's, permuted anew for every row and update: on average all dimensions of a row weigh the same.
+
+    What is left of VaGraM is how much a whole row counts, and the noise of uneven weights.
+    """
+    weight = squared_gradients(values, settings)
+
+    def moved(context: Context, next_observation: Array, key: Key) -> Array:
+        return jax.random.permutation(key, weight(context, next_observation, key), -1, independent=True)
+
+    return moved
+
+
+def absolute_values(values: Values, settings: Settings) -> Weight:
+    """``mean_c |V_c(s')|`` in every dimension."""
+
+    def weight(context: Context, next_observation: Array, key: Key) -> Array:
+        del key
+        found = jnp.abs(values(context.state, next_observation)).mean(0)[..., None]
+        return jnp.broadcast_to(found / _unit(settings, found), next_observation.shape)
+
+    return weight
+
+
+def _by(weight: Callable[[Values, Settings], Weight]) -> Asking:
+    return lambda values, settings: loss.weighted(weight(values, settings))
+
+
+def _clipped_gradients(values: Values, settings: Settings, context: Context, observation: Array) -> Array:
+    found = gradients(values, context.state, observation)
+    return clip(found, settings.clip_quantile) if settings.clip_quantile < 1 else found
+
+
+def _unit(settings: Settings, weight: Array) -> Array:
+    """What weights [E, B, O] are divided by, [E, 1, 1]: each member's mean. 1 where there is nothing to divide."""
+    mean = weight.mean((1, 2), keepdims=True)
+    return jnp.where(mean > 0, mean, 1.0) if settings.normalise else jnp.ones_like(mean)
+
+
+# ---- losses that are no weighted squares ----------------------------------------------------------------------
+
+
+def taylor(values: Values, settings: Settings) -> Loss:
+    """``mean_c (g_c . e)^2 / O``: what is orthogonal to all gradients costs nothing."""
+
+    def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        del key
+        gradient = _clipped_gradients(values, settings, context, rows.next_observation)
+        gradient = jax.lax.stop_gradient(gradient)
+        error = (prediction.mean - rows.outputs)[..., :-1]
+        first_order = jnp.square((gradient * error).sum(-1)).mean(0)
+        unit = _unit(settings, jnp.square(gradient).mean(0))[..., 0]
+        return first_order / (unit * error.shape[-1]) + loss.errors(prediction, rows)[..., -1]
+
+    return Loss(cost, cost, variances=False)
+
+
+def vaml(values: Values, settings: Settings) -> Loss:
+    """``mean_c E (V_c(s^) - V_c(s'))^2 / O``, s^ the mean of a deterministic member or a sample of a Gaussian one.
+
+    Of a Gaussian member it is ``(E V_c(s^) - V_c(s'))^2 + Var V_c(s^)`` in expectation: its minimum has the variance of
+    the value, not only the gap of its means, driven to 0. Normalised, it is divided by VaGraM's mean weight.
+    """
+
+    def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        return of(context, prediction, rows, key, settings.samples)
+
+    def judge(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        return of(context, prediction, rows, key, _JUDGED_SAMPLES)
+
+    def of(context: Context, prediction: Prediction, rows: Rows, key: Key, samples: int) -> Array:
+        gap = value_gaps(values, context.state, prediction, rows, key, samples)
+        return _per_dimension(values, settings, context, rows, jnp.square(gap).mean((0, 1)))
+
+    return _with_reward(cost, judge)
+
+
+def calibrated(values: Values, settings: Settings) -> Loss:
+    """`vaml` of a Gaussian member less the variance of the value, so that its variance is not driven to 0.
+
+    Its expectation is ``(E V_c(s^) - V_c(s'))^2 / O``: the least, over rows of one (s, a), where ``E V_c(s^)`` is the
+    mean of ``V_c(s')``. See `without_variance`. It fits the mean value and nothing else. For a linear value the
+    variance gets no gradient in expectation, and the likelihood of a `Settings.floor` must fit it.
+
+    Judged by ``(mean_k V_c(s^_k) - V_c(s'))^2`` of 16 samples, which unlike the loss is never negative; it exceeds the
+    loss by a sixteenth of the variance on average.
+    """
+
+    def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        gap = value_gaps(values, context.state, prediction, rows, key, settings.samples)
+        return _per_dimension(values, settings, context, rows, without_variance(gap).mean(0))
+
+    def judge(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        gap = value_gaps(values, context.state, prediction, rows, key, _JUDGED_SAMPLES)
+        return _per_dimension(values, settings, context, rows, jnp.square(gap.mean(1)).mean(0))
+
+    return _with_reward(cost, judge)._replace(variances=True)
+
+
+def value_gaps(
+    values: Values, state: Any, prediction: Prediction, rows: Rows, key: Key, samples: int
+) -> Array:
+    """``V_c(s^_k) - V_c(s')`` [C, K, E, B] for K independent samples of the prediction, K = 1 of a deterministic one.
+
+    Samples are reparameterised: their gradient reaches the mean and the log-variance.
+    """
+    center = (rows.next_observation + (prediction.mean - rows.outputs)[..., :-1])[None]
+    if prediction.log_variance is not None:
+        noise = jax.random.normal(key, (samples, *center.shape[1:]))
+        center = center + jnp.exp(0.5 * prediction.log_variance[..., :-1]) * noise
+    truth = jax.lax.stop_gradient(values(state, rows.next_observation))
+    return values(state, center) - truth[:, None]
+
+
+def without_variance(gap: Array) -> Array:
+    """``mean_k gap_k^2`` less the unbiased sample variance over k, of [C, K, ...]: [C, ...].
+
+    It is the mean of ``gap_k gap_l`` over all pairs k != l, for two samples their product, and an unbiased estimate of
+    ``(E gap)^2`` because samples are independent. A single value of it may be negative.
+    """
+    count = gap.shape[1]
+    return (jnp.square(gap.sum(1)) - jnp.square(gap).sum(1)) / (count * (count - 1))
+
+
+def _per_dimension(values: Values, settings: Settings, context: Context, rows: Rows, squared: Array) -> Array:
+    """Squared differences of values [E, B] on the scale of VaGraM's: over O and, normalised, its mean weight."""
+    size = rows.next_observation.shape[-1]
+    if not settings.normalise:
+        return squared / size
+    found = jnp.square(_clipped_gradients(values, settings, context, rows.next_observation)).mean(0)
+    return squared / (size * jax.lax.stop_gradient(_unit(settings, found))[..., 0])
+
+
+def _with_reward(cost: Cost, judge: Cost) -> Loss:
+    """Plus the reward's error: the likelihood of a Gaussian member, judged by squares."""
+
+    def train(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        return cost(context, prediction, rows, key) + loss.errors(prediction, rows)[..., -1]
+
+    def judged(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        means = prediction._replace(log_variance=None)
+        return judge(context, prediction, rows, key) + loss.errors(means, rows)[..., -1]
+
+    return Loss(train, judged)
+
+
+# ---- all of them ----------------------------------------------------------------------------------------------
+
+_PLAIN = loss.weighted(lambda context, next_observation, key: jnp.ones_like(next_observation))
+
+_VALUE_FREE: dict[str, Loss] = {
+    "mle": loss.LIKELIHOOD._replace(variances=True),
+    "mse": _PLAIN._replace(variances=False),
+}
+
+_VALUE_AWARE: dict[str, Asking] = {
+    "vagram": _by(squared_gradients),
+    "taylor": taylor,
+    "vaml": vaml,
+    "calibrated": calibrated,
+    "value_weighted": _by(absolute_values),
+    "anisotropic": _by(permuted),
+    "anisotropic_rows": _by(permuted_by_row),
+}
+
+LOSSES = (*_VALUE_FREE, *_VALUE_AWARE)
+
+
+def _with_plain(name: str, asking: Loss, settings: Settings) -> Loss:
+    """The loss plus ``floor + context.plain`` times the plain error."""
+
+    def add(cost: Cost, plain: Cost) -> Cost:
+        def both(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+            if not isinstance(context, Context):
+                raise ValueError(
+                    f"the model loss {name} asks a value function, whose state is missing: "
+                    f"fit(..., context=value_aware.Context(state)), not {type(context).__name__}"
+                )
+            share = settings.floor + context.plain
+            return cost(context, prediction, rows, key) + share * plain(context, prediction, rows, key)
+
+        return both
+
+    return Loss(add(asking.train, _PLAIN.train), add(asking.judge, _PLAIN.judge), asking.variances)
+
+
+def _check(name: str, settings: Settings) -> None:
+    """Raises ValueError, naming the setting, on what is out of range."""
+    if not 0 < settings.clip_quantile <= 1:
+        raise ValueError(
+            f"clip_quantile={settings.clip_quantile} must be a quantile above 0 and at most 1, which clips nothing"
+        )
+    if not settings.floor >= 0:
+        raise ValueError(f"floor={settings.floor} of the model loss must not be negative")
+    fewest = 2 if name == "calibrated" else 1
+    if settings.samples < fewest:
+        raise ValueError(f"samples={settings.samples} of the model loss {name} must be at least {fewest}")
