@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import keys, online, train
-from rl.dynamics import base, rollout
+from rl.dynamics import base, rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
 from rl.dynamics.rollout import Front
 from rl.dynamics.termination import Rule
@@ -46,7 +46,8 @@ from rl.types import Array, Key, Learner, Metrics, State, Transition
 Context = Callable[[State, int], Any]
 
 
-class Schedule(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Schedule:
     """A number that changes on a straight line between two steps and is constant before and after them.
 
     Steps are environment steps of one seed, counted from where learning begins (after `learning_starts`).
@@ -158,6 +159,24 @@ def make(
     return Loop(learner, replay(config, learner, network, rhythm), retraining)
 
 
+def value_context(run_keys: Key, observation_size: int, plain_steps: int) -> Context:
+    """What losses that ask a value function are given: the learners as they are now, without their optimisers.
+
+    Args:
+      run_keys: [S], of the seeds.
+      observation_size: O.
+      plain_steps: environment steps from where learning begins, in which plain error is added, as in VaGraM's first epoch.
+    """
+    seeds = len(run_keys)
+    permutation = value_aware.permutations(keys.of(run_keys, "permutation"), observation_size)
+
+    def context(state: State, learned: int) -> value_aware.Context:
+        each = state._replace(optimiser={}, step=jnp.broadcast_to(state.step, (seeds,)))
+        return value_aware.Context(each, np.full(seeds, learned < plain_steps, np.float32), permutation)
+
+    return context
+
+
 # ---- batches --------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +200,13 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
 
     def empty(row: ring.Row) -> Memory:
         steps = Transition(
-            row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.reward
+            row.observation,
+            row.action,
+            row.reward,
+            row.discount,
+            row.next_observation,
+            row.action,
+            row.reward,
         )
         model = jax.eval_shape(network.init, jax.random.key(0))
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model)
@@ -349,10 +374,10 @@ def check(config: Config) -> None:
                 f"{name}: the schedule runs backwards, from step {schedule.start} to step {schedule.end}: "
                 "its numbers are start, end, first value, last value"
             )
-    ends = config.model_share[2:]
-    if not all(0 <= share <= 1 for share in ends):
-        raise ValueError(f"model_share: {ends[0]:g} and {ends[1]:g} must be shares between 0 and 1")
-    if min(config.rollout_length[2:]) < 1:
+    share, length = config.model_share, config.rollout_length
+    if not (0 <= share.first <= 1 and 0 <= share.last <= 1):
+        raise ValueError(f"model_share: {share.first:g} and {share.last:g} must be shares between 0 and 1")
+    if min(length.first, length.last) < 1:
         raise ValueError("rollout_length: rollouts must have at least 1 step, at either end of the schedule")
     rows = config.rollouts * longest(config)
     if config.model_replay < rows:
@@ -365,7 +390,9 @@ def check(config: Config) -> None:
 def check_rhythm(config: Config, rhythm: Rhythm) -> None:
     """Raises ValueError, naming the field, if fits would not come after whole steps of all environments."""
     if rhythm.learning_starts < 2:
-        raise ValueError(f"learning_starts={rhythm.learning_starts}: a model needs 2 steps or more to learn from")
+        raise ValueError(
+            f"learning_starts={rhythm.learning_starts}: a model needs 2 steps or more to learn from"
+        )
     for name, steps in {
         "learning_starts": rhythm.learning_starts,
         "retrain_every": config.retrain_every,
