@@ -54,6 +54,7 @@ def inverted_pendulum(observation: Array) -> Array:
 
 RULES: dict[str, Rule] = {
     "ant": ant,
+    "cartpoleswingup": never,
     "halfcheetah": never,
     "hopper": hopper,
     "humanoid": humanoid,

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl import nest
-from rl.envs import atari
+from rl.envs import atari, distractors
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -38,8 +38,9 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``), OGBench
     (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
-    shows it). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment
-    of your own.
+    shows it). Behind a ``+`` stand distractors that are added to its observations: ``Hopper-v5+distractors10``,
+    ``Hopper-v5+noise10`` (`rl.envs.distractors`). A name of the form ``module:Name-v0`` imports ``module`` first,
+    which registers it: an environment of your own.
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
@@ -57,12 +58,17 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Raises:
         ImportError: the package that registers this name is not installed.
-        TypeError: an observation or action space that agents here cannot use.
-        ValueError: no environment has this name (the nearest names are listed), or its version is retired.
+        TypeError: an observation or action space that agents here cannot use, or distractors for observations that
+            are no vectors.
+        ValueError: no environment has this name (the nearest names are listed), its version is retired, or what
+            follows a ``+`` names no distractors.
         RuntimeError: the simulator could not build it.
     """
+    base, *added = distractors.parse(name)
     with _quiet():
-        env = _uniform(_build(name), name)
+        env = _uniform(_build(base), base)
+    if all(added[:2]):
+        env = distractors.Distracted(env, *added)
     if seed is not None:
         env.reset(seed=seed)
         env.action_space.seed(seed)
@@ -111,6 +117,9 @@ def _is_atari(name: str) -> bool:
 def _register(name: str) -> None:
     """Import the package whose import registers ``name``, unless that has happened or gymnasium knows it."""
     if ":" in name or name in gymnasium.registry:
+        return
+    if name.startswith("CartPoleSwingUp"):
+        importlib.import_module("rl.envs.cartpole")
         return
     if name.startswith(_ROBOTICS):
         module, extra = "gymnasium_robotics", "d4rl"
