@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from experiments import common
-from rl import acting, checkpoint, lifecycle, train
+from rl import acting, checkpoint, lifecycle
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
+from rl.train import STACKED
 from rl.types import Learner, State
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -98,12 +100,12 @@ def rhythm(settings: Settings) -> tuple[int, int]:
     return ratio.numerator, ratio.denominator
 
 
-def stepper(settings: Settings, environment: str) -> Stream:
-    """The copies of the ``environment`` to learn in."""
+def stepper(settings: Settings) -> Stream:
+    """The environments to learn in."""
     processes = settings.env_processes if settings.env_processes >= 0 else None
     alone = settings.seeds * settings.envs == 1
     return Stream(
-        environment,
+        settings.env,
         [
             (_SEEDS, settings.seed, seed, number)
             for seed in range(settings.seeds)
@@ -113,7 +115,44 @@ def stepper(settings: Settings, environment: str) -> Stream:
     )
 
 
-def learn(
+def train(
+    settings: Settings,
+    run: lifecycle.Run,
+    trainer: Trainer,
+    learner: Learner,
+    seen: Transform,
+    initial: Callable[[], State | None] = lambda: None,
+    *,
+    slow: bool = False,
+) -> dict[str, Any]:
+    """Trains, evaluates and reports from wherever the run is; returns what result.json holds.
+
+    Args:
+      settings: of the script.
+      run: where it lives.
+      trainer: not yet started.
+      learner: that it trains.
+      seen: how the learner sees observations.
+      initial: the state that a new run begins with, if not a fresh one.
+      slow: whether the policies that are exported are the slow ones (`export`).
+    """
+    start = lifecycle.begin(run, trainer.saved())
+    if start.result is not None:
+        return start.result
+    if start.resumed:
+        trainer.resume(start.tree, start.step, lifecycle.notes(run))
+    else:
+        trainer.start(initial())
+    with (
+        scorer(settings, learner, seen) as score,
+        lifecycle.session(run, start) as session,
+    ):
+        (run.folder / ACTORS).mkdir(exist_ok=True)
+        _learn(settings, trainer, score, session, run.folder, slow)
+        return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
+
+
+def _learn(
     settings: Settings,
     trainer: Trainer,
     score: Callable[[State, int], dict[str, np.ndarray]],
@@ -121,11 +160,7 @@ def learn(
     folder: Path,
     slow: bool,
 ) -> None:
-    """From evaluation to evaluation until the end, or until asked to stop.
-
-    With ``slow``, the policies that are exported are the slow ones (`export`).
-    """
-    (folder / ACTORS).mkdir(exist_ok=True)
+    """From evaluation to evaluation until the end, or until asked to stop."""
     while trainer.evaluated < settings.steps:
         due = trainer.evaluated + settings.eval_every
         try:
@@ -145,16 +180,13 @@ def learn(
 
 @contextmanager
 def scorer(
-    settings: Settings, learner: Learner, seen: Transform, environment: str = ""
+    settings: Settings, learner: Learner, seen: Transform
 ) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
-    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU.
-
-    Episodes are of ``environment``, by default of that of the settings.
-    """
-    actor = acting.over_seeds(acting.actor(learner), train.STACKED)
+    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
+    actor = acting.over_seeds(acting.actor(learner), STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
     cpu = jax.local_devices(backend="cpu")[0]
-    with common.evaluator(settings, actor, environment or settings.env, settings.seeds) as episodes:
+    with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             with jax.default_device(cpu):

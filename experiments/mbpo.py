@@ -6,9 +6,9 @@ is VaGraM (Voelcker et al., ICLR 2022), and ``--model_loss=mle`` is MBPO (Janner
 model of the environment is learned from all steps so far, again and again; short rollouts in it fill a second replay,
 and most batches of the agent are drawn from that one. ``--model_loss`` is one of `rl.dynamics.value_aware`.
 
-Schedules are four numbers, as in the papers: ``--rollout_length=20000,150000,1,5`` is rollouts of one step for the first
-20,000 environment steps after ``--learning_starts``, of five from 150,000 on, and between in between. One number alone
-is constant. ``--env=Hopper-v5+distractors10`` adds ten numbers to the observation that only a large model can predict
+Schedules are four numbers, as in the papers: ``--rollout_length=20000,150000,1,5`` is rollouts of one step for the
+first 20,000 environment steps after ``--learning_starts``, of five from 150,000 on, and on a straight line between. One
+number alone is constant. ``--env=Hopper-v5+distractors10`` adds ten numbers to the observation that only a large model can predict
 (`rl.envs.distractors`).
 
 The run folder is that of `experiments.online`, and the same command continues an interrupted run to the same bits.
@@ -20,15 +20,13 @@ message for a head without them says how much that is. Observations are not norm
 from __future__ import annotations
 
 import dataclasses
-import math
-from contextlib import ExitStack
 from typing import Any
 
 import jax
 from absl import app
 
 from experiments import common, flags, interaction, presets
-from rl import agents, keys, lifecycle, mbpo
+from rl import agents, keys, mbpo
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
 from rl.envs import distractors
@@ -36,7 +34,6 @@ from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, Spec
-from rl.values import heads
 
 _IDENTITY = (
     *interaction.IDENTITY,
@@ -50,7 +47,9 @@ _IDENTITY = (
 class Settings(interaction.Settings):
     """Everything about a run that is not the agent's own; defaults are VaGraM's for Hopper."""
 
-    agent: str = "sac"  # sac, td3, dqn for integer actions, or any that explores; with critics if the loss asks them
+    agent: str = (
+        "sac"  # sac, td3, dqn for integer actions, or any that explores; with critics if the loss asks them
+    )
     env: str = "Hopper-v5"  # environment to learn in; +distractors10 or +noise10 behind it adds distractors
     steps: int = 260_000  # environment steps of each seed
     utd: float = 20.0  # updates per environment step
@@ -96,11 +95,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     rule = termination_rule(settings.env)
     common.check_schedules(config, int(settings.steps * settings.utd))
-    run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
-    with ExitStack() as stack:
-        stream = stack.enter_context(interaction.stepper(settings))
-        learner = make_learner(settings, config, stream.spec)
-        trainer = make_trainer(settings, stream, learner, rule, run_keys)
+    with interaction.stepper(settings) as stream:
+        loop = make_loop(settings, config, stream.spec, rule)
         this = common.run(
             settings,
             config,
@@ -108,11 +104,163 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             task=settings.env,
             identity=_IDENTITY,
             card={"loss": dataclasses.asdict(settings.loss)},
+            variant=settings.model_loss,
             about={"preset": presets.stored("mbpo", settings, "env")},
             unit="steps",
             axis="environment steps",
             leaves=(interaction.ACTORS,),
-            label=f"{settings.agent}, {settings.head}, {settings.model_loss}",
-            suffix=f"-{settings.model_loss}",
         )
-        return interaction.train(settings, this, trainer, learner, Transform(), ...)
+        return interaction.train(
+            settings, this, make_trainer(settings, stream, loop), loop.learner, Transform()
+        )
+
+
+def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:
+    """The environments, the learners in them, and their models."""
+    return Trainer(
+        stream,
+        loop.learner,
+        loop.replay,
+        run_keys(settings),
+        rhythm=interaction.rhythm(settings),
+        # After the fit, which is made between the last random step and the next.
+        learning_starts=settings.learning_starts + 1,
+        random=settings.learning_starts,
+        seen=Transform(),
+        retraining=loop.retraining,
+    )
+
+
+def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.Loop:
+    """The learner, its memory and its model.
+
+    Raises:
+      ValueError: they do not go together, or with the environment.
+    """
+    network_config = model_config(settings)
+    try:
+        ensemble.check(network_config, spec)
+    except ValueError as error:
+        raise ValueError(f"--env={settings.env}: {error}") from None
+    learner = make_learner(settings, config, spec)
+    asks = value_aware.needs_values(settings.model_loss)
+    if asks and learner.critics is None:
+        raise ValueError(
+            f"--model_loss={settings.model_loss} asks the agent's critics for values, and --agent={settings.agent} "
+            "has none: choose another agent, sac say, or --model_loss=mle or mse"
+        )
+    loss = value_aware.make(
+        settings.model_loss, value_aware.of_learner(learner) if asks else None, settings.loss
+    )
+    updates, period = interaction.rhythm(settings)
+    seeds = run_keys(settings)
+    return mbpo.make(
+        loop_config(settings),
+        learner,
+        ensemble.make(network_config, spec, loss),
+        rule,
+        seeds,
+        mbpo.Rhythm(updates, period, settings.envs, settings.learning_starts),
+        mbpo.value_context(seeds, spec.observation_shape[0], settings.plain_steps) if asks else None,
+    )
+
+
+def make_learner(settings: Settings, config: Any, spec: Spec) -> Learner:
+    """The agent; ``--head_low`` and ``--head_high`` are the ends of its head's support, as they are given.
+
+    Raises:
+      ValueError: the head needs them; the message says how far the targets reach beyond what rewards give.
+    """
+    try:
+        interaction.check_head(settings)
+    except ValueError as error:
+        below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
+        beyond = (
+            f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"
+        )
+        raise ValueError(f"{error}{beyond if above > below else ''}") from None
+    _, head = common.value_head(settings, (0.0, 1.0))  # of heads without a support
+    return agents.get(settings.agent).make(config, spec, head)
+
+
+def run_keys(settings: Settings) -> Key:
+    """Of the seeds, [S]."""
+    return keys.seeds(jax.random.key(settings.seed), settings.seeds)
+
+
+def model_config(settings: Settings) -> ensemble.Config:
+    """The networks of the model, and how they are fitted."""
+    hidden = settings.model_hidden
+    return ensemble.Config(
+        members=settings.model_members,
+        elites=settings.model_elites,
+        hidden=hidden,
+        decay=(settings.model_decay,) * (len(hidden) + 1),
+        deterministic=value_aware.is_deterministic(settings.model_loss),
+        learning_rate=settings.model_learning_rate,
+        batch_size=settings.model_batch_size,
+        holdout=settings.model_holdout,
+        patience=settings.model_patience,
+        min_epochs=0,
+        max_epochs=settings.model_max_epochs,
+    )
+
+
+def loop_config(settings: Settings) -> mbpo.Config:
+    """The loop's settings, with the schedules read."""
+    shared = {field.name for field in dataclasses.fields(mbpo.Config)} & {
+        field.name for field in dataclasses.fields(settings)
+    }
+    chosen = {name: getattr(settings, name) for name in shared}
+    schedules = {name: schedule(name, chosen[name]) for name in ("rollout_length", "model_share")}
+    return mbpo.Config(**{**chosen, **schedules})
+
+
+def schedule(flag: str, text: str) -> mbpo.Schedule:
+    """The schedule in a flag's text: start, end, first value, last value; or one value.
+
+    Raises:
+      ValueError: it is neither; the message names the flag.
+    """
+    numbers = [common.number(flag, word) for word in text.split(",")]
+    if len(numbers) == 1:
+        return mbpo.Schedule(0, 0, *numbers * 2)
+    if len(numbers) != 4:
+        raise ValueError(
+            f"--{flag}={text}: a schedule is four numbers, from step, to step, first value, last value, or one value"
+        )
+    return mbpo.Schedule(int(numbers[0]), int(numbers[1]), *numbers[2:])
+
+
+def termination_rule(environment: str) -> Rule:
+    """Where episodes end, by the part of the observation that is the task's.
+
+    Raises:
+      ValueError: nobody knows.
+    """
+    name = distractors.parse(environment)
+    rule = termination.of(name.base)
+    return (lambda observation: rule(observation[..., : -name.count])) if name.count else rule
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on settings that no run can have."""
+    interaction.check(settings)
+    common.multiple(settings, "learning_starts", "envs")
+    common.multiple(settings, "retrain_every", "envs")
+    common.at_least_one(settings, "model_members", "model_elites", "model_batch_size")
+    if settings.plain_steps < 0:
+        raise ValueError(f"--plain_steps={settings.plain_steps} must not be negative")
+    mbpo.check(loop_config(settings))
+
+
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
+
+
+def main(_: list[str]) -> None:
+    common.show(run(*presets.from_flags("mbpo", PUBLISHED, common.config, "env")))
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))

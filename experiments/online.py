@@ -96,7 +96,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
-        stream = stack.enter_context(interaction.stepper(settings, settings.env))
+        stream = stack.enter_context(interaction.stepper(settings))
         loaded = mixture(settings, stream.spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = transformation(settings, loaded)
@@ -115,18 +115,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        start = lifecycle.begin(this, trainer.saved())
-        if start.result is not None:
-            return start.result
-        if start.resumed:
-            trainer.resume(start.tree, start.step, lifecycle.notes(this))
-        else:
-            trainer.start(initial(settings, config, learner, stream.spec) if settings.init_from else None)
-        score = stack.enter_context(interaction.scorer(settings, learner, seen))
-        session = stack.enter_context(lifecycle.session(this, start))
+        initial_state = lambda: (
+            initial(settings, config, learner, stream.spec) if settings.init_from else None
+        )
         slow = getattr(config, "slow_policy", False)
-        interaction.learn(settings, trainer, score, session, this.folder, slow)
-        return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
+        return interaction.train(settings, this, trainer, learner, seen, initial_state, slow=slow)
 
 
 def make_trainer(

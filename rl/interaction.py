@@ -165,7 +165,7 @@ class Trainer:
             bar.update(self._environments)
 
     def read(self) -> dict[str, np.ndarray]:
-        """What there is to say of the time since the last call, {"train/...": [S]}, and of the model, {"model/...": [S]}.
+        """What there is to say of the time since the last call: {"train/...": [S]}, and {"model/...": [S]}.
 
         Raises:
           train.Diverged: a metric was not finite.

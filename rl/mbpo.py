@@ -165,7 +165,7 @@ def value_context(run_keys: Key, observation_size: int, plain_steps: int) -> Con
     Args:
       run_keys: [S], of the seeds.
       observation_size: O.
-      plain_steps: environment steps from where learning begins, in which plain error is added, as in VaGraM's first epoch.
+      plain_steps: environment steps from where learning begins in which plain error is added (VaGraM's first epoch).
     """
     seeds = len(run_keys)
     permutation = value_aware.permutations(keys.of(run_keys, "permutation"), observation_size)
