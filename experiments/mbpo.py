@@ -8,8 +8,8 @@ and most batches of the agent are drawn from that one. ``--model_loss`` is one o
 
 Schedules are four numbers, as in the papers: ``--rollout_length=20000,150000,1,5`` is rollouts of one step for the
 first 20,000 environment steps after ``--learning_starts``, of five from 150,000 on, and on a straight line between. One
-number alone is constant. ``--env=Hopper-v5+distractors10`` adds ten numbers to the observation that only a large model can predict
-(`rl.envs.distractors`).
+number alone is constant. ``--env=Hopper-v5+distractors10`` adds ten numbers to the observation that only a large model
+can predict (`rl.envs.distractors`).
 
 The run folder is that of `experiments.online`, and the same command continues an interrupted run to the same bits.
 Checkpoints hold both replays and the model. With a categorical ``--head`` give ``--head_low`` and ``--head_high`` such

@@ -61,7 +61,10 @@ class Schedule:
 
 def value(schedule: Schedule, step: Any, numpy: Any = np) -> Any:
     """The schedule's value [...] at ``step`` [...]; ``numpy`` is NumPy, or `jax.numpy` for its arrays."""
-    part = numpy.clip((step - schedule.start) / max(1, schedule.end - schedule.start), 0.0, 1.0)
+    if schedule.end > schedule.start:
+        part = numpy.clip((step - schedule.start) / (schedule.end - schedule.start), 0.0, 1.0)
+    else:
+        part = 1.0 * (step >= schedule.end)
     return schedule.first + (schedule.last - schedule.first) * part
 
 
@@ -358,8 +361,7 @@ def check_rollouts(metrics: Mapping[str, np.ndarray], step: int) -> None:
 
 def longest(config: Config) -> int:
     """The most steps that any rollout has."""
-    schedule = config.rollout_length
-    return max(rollout_length(schedule, step) for step in (schedule.start, schedule.end))
+    return int(max(config.rollout_length.first, config.rollout_length.last))
 
 
 def check(config: Config) -> None:
