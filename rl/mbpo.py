@@ -16,9 +16,10 @@ update, rollouts are a loop over a length that the program is given, and each of
 A run that was stopped goes on to the same bits, since the model is part of the memory, and the keys of a retraining
 depend on its number alone.
 
-Differences from the published code (mbrl-lib): the initial steps are uniformly random, updates begin after the first
-fit instead of 250 steps before it, and what rollouts would overwrite when they become longer is kept in the same ring
-(`Memory.newest`). Observations are not normalised for the agent; the model standardises its own inputs.
+Differences from the published code (pairlab/vagram, on mbrl-lib): the initial steps are uniformly random instead of an
+untrained policy's; the first fit, and with it the first update, comes right after them instead of `retrain_every` steps
+later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer rollouts.
+Observations are not normalised for the agent; the model standardises its own inputs.
 """
 
 from __future__ import annotations
