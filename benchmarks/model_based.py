@@ -479,7 +479,7 @@ def render(results: Mapping[str, Any]) -> str:
         f"epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
         f"{settings['critics']}, eta = {settings['diversity']:g}; fit: {FIT_BLOCKS * BLOCK * 4 // 5:,} rows once "
         f"through each of seven networks, in batches of 256, and a check on {FIT_BLOCKS * BLOCK // 5:,} more. "
-        f"Online, {ENVIRONMENT}, N = 2: steps: {STEPS} of the environment with {UPDATES_PER_STEP} updates each; updates: "
+        f"Online, {ENVIRONMENT}, N = 2: steps: {STEPS} of the environment, {UPDATES_PER_STEP} updates each; updates: "
         f"these alone; retraining: {settings['fit_epochs']} epochs on {settings['steps']:,} steps, and "
         f"{settings['rollouts']:,} rollouts of one step. All networks of agents have three layers of 256. "
         f"A share of {settings['part']:g} was timed, and whole retrainings. Our programs were compiled "

@@ -96,14 +96,14 @@ class Config:
 class Memory(NamedTuple):
     """What one learner remembers, and its model."""
 
-    environment: ring.Ring  # of `ring.Row`
-    rollouts: ring.Ring  # of `Transition`, the rows of the model's rollouts
-    newest: Array  # [] int32, of which so many, those written last, are drawn
-    model: Model
+    environment: Any  # `ring.Ring` of `ring.Row`
+    rollouts: Any  # `ring.Ring` of `Transition`, the rows of the model's rollouts
+    newest: Any  # [] int32, of which so many, those written last, are drawn
+    model: Any  # `Model`
 
 
 # Axes over seeds: all write their steps together; of the rollouts, some end early.
-STACKED: Any = Memory(environment=ring.STACKED, rollouts=0, newest=None, model=0)
+STACKED = Memory(environment=ring.STACKED, rollouts=0, newest=None, model=0)
 
 
 class Loop(NamedTuple):
