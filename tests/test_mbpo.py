@@ -350,7 +350,7 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     assert (tmp_path / "whole" / "curve.png").stat().st_size > 0
     assert len(list((tmp_path / "whole" / "actors").iterdir())) == 3
     with pytest.raises(
-        checkpoint.CheckpointError, match="model_loss: 'vagram' in the checkpoint, 'mse' in this"
+        checkpoint.CheckpointError, match="model_loss: 'mle' in the checkpoint, 'mse' in this"
     ):
         script.run(settings(tmp_path / "whole", **changes | {"model_loss": "mse"}), config())
 
@@ -392,6 +392,12 @@ def test_what_cannot_run_is_refused_before_anything_compiles(
     chosen = settings(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         script.run(chosen, agents.get(chosen.agent).Config())
+
+
+def test_what_distractors_do_ends_no_episode() -> None:
+    rule = script.termination_rule("Hopper-v5+noise2")
+    standing = np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan])
+    assert not rule(standing) and rule(np.array([0.6, *standing[1:]]))
 
 
 def test_observations_that_are_no_vectors_are_refused() -> None:
