@@ -131,7 +131,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
     data = prepared(log())
     sizes = rows.sizes(SMALL, data)
     _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
-    held, train = set(np.asarray(data.order[: sizes.held])), np.asarray(sample)[:, :320]
+    held, train = set(np.asarray(data.order[: sizes.held])), np.asarray(sample.places)[:, :320]
     assert sizes.held == 80 == len(held)
     assert not held & set(np.ravel(train))
     unique = [len(set(row)) for row in train]
@@ -205,10 +205,10 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
 # ---- an online run: a ring that fills up, a value function that changes, a model that goes on -------------
 
 
-def squared_gradient(curvature: jax.Array, next_observation: jax.Array, key: jax.Array) -> jax.Array:
+def squared_gradient(curvature: jax.Array, batch: rows.Rows, key: jax.Array) -> jax.Array:
     """VaGraM's weight for the value ``sum_d c_d s_d^2 / 2``."""
     value = lambda s: (curvature * jnp.square(s)).sum() / 2
-    return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(next_observation))
+    return jnp.square(jax.vmap(jax.vmap(jax.grad(value)))(batch.next_observation))
 
 
 def swapped(rows: int = 400) -> Transition:
@@ -221,9 +221,9 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
     """A changed value function is the one that counts, by fits from nothing and by those that go on."""
     traced = []
 
-    def weight(context: jax.Array, next_observation: jax.Array, key: jax.Array) -> jax.Array:
-        traced.append(next_observation.shape)
-        return squared_gradient(context, next_observation, key)
+    def weight(context: jax.Array, batch: rows.Rows, key: jax.Array) -> jax.Array:
+        traced.append(batch.next_observation.shape)
+        return squared_gradient(context, batch, key)
 
     world = ensemble.make(change(deterministic=True), SPEC, loss.weighted(weight))
     first, second = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
@@ -267,7 +267,7 @@ def test_what_is_not_filled_of_a_ring_is_not_read() -> None:
     np.testing.assert_allclose(data.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(data.deviation, columns.std(0), rtol=1e-4)
     _, sample, _ = built_programs(SMALL).begin(built().init(KEY), data, sizes, (), KEY)
-    assert set(np.ravel(sample)[:]) <= set(np.asarray(data.order[30:150]))
+    assert set(np.ravel(sample.places)) <= set(np.asarray(data.order[30:150]))
 
 
 def test_rows_that_judged_a_model_are_not_learned_from_when_it_goes_on() -> None:
@@ -398,7 +398,7 @@ def test_an_epoch_is_as_many_batches_as_there_are_rows_for_and_fixed_updates_are
     ):
         config = change(**fields)
         assert (rows.sizes(config, data).updates, rows.most_checks(config)) == (updates, checks)
-    assert rows.sizes(change(updates=0), prepared(log(), 10)) == (2, 1, 1)
+    assert rows.sizes(change(updates=0), prepared(log(), 10)) == (2, 1, 1, 1)
 
 
 # ---- bad input ------------------------------------------------------------------------------------------

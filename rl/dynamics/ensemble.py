@@ -47,7 +47,7 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
         data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
         the held-out rows before the first update, and a member that never improves on that by 1 % stays what it was.
         Adam's moments start from 0.
-      context: what the loss is given, any pytree; with a leading axis [S] for keys [S].
+      context: what the loss is given, any pytree; with a leading axis [S] for keys [S], which share single numbers.
 
     All updates between two checks are one compiled call; a progress bar shows the checks. Rows whose episode terminated
     with no successor logged (their own observation stands there) are left out. The compiled programs belong to the

@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 
 from rl.dynamics import network, rows
 from rl.dynamics.config import Config
-from rl.dynamics.loss import LIKELIHOOD, Loss, holdout_error, objective
+from rl.dynamics.loss import LIKELIHOOD, Loss, annotated, holdout_error, objective
 from rl.dynamics.network import Model
 from rl.dynamics.rows import Data, Sizes
 from rl.replay import dataset as replay
@@ -55,13 +55,20 @@ class Progress(NamedTuple):
     done: Array
 
 
+class Sample(NamedTuple):
+    """What does not change between the updates of a fit. With a leading axis [S] for several keys."""
+
+    places: Array  # [E, C] of each member's bootstrap sample, of which the first ``size - held`` are used
+    annotation: Any  # `Rows.annotation` [C, ...]
+
+
 class Programs(NamedTuple):
     """The jitted parts of a fit, of one key or of keys [S]; see the functions of these names."""
 
     init: Callable[[Key], Model]
     prepare: Callable[..., Data]
-    begin: Callable[[Model, Data, Sizes, Any, Key], tuple[Progress, Array, Key]]
-    advance: Callable[[Progress, Data, Array, Sizes, Any, Key], Progress]  # consumes its first argument
+    begin: Callable[[Model, Data, Sizes, Any, Key], tuple[Progress, Sample, Key]]
+    advance: Callable[[Progress, Data, Sample, Sizes, Any, Key], Progress]  # consumes its first argument
     finish: Callable[[Progress, Data], Model]
 
 
@@ -120,22 +127,24 @@ def programs(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Programs:
 
 def begin(
     config: Config, loss: Loss, model: Model, data: Data, sizes: Sizes, context: Any, key: Key
-) -> tuple[Progress, Array, Key]:
-    """Before the first update: the state, each member's bootstrap sample [E, C], and the key of the updates.
+) -> tuple[Progress, Sample, Key]:
+    """Before the first update: the state, what the updates draw from, and the key of the updates.
 
-    Only the first ``size - held`` places of a bootstrap sample are used. A model that was never fitted counts as
-    infinitely bad, so that whatever comes first is better; one that was is judged by the rows that are held out now.
+    A model that was never fitted counts as infinitely bad, so that whatever comes first is better; one that was is
+    judged by the rows that are held out now.
     """
     _, sample_key, update_key = _keys(key)
     shape = (config.members, len(data.order))
-    sample = data.order[jax.random.randint(sample_key, shape, sizes.held, data.size)]
+    places = data.order[jax.random.randint(sample_key, shape, sizes.held, data.size)]
+    data = annotated(loss, context, data, sizes)
     fitted = jnp.isfinite(model.error)
     continued = network.restandardize(model, data.mean, data.deviation).members
     members = jax.tree.map(lambda new, old: jnp.where(fitted.any(), new, old), continued, model.members)
     params = {"members": members, "bounds": model.bounds}
     error = jnp.where(fitted, holdout_error(config, loss, params, data, sizes, context), jnp.inf)
     zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    return Progress(params, _ADAM.init(params), params, error, zero, zero, no, no), sample, update_key
+    state = Progress(params, _ADAM.init(params), params, error, zero, zero, no, no)
+    return state, Sample(places, data.rows.annotation), update_key
 
 
 def advance(
@@ -143,7 +152,7 @@ def advance(
     loss: Loss,
     before: Progress,
     data: Data,
-    sample: Array,
+    sample: Sample,
     sizes: Sizes,
     context: Any,
     key: Key,
@@ -151,13 +160,14 @@ def advance(
     """One check further; a fit that is done stays as it is."""
     rate = config.learning_rate * jnp.where(before.lowered, _LOWERED, 1.0)
     members = jnp.arange(config.members)[:, None]
+    data = data._replace(rows=data.rows._replace(annotation=sample.annotation))
 
     def update(number: Array, carry: tuple[Params, Any]) -> tuple[Params, Any]:
         params, moments = carry
         batch_key = jax.random.fold_in(key, before.checks * sizes.updates + number)
         shape = (config.members, config.batch_size)
         place = jax.random.randint(batch_key, shape, 0, data.size - sizes.held)
-        batch = jax.tree.map(lambda x: x[sample[members, place]], data.rows)
+        batch = jax.tree.map(lambda x: x[sample.places[members, place]], data.rows)
         loss_key = jax.random.fold_in(batch_key, 1)
         gradient = jax.grad(objective, 2)(config, loss, params, batch, context, loss_key)
         steps, moments = _ADAM.update(gradient, moments)
@@ -211,15 +221,16 @@ def _keys(key: Key) -> tuple[Key, Key, Key]:
 def _over_keys(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, or, where its first argument (a `Model` or `Progress`) is of keys [S], mapped over them.
 
-    Data are shared, or each key's own; the number of loop iterations is shared, so that loops stay loops.
+    Data are shared, or each key's own, and keys share the single numbers of a context; the number of loop iterations is
+    shared, so that loops stay loops.
     """
 
     def axis(argument: Any) -> Any:
         if isinstance(argument, Data):
             return 0 if argument.size.ndim else None
         if isinstance(argument, Sizes):
-            return Sizes(0 if argument.held.ndim else None, None, None)
-        return 0
+            return Sizes(0 if argument.held.ndim else None, None, None, None)
+        return jax.tree.map(lambda x: 0 if jnp.ndim(x) else None, argument)
 
     def call(*arguments: Any) -> Any:
         if arguments[0].error.ndim == 1:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from rl.dynamics import network
 from rl.dynamics.config import Config
-from rl.dynamics.rows import Data, Rows, Sizes, chunk_rows
+from rl.dynamics.rows import ANNOTATED_ROWS, Data, Rows, Sizes, chunk_rows
 from rl.types import Array, Key, Params
 
 _JUDGE_SEED = 1  # of what a check draws: the same at every check, so that they compare models alone
@@ -37,8 +37,11 @@ class Prediction(NamedTuple):
 # (context, predictions, rows [E, B, ...], key) -> [E, B], what each member pays for each of its rows
 Cost = Callable[[Any, Prediction, Rows, Key], Array]
 
-# (context, next observations [E, B, O] of each member's own batch, key) -> [E, B, O]
-Weight = Callable[[Any, Array, Key], Array]
+# (context, rows [E, B, ...] of each member's own batch, key) -> [E, B, O]
+Weight = Callable[[Any, Rows, Key], Array]
+
+# (context, next observations [N, O]) -> any arrays [N, ...]
+Annotate = Callable[[Any, Array], Any]
 
 
 class Loss(NamedTuple):
@@ -47,6 +50,8 @@ class Loss(NamedTuple):
     train: Cost  # its mean over a batch is minimised
     judge: Cost  # its mean over the held-out rows is the error of `rl.dynamics.network.Model`
     variances: bool | None = None  # whether members must predict them; None: as the configuration says
+    # What follows from a row and the context alone: computed once in a fit, and given to the costs as `Rows.annotation`
+    annotate: Annotate | None = None
 
 
 def errors(prediction: Prediction, rows: Rows) -> Array:
@@ -57,7 +62,26 @@ def errors(prediction: Prediction, rows: Rows) -> Array:
     return squared * jnp.exp(-prediction.log_variance) + prediction.log_variance
 
 
-def judged_by_means(train: Cost, variances: bool | None = None) -> Loss:
+def annotated(loss: Loss, context: Any, data: Data, sizes: Sizes) -> Data:
+    """The data with `Rows.annotation` of all rows that can be learned from; zeros stand in the others."""
+    annotate = loss.annotate
+    if annotate is None:
+        return data
+    capacity = len(data.order)
+    size = min(ANNOTATED_ROWS, capacity)
+    example = jax.eval_shape(annotate, context, data.rows.next_observation[:size])
+    blank = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), example)
+
+    def add(number: Array, annotation: Any) -> Any:
+        place = data.order[(number * size + jnp.arange(size)) % data.size]
+        new = annotate(context, data.rows.next_observation[place])
+        return jax.tree.map(lambda x, y: x.at[place].set(y), annotation, new)
+
+    annotation = jax.lax.fori_loop(0, sizes.row_chunks, add, blank)
+    return data._replace(rows=data.rows._replace(annotation=annotation))
+
+
+def judged_by_means(train: Cost, variances: bool | None = None, annotate: Annotate | None = None) -> Loss:
     """The loss that is minimised, and judged as if the predicted means were all there is.
 
     So are PETS, MBPO and RAVL: by the squared error. A likelihood would prefer whoever is surest of its variance.
@@ -66,7 +90,7 @@ def judged_by_means(train: Cost, variances: bool | None = None) -> Loss:
     def judge(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
         return train(context, prediction._replace(log_variance=None), rows, key)
 
-    return Loss(train, judge, variances)
+    return Loss(train, judge, variances, annotate)
 
 
 def _mean_error(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
@@ -77,19 +101,19 @@ def _mean_error(context: Any, prediction: Prediction, rows: Rows, key: Key) -> A
 LIKELIHOOD = judged_by_means(_mean_error)  # of an ordinary fit; it reads no context
 
 
-def weighted(weight: Weight, variances: bool | None = None) -> Loss:
+def weighted(weight: Weight, variances: bool | None = None, annotate: Annotate | None = None) -> Loss:
     """The mean over state dimensions of weighted errors, plus the error of the reward, whose weight is 1.
 
-    The sum of VaGraM's code (Voelcker et al. 2022): ``mean_d[ w_d e_d ] + e_r``. No gradient flows through weights.
+    The sum of VaGraM's code (Voelcker et al. 2022): ``mean_d[ w_d e_d ] + e_r``. Weights depend on no prediction.
     """
 
     def train(context: Any, prediction: Prediction, rows: Rows, key: Key) -> Array:
-        factor = jax.lax.stop_gradient(weight(context, rows.next_observation, key))
+        factor = weight(context, rows, key)
         chex.assert_equal_shape([factor, rows.next_observation])
         error = errors(prediction, rows)
         return (factor * error[..., :-1]).mean(-1) + error[..., -1]
 
-    return judged_by_means(train, variances)
+    return judged_by_means(train, variances, annotate)
 
 
 def objective(config: Config, loss: Loss, params: Params, batch: Rows, context: Any, key: Key) -> Array:

@@ -18,6 +18,7 @@ from rl.types import Array, Spec
 
 _CHECKS = 20  # of the holdout error, where the number of updates is fixed
 _HOLDOUT_ROWS = 1024  # evaluated at once
+ANNOTATED_ROWS = 1024  # at once
 _SPLIT_SEED = 0  # of the fixed order in which places of the data are held out
 
 
@@ -27,6 +28,7 @@ class Rows(NamedTuple):
     inputs: Array  # [..., I], standardised
     outputs: Array  # [..., O + 1]: s' - s and r
     next_observation: Array  # [..., O]
+    annotation: Any = ()  # what the loss knows of each row before any prediction (`rl.dynamics.loss.Loss`)
 
 
 class Data(NamedTuple):
@@ -48,6 +50,7 @@ class Sizes(NamedTuple):
     held: Any  # [] rows that are held out; [S] where every key has its own data
     updates: Any  # [] between two checks
     chunks: Any  # [] of a check
+    row_chunks: Any  # [] of all rows, where the loss annotates them
 
 
 def prepare(
@@ -109,7 +112,8 @@ def sizes(config: Config, data: Data) -> Sizes:
     epoch = -(-(count - held).max() // config.batch_size)
     updates = config.updates // most_checks(config) if config.updates else epoch
     chunks = -(-held.max() // chunk_rows(config, data.order.shape[-1]))
-    return Sizes(held, np.int32(updates), np.int32(chunks))
+    row_chunks = -(-count.max() // min(ANNOTATED_ROWS, data.order.shape[-1]))
+    return Sizes(held, np.int32(updates), np.int32(chunks), np.int32(row_chunks))
 
 
 def most_checks(config: Config) -> int:

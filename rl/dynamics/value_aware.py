@@ -8,7 +8,7 @@ observation dimensions,
     vagram            mean_c sum_d g_cd^2 e_d^2 / O             (Voelcker et al., ICLR 2022: bounded, diagonal)
     taylor            mean_c (g_c . e)^2 / O                    (the same paper: rank one, at most O times vagram)
     vaml              mean_c (V_c(s' + e) - V_c(s'))^2 / O      (Farahmand et al. 2017, by value difference)
-    calibrated        vaml of sampled predictions, less the variance that sampling adds (Voelcker et al., ICML 2025)
+    calibrated        vaml of sampled predictions, less the variance that sampling adds (arXiv 2505.22772)
     value_weighted    mean_c |V_c(s')| sum_d e_d^2 / O          (a variant in the official code of VaGraM)
     anisotropic       vagram, its weights moved to other dimensions by one permutation (`Context.permutation`)
     anisotropic_rows  vagram, the weights of every row permuted anew
@@ -19,7 +19,13 @@ of VaGraM; ``mse`` is VaGraM with weights 1, so that the two differ in nothing e
 
 **Units.** Members predict ``s' - s`` in the units of the data, whatever their inputs are scaled by, and gradients are
 with respect to ``s'`` in these units. ``g_d e_d`` is then in units of the value, and no rescaling of an observation
-changes ``vagram``, ``taylor`` or ``vaml``; it does change ``mse`` and, where it is clipped, the norm of a gradient.
+changes ``vagram``, ``taylor`` or ``vaml`` where nothing is clipped or normalised. It does change ``mse``, the norm by
+which gradients are clipped, and the mean by which weights are normalised.
+
+**Cost.** Values and gradients at ``s'`` depend on no prediction. A fit computes them once for every row
+(`rl.dynamics.loss.Loss.annotate`; C (O + 1) numbers a row), from the values that it is given and for the rows that
+it has, and keeps none of them for the next fit. Members look them up by row. What depends on a batch, clipping and
+normalising, is done for each member's own batch.
 """
 
 from __future__ import annotations
@@ -33,14 +39,14 @@ import jax
 import jax.numpy as jnp
 
 from rl.dynamics import loss
-from rl.dynamics.loss import Cost, Loss, Prediction, Weight
+from rl.dynamics.loss import Annotate, Cost, Loss, Prediction
 from rl.dynamics.rows import Rows
 from rl.types import Array, Key, Learner
 
 # (state, observations [..., O]) -> [C, ...], C value functions, each of one row alone
 Values = Callable[[Any, Array], Array]
 
-_JUDGED_SAMPLES = 16  # of each prediction at a check
+_JUDGE_SAMPLES = 16  # of each prediction at a check
 
 
 class Context(NamedTuple):
@@ -53,6 +59,13 @@ class Context(NamedTuple):
     )
 
 
+class Annotation(NamedTuple):
+    """What the value functions say of the true next observation of a row."""
+
+    value: Array  # [..., C]
+    gradient: Array  # [..., C, O], per unit of the observation
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Of all losses that ask a value."""
@@ -61,7 +74,7 @@ class Settings:
     clip_quantile: float = (
         0.95  # gradients of larger norm than this quantile of the batch's get its norm; 1: none
     )
-    floor: float = 0.0  # plain error that is always added, in units of the mean weight where that is 1
+    floor: float = 0.0  # how much plain error is always added; normalised weights are 1 on average
     samples: int = 2  # of each prediction by a Gaussian ensemble: `calibrated` and `vaml`
 
 
@@ -81,18 +94,23 @@ def make(name: str, values: Values | None, settings: Settings = Settings()) -> L
         hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise ValueError(f"there is no model loss {name!r}{hint}: choose one of {', '.join(LOSSES)}")
     _check(name, settings)
-    if name in _VALUE_FREE:
-        return _VALUE_FREE[name]
+    if name in VALUE_FREE:
+        return VALUE_FREE[name]
     if values is None:
         raise ValueError(
             f"the model loss {name} asks a value function and was given none: pass values, as "
-            f"value_aware.of_learner makes them, or choose {' or '.join(_VALUE_FREE)}"
+            f"value_aware.of_learner makes them, or choose {' or '.join(VALUE_FREE)}"
         )
-    return _with_plain(name, _VALUE_AWARE[name](values, settings), settings)
+    part = VALUE_AWARE[name](values, settings)
+    train, judge = (
+        _with_plain(cost, plain, settings.floor)
+        for cost, plain in ((part.train, _PLAIN.train), (part.judge, _PLAIN.judge))
+    )
+    return Loss(train, judge, part.variances, _annotator(name, values))
 
 
 def is_deterministic(name: str) -> bool:
-    """Whether the loss of that name is made for an ensemble that predicts means alone."""
+    """Whether the loss of that name is meant for an ensemble that predicts means alone."""
     return name not in ("mle", "calibrated")
 
 
@@ -130,101 +148,53 @@ def of_learner(learner: Learner) -> Values:
     return values
 
 
-# ---- gradients ----------------------------------------------------------------------------------------------
+# ---- what the values say of a row ---------------------------------------------------------------------------
 
 
-def gradients(values: Values, state: Any, observation: Array) -> Array:
-    """``dV_c/ds`` [C, ..., O] of every value function at every observation [..., O], in units of value per unit of s.
+def annotate(values: Values, state: Any, observation: Array) -> Annotation:
+    """Values and their gradients at observations [..., O]; of each function and row alone.
 
-    Each is computed from its own function and row alone: nothing is kept from one call to the next.
+    Raises:
+      ValueError: the values have another shape than [C, ...].
     """
 
-    def total(observation: Array) -> Array:
-        found = values(state, observation)
-        if found.shape[1:] != observation.shape[:-1]:
+    def total(observation: Array) -> tuple[Array, Array]:
+        value = values(state, observation)
+        if value.ndim == 0 or value.shape[1:] != observation.shape[:-1]:
+            wanted = ", ".join(["C", *map(str, observation.shape[:-1])])
             raise ValueError(
-                f"values of observations {observation.shape} must have the shape [C, "
-                f"{', '.join(map(str, observation.shape[:-1]))}], not {list(found.shape)}"
+                f"values of observations {observation.shape} must have the shape [{wanted}], one row for each of C "
+                f"value functions, not {list(value.shape)}"
             )
-        return found.reshape(len(found), -1).sum(1)
+        return value.reshape(len(value), -1).sum(1), value
 
-    return jax.jacrev(total)(observation)
+    gradient, value = jax.jacrev(total, has_aux=True)(observation)
+    return Annotation(jnp.moveaxis(value, 0, -1), jnp.moveaxis(gradient, 0, -2))
 
 
 def clip(gradient: Array, quantile: float) -> Array:
-    """Gradients [..., B, O] of larger norm than that quantile of the batch's B norms are scaled down to it."""
+    """Gradients [..., B, C, O] of larger norm than that quantile of the batch's B norms are scaled down to it."""
     norm = jnp.linalg.norm(gradient, axis=-1, keepdims=True)
-    limit = jnp.quantile(norm, quantile, axis=-2, keepdims=True)
+    limit = jnp.quantile(norm, quantile, axis=-3, keepdims=True)
     return gradient * jnp.where(norm > limit, limit / jnp.where(norm > 0, norm, 1.0), 1.0)
 
 
-# ---- weights ------------------------------------------------------------------------------------------------
-
-# (values, settings) -> the part of a loss that asks them
-Asking = Callable[[Values, Settings], Loss]
-
-
-def squared_gradients(values: Values, settings: Settings) -> Weight:
-    """VaGraM's weights ``mean_c g_cd^2``, of clipped gradients."""
-
-    def weight(context: Context, next_observation: Array, key: Key) -> Array:
-        del key
-        found = jnp.square(_clipped_gradients(values, settings, context, next_observation)).mean(0)
-        return found / _unit(settings, found)
-
-    return weight
-
-
-def permuted(values: Values, settings: Settings) -> Weight:
-    """VaGraM's, each given to another dimension, always the same: as uneven, and as constant, but not of the value.
-
-    A model of little capacity is drawn to few dimensions as by VaGraM, only that chance chose them. This is the control
-    that tells what a value knows from what uneven weights do. The permutation is that of a whole run, not of a fit.
-    """
-    weight = squared_gradients(values, settings)
-
-    def moved(context: Context, next_observation: Array, key: Key) -> Array:
-        if context.permutation is None:
+def _annotator(name: str, values: Values) -> Annotate:
+    def of(context: Context, next_observation: Array) -> Annotation:
+        if not isinstance(context, Context):
             raise ValueError(
-                "the model loss anisotropic needs one permutation of the dimensions for the whole run: "
-                "Context(state, plain, value_aware.permutations(key, observation size))"
+                f"the model loss {name} asks a value function, whose state is missing: "
+                f"fit(..., context=value_aware.Context(state)), not a context of type {type(context).__name__}"
             )
-        return jnp.take(weight(context, next_observation, key), context.permutation, -1)
+        return annotate(values, context.state, next_observation)
 
-    return moved
-
-
-def permuted_by_row(values: Values, settings: Settings) -> Weight:
-    """VaGraM's, permuted anew for every row and update: on average all dimensions of a row weigh the same.
-
-    What is left of VaGraM is how much a whole row counts, and the noise of uneven weights.
-    """
-    weight = squared_gradients(values, settings)
-
-    def moved(context: Context, next_observation: Array, key: Key) -> Array:
-        return jax.random.permutation(key, weight(context, next_observation, key), -1, independent=True)
-
-    return moved
+    return of
 
 
-def absolute_values(values: Values, settings: Settings) -> Weight:
-    """``mean_c |V_c(s')|`` in every dimension."""
-
-    def weight(context: Context, next_observation: Array, key: Key) -> Array:
-        del key
-        found = jnp.abs(values(context.state, next_observation)).mean(0)[..., None]
-        return jnp.broadcast_to(found / _unit(settings, found), next_observation.shape)
-
-    return weight
-
-
-def _by(weight: Callable[[Values, Settings], Weight]) -> Asking:
-    return lambda values, settings: loss.weighted(weight(values, settings))
-
-
-def _clipped_gradients(values: Values, settings: Settings, context: Context, observation: Array) -> Array:
-    found = gradients(values, context.state, observation)
-    return clip(found, settings.clip_quantile) if settings.clip_quantile < 1 else found
+def _gradient(settings: Settings, rows: Rows) -> Array:
+    """[E, B, C, O] of the batch, clipped."""
+    gradient = rows.annotation.gradient
+    return clip(gradient, settings.clip_quantile) if settings.clip_quantile < 1 else gradient
 
 
 def _unit(settings: Settings, weight: Array) -> Array:
@@ -233,42 +203,85 @@ def _unit(settings: Settings, weight: Array) -> Array:
     return jnp.where(mean > 0, mean, 1.0) if settings.normalise else jnp.ones_like(mean)
 
 
-# ---- losses that are no weighted squares ----------------------------------------------------------------------
+# ---- weighted squares ---------------------------------------------------------------------------------------
+
+
+def squared_gradients(settings: Settings, context: Context, rows: Rows, key: Key) -> Array:
+    """VaGraM's weights ``mean_c g_cd^2`` [E, B, O], of clipped gradients."""
+    del context, key
+    weight = jnp.square(_gradient(settings, rows)).mean(-2)
+    return weight / _unit(settings, weight)
+
+
+def permuted(settings: Settings, context: Context, rows: Rows, key: Key) -> Array:
+    """VaGraM's, each given to another dimension, always the same: as uneven, and as constant, but not of the value.
+
+    A model of little capacity is drawn to few dimensions as by VaGraM, only that chance chose them. This is the control
+    that tells what a value knows from what uneven weights do. One permutation serves a whole run: with another in every
+    fit a run would weigh all dimensions alike in the end. Draw one per seed, as a single one may be lucky.
+    """
+    if context.permutation is None:
+        raise ValueError(
+            "the model loss anisotropic needs one permutation of the dimensions for the whole run: "
+            "Context(state, plain, value_aware.permutations(key, observation size))"
+        )
+    return jnp.take(squared_gradients(settings, context, rows, key), context.permutation, -1)
+
+
+def permuted_by_row(settings: Settings, context: Context, rows: Rows, key: Key) -> Array:
+    """VaGraM's, permuted anew for every row and update: on average all dimensions of a row weigh the same.
+
+    What is left of VaGraM is how much a whole row counts, and the noise of uneven weights.
+    """
+    weight = squared_gradients(settings, context, rows, key)
+    return jax.random.permutation(key, weight, -1, independent=True)
+
+
+def absolute_values(settings: Settings, context: Context, rows: Rows, key: Key) -> Array:
+    """``mean_c |V_c(s')|`` in every dimension."""
+    del context, key
+    weight = jnp.abs(rows.annotation.value).mean(-1, keepdims=True)
+    return jnp.broadcast_to(weight / _unit(settings, weight), rows.next_observation.shape)
+
+
+def _by(weight: Callable[[Settings, Context, Rows, Key], Array]) -> Callable[[Values, Settings], Loss]:
+    def build(values: Values, settings: Settings) -> Loss:
+        del values
+        return loss.weighted(lambda context, rows, key: weight(settings, context, rows, key))
+
+    return build
+
+
+# ---- squares of values --------------------------------------------------------------------------------------
 
 
 def taylor(values: Values, settings: Settings) -> Loss:
-    """``mean_c (g_c . e)^2 / O``: what is orthogonal to all gradients costs nothing."""
+    """``mean_c (g_c . e)^2 / O``: an error orthogonal to all gradients costs nothing."""
+    del values
 
     def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
-        del key
-        gradient = _clipped_gradients(values, settings, context, rows.next_observation)
-        gradient = jax.lax.stop_gradient(gradient)
-        error = (prediction.mean - rows.outputs)[..., :-1]
-        first_order = jnp.square((gradient * error).sum(-1)).mean(0)
-        unit = _unit(settings, jnp.square(gradient).mean(0))[..., 0]
-        return first_order / (unit * error.shape[-1]) + loss.errors(prediction, rows)[..., -1]
+        error = (prediction.mean - rows.outputs)[..., None, :-1]
+        first_order = jnp.square((_gradient(settings, rows) * error).sum(-1)).mean(-1)
+        return _per_dimension(settings, rows, first_order)
 
-    return Loss(cost, cost, variances=False)
+    return _with_reward(cost, cost, variances=False)
 
 
 def vaml(values: Values, settings: Settings) -> Loss:
     """``mean_c E (V_c(s^) - V_c(s'))^2 / O``, s^ the mean of a deterministic member or a sample of a Gaussian one.
 
     Of a Gaussian member it is ``(E V_c(s^) - V_c(s'))^2 + Var V_c(s^)`` in expectation: its minimum has the variance of
-    the value, not only the gap of its means, driven to 0. Normalised, it is divided by VaGraM's mean weight.
+    the value, not only the gap of its means, driven to 0.
     """
 
-    def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
-        return of(context, prediction, rows, key, settings.samples)
+    def cost(samples: int) -> Cost:
+        def of(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+            gap = value_gaps(values, context.state, prediction, rows, key, samples)
+            return _per_dimension(settings, rows, jnp.square(gap).mean((0, 1)))
 
-    def judge(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
-        return of(context, prediction, rows, key, _JUDGED_SAMPLES)
+        return of
 
-    def of(context: Context, prediction: Prediction, rows: Rows, key: Key, samples: int) -> Array:
-        gap = value_gaps(values, context.state, prediction, rows, key, samples)
-        return _per_dimension(values, settings, context, rows, jnp.square(gap).mean((0, 1)))
-
-    return _with_reward(cost, judge)
+    return _with_reward(cost(settings.samples), cost(_JUDGE_SAMPLES))
 
 
 def calibrated(values: Values, settings: Settings) -> Loss:
@@ -284,13 +297,13 @@ def calibrated(values: Values, settings: Settings) -> Loss:
 
     def cost(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
         gap = value_gaps(values, context.state, prediction, rows, key, settings.samples)
-        return _per_dimension(values, settings, context, rows, without_variance(gap).mean(0))
+        return _per_dimension(settings, rows, without_variance(gap).mean(0))
 
     def judge(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
-        gap = value_gaps(values, context.state, prediction, rows, key, _JUDGED_SAMPLES)
-        return _per_dimension(values, settings, context, rows, jnp.square(gap.mean(1)).mean(0))
+        gap = value_gaps(values, context.state, prediction, rows, key, _JUDGE_SAMPLES)
+        return _per_dimension(settings, rows, jnp.square(gap.mean(1)).mean(0))
 
-    return _with_reward(cost, judge)._replace(variances=True)
+    return _with_reward(cost, judge, variances=True)
 
 
 def value_gaps(
@@ -300,12 +313,11 @@ def value_gaps(
 
     Samples are reparameterised: their gradient reaches the mean and the log-variance.
     """
-    center = (rows.next_observation + (prediction.mean - rows.outputs)[..., :-1])[None]
+    predicted = (rows.next_observation + (prediction.mean - rows.outputs)[..., :-1])[None]
     if prediction.log_variance is not None:
-        noise = jax.random.normal(key, (samples, *center.shape[1:]))
-        center = center + jnp.exp(0.5 * prediction.log_variance[..., :-1]) * noise
-    truth = jax.lax.stop_gradient(values(state, rows.next_observation))
-    return values(state, center) - truth[:, None]
+        noise = jax.random.normal(key, (samples, *predicted.shape[1:]))
+        predicted = predicted + jnp.exp(0.5 * prediction.log_variance[..., :-1]) * noise
+    return values(state, predicted) - jnp.moveaxis(rows.annotation.value, -1, 0)[:, None]
 
 
 def without_variance(gap: Array) -> Array:
@@ -318,38 +330,49 @@ def without_variance(gap: Array) -> Array:
     return (jnp.square(gap.sum(1)) - jnp.square(gap).sum(1)) / (count * (count - 1))
 
 
-def _per_dimension(values: Values, settings: Settings, context: Context, rows: Rows, squared: Array) -> Array:
-    """Squared differences of values [E, B] on the scale of VaGraM's: over O and, normalised, its mean weight."""
+def _per_dimension(settings: Settings, rows: Rows, squared: Array) -> Array:
+    """Squared differences of values [E, B] on the scale of VaGraM's: over O and, normalised, over its mean weight."""
     size = rows.next_observation.shape[-1]
     if not settings.normalise:
         return squared / size
-    found = jnp.square(_clipped_gradients(values, settings, context, rows.next_observation)).mean(0)
-    return squared / (size * jax.lax.stop_gradient(_unit(settings, found))[..., 0])
+    unit = _unit(settings, jnp.square(_gradient(settings, rows)).mean(-2))
+    return squared / (size * unit[..., 0])
 
 
-def _with_reward(cost: Cost, judge: Cost) -> Loss:
+def _with_reward(cost: Cost, judge: Cost, variances: bool | None = None) -> Loss:
     """Plus the reward's error: the likelihood of a Gaussian member, judged by squares."""
 
     def train(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
         return cost(context, prediction, rows, key) + loss.errors(prediction, rows)[..., -1]
 
-    def judged(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+    def judge_all(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
         means = prediction._replace(log_variance=None)
         return judge(context, prediction, rows, key) + loss.errors(means, rows)[..., -1]
 
-    return Loss(train, judged)
+    return Loss(train, judge_all, variances)
 
 
-# ---- all of them ----------------------------------------------------------------------------------------------
+# ---- all of them --------------------------------------------------------------------------------------------
 
-_PLAIN = loss.weighted(lambda context, next_observation, key: jnp.ones_like(next_observation))
+_PLAIN = loss.weighted(lambda context, rows, key: jnp.ones_like(rows.next_observation))
 
-_VALUE_FREE: dict[str, Loss] = {
+
+def _with_plain(cost: Cost, plain: Cost, floor: float) -> Cost:
+    """Plus ``floor + context.plain`` times the plain error: squares, or the likelihood of a Gaussian member."""
+
+    def both(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
+        share = floor + context.plain
+        return cost(context, prediction, rows, key) + share * plain(context, prediction, rows, key)
+
+    return both
+
+
+VALUE_FREE: dict[str, Loss] = {
     "mle": loss.LIKELIHOOD._replace(variances=True),
     "mse": _PLAIN._replace(variances=False),
 }
 
-_VALUE_AWARE: dict[str, Asking] = {
+VALUE_AWARE: dict[str, Callable[[Values, Settings], Loss]] = {
     "vagram": _by(squared_gradients),
     "taylor": taylor,
     "vaml": vaml,
@@ -359,25 +382,7 @@ _VALUE_AWARE: dict[str, Asking] = {
     "anisotropic_rows": _by(permuted_by_row),
 }
 
-LOSSES = (*_VALUE_FREE, *_VALUE_AWARE)
-
-
-def _with_plain(name: str, asking: Loss, settings: Settings) -> Loss:
-    """The loss plus ``floor + context.plain`` times the plain error."""
-
-    def add(cost: Cost, plain: Cost) -> Cost:
-        def both(context: Context, prediction: Prediction, rows: Rows, key: Key) -> Array:
-            if not isinstance(context, Context):
-                raise ValueError(
-                    f"the model loss {name} asks a value function, whose state is missing: "
-                    f"fit(..., context=value_aware.Context(state)), not {type(context).__name__}"
-                )
-            share = settings.floor + context.plain
-            return cost(context, prediction, rows, key) + share * plain(context, prediction, rows, key)
-
-        return both
-
-    return Loss(add(asking.train, _PLAIN.train), add(asking.judge, _PLAIN.judge), asking.variances)
+LOSSES = (*VALUE_FREE, *VALUE_AWARE)
 
 
 def _check(name: str, settings: Settings) -> None:
