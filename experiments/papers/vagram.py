@@ -18,87 +18,42 @@ is published it is a sentence; the thresholds of some claims are those of a prot
 - changing: the value is learnt from the model while the model learns from the value. Every update of the model is
   followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a slow copy.
 - toy: a transition with two outcomes, -1 and 1, and V(s) = s^2 + s. A Gaussian without inputs learns it; the least
-  values of all losses have closed forms (`minimum`).
+  values of all losses have closed forms.
 - heads: values of the optimal policy, learnt by temporal differences with each value head, from rewards with and
   without noise. Their gradients beside those of the grid, and models that are fitted with them as weights.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 from experiments import studies
+from experiments.papers import vagram_parts as trained
+from experiments.papers.vagram_parts import (
+    CHANGING,
+    CHEAP,
+    GOLDEN,
+    HEADS,
+    MANY,
+    NARROW,
+    NOISE,
+    PARTS,
+    PIECES,
+    PLAIN,
+    SAMPLES,
+    TOY,
+    WORLDS,
+    Settings,
+    expected,
+)
 from rl import plot
-from rl.agents import optimisers, robust_vi
-from rl.dynamics import loss as losses
-from rl.dynamics import network as dynamics
 from rl.dynamics import value_aware
-from rl.dynamics.config import Config
-from rl.dynamics.rows import Rows
-from rl.envs import distractors, pendulum
-from rl.envs.tabular import MDP
-from rl.networks import mlp
-from rl.networks.base import Network
-from rl.networks.layers import Architecture
-from rl.types import Array, Key, Params
-from rl.values import heads
-
-PARTS = ("pendulum", "landscape", "changing", "toy", "heads")
-PIECES = 20  # measurements of a training run, or steps of its progress
-GAMMA = 0.98
-TORQUES = np.linspace(-1, 1, 11)
-SPEEDS = 8.0  # largest angular velocity
-TASK = 3  # dimensions of the pendulum's own observation
-UNIT = 50.0  # in which values are learnt
-CAP = 1e6  # errors beyond it, or that are no numbers, count as this
-
-WORLDS: dict[str, tuple[str, int]] = {
-    "no distractors": ("distractors", 0),
-    "4 distractors": ("distractors", 4),
-    "16 distractors": ("distractors", 16),
-    "16 of noise": ("noise", 16),
-}
-PLAIN, FEW, MANY, NOISE = WORLDS
-NARROW = 8  # the width at which claims are judged, and the only one for noise
-FIXED = value_aware.Settings()  # of all losses, but in the toy
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
-    """What can be chosen about these studies."""
-
-    parts: str = ",".join(PARTS)  # which to run, comma-separated
-    losses: str = ",".join(value_aware.LOSSES)  # which to compare in pendulum and changing, comma-separated
-    seeds: int = 5
-    widths: tuple[int, ...] = (4, 8, 16, 64)  # of the model's hidden layer, in pendulum
-    grid: int = 101  # points of each axis in value iteration
-    value_hidden: tuple[int, ...] = (64, 64)  # widths of value networks
-    value_updates: int = 10_000  # of the known value
-    transitions: int = 16_000  # to learn a model from
-    test_transitions: int = 4_000
-    batch_size: int = 256
-    updates: int = 10_000  # of a model
-    learning_rate: float = (
-        3e-3  # of models and values; a cosine takes it to 0 where nothing changes meanwhile
-    )
-    starts: int = 64  # hanging ones, from which greedy control is judged
-    changing_updates: int = 10_000  # of changing: as many of the model as of the value
-    toy_updates: int = 4_000  # of toy
-    heads_updates: int = 10_000  # of the values of heads
-    seed: int = 0  # of all
-    out: str = "results/papers/vagram"
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -118,613 +73,144 @@ def run(settings: Settings) -> dict[str, Any]:
     work: dict[str, tuple[Callable[..., Any], int]] = {}
     if "pendulum" in parts:
         for world in WORLDS:
-            work[f"pendulum, {world}"] = (partial(known, settings, world), 1)
+            work[f"pendulum, {world}"] = (partial(trained.known, settings, world), 1)
             for width in (NARROW,) if world == NOISE else settings.widths:
                 for loss in chosen:
                     work[f"pendulum, {world}, {width}, {loss}"] = (
-                        partial(fixed, settings, world, width, loss), PIECES
+                        partial(trained.fixed, settings, world, width, loss), PIECES
                     )  # fmt: skip
     if "landscape" in parts:
-        work["landscape"] = (partial(landscape, settings), 1)
+        work["landscape"] = (partial(trained.landscape, settings), 1)
     if "changing" in parts:
         for loss in chosen:
-            work[f"changing, {loss}"] = (partial(changing, settings, loss), PIECES)
+            work[f"changing, {loss}"] = (partial(trained.changing, settings, loss), PIECES)
     if "toy" in parts:
         for loss in TOY:
-            work[f"toy, {loss}"] = (partial(toy, settings, loss), PIECES)
+            work[f"toy, {loss}"] = (partial(trained.toy, settings, loss), PIECES)
     if "heads" in parts:
-        for noise, head in itertools.product(REWARD_NOISE, HEADS):
-            work[f"heads, {noise:g}, {head}"] = (partial(of_head, settings, head, noise), 2 * PIECES)
+        for noise, head in itertools.product(trained.REWARD_NOISE, HEADS):
+            work[f"heads, {noise:g}, {head}"] = (partial(trained.of_head, settings, head, noise), 2 * PIECES)
     # What is compared decides which variants there are, not what becomes of one.
     of_all = studies.chosen(settings, "losses", "widths")
     variants = {name: studies.Variant(function, of_all, steps) for name, (function, steps) in work.items()}
-    trained = studies.train(settings, variants, "VaGraM")
+    finished = studies.train(settings, variants, "VaGraM")
     found: dict[str, Any] = {part: {} for part in PARTS if part in parts}
-    for name, outcome in trained.outcomes.items():
+    for name, outcome in finished.outcomes.items():
         part, *where = name.split(", ")
         place = found
         for step in (part, *where)[:-1]:
             place = place.setdefault(step, {})
         place.setdefault((part, *where)[-1], {}).update(outcome)
-    result = studies.finish(settings, {"wall_seconds": trained.seconds, **found}, report, claims)
+    result = studies.finish(settings, {"wall_seconds": finished.seconds, **found}, report, claims)
     draw(Path(settings.out), result)
     return result
 
 
-# ---- the pendulum on a grid ----------------------------------------------------------------------------------------
-
-
-def corners(points: int, observation: Array) -> tuple[Array, Array]:
-    """The four states of the grid around observations [..., 3], and their bilinear weights, [..., 4] each."""
-    angle, speed = jnp.arctan2(observation[..., 1], observation[..., 0]), observation[..., 2]
-    column = (angle + jnp.pi) / (2 * jnp.pi) * points
-    row = (speed + SPEEDS) / (2 * SPEEDS) * (points - 1)
-    left = jnp.floor(column)
-    below = jnp.clip(jnp.floor(row), 0, points - 2)
-    x, y = column - left, row - below
-    i = jnp.stack([left, left, left + 1, left + 1], -1).astype(jnp.int32) % points  # angles are a circle
-    j = jnp.stack([below, below + 1, below, below + 1], -1).astype(jnp.int32)
-    weight = jnp.stack([(1 - x) * (1 - y), (1 - x) * y, x * (1 - y), x * y], -1)
-    return i * points + j, weight
-
-
-def grid_states(points: int) -> Array:
-    """The observations [points^2, 3] of all states of the grid; the angular velocity changes first."""
-    angle = -jnp.pi + 2 * jnp.pi * jnp.arange(points) / points
-    return _observed(jnp.repeat(angle, points), jnp.tile(jnp.linspace(-SPEEDS, SPEEDS, points), points))
-
-
-def grid(points: int) -> MDP:
-    """The pendulum on ``points`` angles and as many velocities: a step leads to the `corners` of where it ends."""
-    states = grid_states(points)
-    following, reward = pendulum.step(states[:, None], jnp.asarray(TORQUES, jnp.float32)[None, :, None])
-    successor, transition = corners(points, following)
-    count = len(states)
-    return MDP(
-        transition=transition,
-        successor=successor,
-        reward=reward,
-        discount=jnp.ones(count),
-        start=jnp.full(count, 1 / count),
-        allowed=jnp.ones((count, len(TORQUES)), bool),
-    )
-
-
-@functools.cache
-def solved(points: int) -> robust_vi.Solution:
-    """The values [points^2] of the grid, and its Q."""
-    return jax.jit(lambda: robust_vi.value_iteration(grid(points), GAMMA, tolerance=1e-3))()
-
-
-def grid_value(table: Array, points: int, observation: Array) -> Array:
-    """The table's [points^2] value [...] of observations [..., 3 or more]."""
-    index, weight = corners(points, observation[..., :TASK])
-    return (weight * table[index]).sum(-1)
-
-
-def grid_gradient(table: Array, points: int, observation: Array) -> Array:
-    """Its derivatives [..., 2] by angle and velocity, from differences over four cells."""
-    angle, speed = jnp.arctan2(observation[..., 1], observation[..., 0]), observation[..., 2]
-    across, up = 4 * jnp.pi / points, 4 * SPEEDS / (points - 1)
-    at = lambda a, s: grid_value(table, points, _observed(a, s.clip(-SPEEDS, SPEEDS)))
-    by_angle = (at(angle + across, speed) - at(angle - across, speed)) / (2 * across)
-    # At the largest velocities the difference is to one side.
-    step = (speed + up).clip(max=SPEEDS) - (speed - up).clip(min=-SPEEDS)
-    return jnp.stack([by_angle, (at(angle, speed + up) - at(angle, speed - up)) / step], -1)
-
-
-def _observed(angle: Array, speed: Array) -> Array:
-    return jnp.stack([jnp.cos(angle), jnp.sin(angle), speed], -1)
-
-
-# ---- data ----------------------------------------------------------------------------------------------------------
-
-
-def make_world(name: str) -> distractors.World:
-    kind, count = WORLDS[name]
-    return distractors.around(pendulum, kind, count)
-
-
-def pool(world: distractors.World, key: Key, count: int) -> Array:
-    """What distractors are like [P, M], P at least ``count``: those of all steps of whole episodes."""
-    still = jnp.zeros((-(-count // world.LIMIT), 1))
-    start = world.reset(key, len(still))
-
-    def step(observation: Array, key: Key) -> tuple[Array, Array]:
-        return world.step(observation, still, key)[0], observation[:, TASK:]
-
-    seen = jax.lax.scan(step, start, jax.random.split(key, world.LIMIT))[1]
-    return seen.reshape(-1, seen.shape[-1])
-
-
-def uniform(distracting: Array, key: Key, count: int) -> Array:
-    """Observations [count, O] of uniform angles and velocities, each with a random row of ``distracting`` [P, M]."""
-    keys = jax.random.split(key, 3)
-    angle = jax.random.uniform(keys[0], (count,), minval=-jnp.pi, maxval=jnp.pi)
-    speed = jax.random.uniform(keys[1], (count,), minval=-SPEEDS, maxval=SPEEDS)
-    beside = distracting[jax.random.randint(keys[2], (count,), 0, len(distracting))]
-    return jnp.concatenate([_observed(angle, speed), beside], -1)
-
-
-class Data(NamedTuple):
-    """Transitions of one seed, and what inputs are standardised by."""
-
-    observation: Array  # [N, O]
-    action: Array  # [N, 1]
-    next_observation: Array  # [N, O]
-    mean: Array  # [O + 1]
-    deviation: Array  # [O + 1]
-
-
-def transitions(world: distractors.World, distracting: Array, key: Key, count: int) -> Data:
-    """``count`` steps from uniform states by uniform torques."""
-    keys = jax.random.split(key, 3)
-    observation = uniform(distracting, keys[0], count)
-    action = jax.random.uniform(keys[1], (count, 1), minval=-1.0, maxval=1.0)
-    following, _ = world.step(observation, action, keys[2])
-    inputs = jnp.concatenate([observation, action], -1)
-    return Data(observation, action, following, inputs.mean(0), inputs.std(0))
-
-
-def rows(data: Data, place: Array) -> Rows:
-    """The rows at ``place`` [B] for a single member: [1, B, ...]. The reward is known, and 0 here."""
-    observation, action, following = (
-        x[place][None] for x in (data.observation, data.action, data.next_observation)
-    )
-    outputs = jnp.concatenate([following - observation, jnp.zeros_like(following[..., :1])], -1)
-    return Rows(standardised(data, observation, action), outputs, following)
-
-
-def standardised(data: Data, observation: Array, action: Array) -> Array:
-    inputs = jnp.concatenate([observation, action], -1)
-    return dynamics.standardize(inputs, data.mean, data.deviation)
-
-
-# ---- values --------------------------------------------------------------------------------------------------------
-
-
-class Value(NamedTuple):
-    """A value network's parameters, and what its observations are standardised by."""
-
-    params: Params
-    mean: Array  # [O]
-    deviation: Array  # [O]
-
-
-class Valued(NamedTuple):
-    """A value function: a network and the head that its outputs are for, in units of `UNIT`."""
-
-    network: Network
-    head: heads.ValueHead
-
-    def outputs(self, value: Value, observation: Array) -> Array:
-        """[..., K] of observations [..., O]."""
-        return self.network.apply(value.params, (observation - value.mean) / value.deviation)
-
-    def of(self, value: Value, observation: Array) -> Array:
-        """[...] of observations [..., O]."""
-        return UNIT * self.head.value(self.outputs(value, observation))
-
-    def start(self, key: Key, data: Data) -> Value:
-        size = data.observation.shape[-1]
-        params = self.network.init(key, jnp.zeros(size))
-        return Value(params, data.mean[:size], data.deviation[:size])
-
-
-def make_valued(settings: Settings, head: heads.ValueHead) -> Valued:
-    architecture = Architecture(activation="tanh", initialiser="lecun")
-    return Valued(mlp.state_value(head.size, settings.value_hidden, architecture=architecture), head)
-
-
-def adam(settings: Settings, updates: int, *, constant: bool = False) -> optax.GradientTransformation:
-    schedule = "constant" if constant else "cosine"
-    return optimisers.build(optimisers.Adam(schedule, decay_updates=updates), settings.learning_rate)
-
-
-class Known(NamedTuple):
-    """A world with its value function and data, of all seeds [S, ...]."""
-
-    world: distractors.World
-    valued: Valued
-    value: Value
-    pool: Array  # [S, P, M]
-    train: Data
-    test: Data
-
-
-@functools.lru_cache(maxsize=1)  # variants of a world follow each other
-def prepared(settings: Settings, name: str) -> Known:
-    """The world of that name: its data, and V fitted to the grid's on states and distractors drawn independently."""
-    world, valued = make_world(name), make_valued(settings, heads.scalar())
-    optimiser = adam(settings, settings.value_updates)
-    table = solved(settings.grid).value
-
-    def one(key: Key) -> tuple[Value, Array, Data, Data]:
-        keys = jax.random.split(key, 5)
-        distracting = pool(world, keys[0], settings.transitions)
-        train = transitions(world, distracting, keys[1], settings.transitions)
-        test = transitions(world, distracting, keys[2], settings.test_transitions)
-        test = test._replace(mean=train.mean, deviation=train.deviation)
-        start = valued.start(keys[3], train)
-
-        def update(carry: tuple[Params, Any], key: Key) -> tuple[tuple[Params, Any], None]:
-            params, moments = carry
-            observation = uniform(distracting, key, settings.batch_size)
-            target = grid_value(table, settings.grid, observation) / UNIT
-
-            def error(params: Params) -> Array:
-                outputs = valued.outputs(start._replace(params=params), observation)
-                return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
-
-            steps, moments = optimiser.update(jax.grad(error)(params), moments, params)
-            return (optax.apply_updates(params, steps), moments), None
-
-        keys = jax.random.split(keys[4], settings.value_updates)
-        (params, _), _ = jax.lax.scan(update, (start.params, optimiser.init(start.params)), keys)
-        return start._replace(params=params), distracting, train, test
-
-    value, distracting, train, test = jax.jit(jax.vmap(one))(seed_keys(settings, f"known, {name}"))
-    return Known(world, valued, value, distracting, train, test)
-
-
-def seed_keys(settings: Settings, purpose: str) -> Key:
-    """A key [S] for each seed, other ones for each purpose."""
-    root = jax.random.fold_in(jax.random.key(settings.seed), np.uint32(zlib.crc32(purpose.encode())))
-    return jax.random.split(root, settings.seeds)
-
-
-# ---- models --------------------------------------------------------------------------------------------------------
-
-
-def model_config(width: int, loss: str) -> Config:
-    """One hidden layer and one member, which predicts variances where the loss asks for them."""
-    plain = value_aware.is_deterministic(loss)
-    return Config(members=1, elites=1, hidden=(width,), decay=(0.0, 0.0), deterministic=plain)
-
-
-def start_model(config: Config, world: distractors.World, key: Key) -> Params:
-    model = dynamics.init(config, world.SPEC, key)
-    return {"members": model.members, "bounds": model.bounds}
-
-
-def predict(params: Params, data: Data, observation: Array, action: Array) -> Array:
-    """The mean next observation [..., O]."""
-    inputs = standardised(data, observation, action)
-    mean, _ = dynamics.distribution(params["members"], params["bounds"], inputs[None])
-    return observation + mean[0, ..., :-1]
-
-
-def model_error(
-    loss: losses.Loss, params: Params, batch: Rows, context: value_aware.Context, key: Key
-) -> Array:
-    """What a batch costs; the reward, which is known, costs nothing."""
-    known = lambda x: None if x is None else x.at[..., -1].set(0.0)
-    predicted = dynamics.distribution(params["members"], params["bounds"], batch.inputs)
-    paid = loss.train(context, losses.Prediction(*map(known, predicted)), batch, key).mean()
-    if params["bounds"]:
-        paid += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    return paid
-
-
-# (parameters, moments), values, data, key -> (parameters, moments): one update on a batch
-ModelUpdate = Callable[[tuple[Params, Any], Any, Data, Key], tuple[Params, Any]]
-
-
-def model_update(
-    settings: Settings,
-    name: str,
-    values: value_aware.Values,
-    optimiser: optax.GradientTransformation,
-    permutation: Array,
-    plain: Callable[[Any], Array] = lambda state: jnp.zeros(()),
-) -> ModelUpdate:
-    """An update by the loss of that name; ``plain`` tells how much plain error is added from what values read."""
-    loss = value_aware.make(name, values, FIXED)
-
-    def update(carry: tuple[Params, Any], state: Any, data: Data, key: Key) -> tuple[Params, Any]:
-        params, moments = carry
-        place_key, loss_key = jax.random.split(key)
-        place = jax.random.randint(place_key, (settings.batch_size,), 0, len(data.action))
-        context = value_aware.Context(state, plain(state), permutation)
-        gradient = jax.grad(partial(model_error, loss))(params, rows(data, place), context, loss_key)
-        steps, moments = optimiser.update(gradient, moments, params)
-        return optax.apply_updates(params, steps), moments
-
-    return update
-
-
-def fit(
-    settings: Settings,
-    known: Known,
-    name: str,
-    width: int,
-    values: value_aware.Values,
-    state: Any,
-    work: studies.Work,
-) -> Params:
-    """The parameters [S, ...] of a model for each seed; ``state`` [S, ...] is what values read."""
-    config = model_config(width, name)
-    optimiser = adam(settings, settings.updates)
-    keys = seed_keys(settings, "model")  # the same batches for all losses
-
-    def start(key: Key) -> tuple[Params, Any]:
-        params = start_model(config, known.world, key)
-        return params, optimiser.init(params)
-
-    def advance(carry: Any, piece: Array, state: Any, data: Data, key: Key) -> Any:
-        (size,) = known.world.SPEC.observation_shape
-        permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
-        update = model_update(settings, name, values, optimiser, permutation)
-        count = settings.updates // PIECES
-
-        def one(carry: Any, number: Array) -> tuple[Any, None]:
-            return update(carry, state, data, jax.random.fold_in(key, 2 + number)), None
-
-        return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
-
-    carry = jax.jit(jax.vmap(start))(keys)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0, 0, 0)), donate_argnums=0)
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), state, known.train, keys)
-        work.progress(1)
-    return carry[0]
-
-
-# ---- what a model is worth -----------------------------------------------------------------------------------------
-
-# (observations [..., O], torques [..., 1], key) -> next observations [..., O]
-Guess = Callable[[Array, Array, Key], Array]
-
-
-def control(
-    world: distractors.World, guess: Guess, value: Callable[[Array], Array], key: Key, starts: int
-) -> Array:
-    """The mean return [] of ``max_a r(s, a) + gamma V(guess(s, a))`` in the world, from hanging starts."""
-    keys = jax.random.split(key, 3)
-    angle, speed = jax.random.uniform(keys[0], (2, starts), minval=-0.05, maxval=0.05)
-    first = world.reset(keys[1], starts).at[:, :TASK].set(_observed(jnp.pi + angle, speed))
-    torques = jnp.asarray(TORQUES, jnp.float32)[:, None]
-
-    def step(observation: Array, key: Key) -> tuple[Array, Array]:
-        guess_key, step_key = jax.random.split(key)
-        every = jnp.broadcast_to(observation[:, None], (starts, len(torques), observation.shape[-1]))
-        action = jnp.broadcast_to(torques, (starts, *torques.shape))
-        reward = pendulum.step(every[..., :TASK], action)[1]
-        best = (reward + GAMMA * value(guess(every, action, guess_key))).argmax(-1)
-        return world.step(observation, torques[best], step_key)
-
-    return jax.lax.scan(step, first, jax.random.split(keys[2], world.LIMIT))[1].sum(0).mean()
-
-
-def judge(known: Known, starts: int) -> Callable[..., dict[str, Array]]:
-    """(parameters [S, ...], values [S, ...], keys [S]) -> what the models are worth, [S] each.
-
-    ``value_error`` is the mean of (V(s^') - V(s'))^2 over held-out transitions, ``task_error`` and ``distractor_error``
-    those of (s^' - s')^2 per dimension, and ``return`` that of greedy control.
-    """
-
-    def one(params: Params, value: Value, data: Data, key: Key) -> dict[str, Array]:
-        guess = lambda observation, action, key: predict(params, data, observation, action)
-        of = partial(known.valued.of, value)
-        following = guess(data.observation, data.action, key)
-        error = jnp.square(following - data.next_observation)
-        return {
-            "value_error": jnp.square(of(following) - of(data.next_observation)).mean(),
-            "task_error": error[:, :TASK].mean(),
-            "distractor_error": error[:, TASK:].mean() if error.shape[1] > TASK else jnp.zeros(()),
-            "return": control(known.world, guess, of, key, starts),
-        }
-
-    compiled = jax.jit(jax.vmap(one))
-    return lambda params, value, keys: compiled(params, value, known.test, keys)
-
-
-def capped(outcome: Mapping[str, Array]) -> dict[str, np.ndarray]:
-    """Numbers as they are stored: what is none, or is beyond `CAP`, is `CAP`."""
-    bounded = lambda x: np.clip(np.nan_to_num(np.asarray(x, float), nan=CAP), -CAP, CAP)
-    return {name: bounded(x) for name, x in outcome.items()}
-
-
-@functools.lru_cache(maxsize=2)
-def judging(settings: Settings, name: str) -> Callable[..., dict[str, Array]]:
-    """`judge` of a world: one program for all losses of a width."""
-    return judge(prepared(settings, name), settings.starts)
-
-
-# ---- pendulum ------------------------------------------------------------------------------------------------------
-
-
-def one_value(known: Known) -> value_aware.Values:
-    """The known value as the only one that a loss asks."""
-    return lambda value, observation: known.valued.of(value, observation)[None]
-
-
-def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.ndarray]:
-    """What a world's value function is like, [S] each.
-
-    ``value_rmse``: how far it is from the grid's; ``weight``: the mean of VaGraM's weights on distractors, as a share
-    of the largest mean weight of a dimension; ``true_return``: of greedy control with the true model.
-    """
-    del work
-    world = prepared(settings, name)
-    table = solved(settings.grid).value
-
-    def one(value: Value, data: Data, key: Key) -> dict[str, Array]:
-        of = partial(world.valued.of, value)
-        error = of(data.observation) - grid_value(table, settings.grid, data.observation)
-        gradient = value_aware.gradients(one_value(world), value, data.next_observation)[0]
-        weight = jnp.square(gradient).mean(0)
-        beside = weight[TASK:].mean() if len(weight) > TASK else jnp.zeros(())
-        guess = lambda observation, action, key: world.world.step(observation, action, key)[0]
-        return {
-            "value_rmse": jnp.sqrt(jnp.square(error).mean()),
-            "weight": beside / weight.max(),
-            "true_return": control(world.world, guess, of, key, settings.starts),
-        }
-
-    found = jax.jit(jax.vmap(one))(world.value, world.test, seed_keys(settings, "judge"))
-    return {"known": capped(found)}
-
-
-def fixed(settings: Settings, name: str, width: int, loss: str, work: studies.Work) -> dict[str, Any]:
-    """What models of that width are worth that a known value helped to fit; see `judge`."""
-    world = prepared(settings, name)
-    params = fit(settings, world, loss, width, one_value(world), world.value, work)
-    return capped(judging(settings, name)(params, world.value, seed_keys(settings, "judge")))
-
-
-# ---- landscape -----------------------------------------------------------------------------------------------------
-
-SHAPES = ("mse", "vagram", "taylor", "vaml")
-PIXELS = 61  # of a picture's side
-SAMPLES = 32  # next states of each seed
-CHEAP = 0.01  # of a loss's median over all predictions
-
-
-def charged(values: value_aware.Values, state: Any, name: str, truth: Array, guesses: Array) -> Array:
-    """What the loss of that name charges [N] for predictions [N, O] of the next observation ``truth`` [O]."""
-    count, size = guesses.shape
-    settings = dataclasses.replace(FIXED, normalise=False, clip_quantile=1.0)  # nothing of a batch
-    following = jnp.broadcast_to(truth, (1, count, size))
-    nothing = jnp.zeros((1, count, size + 1))
-    error = jnp.concatenate([guesses - truth, jnp.zeros((count, 1))], -1)[None]
-    batch = Rows(jnp.zeros((1, count, 0)), nothing, following)
-    context = value_aware.Context(state)
-    loss = value_aware.make(name, values, settings)
-    return loss.train(context, losses.Prediction(error, None), batch, jax.random.key(0))[0]
-
-
-def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
-    """Pictures [H, W] of one next state's losses, and how far [S] a prediction can be off and still be cheap.
-
-    ``reach``: the largest distance, in half turns and in largest velocities, of predictions that cost less than `CHEAP`
-    of the median over all; mean over next states. A picture's rows are velocities.
-    """
-    del work
-    world = prepared(settings, PLAIN)
-    line = jnp.linspace(-1, 1, PIXELS)
-    speed, angle = (x.reshape(-1) for x in jnp.meshgrid(line, line, indexing="ij"))
-    guesses = _observed(jnp.pi * angle, SPEEDS * speed)
-
-    def one(value: Value, data: Data) -> dict[str, dict[str, Array]]:
-        def of_state(truth: Array) -> dict[str, tuple[Array, Array]]:
-            here = jnp.arctan2(truth[1], truth[0]) / jnp.pi, truth[2] / SPEEDS
-            across = jnp.abs(angle - here[0])
-            distance = jnp.hypot(jnp.minimum(across, 2 - across), speed - here[1])
-            found = {}
-            for name in SHAPES:
-                cost = charged(one_value(world), value, name, truth, guesses)
-                share = cost / jnp.median(cost)
-                found[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
-            return found
-
-        found = jax.lax.map(of_state, data.next_observation[:SAMPLES])
-        return {
-            "picture": {name: share[0] for name, (share, _) in found.items()},
-            "reach": {name: reach.mean() for name, (_, reach) in found.items()},
-        }
-
-    found = jax.jit(jax.vmap(one))(world.value, world.test)
-    truth = np.asarray(world.test.next_observation[0, 0])
-    picture = {name: np.asarray(x[0]).reshape(PIXELS, PIXELS) for name, x in found["picture"].items()}
-    return {
-        "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in picture.items()},
-        "truth": [float(np.arctan2(truth[1], truth[0]) / np.pi), float(truth[2] / SPEEDS)],
-        "reach": {name: np.asarray(x) for name, x in found["reach"].items()},
+# ---- reports -------------------------------------------------------------------------------------------------------
+
+PROTOTYPE = "our prototype, with other distractors: "
+OURS = "ours; nothing is published"
+PAPER = "VaGraM (Voelcker et al., ICLR 2022), "
+
+
+def within(share: float) -> studies.Predicate:
+    """The mean over seeds is 1 to within ``share``."""
+    return studies.summarised(lambda x: abs(x - 1) <= share)
+
+
+def above(bound: float) -> studies.Predicate:
+    return studies.every(lambda x: x > bound)
+
+
+def below(bound: float) -> studies.Predicate:
+    return studies.every(lambda x: x < bound)
+
+
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the paper says in words, what our prototype saw, and what we ask."""
+    for part, of in {
+        "pendulum": _pendulum_claims,
+        "landscape": _landscape_claims,
+        "changing": _changing_claims,
+        "toy": _toy_claims,
+        "heads": _heads_claims,
+    }.items():
+        if part in result:
+            yield from of(result[part])
+
+
+def _pendulum_claims(worlds: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    published = studies.published("vagram")["pendulum"]
+    many, plain, noise = (worlds.get(name, {}).get(str(NARROW), {}) for name in (MANY, PLAIN, NOISE))
+    place = f"{MANY}, width {NARROW}"
+    weight = worlds[MANY]["known"]["weight"]
+    text = f"{MANY}: VaGraM's mean weight on distractors, in largest weights, is below 1 %"
+    yield studies.Claim(text, f"{PROTOTYPE}by construction", weight, below(0.01))
+    for loss in ("vagram", "taylor", "vaml"):
+        if loss in many:
+            text = f"{place}: with a known value {loss} returns more than -500"
+            yield studies.Claim(text, PROTOTYPE + published[loss], many[loss]["return"], above(-500))
+    if "mse" in many:
+        text = f"{place}: mse returns less than -1200 on average"
+        summarised = studies.summarised(lambda x: x < -1200)
+        yield studies.Claim(text, PROTOTYPE + published["mse"], many["mse"]["return"], summarised)
+    if {"mse", "vagram"} <= plain.keys():
+        text = f"{PLAIN}, width {NARROW}: returns of vagram and mse differ by at most 15 % (ratio)"
+        ratio = plain["vagram"]["return"] / plain["mse"]["return"]
+        yield studies.Claim(text, PROTOTYPE + published["plain"], ratio, within(0.15))
+    if {"mse", "vagram"} <= many.keys():
+        text = f"{place}: the value error of vagram is smaller than that of mse (log of the ratio)"
+        ratio = np.log(many["mse"]["value_error"] / many["vagram"]["value_error"])
+        yield studies.Claim(text, PROTOTYPE + published["value_error"], ratio, studies.positive)
+    controls = {
+        "anisotropic": "a random permutation of its weights for each seed",
+        "anisotropic_rows": "of a random permutation of its weights for each row",
+        "value_weighted": "weights |V|, equal in all dimensions",
     }
+    for loss, meaning in controls.items():
+        if {loss, "vagram"} <= many.keys():
+            text = f"{place}: vagram returns more than {loss}, {meaning} (difference)"
+            gain = many["vagram"]["return"] - many[loss]["return"]
+            yield studies.Claim(text, OURS, gain, studies.positive)
+        if {loss, "mse"} <= many.keys():
+            text = f"{place}: {loss} returns more than mse (difference)"
+            yield studies.Claim(text, OURS, many[loss]["return"] - many["mse"]["return"], studies.positive)
+    if {"mse", "vagram"} <= noise.keys():
+        text = f"{NOISE}, width {NARROW}: vagram returns less than 100 more than mse (mean difference)"
+        where = "expected by us before the study: noise costs no capacity in expectation"
+        gain = noise["vagram"]["return"] - noise["mse"]["return"]
+        yield studies.Claim(text, where, gain, studies.summarised(lambda x: x < 100))
 
 
-# ---- changing ------------------------------------------------------------------------------------------------------
+def _landscape_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    reach = found["reach"]
+    for loss, where in (
+        ("vaml", f"{PAPER}authors' blog: VAML follows the value's iso-lines"),
+        ("taylor", f"{PAPER}in words: of rank one, unbounded where the gradient is 0"),
+    ):
+        text = f"landscape: predictions that {loss} charges little reach farther than vagram's (difference)"
+        yield studies.Claim(text, where, reach[loss] - reach["vagram"], studies.positive)
+    text = "landscape: vagram's cheap predictions are within twice the distance of mse's (ratio)"
+    where = f"{PAPER}authors' blog: both are centred on the sample"
+    ratio = reach["vagram"] / reach["mse"]
+    yield studies.Claim(text, where, ratio, studies.summarised(lambda x: x < 2))
 
-CHANGING = (FEW, 16)  # the world, and the width of its models
-SLOW = 0.02  # of the copy that values continue with
-FIRST = 0.05  # share of the updates in which plain error is added, VaGraM's first epoch
-FEWER = TORQUES[::2]  # that the value looks at, as many times as there are updates
 
-
-def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any]:
-    """Model and value learnt from each other, `PIECES` times in between [PIECES, S] what they are worth.
-
-    ``return``: of greedy control with this model and this value; ``rmse``: of the value, from the grid's, over held-out
-    states; ``task_error``: of the model.
-    """
-    name, width = CHANGING
-    world = prepared(settings, name)
-    table, valued = solved(settings.grid).value, world.valued
-    config, updates = model_config(width, loss), settings.changing_updates
-    optimiser = adam(settings, updates, constant=True)
-
-    class Carry(NamedTuple):
-        model: tuple[Params, Any]
-        value: tuple[Value, Any]
-        slow: Value
-        count: Array
-
-    def values(state: Carry, observation: Array) -> Array:
-        """The value and its slow copy, as the paper's code asks critics and target critics."""
-        return jnp.stack([valued.of(one, observation) for one in (state.value[0], state.slow)])
-
-    def start(key: Key, data: Data) -> Carry:
-        keys = jax.random.split(key)
-        params, value = start_model(config, world.world, keys[0]), valued.start(keys[1], data)
-        return Carry(
-            (params, optimiser.init(params)), (value, optimiser.init(value.params)), value, jnp.int32(0)
-        )
-
-    def follow_model(carry: Carry, data: Data, key: Key) -> tuple[Value, Any]:
-        """An update of the value, from imagined steps."""
-        place = jax.random.randint(key, (settings.batch_size,), 0, len(data.action))
-        observation = data.observation[place]
-        every = jnp.broadcast_to(observation[:, None], (len(place), len(FEWER), observation.shape[-1]))
-        torque = jnp.broadcast_to(jnp.asarray(FEWER, jnp.float32)[:, None], (*every.shape[:-1], 1))
-        imagined = predict(carry.model[0], data, every, torque)
-        reward = pendulum.step(every[..., :TASK], torque)[1]
-        target = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1) / UNIT
-        value, moments = carry.value
-
-        def error(params: Params) -> Array:
-            outputs = valued.outputs(value._replace(params=params), observation)
-            return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
-
-        steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
-        return value._replace(params=optax.apply_updates(value.params, steps)), moments
-
-    def advance(carry: Carry, data: Data, key: Key) -> Carry:
-        (size,) = world.world.SPEC.observation_shape
-        permutation = value_aware.permutations(jax.random.fold_in(key, 1), size)
-        first = lambda state: (state.count < FIRST * updates).astype(jnp.float32)
-        update = model_update(settings, loss, values, optimiser, permutation, first)
-
-        def one(carry: Carry, _: None) -> tuple[Carry, None]:
-            keys = jax.random.split(jax.random.fold_in(key, 2 + carry.count))
-            carry = carry._replace(model=update(carry.model, carry, data, keys[0]))
-            value = follow_model(carry, data, keys[1])
-            slow = optax.incremental_update(value[0].params, carry.slow.params, SLOW)
-            return Carry(carry.model, value, carry.slow._replace(params=slow), carry.count + 1), None
-
-        return jax.lax.scan(one, carry, length=updates // PIECES)[0]
-
-    def measure(carry: Carry, data: Data, test: Data, key: Key) -> dict[str, Array]:
-        of = partial(valued.of, carry.value[0])
-        guess = lambda observation, action, key: predict(carry.model[0], data, observation, action)
-        error = of(test.observation) - grid_value(table, settings.grid, test.observation)
-        off = guess(test.observation, test.action, key) - test.next_observation
-        return {
-            "return": control(world.world, guess, of, key, settings.starts // 4 or 1),
-            "rmse": jnp.sqrt(jnp.square(error).mean()),
-            "task_error": jnp.square(off[:, :TASK]).mean(),
-        }
-
-    keys, judge_keys = seed_keys(settings, "changing"), seed_keys(settings, "judge")
-    carry = jax.jit(jax.vmap(start))(keys, world.train)
-    compiled = jax.jit(jax.vmap(advance), donate_argnums=0)
-    measured = jax.jit(jax.vmap(measure))
-    curves = []
-    for _ in range(PIECES):
-        carry = compiled(carry, world.train, keys)
-        curves.append(capped(measured(carry, world.train, world.test, judge_keys)))
-        work.progress(1)
-    return {name: np.stack([curve[name] for curve in curves]) for name in curves[0]}
+def _changing_claims(curves: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    if "vagram" not in curves:
+        return
+    place = f"changing value, {CHANGING[0]}, width {CHANGING[1]}"
+    for loss, where in (
+        ("taylor", f"{PAPER}in words: the bounded loss is stable, Taylor's is not"),
+        ("vaml", f"{PAPER}in words: VAML is unstable where the value is not yet learnt"),
+        ("mse", OURS),
+        ("anisotropic", OURS),
+    ):
+        if loss in curves:
+            for what, summary in (("the mean", late), ("the worst", worst)):
+                text = f"{place}: {what} return in the second half is higher by vagram than by {loss} (difference)"
+                gain = summary(curves["vagram"]["return"]) - summary(curves[loss]["return"])
+                yield studies.Claim(text, where, gain, studies.positive)
 
 
 def late(curve: np.ndarray) -> np.ndarray:
@@ -737,170 +223,304 @@ def worst(curve: np.ndarray) -> np.ndarray:
     return curve[len(curve) // 2 :].min(0)
 
 
-# ---- toy -----------------------------------------------------------------------------------------------------------
-
-TOY = ("mle", "vaml", "calibrated")
-GOLDEN = (5**0.5 - 1) / 2
-
-
-def toy_value(observation: Array) -> Array:
-    """s^2 + s [...] of [..., 1]."""
-    return jnp.square(observation[..., 0]) + observation[..., 0]
-
-
-def expected(loss: str, mean: Any, deviation: Any) -> Any:
-    """What a Gaussian is charged in expectation by a loss of `TOY`, without constants.
-
-    With outcomes -1 and 1, V(s) = s^2 + s and s ~ N(m, d^2),
-
-        E V(s^) = m^2 + d^2 + m,    Var V(s^) = 2 d^4 + (2 m + 1)^2 d^2,    E V(s') = 1
-
-    mle: ``(m^2 + 1) / d^2 + log d^2``; calibrated: ``(E V(s^) - 1)^2``; vaml: that plus ``Var V(s^)``.
-    """
-    if loss == "mle":
-        return (mean**2 + 1) / deviation**2 + 2 * np.log(deviation)
-    gap = mean**2 + deviation**2 + mean - 1
-    variance = 2 * deviation**4 + (2 * mean + 1) ** 2 * deviation**2
-    return gap**2 + (variance if loss == "vaml" else 0.0)
+def _toy_claims(curves: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    end = {loss: (row["mean"][-1], row["deviation"][-1]) for loss, row in curves.items()}
+    later = "Calibrated VAML (arXiv 2505.22772), in words"
+    text = "toy: raw VAML collapses the deviation, below 0.05"
+    yield studies.Claim(text, later, end["vaml"][1], below(0.05))
+    text = f"toy: raw VAML ends at the closed form, mean {GOLDEN:.3f} (distance, below 0.02)"
+    yield studies.Claim(text, "closed form", np.abs(end["vaml"][0] - GOLDEN), below(0.02))
+    text = "toy: the calibrated loss keeps the deviation, above 0.3"
+    yield studies.Claim(text, later, end["calibrated"][1], above(0.3))
+    text = "toy: the calibrated loss ends where E V(s^) = E V(s') (distance, below 0.05)"
+    off = np.sqrt(expected("calibrated", *end["calibrated"]))
+    yield studies.Claim(text, "closed form", off, below(0.05))
+    text = "toy: the likelihood ends at mean 0 and deviation 1 (largest distance, below 0.05)"
+    off = np.maximum(np.abs(end["mle"][0]), np.abs(end["mle"][1] - 1))
+    yield studies.Claim(text, "closed form", off, below(0.05))
 
 
-def toy(settings: Settings, loss: str, work: studies.Work) -> dict[str, np.ndarray]:
-    """Mean and deviation of the prediction, [PIECES, S] each, from different starts."""
-    asked = lambda state, observation: toy_value(observation)[None]
-    of = value_aware.make(loss, asked, value_aware.Settings(normalise=False, clip_quantile=1.0))
-    optimiser = adam(settings, settings.toy_updates)
-    count, size = settings.toy_updates // PIECES, settings.batch_size
-    keys = seed_keys(settings, "toy")
-
-    def start(key: Key) -> tuple[Params, Any]:
-        mean, log_variance = jax.random.uniform(key, (2,), minval=-0.5, maxval=0.5)
-        params = {"mean": mean, "log_variance": log_variance - 1.0}
-        return params, optimiser.init(params)
-
-    def advance(carry: tuple[Params, Any], piece: Array, key: Key) -> tuple[Params, Any]:
-        def update(carry: tuple[Params, Any], number: Array) -> tuple[tuple[Params, Any], None]:
-            params, moments = carry
-            keys = jax.random.split(jax.random.fold_in(key, number))
-            outcome = jax.random.rademacher(keys[0], (1, size, 1), float)
-            outputs = jnp.concatenate([outcome, jnp.zeros_like(outcome)], -1)  # from state 0; rewards are 0
-
-            def cost(params: Params) -> Array:
-                both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
-                said = losses.Prediction(both(params["mean"]), both(params["log_variance"]))
-                batch = Rows(jnp.zeros((1, size, 0)), outputs, outcome)
-                return of.train(value_aware.Context(()), said, batch, keys[1]).mean()
-
-            steps, moments = optimiser.update(jax.grad(cost)(params), moments, params)
-            return (optax.apply_updates(params, steps), moments), None
-
-        return jax.lax.scan(update, carry, piece * count + jnp.arange(count))[0]
-
-    carry = jax.jit(jax.vmap(start))(keys)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0)))
-    means, deviations = [], []
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), keys)
-        means.append(carry[0]["mean"])
-        deviations.append(jnp.exp(0.5 * carry[0]["log_variance"]))
-        work.progress(1)
-    return {"mean": np.stack(means), "deviation": np.stack(deviations)}
+def _heads_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    for noise, rows in found.items():
+        for head in HEADS[1:]:
+            if {head, "scalar"} <= rows.keys():
+                place = f"heads, reward noise {noise}"
+                text = f"{place}: the gradient of {head} is closer to the grid's than scalar's (cosine, difference)"
+                closer = rows[head]["cosine"] - rows["scalar"]["cosine"]
+                yield studies.Claim(text, OURS, closer, studies.positive)
+                text = f"{place}: vagram with {head} has a smaller value error than with scalar (log of the ratio)"
+                ratio = np.log(rows["scalar"]["value_error"] / rows[head]["value_error"])
+                yield studies.Claim(text, OURS, ratio, studies.positive)
 
 
-# ---- heads ---------------------------------------------------------------------------------------------------------
-
-HEADS = ("scalar", "two_hot", "hl_gauss", "c51")
-REWARD_NOISE = (0.0, 4.0)  # standard deviation of what is added to rewards
-MARGIN = 1.2  # of supports beyond the smallest value and 0, in `UNIT`: three deviations of a noisy return
-OUTPUTS = 51
-
-
-def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> dict[str, np.ndarray]:
-    """What the gradients of a value with that head are like, [S] each, and a model that they weigh; see `judge`.
-
-    ``rmse``: of the value, from the grid's; ``cosine``: of its gradient by angle and velocity, in half turns and
-    largest velocities, with the grid's; ``spread``: the 99 % quantile of the gradient's norm over its median;
-    ``weight``: as in `known`.
-    """
-    world = prepared(settings, MANY)
-    solution = solved(settings.grid)
-    low = float(solution.value.min()) / UNIT
-    valued = make_valued(settings, heads.make(name, low - MARGIN, MARGIN, OUTPUTS))
-    optimiser = adam(settings, settings.heads_updates)
-
-    def follow(
-        carry: tuple[Value, Any, Params], distracting: Array, key: Key
-    ) -> tuple[Value, Any, Params]:
-        """An update on steps of the optimal policy from uniform states."""
-        value, moments, slow = carry
-        keys = jax.random.split(key, 3)
-        observation = uniform(distracting, keys[0], settings.batch_size)
-        index, weight = corners(settings.grid, observation[:, :TASK])
-        best = (weight[..., None] * solution.q[index]).sum(-2).argmax(-1)
-        following, reward = world.world.step(
-            observation, jnp.asarray(TORQUES, jnp.float32)[best][:, None], keys[1]
+def sentence(result: Mapping[str, Any]) -> str:
+    """What the random control says of VaGraM's gain."""
+    many = result.get("pendulum", {}).get(MANY, {}).get(str(NARROW), {})
+    if not {"mse", "vagram", "anisotropic"} <= many.keys():
+        return "Without mse, vagram and anisotropic there is no answer to what VaGraM gains by."
+    returns = {loss: many[loss]["return"] for loss in ("mse", "vagram", "anisotropic")}
+    place = f"With {MANY} and {NARROW} hidden units"
+    if studies.positive(returns["vagram"] - returns["mse"])[0] is not True:
+        return f"{place}, VaGraM shows no gain over plain errors."
+    if studies.positive(returns["vagram"] - returns["anisotropic"])[0] is not True:
+        return (
+            f"{place}, VaGraM's gain over plain errors is not told apart from that of its weights given to random "
+            "dimensions: uneven weights may be all of it."
         )
-        reward = (reward + noise * jax.random.normal(keys[2], reward.shape)) / UNIT
-        target = valued.head.target(
-            reward,
-            jnp.full_like(reward, GAMMA),
-            valued.outputs(value._replace(params=slow), following),
+    if studies.positive(returns["anisotropic"] - returns["mse"])[0] is True:
+        return (
+            f"{place}, uneven weights alone gain something over plain errors, and knowing which dimensions the value "
+            "depends on gains more."
         )
+    return (
+        f"{place}, VaGraM gains by what the value knows: the same weights given to random dimensions show no gain over "
+        "plain errors."
+    )
 
-        def error(params: Params) -> Array:
-            outputs = valued.outputs(value._replace(params=params), observation)
-            return valued.head.loss(outputs, target).mean()
 
-        steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
-        params = optax.apply_updates(value.params, steps)
-        return value._replace(params=params), moments, optax.incremental_update(params, slow, SLOW)
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """What came out, in tables."""
+    settings = result["settings"]
+    yield "# VaGraM: models that know what values need"
+    yield (
+        f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores. "
+        "[The program](../../../experiments/papers/vagram.py) says what is compared. All problems, data and "
+        f"numbers are ours: of the paper's own there are none to compare with. {settings['seeds']} seeds; mean "
+        "and 95 % interval."
+    )
+    if "pendulum" in result:
+        yield f"**{sentence(result)}**"
+        yield from _pendulum_report(result["pendulum"], settings)
+    if "landscape" in result:
+        yield from _landscape_report(result["landscape"])
+    if "changing" in result:
+        yield from _changing_report(result["changing"], settings)
+    if "toy" in result:
+        yield from _toy_report(result["toy"], settings)
+    if "heads" in result:
+        yield from _heads_report(result["heads"], settings)
 
-    def start(key: Key, data: Data) -> tuple[Value, Any, Params]:
-        value = valued.start(key, data)
-        return value, optimiser.init(value.params), value.params
 
-    def advance(carry: Any, piece: Array, distracting: Array, key: Key) -> Any:
-        count = settings.heads_updates // PIECES
+def _pendulum_report(worlds: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Pendulum: a known value"
+    yield (
+        f"{settings['updates']:,} updates on {settings['transitions']:,} transitions. The value is worth this: how "
+        "far it is from the grid's (root of the mean square), VaGraM's mean weight on distractors in largest "
+        "weights, and the return of greedy control with the true model."
+    )
+    yield studies.table(
+        ("", "error of V", "weight on distractors", "return, true model"),
+        [
+            (
+                name,
+                studies.between(world["known"]["value_rmse"]),
+                f"{world['known']['weight'].mean():.1e}",
+                studies.between(world["known"]["true_return"], ".0f"),
+            )
+            for name, world in worlds.items()
+        ],
+    )
+    for name, world in worlds.items():
+        widths = _widths(world)
+        chosen = list(world[widths[0]]) if widths else []
+        if not chosen:
+            continue
+        for what, title, style in (
+            ("return", "return of greedy control", ".0f"),
+            ("value_error", "value error, E (V(s^') - V(s'))^2", ".3g"),
+        ):
+            yield f"### {name}: {title}"
+            yield studies.table(
+                ("loss", *(f"width {width}" for width in widths)),
+                [
+                    (loss, *(studies.between(world[width][loss][what], style) for width in widths))
+                    for loss in chosen
+                ],
+            )
+    many = worlds[MANY].get(str(NARROW), {})
+    if many:
+        yield f"### {MANY}, width {NARROW}: where the errors are"
+        yield "Squared errors per dimension."
+        yield studies.table(
+            ("loss", "pendulum", "distractors"),
+            [
+                (
+                    loss,
+                    studies.between(row["task_error"], ".3g"),
+                    studies.between(row["distractor_error"], ".3g"),
+                )
+                for loss, row in many.items()
+            ],
+        )
+        yield "![returns](returns.png)\n\n![value error against width](value_error.png)"
 
-        def one(carry: Any, number: Array) -> tuple[Any, None]:
-            return follow(carry, distracting, jax.random.fold_in(key, number)), None
 
-        return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
+def _widths(world: Mapping[str, Any]) -> list[str]:
+    return sorted((name for name in world if name != "known"), key=int)
 
-    keys = seed_keys(settings, "heads")
-    carry = jax.jit(jax.vmap(start))(keys, world.train)
-    compiled = jax.jit(jax.vmap(advance, (0, None, 0, 0)), donate_argnums=0)
-    for piece in range(PIECES):
-        carry = compiled(carry, jnp.int32(piece), world.pool, keys)
-        work.progress(1)
-    value = carry[0]
-    values = lambda value, observation: valued.of(value, observation)[None]
 
-    def describe(value: Value, data: Data) -> dict[str, Array]:
-        seen = data.observation
-        gradient = value_aware.gradients(values, value, seen)[0]
-        error = valued.of(value, seen) - grid_value(solution.value, settings.grid, seen)
-        true = grid_gradient(solution.value, settings.grid, seen) * UNITS
-        own = by_state(seen, gradient) * UNITS
-        norm = jnp.linalg.norm(own, axis=-1)
-        cosine = (own * true).sum(-1) / jnp.maximum(norm * jnp.linalg.norm(true, axis=-1), 1e-9)
-        weight = jnp.square(gradient).mean(0)
-        return {
-            "rmse": jnp.sqrt(jnp.square(error).mean()),
-            "cosine": cosine.mean(),
-            "spread": jnp.quantile(norm, 0.99) / jnp.median(norm),
-            "weight": weight[TASK:].mean() / weight.max(),
+def _landscape_report(found: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Landscape: what losses charge"
+    angle, speed = found["truth"]
+    yield (
+        f"Pictures: log10 of the loss over its median, for predictions of the next state at angle {angle:.2f} (half "
+        f"turns) and velocity {speed:.2f} (of the largest). Table: the largest distance of predictions that cost less "
+        f"than {CHEAP:.0%} of the median, mean over {SAMPLES} states of each seed."
+    )
+    yield studies.table(("loss", "reach"), [(loss, studies.between(x)) for loss, x in found["reach"].items()])
+    yield "![loss landscapes](landscape.png)"
+
+
+def _changing_report(curves: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Changing: a value learnt from the model"
+    yield (
+        f"{CHANGING[0]}, width {CHANGING[1]}, {settings['changing_updates']:,} updates of both. Returns of greedy "
+        "control with this model and this value over the second half of the measurements, their worst, and "
+        "at the end: the error of the value (root of the mean square, from the grid's) and of the model."
+    )
+    yield studies.table(
+        ("loss", "mean return", "worst return", "error of V", "pendulum error"),
+        [
+            (
+                loss,
+                studies.between(late(row["return"]), ".0f"),
+                studies.between(worst(row["return"]), ".0f"),
+                studies.between(row["rmse"][-1], ".3g"),
+                studies.between(row["task_error"][-1], ".3g"),
+            )
+            for loss, row in curves.items()
+        ],
+    )
+    yield "![learning with a changing value](changing.png)"
+
+
+def _toy_report(curves: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Toy: two outcomes"
+    yield (
+        f"After {settings['toy_updates']:,} updates. Closed forms: the likelihood is least at mean 0 and deviation 1; "
+        f"raw VAML at mean {GOLDEN:.3f} and deviation 0; the calibrated loss wherever m^2 + d^2 + m = 1, which the "
+        "likelihood's minimum is one of. In brackets the smallest and largest of all seeds, which start apart."
+    )
+    yield studies.table(
+        ("loss", "mean", "deviation", "E V(s^) - E V(s')"),
+        [
+            (
+                loss,
+                studies.extremes(row["mean"][-1]),
+                studies.extremes(row["deviation"][-1]),
+                studies.extremes(row["mean"][-1] ** 2 + row["deviation"][-1] ** 2 + row["mean"][-1] - 1),
+            )
+            for loss, row in curves.items()
+        ],
+    )
+    yield "![deviation of the prediction](toy.png)"
+
+
+def _heads_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    yield "## Heads: whose gradients are weights"
+    yield (
+        f"{MANY}; values of the optimal policy by {settings['heads_updates']:,} updates with temporal differences, "
+        f"then models of width {NARROW} with VaGraM. Errors of models and returns are with the known value of the "
+        "first part, the same for all heads."
+    )
+    columns = {
+        "rmse": ("error of V", ".3g"),
+        "cosine": ("cosine with the grid's gradient", ".3f"),
+        "spread": ("99 % norm over median", ".3g"),
+        "weight": ("weight on distractors", ".1e"),
+        "value_error": ("value error of the model", ".3g"),
+        "return": ("return", ".0f"),
+    }
+    yield studies.table(
+        ("reward noise", "head", *(title for title, _ in columns.values())),
+        [
+            (noise, head, *(studies.between(row[what], style) for what, (_, style) in columns.items()))
+            for noise, rows in found.items()
+            for head, row in rows.items()
+        ],
+    )
+    yield "![closeness of gradients](heads.png)"
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """The figures of all parts that ran."""
+    if "pendulum" in result:
+        _draw_pendulum(folder, result["pendulum"])
+    if "landscape" in result:
+        pictures = {loss: np.asarray(x) for loss, x in result["landscape"]["picture"].items()}
+        plot.maps(
+            folder / "landscape.png",
+            pictures,
+            1.0,
+            (-3, 1),
+            title="log10 of loss / median over predictions: angle / pi, velocity / 8",
+            columns=4,
+        )
+    if "changing" in result:
+        updates = result["settings"]["changing_updates"] // PIECES * np.arange(1, PIECES + 1)
+        panels = {
+            "return of greedy control": "return",
+            "error of V": "rmse",
         }
+        plot.learning_curves(
+            folder / "changing.png",
+            {
+                title: {loss: (updates, row[what]) for loss, row in result["changing"].items()}
+                for title, what in panels.items()
+            },
+            title="Model and value learnt from each other",
+        )
+    if "toy" in result:
+        updates = result["settings"]["toy_updates"] // PIECES * np.arange(1, PIECES + 1)
+        plot.learning_curve(
+            folder / "toy.png",
+            {loss: (updates, row["deviation"]) for loss, row in result["toy"].items()},
+            "deviation of the prediction",
+            references={"outcomes": 1.0},
+            title="Two outcomes, V(s) = s^2 + s",
+        )
+    if "heads" in result:
+        plot.bars(
+            folder / "heads.png",
+            {
+                f"{head}, noise {noise}": studies.band(row["cosine"])
+                for noise, rows in result["heads"].items()
+                for head, row in rows.items()
+            },
+            "cosine of the value's gradient with the grid's, mean and 95 % interval",
+        )
 
-    described = jax.jit(jax.vmap(describe))(value, world.test)
-    params = fit(settings, world, "vagram", NARROW, values, value, work)
-    worth = judging(settings, MANY)(params, world.value, seed_keys(settings, "judge"))
-    return capped({**described, **worth})
+
+def _draw_pendulum(folder: Path, worlds: Mapping[str, Any]) -> None:
+    many = worlds[MANY]
+    widths = _widths(many)
+    if not widths:
+        return
+    place = str(NARROW) if str(NARROW) in widths else widths[0]
+    plot.bars(
+        folder / "returns.png",
+        {
+            **{loss: studies.band(row["return"]) for loss, row in many[place].items()},
+            "true model": studies.band(many["known"]["true_return"]),
+        },
+        "return of greedy control, mean and 95 % interval",
+        title=f"{MANY}, width {place}",
+    )
+    plot.lines(
+        folder / "value_error.png",
+        {
+            loss: (
+                [int(width) for width in widths],
+                *studies.bands(many[width][loss]["value_error"] for width in widths),
+            )
+            for loss in many[widths[0]]
+        },
+        "hidden units of the model",
+        "E (V(s^') - V(s'))^2",
+        title=MANY,
+        logarithmic=True,
+    )
 
 
-UNITS = np.array([np.pi, SPEEDS], np.float32)  # half a turn, and the largest velocity
-
-
-def by_state(observation: Array, gradient: Array) -> Array:
-    """Derivatives [..., 2] by angle and velocity, of those [..., O] by observations."""
-    cosine, sine = observation[..., 0], observation[..., 1]
-    return jnp.stack([cosine * gradient[..., 1] - sine * gradient[..., 0], gradient[..., 2]], -1)
+if __name__ == "__main__":
+    studies.main(Settings(), run)
