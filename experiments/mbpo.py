@@ -143,7 +143,7 @@ def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.L
     except ValueError as error:
         raise ValueError(f"--env={settings.env}: {error}") from None
     learner = make_learner(settings, config, spec)
-    asks = value_aware.needs_values(settings.model_loss)
+    asks = settings.model_loss not in value_aware.VALUE_FREE
     if asks and learner.critics is None:
         raise ValueError(
             f"--model_loss={settings.model_loss} asks the agent's critics for values, and --agent={settings.agent} "

@@ -114,11 +114,6 @@ def is_deterministic(name: str) -> bool:
     return name not in ("mle", "calibrated")
 
 
-def needs_values(name: str) -> bool:
-    """Whether the loss of that name asks a value function, and reads a `Context`."""
-    return name not in _VALUE_FREE
-
-
 def permutations(key: Key, size: int) -> Array:
     """Of ``size`` dimensions, for `Context.permutation`: [O] int32, or [S, O] for keys [S]."""
     draw = lambda key: jax.random.permutation(key, size)
