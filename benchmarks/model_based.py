@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import logging
 import re
 import statistics
@@ -215,6 +216,7 @@ def fit(settings: Settings, seeds: int) -> Programs:
 # ---- online -------------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(1)
 def _trainer(settings: Settings, seeds: int) -> tuple[Trainer, mbpo.Loop]:
     """MBPO in the environment, after as many random steps as a retraining learns from, a retraining and one step."""
     config = sac.Config(hidden=(256, 256, 256))

@@ -314,6 +314,7 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     """A model that diverges in the middle, as its third fit says; of a head, of a seed, beside distractors."""
     changes = {
         "env": "Pendulum-v1+noise2",
+        "model_loss": "mle",
         "seeds": 1,
         "head": "hl_gauss",
         "head_low": -50.0,
