@@ -124,7 +124,11 @@ def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5", "InvertedPendulum-v5", "Humanoid-v5"]
+    "name",
+    [
+        *("Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5", "InvertedPendulum-v5", "Humanoid-v5"),
+        "CartPole-v1",
+    ],
 )
 def test_termination_rules_are_those_of_gymnasium(name: str) -> None:
     env, rule = envs.make(name, seed=0), termination.of(name)
