@@ -1,7 +1,7 @@
 """When an episode ends, as a function of the next observation alone: what models are not asked to learn.
 
-The rules are those of gymnasium's tasks, MuJoCo's of -v4 and -v5, written in terms of observations. Time limits are no part
-of them: a rollout is cut by its own length.
+The rules are those of gymnasium's tasks, MuJoCo's of -v4 and -v5, written in terms of observations. Time limits are no
+part of them: a rollout is cut by its own length.
 """
 
 from __future__ import annotations
