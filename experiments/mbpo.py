@@ -19,7 +19,9 @@ message for a head without them says how much that is. Observations are not norm
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -251,7 +253,20 @@ def check(settings: Settings) -> None:
     common.at_least_one(settings, "model_members", "model_elites", "model_batch_size")
     if settings.plain_steps < 0:
         raise ValueError(f"--plain_steps={settings.plain_steps} must not be negative")
-    mbpo.check(loop_config(settings))
+    loop = loop_config(settings)
+    with _flags("--"):
+        mbpo.check(loop)
+    with _flags("--model_"):
+        ensemble.check(model_config(settings), Spec((1,), 1))  # of any vector
+
+
+@contextlib.contextmanager
+def _flags(prefix: str) -> Iterator[None]:
+    """Errors that begin with the name of a field begin with that of its flag."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{prefix}{error}") from None
 
 
 PUBLISHED = Settings(preset=presets.PAPER)
