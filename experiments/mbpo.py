@@ -140,10 +140,8 @@ def make_loop(settings: Settings, config: Any, spec: Spec, rule: Rule) -> mbpo.L
       ValueError: they do not go together, or with the environment.
     """
     network_config = model_config(settings)
-    try:
+    with _flags(f"--env={settings.env}: "):
         ensemble.check(network_config, spec)
-    except ValueError as error:
-        raise ValueError(f"--env={settings.env}: {error}") from None
     learner = make_learner(settings, config, spec)
     asks = settings.model_loss not in value_aware.VALUE_FREE
     if asks and learner.critics is None:
@@ -262,7 +260,7 @@ def check(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def _flags(prefix: str) -> Iterator[None]:
-    """Errors that begin with the name of a field begin with that of its flag."""
+    """Errors meanwhile have this in front: one that begins with the name of a field then begins with its flag."""
     try:
         yield
     except ValueError as error:
