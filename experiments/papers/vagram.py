@@ -82,7 +82,7 @@ def run(settings: Settings) -> dict[str, Any]:
     if "landscape" in parts:
         work["landscape"] = (partial(trained.landscape, settings), 1)
     if "changing" in parts:
-        for loss in chosen:
+        for loss in (*chosen, trained.TRUE):
             work[f"changing, {loss}"] = (partial(trained.changing, settings, loss), PIECES)
     if "toy" in parts:
         for loss in TOY:

@@ -158,7 +158,7 @@ def pool(world: distractors.World, key: Key, count: int) -> Array:
         return world.step(observation, still, key)[0], observation[:, TASK:]
 
     seen = jax.lax.scan(step, start, jax.random.split(key, world.LIMIT))[1]
-    return seen.reshape(-1, seen.shape[-1])
+    return jnp.concatenate(seen)
 
 
 def uniform(distracting: Array, key: Key, count: int) -> Array:
@@ -561,6 +561,7 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
 # ---- changing ------------------------------------------------------------------------------------------------------
 
 CHANGING = (FEW, 16)  # the world, and the width of its models
+TRUE = "true model"  # in place of a loss: the world itself, to tell what learning the value costs
 SLOW = 0.02  # of the copy that values continue with
 FIRST = 0.05  # share of the updates in which plain error is added, VaGraM's first epoch
 FEWER = TORQUES[::2]  # that the value looks at, as many times as there are updates
@@ -570,9 +571,11 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
     """Model and value learnt from each other, `PIECES` times in between [PIECES, S] what they are worth.
 
     ``return``: of greedy control with this model and this value; ``rmse``: of the value, from the grid's, over held-out
-    states; ``task_error``: of the model.
+    states; ``task_error``: of the model. For the loss `TRUE` the model is the world.
     """
     name, width = CHANGING
+    exact = loss == TRUE
+    loss = "mse" if exact else loss
     world = prepared(settings, name)
     table, valued = solved(settings.grid).value, world.valued
     config, updates = model_config(width, loss), settings.changing_updates
@@ -590,6 +593,11 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
 
     cost = value_aware.make(loss, values, FIXED)
 
+    def foresee(carry: Carry, data: Data, observation: Array, action: Array) -> Array:
+        if exact:
+            return world.world.step(observation, action)[0]
+        return predict(carry.model[0], data, observation, action)
+
     def start(key: Key, data: Data) -> Carry:
         keys = jax.random.split(key)
         params, value = start_model(config, world.world, keys[0]), valued.start(keys[1], data)
@@ -603,7 +611,7 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
         observation = data.observation[place]
         every = jnp.broadcast_to(observation[:, None], (len(place), len(FEWER), observation.shape[-1]))
         torque = jnp.broadcast_to(jnp.asarray(FEWER, jnp.float32)[:, None], (*every.shape[:-1], 1))
-        imagined = predict(carry.model[0], data, every, torque)
+        imagined = foresee(carry, data, every, torque)
         reward = pendulum.step(every[..., :TASK], torque)[1]
         target = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1) / UNIT
         value, moments = carry.value
@@ -623,9 +631,11 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
             keys = jax.random.split(jax.random.fold_in(key, 2 + carry.count), 3)
             plain = (carry.count < FIRST * updates).astype(jnp.float32)
             context = value_aware.Context(carry, plain, permutation)
-            place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
-            batch = annotated(cost, context, rows(data, place))
-            carry = carry._replace(model=model_update(cost, optimiser, carry.model, batch, context, keys[1]))
+            if not exact:
+                place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
+                batch = annotated(cost, context, rows(data, place))
+                model = model_update(cost, optimiser, carry.model, batch, context, keys[1])
+                carry = carry._replace(model=model)
             value = follow_model(carry, data, keys[2])
             slow = optax.incremental_update(value[0].params, carry.slow.params, SLOW)
             return Carry(carry.model, value, carry.slow._replace(params=slow), carry.count + 1), None
@@ -634,7 +644,7 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
 
     def measure(carry: Carry, data: Data, test: Data, key: Key) -> dict[str, Array]:
         of = partial(valued.of, carry.value[0])
-        guess = lambda observation, action, key: predict(carry.model[0], data, observation, action)
+        guess = lambda observation, action, key: foresee(carry, data, observation, action)
         error = of(test.observation) - grid_value(table, settings.grid, test.observation)
         off = guess(test.observation, test.action, key) - test.next_observation
         return {
