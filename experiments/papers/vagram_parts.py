@@ -64,12 +64,11 @@ class Settings(studies.Settings):
     test_transitions: int = 4_000
     batch_size: int = 256
     updates: int = 20_000  # of a model
-    learning_rate: float = (
-        3e-3  # of models and values; a cosine takes it to 0 where nothing changes meanwhile
-    )
+    learning_rate: float = 3e-3  # of models and values; a cosine takes it to 0 in all parts but changing
+    changing_learning_rate: float = 5e-4  # of the values of changing, which take the largest of noisy ones
     starts: int = 64  # hanging ones, from which greedy control is judged
     changing_updates: int = 10_000  # of changing: as many of the model as of the value
-    toy_updates: int = 4_000  # of toy
+    toy_updates: int = 20_000  # of toy
     heads_updates: int = 10_000  # of the values of heads
     seed: int = 0  # of all
     out: str = "results/papers/vagram"
@@ -249,9 +248,8 @@ def make_valued(settings: Settings, head: heads.ValueHead) -> Valued:
     return Valued(mlp.state_value(head.size, settings.value_hidden, architecture=architecture), head)
 
 
-def adam(settings: Settings, updates: int, *, constant: bool = False) -> optax.GradientTransformation:
-    schedule = "constant" if constant else "cosine"
-    return optimisers.build(optimisers.Adam(schedule, decay_updates=updates), settings.learning_rate)
+def adam(settings: Settings, updates: int) -> optax.GradientTransformation:
+    return optimisers.build(optimisers.Adam("cosine", decay_updates=updates), settings.learning_rate)
 
 
 class Known(NamedTuple):
@@ -579,7 +577,10 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
     world = prepared(settings, name)
     table, valued = solved(settings.grid).value, world.valued
     config, updates = model_config(width, loss), settings.changing_updates
-    optimiser = adam(settings, updates, constant=True)
+    optimiser, value_optimiser = (
+        optimisers.build(optimisers.Adam(), rate)
+        for rate in (settings.learning_rate, settings.changing_learning_rate)
+    )
 
     class Carry(NamedTuple):
         model: tuple[Params, Any]
@@ -602,7 +603,7 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
         keys = jax.random.split(key)
         params, value = start_model(config, world.world, keys[0]), valued.start(keys[1], data)
         return Carry(
-            (params, optimiser.init(params)), (value, optimiser.init(value.params)), value, jnp.int32(0)
+            (params, optimiser.init(params)), (value, value_optimiser.init(value.params)), value, jnp.int32(0)
         )
 
     def follow_model(carry: Carry, data: Data, key: Key) -> tuple[Value, Any]:
@@ -620,7 +621,7 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
             outputs = valued.outputs(value._replace(params=params), observation)
             return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
 
-        steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
+        steps, moments = value_optimiser.update(jax.grad(error)(value.params), moments, value.params)
         return value._replace(params=optax.apply_updates(value.params, steps)), moments
 
     def advance(carry: Carry, data: Data, key: Key) -> Carry:
