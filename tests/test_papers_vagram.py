@@ -176,7 +176,10 @@ def rows() -> dict[str, Any]:
                     **{name: model(x, 80) for name, x in controls.items()},
                 },
             },
-            study.NOISE: {"known": known, "8": {"mse": model(-350, 3), "vagram": model(-345, 2)}},
+            **{
+                name: {"known": known, "8": {"mse": model(-350, 3), "vagram": model(-345, 2)}}
+                for name in (study.NOISE, study.WHOLE)
+            },
         },
         "landscape": {"reach": {"mse": two(0.1), "vagram": two(0.12), "taylor": two(1.5), "vaml": two(1.2)}},
         "changing": {
@@ -218,9 +221,10 @@ MANY_8 = ("pendulum", "16 distractors", "8")
         ((*MANY_8, "vagram", "value_error"), np.array([90.0, 91]), ["the value error of vagram"]),
         ((*MANY_8, "anisotropic", "return"), -np.array([330.0, 331]), ["returns more than anisotropic,"]),
         ((*MANY_8, "value_weighted", "return"), -np.array([1900.0, 1901]), ["value_weighted returns more"]),
-        (("pendulum", "16 of noise", "8", "mse", "return"), -np.array([900.0, 901]), ["less than 100 more"]),
-        (("landscape", "reach", "vaml"), np.array([0.12, 0.1201]), ["vaml charges little"]),
-        (("landscape", "reach", "mse"), np.array([0.05, 0.05]), ["twice the distance"]),
+        (("pendulum", "16 of noise", "8", "mse", "return"), -np.array([900.0, 901]), ["noise, width.*100 more"]),
+        (("pendulum", "16 of noise, whole", "8", "mse", "return"), -np.array([900.0, 901]), ["whole.*100 more"]),
+        (("landscape", "reach", "taylor"), np.array([0.12, 0.1201]), ["taylor charges little"]),
+        (("landscape", "reach", "vaml"), np.array([0.2, 0.2201]), ["half as far"]),
         (("changing", "taylor", "return"), np.full((20, 2), -300.0), ["the mean.*taylor", "the worst.*taylor"]),
         (("toy", "vaml", "deviation"), np.array([[0.1, 0.1]]), ["collapses"]),
         (("toy", "vaml", "mean"), np.array([[0.5, 0.618]]), ["closed form, mean 0.618"]),
