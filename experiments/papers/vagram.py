@@ -380,8 +380,8 @@ def _changing_report(curves: Mapping[str, Any], settings: Mapping[str, Any]) -> 
     yield (
         f"{CHANGING[0]}, width {CHANGING[1]}, {settings['changing_updates']:,} updates of both. Returns of greedy "
         "control with this model and this value over the second half of the measurements, their worst, and "
-        "at the end: how far the value is above the grid's, mean and standard deviation over states, and the error of the "
-        "model."
+        "at the end: how far the value is above the grid's, mean and standard deviation over states, and the "
+        "error of the model."
     )
     yield studies.table(
         ("loss", "mean return", "worst return", "V above the grid's", "its spread", "pendulum error"),

@@ -64,7 +64,7 @@ class Settings(studies.Settings):
     transitions: int = 16_000  # to learn a model from
     test_transitions: int = 4_000
     batch_size: int = 256
-    updates: int = 20_000  # of a model
+    updates: int = 10_000  # of a model
     learning_rate: float = 3e-3  # of models and values; a cosine takes it to 0 in all parts but changing
     changing_learning_rate: float = 5e-4  # of the values of changing, which take the largest of noisy ones
     starts: int = 64  # hanging ones, from which greedy control is judged
@@ -579,7 +579,8 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
     """Model and value learnt from each other, `PIECES` times in between [PIECES, S] what they are worth.
 
     ``return``: of greedy control with this model and this value; ``bias`` and ``spread``: mean and standard deviation
-    of how far the value is above the grid's, over held-out states; ``task_error``: of the model. For the loss `TRUE` the model is the world.
+    of how far the value is above the grid's, over held-out states; ``task_error``: of the model. For the loss `TRUE`
+    the model is the world.
     """
     name, width = CHANGING
     exact = loss == TRUE
