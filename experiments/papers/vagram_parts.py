@@ -43,8 +43,9 @@ WORLDS: dict[str, tuple[str, int]] = {
     "4 distractors": ("distractors", 4),
     "16 distractors": ("distractors", 16),
     "16 of noise": ("noise", 16),
+    "16 of noise, whole": ("noise", 16),
 }
-PLAIN, FEW, MANY, NOISE = WORLDS
+PLAIN, FEW, MANY, NOISE, WHOLE = WORLDS
 NARROW = 8  # the width at which claims are judged, and the only one for noise
 FIXED = value_aware.Settings()  # of all losses, but in the toy
 
@@ -63,13 +64,12 @@ class Settings(studies.Settings):
     transitions: int = 16_000  # to learn a model from
     test_transitions: int = 4_000
     batch_size: int = 256
-    updates: int = 20_000  # of a model
-    learning_rate: float = (
-        3e-3  # of models and values; a cosine takes it to 0 where nothing changes meanwhile
-    )
+    updates: int = 10_000  # of a model
+    learning_rate: float = 3e-3  # of models and values; a cosine takes it to 0 in all parts but changing
+    changing_learning_rate: float = 5e-4  # of the values of changing, which take the largest of noisy ones
     starts: int = 64  # hanging ones, from which greedy control is judged
-    changing_updates: int = 10_000  # of changing: as many of the model as of the value
-    toy_updates: int = 4_000  # of toy
+    changing_updates: int = 12_000  # of changing: as many of the model as of the value
+    toy_updates: int = 20_000  # of toy
     heads_updates: int = 10_000  # of the values of heads
     seed: int = 0  # of all
     out: str = "results/papers/vagram"
@@ -158,7 +158,7 @@ def pool(world: distractors.World, key: Key, count: int) -> Array:
         return world.step(observation, still, key)[0], observation[:, TASK:]
 
     seen = jax.lax.scan(step, start, jax.random.split(key, world.LIMIT))[1]
-    return seen.reshape(-1, seen.shape[-1])
+    return jnp.concatenate(seen)
 
 
 def uniform(distracting: Array, key: Key, count: int) -> Array:
@@ -249,15 +249,15 @@ def make_valued(settings: Settings, head: heads.ValueHead) -> Valued:
     return Valued(mlp.state_value(head.size, settings.value_hidden, architecture=architecture), head)
 
 
-def adam(settings: Settings, updates: int, *, constant: bool = False) -> optax.GradientTransformation:
-    schedule = "constant" if constant else "cosine"
-    return optimisers.build(optimisers.Adam(schedule, decay_updates=updates), settings.learning_rate)
+def adam(settings: Settings, updates: int) -> optax.GradientTransformation:
+    return optimisers.build(optimisers.Adam("cosine", decay_updates=updates), settings.learning_rate)
 
 
 class Known(NamedTuple):
     """A world with its value function and data, of all seeds [S, ...]."""
 
     world: distractors.World
+    whole: bool  # models predict the next observation, and not by how much it differs from the last
     valued: Valued
     value: Value
     pool: Array  # [S, P, M]
@@ -297,7 +297,7 @@ def prepared(settings: Settings, name: str) -> Known:
         return start._replace(params=params), distracting, train, test
 
     value, distracting, train, test = jax.jit(jax.vmap(one))(seed_keys(settings, f"known, {name}"))
-    return Known(world, valued, value, distracting, train, test)
+    return Known(world, name == WHOLE, valued, value, distracting, train, test)
 
 
 def seed_keys(settings: Settings, purpose: str) -> Key:
@@ -320,20 +320,27 @@ def start_model(config: Config, world: distractors.World, key: Key) -> Params:
     return {"members": model.members, "bounds": model.bounds}
 
 
-def predict(params: Params, data: Data, observation: Array, action: Array) -> Array:
-    """The mean next observation [..., O]."""
+def predict(params: Params, data: Data, observation: Array, action: Array, whole: bool = False) -> Array:
+    """The mean next observation [..., O]; ``whole`` as in `Known`."""
     inputs = standardised(data, observation, action)
     mean, _ = dynamics.distribution(params["members"], params["bounds"], inputs[None])
-    return observation + mean[0, ..., :-1]
+    return mean[0, ..., :-1] + (0.0 if whole else observation)
 
 
 def model_error(
-    loss: losses.Loss, params: Params, batch: Rows, context: value_aware.Context, key: Key
+    loss: losses.Loss,
+    params: Params,
+    batch: Rows,
+    context: value_aware.Context,
+    key: Key,
+    whole: bool = False,
 ) -> Array:
     """What a batch costs; the reward, which is known, costs nothing."""
+    mean, log_variance = dynamics.distribution(params["members"], params["bounds"], batch.inputs)
+    if whole:  # losses compare differences from the last observation
+        mean = mean.at[..., :-1].add(batch.outputs[..., :-1] - batch.next_observation)
     known = lambda x: None if x is None else x.at[..., -1].set(0.0)
-    predicted = dynamics.distribution(params["members"], params["bounds"], batch.inputs)
-    paid = loss.train(context, losses.Prediction(*map(known, predicted)), batch, key).mean()
+    paid = loss.train(context, losses.Prediction(known(mean), known(log_variance)), batch, key).mean()
     if params["bounds"]:
         paid += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
     return paid
@@ -346,10 +353,11 @@ def model_update(
     batch: Rows,
     context: value_aware.Context,
     key: Key,
+    whole: bool = False,
 ) -> tuple[Params, Any]:
     """(parameters, moments) after an update on a batch."""
     params, moments = carry
-    gradient = jax.grad(partial(model_error, loss))(params, batch, context, key)
+    gradient = jax.grad(partial(model_error, loss))(params, batch, context, key, whole)
     steps, moments = optimiser.update(gradient, moments, params)
     return optax.apply_updates(params, steps), moments
 
@@ -383,7 +391,7 @@ def fit(
         def one(carry: Any, number: Array) -> tuple[Any, None]:
             keys = jax.random.split(jax.random.fold_in(key, 2 + number))
             batch = rows(data, jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action)))
-            return model_update(loss, optimiser, carry, batch, context, keys[1]), None
+            return model_update(loss, optimiser, carry, batch, context, keys[1], known.whole), None
 
         return jax.lax.scan(one, carry, piece * count + jnp.arange(count))[0]
 
@@ -429,7 +437,7 @@ def judge(known: Known, starts: int) -> Callable[..., dict[str, Array]]:
     """
 
     def one(params: Params, value: Value, data: Data, key: Key) -> dict[str, Array]:
-        guess = lambda observation, action, key: predict(params, data, observation, action)
+        guess = lambda observation, action, key: predict(params, data, observation, action, known.whole)
         of = partial(known.valued.of, value)
         following = guess(data.observation, data.action, key)
         error = jnp.square(following - data.next_observation)
@@ -561,7 +569,8 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
 # ---- changing ------------------------------------------------------------------------------------------------------
 
 CHANGING = (FEW, 16)  # the world, and the width of its models
-SLOW = 0.02  # of the copy that values continue with
+TRUE = "true model"  # in place of a loss: the world itself, to tell what learning the value costs
+SLOW = 0.005  # of the copy that values continue with
 FIRST = 0.05  # share of the updates in which plain error is added, VaGraM's first epoch
 FEWER = TORQUES[::2]  # that the value looks at, as many times as there are updates
 
@@ -569,14 +578,20 @@ FEWER = TORQUES[::2]  # that the value looks at, as many times as there are upda
 def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any]:
     """Model and value learnt from each other, `PIECES` times in between [PIECES, S] what they are worth.
 
-    ``return``: of greedy control with this model and this value; ``rmse``: of the value, from the grid's, over held-out
-    states; ``task_error``: of the model.
+    ``return``: of greedy control with this model and this value; ``bias`` and ``spread``: mean and standard deviation
+    of how far the value is above the grid's, over held-out states; ``task_error``: of the model. For the loss `TRUE`
+    the model is the world.
     """
     name, width = CHANGING
+    exact = loss == TRUE
+    loss = "mse" if exact else loss
     world = prepared(settings, name)
     table, valued = solved(settings.grid).value, world.valued
     config, updates = model_config(width, loss), settings.changing_updates
-    optimiser = adam(settings, updates, constant=True)
+    optimiser, value_optimiser = (
+        optimisers.build(optimisers.Adam(), rate)
+        for rate in (settings.learning_rate, settings.changing_learning_rate)
+    )
 
     class Carry(NamedTuple):
         model: tuple[Params, Any]
@@ -590,11 +605,16 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
 
     cost = value_aware.make(loss, values, FIXED)
 
+    def foresee(carry: Carry, data: Data, observation: Array, action: Array) -> Array:
+        if exact:
+            return world.world.step(observation, action)[0]
+        return predict(carry.model[0], data, observation, action)
+
     def start(key: Key, data: Data) -> Carry:
         keys = jax.random.split(key)
         params, value = start_model(config, world.world, keys[0]), valued.start(keys[1], data)
         return Carry(
-            (params, optimiser.init(params)), (value, optimiser.init(value.params)), value, jnp.int32(0)
+            (params, optimiser.init(params)), (value, value_optimiser.init(value.params)), value, jnp.int32(0)
         )
 
     def follow_model(carry: Carry, data: Data, key: Key) -> tuple[Value, Any]:
@@ -603,16 +623,17 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
         observation = data.observation[place]
         every = jnp.broadcast_to(observation[:, None], (len(place), len(FEWER), observation.shape[-1]))
         torque = jnp.broadcast_to(jnp.asarray(FEWER, jnp.float32)[:, None], (*every.shape[:-1], 1))
-        imagined = predict(carry.model[0], data, every, torque)
+        imagined = foresee(carry, data, every, torque)
         reward = pendulum.step(every[..., :TASK], torque)[1]
-        target = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1) / UNIT
+        # The largest of noisy values drifts upwards; none is above 0, as no reward is.
+        target = (reward + GAMMA * valued.of(carry.slow, imagined)).max(-1).clip(max=0.0) / UNIT
         value, moments = carry.value
 
         def error(params: Params) -> Array:
             outputs = valued.outputs(value._replace(params=params), observation)
             return valued.head.loss(outputs, heads.scalar_target(valued.head, target)).mean()
 
-        steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
+        steps, moments = value_optimiser.update(jax.grad(error)(value.params), moments, value.params)
         return value._replace(params=optax.apply_updates(value.params, steps)), moments
 
     def advance(carry: Carry, data: Data, key: Key) -> Carry:
@@ -623,9 +644,11 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
             keys = jax.random.split(jax.random.fold_in(key, 2 + carry.count), 3)
             plain = (carry.count < FIRST * updates).astype(jnp.float32)
             context = value_aware.Context(carry, plain, permutation)
-            place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
-            batch = annotated(cost, context, rows(data, place))
-            carry = carry._replace(model=model_update(cost, optimiser, carry.model, batch, context, keys[1]))
+            if not exact:
+                place = jax.random.randint(keys[0], (settings.batch_size,), 0, len(data.action))
+                batch = annotated(cost, context, rows(data, place))
+                model = model_update(cost, optimiser, carry.model, batch, context, keys[1])
+                carry = carry._replace(model=model)
             value = follow_model(carry, data, keys[2])
             slow = optax.incremental_update(value[0].params, carry.slow.params, SLOW)
             return Carry(carry.model, value, carry.slow._replace(params=slow), carry.count + 1), None
@@ -634,12 +657,13 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
 
     def measure(carry: Carry, data: Data, test: Data, key: Key) -> dict[str, Array]:
         of = partial(valued.of, carry.value[0])
-        guess = lambda observation, action, key: predict(carry.model[0], data, observation, action)
+        guess = lambda observation, action, key: foresee(carry, data, observation, action)
         error = of(test.observation) - grid_value(table, settings.grid, test.observation)
         off = guess(test.observation, test.action, key) - test.next_observation
         return {
             "return": control(world.world, guess, of, key, settings.starts // 4 or 1),
-            "rmse": jnp.sqrt(jnp.square(error).mean()),
+            "bias": error.mean(),
+            "spread": error.std(),
             "task_error": jnp.square(off[:, :TASK]).mean(),
         }
 
@@ -731,6 +755,7 @@ HEADS = ("scalar", "two_hot", "hl_gauss", "c51")
 REWARD_NOISE = (0.0, 4.0)  # standard deviation of what is added to rewards
 MARGIN = 1.2  # of supports beyond the smallest value and 0, in `UNIT`: three deviations of a noisy return
 OUTPUTS = 51
+TD_SLOW = 0.02  # of the copy that a value continues with, where no largest of noisy values is taken
 
 
 def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> dict[str, np.ndarray]:
@@ -769,7 +794,7 @@ def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> 
 
         steps, moments = optimiser.update(jax.grad(error)(value.params), moments, value.params)
         params = optax.apply_updates(value.params, steps)
-        return value._replace(params=params), moments, optax.incremental_update(params, slow, SLOW)
+        return value._replace(params=params), moments, optax.incremental_update(params, slow, TD_SLOW)
 
     def start(key: Key, data: Data) -> tuple[Value, Any, Params]:
         value = valued.start(key, data)

@@ -37,14 +37,16 @@ def of(environment: str, threads: int = 0) -> Dynamics:
     Raises:
       ValueError: there are none for this environment.
     """
-    base, kind, *added = distractors.parse(environment)
-    task = re.split(r"[^a-z0-9]+", base.lower())[0]
-    if task in ("pendulum", "cartpoleswingup") and kind != "noise":
+    name = distractors.parse(environment)
+    task = re.split(r"[^a-z0-9]+", name.base.lower())[0]
+    if task in ("pendulum", "cartpoleswingup") and name.kind != "noise":
         from rl.envs import cartpole_swingup, pendulum
 
         world: Any = {"pendulum": pendulum, "cartpoleswingup": cartpole_swingup}[task]
-        return true((distractors.around(world, kind, *added) if kind else world).step)
-    if task not in ROBOTS or kind:
+        if name.kind:
+            world = distractors.around(world, name.kind, name.size, name.map_seed)
+        return true(world.step)
+    if task not in ROBOTS or name.kind:
         raise ValueError(
             f"there are no true dynamics for {environment!r}: its state cannot be read off its observations, or nobody "
             f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}; "

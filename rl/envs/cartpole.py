@@ -82,4 +82,4 @@ class SwingUp(gymnasium.Env):
         return self.state.astype(np.float32), float(reward), False, False, {}
 
 
-gymnasium.register(NAME, SwingUp, max_episode_steps=LIMIT)
+gymnasium.register(NAME, f"{__name__}:SwingUp", max_episode_steps=LIMIT)

@@ -46,7 +46,7 @@ class Name(NamedTuple):
 
     base: str  # without distractors
     kind: str = ""  # one of `KINDS`; empty: none
-    count: int = 0  # of the dimensions that are added
+    size: int = 0  # dimensions that are added
     map_seed: int = 0
 
 
@@ -144,8 +144,8 @@ class Distracted(gymnasium.Wrapper):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
         """Steps the environment, and the distractors whatever the action."""
-        observation, *outcome = self.env.step(action)
-        return self._observed(observation), *outcome
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._observed(observation), reward, terminated, truncated, info
 
     def _observed(self, observation: np.ndarray) -> np.ndarray:
         self._state = self._follow(self._state, self._generator)

@@ -64,11 +64,11 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
             follows a ``+`` names no distractors.
         RuntimeError: the simulator could not build it.
     """
-    base, *added = distractors.parse(name)
+    parts = distractors.parse(name)
     with _quiet():
-        env = _uniform(_build(base), base)
-    if all(added[:2]):
-        env = distractors.Distracted(env, *added)
+        env = _uniform(_build(parts.base), parts.base)
+    if parts.kind:
+        env = distractors.Distracted(env, parts.kind, parts.size, parts.map_seed)
     if seed is not None:
         env.reset(seed=seed)
         env.action_space.seed(seed)
