@@ -240,7 +240,7 @@ def termination_rule(environment: str) -> Rule:
     """
     name = distractors.parse(environment)
     rule = termination.of(name.base)
-    return (lambda observation: rule(observation[..., : -name.count])) if name.count else rule
+    return (lambda observation: rule(observation[..., : -name.size])) if name.size else rule
 
 
 def check(settings: Settings) -> None:
