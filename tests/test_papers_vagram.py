@@ -222,7 +222,7 @@ MANY_8 = ("pendulum", "16 distractors", "8")
         ((*MANY_8, "anisotropic", "return"), -np.array([330.0, 331]), ["returns more than anisotropic,"]),
         ((*MANY_8, "value_weighted", "return"), -np.array([1900.0, 1901]), ["value_weighted returns more"]),
         (("pendulum", "16 of noise", "8", "mse", "return"), -np.array([900.0, 901]), ["noise, width.*100 more"]),
-        (("pendulum", "16 of noise, whole", "8", "mse", "return"), -np.array([900.0, 901]), ["whole.*100 more"]),
+        (("pendulum", "16 of noise predicted whole", "8", "mse", "return"), -np.array([900.0, 901]), ["predicted whole.*100 more"]),
         (("landscape", "reach", "taylor"), np.array([0.12, 0.1201]), ["taylor charges little"]),
         (("landscape", "reach", "vaml"), np.array([0.2, 0.202]), ["half as far"]),
         (("changing", "taylor", "return"), np.full((20, 2), -300.0), ["the mean.*taylor", "the worst.*taylor"]),
@@ -280,11 +280,10 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"WORLDS": few, "PIECES": 2, "CHANGING": (study.MANY, 8)}.items():
         for module in (study, parts):
             monkeypatch.setattr(module, name, value)
-    monkeypatch.setitem(parts.WORLDS, study.PLAIN, ("distractors", 0))
-    monkeypatch.setattr(study, "WORLDS", [study.MANY])  # the other one for the landscape alone
+    monkeypatch.setattr(parts, "LANDSCAPE", study.MANY)
     for name, value in {"PIXELS": 5, "SAMPLES": 2, "REWARD_NOISE": (0.0,)}.items():
         monkeypatch.setattr(parts, name, value)
-    monkeypatch.setattr(study, "HEADS", ("scalar", "hl_gauss"))
+    monkeypatch.setattr(study, "HEADS", ("hl_gauss",))
     settings = study.Settings(
         losses="vagram", seeds=2, widths=(8,), grid=21, value_hidden=(16,), value_updates=200, transitions=400,
         test_transitions=100, batch_size=64, updates=200, starts=2, changing_updates=40, toy_updates=600,
