@@ -561,11 +561,11 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
 
     found = jax.jit(jax.vmap(one))(world.value, world.test)
     truth = np.asarray(world.test.next_observation[0, 0])
-    picture = {name: np.asarray(x[0]).reshape(PIXELS, PIXELS) for name, x in found["picture"].items()}
+    pictures = {name: np.asarray(found["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
     return {
-        "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in picture.items()},
+        "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in pictures.items()},
         "truth": [float(np.arctan2(truth[1], truth[0]) / np.pi), float(truth[2] / SPEEDS)],
-        "reach": {name: np.asarray(x) for name, x in found["reach"].items()},
+        "reach": {name: np.asarray(found["reach"][name]) for name in SHAPES},
     }
 
 
