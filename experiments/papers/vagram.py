@@ -15,10 +15,12 @@ is published it is a sentence; the thresholds of some claims are those of a prot
   that sees the whole observation and had to learn to ignore the distractors. Then one-step greedy control with the
   model, ``max_a r(s, a) + gamma V(f(s, a))``, from hanging starts. *anisotropic* is VaGraM whose weights are given to
   other dimensions by one random permutation for each seed, *anisotropic_rows* by a new one for each row: the controls
-  that tell what a value knows from what uneven weights do.
+  that tell what a value knows from what uneven weights do. Models predict s' - s, as those of `rl.dynamics` do; in
+  *16 of noise predicted whole* they predict s', so that noise that nobody can foresee needs no unit of theirs.
 - landscape: what each loss charges for every prediction of one next state.
 - changing: the value is learnt from the model while the model learns from the value. Every update of the model is
-  followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a slow copy.
+  followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a slow copy. Beside it,
+  the same value learnt from the true model.
 - toy: a transition with two outcomes, -1 and 1, and V(s) = s^2 + s. A Gaussian without inputs learns it; the least
   values of all losses have closed forms.
 - heads: values of the optimal policy, learnt by temporal differences with each value head, from rewards with and
