@@ -204,7 +204,7 @@ def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:
     """The dynamics model before it is fitted, as NumPy arrays; None where nothing needs one."""
     if not settings.robust:
         return None
-    return jax.device_get(_ensemble(settings, task).init(jax.random.key(0)))
+    return jax.device_get(jax.jit(_ensemble(settings, task).init)(jax.random.key(0)))
 
 
 def fit_dynamics(settings: Settings, task: Problem) -> ensemble.Model:

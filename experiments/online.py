@@ -12,6 +12,10 @@ million steps are remembered in 7.07 GB, the frames once as uint8, stacked on th
 
     python -m experiments.online --agent=dqn --env=ALE/Pong-v5 --head=hl_gauss
 
+A MuJoCo task from pixels, with DrQ's random shifts; 100,000 steps are remembered in 2.1 GB:
+
+    python -m experiments.online --agent=cqn --env=pixels/InvertedPendulum-v5 --agent.network.shift=4 --replay=100000
+
 Fine-tuning what `experiments.offline` trained, half of every batch from the log:
 
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
@@ -42,6 +46,7 @@ from absl import app
 
 from experiments import common, flags, presets
 from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
+from rl.envs.registry import stacked_frames
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import dataset as replays
@@ -57,7 +62,6 @@ _IDENTITY = (
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
 )
 _ACTORS = "actors"  # in the run folder: the policy of every evaluation
-_FRAMES = 4  # in a stacked observation
 _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
 
@@ -231,10 +235,11 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--learning_starts must be at least 1: there is nothing to draw before the first step"
         )
-    if _atari(settings.env) and settings.learning_starts <= settings.envs * (_FRAMES + settings.n_step):
+    frames = stacked_frames(settings.env)
+    if frames and settings.learning_starts <= settings.envs * (frames + settings.n_step):
         raise ValueError(
             f"--learning_starts={settings.learning_starts} is too early for stacked frames: it must be more than "
-            f"--envs times ({_FRAMES} + --n_step)"
+            f"--envs times ({frames} + --n_step)"
         )
     if settings.priority and settings.offline_data:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
@@ -249,9 +254,9 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--priority and --relabel_success cannot be combined: draws of demonstrations are uniform"
         )
-    if success(settings) is not None and _atari(settings.env):
+    if success(settings) is not None and frames:
         raise ValueError(
-            "--relabel_success is not for ALE games, of which single frames are kept: leave it out"
+            "--relabel_success is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     if settings.head not in ("scalar", "quantile") and unbounded and not settings.init_from:
@@ -283,9 +288,8 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
         config, spec, heads.make(settings.head, low, high, settings.head_size)
     )
     several = (settings.n_step, common.discount(config), settings.envs)
-    view = (
-        online.video(spec.observation_shape[-1], *several) if _atari(settings.env) else online.steps(*several)
-    )
+    frames = stacked_frames(settings.env)
+    view = online.video(frames, *several) if frames else online.steps(*several)
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
@@ -440,10 +444,6 @@ def export(path: Path, state: State, *, slow: bool = False) -> None:
     """
     acting = state.target if slow else state.params
     checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
-
-
-def _atari(env: str) -> bool:
-    return env.startswith("ALE/")
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

@@ -111,7 +111,7 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
 def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`)."""
     return View(
-        keep=frames.compress,
+        keep=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
         transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
         wait=environments * n,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import signal
 import sys
 import threading
@@ -70,6 +71,7 @@ def scan_updates(
     def epoch(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
         run_key = keys.of(key, "update")
 
+        @functools.partial(jax.jit, inline=True)  # traced once, for the names of the metrics and for the loop
         def one(state: State) -> tuple[State, Metrics]:
             sample_key, update_key = jax.random.split(jax.random.fold_in(run_key, state.step))
             return update(state, sample(dataset, sample_key, state.step), update_key)

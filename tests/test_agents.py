@@ -34,7 +34,7 @@ from rl.values import heads
 Tree = Any
 Loss = Callable[[Tree], Any]
 
-# Most of the time here goes into compiling programs that run for milliseconds.
+# Of programs of thousands of updates: the level between that of all tests, none, and the usual one.
 QUICK = {"xla_backend_optimization_level": 1}
 
 DIMENSIONS, ACTIONS = 2, 3  # of a continuous action, and how many discrete ones
@@ -667,7 +667,7 @@ class Case(NamedTuple):
     batch: Transition
 
     def updated(self, step: int = 0, **fields: Any) -> tuple[State, dict[str, Any]]:
-        state = self.state._replace(step=jnp.asarray(step, jnp.int32))
+        state = self.state._replace(step=np.int32(step))
         return self.update(state, self.batch._replace(**fields), jax.random.key(0))
 
 
@@ -696,7 +696,7 @@ def compile_without_chance(learner: Learner, *arguments: Any) -> tuple[Callable[
         patch.setattr(jax.random, "normal", normal)
         patch.setattr(jax.random, "uniform", uniform)
         lowered = jax.jit(learner.update).lower(*arguments)
-    return lowered.compile(compiler_options=QUICK), len(keys)
+    return lowered.compile(), len(keys)
 
 
 def random_batch(discrete: bool, rows: int = 8) -> Transition:
@@ -733,12 +733,12 @@ def case(request: pytest.FixtureRequest) -> Case:
     state = jax.eval_shape(learner.init, jax.random.key(0), batch)
     rng = np.random.default_rng(1)
     # Anything but an initialisation: biases, targets and temperatures that differ from their defaults.
-    fill = lambda x: jnp.asarray(rng.normal(0, 0.7, x.shape), jnp.float32)
+    fill = lambda x: rng.normal(0, 0.7, x.shape).astype(np.float32)
     state = state._replace(
         params=jax.tree.map(fill, state.params),
         target=jax.tree.map(fill, state.target),
-        optimiser=jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state.optimiser),
-        step=jnp.int32(0),
+        optimiser=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.optimiser),
+        step=np.int32(0),
     )
     update, draws = compile_without_chance(learner, state, batch, jax.random.key(0))
     return Case(agent, config, learner, update, draws, head, state, batch)
@@ -806,7 +806,7 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         expected = q_learning(setting)[2](setting.params["q"])[None]
     else:
         expected = setting.q(setting.params["critic"])
-    found = case.learner.critics(case.state, case.batch.observation, case.batch.action)
+    found = jax.jit(case.learner.critics)(case.state, case.batch.observation, case.batch.action)
     assert found.shape == expected.shape and found.shape[1:] == case.batch.reward.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -856,10 +856,15 @@ def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> N
     alpha_prime_loss = (-min_qf_loss[0] - min_qf_loss[1]) * 0.5
 
     config = agents.get("cql").Config(weight=min_q_weight, target_gap=lagrange_thresh)
-    values = jnp.asarray(np.concatenate([q_rand, q_next, q_curr], -1))
+    values = np.concatenate([q_rand, q_next, q_curr], -1)
     density = np.concatenate([np.full((8, 4), random_density), new_log_pis, curr_log_pis], -1)
-    gaps = continuous.sampled_gap("h", values, jnp.asarray(density), jnp.asarray(q_pred)).mean(1)
-    conservative, loss, weight = penalty.weigh(config, gaps, jnp.asarray(log_multiplier))
+
+    @jax.jit
+    def weigh(values: Any, density: Any, q_pred: Any, log_multiplier: Any) -> tuple[Any, Any, Any]:
+        gaps = continuous.sampled_gap("h", values, density, q_pred).mean(1)
+        return penalty.weigh(config, gaps, log_multiplier)
+
+    conservative, loss, weight = weigh(*map(np.float32, (values, density, q_pred, log_multiplier)))
     np.testing.assert_allclose(conservative, sum(min_qf_loss), rtol=1e-5)
     np.testing.assert_allclose(loss, alpha_prime_loss, rtol=1e-5)
     np.testing.assert_allclose(weight, alpha_prime * min_q_weight, rtol=1e-6)
@@ -879,7 +884,7 @@ def test_where_a_learner_starts() -> None:
     learner = agents.get("cql").make(
         agents.get("cql").Config(**SETTINGS["cql"]), Spec((3,), 2), heads.scalar()
     )
-    state = jax.jit(learner.init, compiler_options=QUICK)(jax.random.key(0), random_batch(False))
+    state = jax.jit(learner.init)(jax.random.key(0), random_batch(False))
     assert state.step == 0
     assert state.params["log_alpha"] == 0
     assert state.params["log_multiplier"] == 0
@@ -958,12 +963,12 @@ def test_settings_reach_every_network(kind: str, agent: str) -> None:
     plain, _ = build(kind, agent)
     state = jax.eval_shape(learner.init, key, batch)
     other = jax.eval_shape(plain.init, key, batch)
-    draws = lambda function, *inputs: str(jax.make_jaxpr(function)(*inputs)).count("random_bits")
-    more = draws(learner.update, state, batch, key) - draws(plain.update, other, batch, key)
+    code = lambda function, *inputs: str(jax.make_jaxpr(function)(*inputs))
+    program, plain_program = code(learner.update, state, batch, key), code(plain.update, other, batch, key)
+    more = program.count("random_bits") - plain_program.count("random_bits")
     assert (more > 0) == has_policy
-    acting = (batch.observation, key)
-    assert draws(learner.act, state, *acting) == draws(plain.act, other, *acting) == 0
-    program = str(jax.make_jaxpr(learner.update)(state, batch, key))
+    for of_one, its_state in ((learner, state), (plain, other)):
+        assert "random_bits" not in code(of_one.act, its_state, batch.observation, key)
     assert "logistic" in program and "custom_jvp_call[name=relu" not in program
 
 
@@ -1011,8 +1016,8 @@ def test_images_are_learnt_from_and_shifted_by_the_updates_key() -> None:
     """All parameters move, convolutions among them, and otherwise with another key; without shifts nothing is added."""
     learner, batch = build("continuous", "bc", (8, 8, 2), (4,), network=Architecture(shift=2))
     state = start(learner, batch)
-    update = jax.jit(learner.update, compiler_options=QUICK)
-    one, other = (update(state, batch, jax.random.key(seed))[0].params for seed in (0, 1))
+    update = jax.jit(learner.update)
+    one, other = (jax.device_get(update(state, batch, jax.random.key(seed))[0].params) for seed in (0, 1))
     different = lambda x, y: jax.tree.map(lambda a, b: bool((a != b).any()), x, y)
     assert all(jax.tree.leaves(different(state.params, one)))
     assert any(jax.tree.leaves(different(one, other)))
@@ -1022,23 +1027,24 @@ def test_images_are_learnt_from_and_shifted_by_the_updates_key() -> None:
 
 
 def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
-    view = jnp.broadcast_to(jnp.arange(64, dtype=jnp.uint8).reshape(8, 8, 1), (16, 8, 8, 1))
+    view = np.broadcast_to(np.arange(64, dtype=np.uint8).reshape(8, 8, 1), (16, 8, 8, 1))
     see = Learner(lambda *_: None, lambda state, batch, key: (state, batch), lambda *_: None)
     shape = {"eyes": {"left": (8, 8, 1), "right": (8, 8, 1)}, "goal": (3,)}
-    observation = {"eyes": {"left": view, "right": view}, "goal": jnp.ones((16, 3))}
+    observation = {"eyes": {"left": view, "right": view}, "goal": np.ones((16, 3))}
     rows = random_batch(False)._replace(observation=observation, next_observation=observation)
     key, shift = jax.random.key(0), Architecture(shift=2)
-    seen = augmented(see, Spec(shape, 2), shift).update(None, rows, key)[1]
+    update = jax.jit(augmented(see, Spec(shape, 2), shift).update)
+    seen = jax.device_get(update(None, rows, key)[1])
     images = [seen.observation["eyes"][side] for side in ("left", "right")]
     images.append(seen.next_observation["eyes"]["left"])
     for i, image in enumerate(images):
         assert image.shape == view.shape and all((image != other).any() for other in [view, *images[:i]])
     np.testing.assert_array_equal(seen.observation["goal"], observation["goal"])
     # One image has the key that it had before there were dictionaries.
-    alone = augmented(see, Spec((8, 8, 1), 2), shift).update(
-        None, rows._replace(observation=view, next_observation=view), key
-    )[1]
-    expected = random_shift(view, jax.random.split(jax.random.split(key)[0])[0], 2)
+    update = jax.jit(augmented(see, Spec((8, 8, 1), 2), shift).update)
+    alone = update(None, rows._replace(observation=view, next_observation=view), key)[1]
+    first = jax.random.split(jax.random.split(key)[0])[0]
+    expected = jax.jit(random_shift, static_argnums=2)(view, first, 2)
     np.testing.assert_array_equal(alone.observation, expected)
 
 
@@ -1111,8 +1117,9 @@ def learn(
     first = start(learner, batch)
     states = jax.tree.map(repeat, first._replace(step=None))._replace(step=first.step)
     states = run(states, batch, hypers, jnp.broadcast_to(jax.random.key(0), count))
+    states = jax.device_get(states)
     apart = states._replace(step=repeat(states.step))
-    return learner, [jax.tree.map(lambda x, i=i: np.asarray(x[i]), apart) for i in range(count)]
+    return learner, [jax.tree.map(lambda x, i=i: x[i], apart) for i in range(count)]
 
 
 # ---- many updates: a table of 4 states and 3 actions ----------------------------------------------------------
@@ -1186,7 +1193,7 @@ def test_dqn_finds_the_optimal_values(head: str) -> None:
     optimal = iterate(lambda q: mdp.backup(q.max(1)))
     learner, [state] = learn("dqn", TABULAR, mdp.batch, head, **FAST)
     np.testing.assert_allclose(table_of_q(head, state.params["q"]), optimal, atol=tolerance(head))
-    greedy = learner.act(state, EYE, jax.random.key(0))
+    greedy = jax.jit(learner.act)(state, EYE, jax.random.key(0))
     if head != "quantile":
         np.testing.assert_array_equal(greedy, optimal.argmax(1))
 
@@ -1197,13 +1204,21 @@ def expectile(values: np.ndarray, weights: np.ndarray, tau: float) -> float:
     return optimize.brentq(slack, values.min() - 1, values.max() + 1)
 
 
+@functools.cache
+def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
+    """The fixed point of IQL: Q [S, A] and V [S], the expectile of Q under the frequencies of the logged actions."""
+    mdp = table()
+
+    def values(q: np.ndarray) -> np.ndarray:
+        return np.array([expectile(*row, tau) for row in zip(q, mdp.count, strict=True)])
+
+    q = iterate(lambda q: mdp.backup(values(q)))
+    return q, values(q)
+
+
 @pytest.mark.parametrize("head", heads.NAMES)
 def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
     mdp, taus, beta = table(), [0.5, 0.8, 0.95], 2.0
-
-    def values(q: np.ndarray, tau: float) -> np.ndarray:
-        return np.array([expectile(*row, tau) for row in zip(q, mdp.count, strict=True)])
-
     _, states = learn(
         "iql",
         TABULAR,
@@ -1216,13 +1231,13 @@ def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head
     )
     every = np.indices((STATES, ACTIONS))
     for tau, state in zip(taus, states, strict=True):
-        q = iterate(lambda q, tau=tau: mdp.backup(values(q, tau)))
+        q, v = expectile_values(tau)
         params, value = float64(state.params), numpy_head(head).value
         learnt_q = value(critics(params["critic"], np.float64(EYE)[every[0]], every[1]))
         learnt_v = value(mlp(params["value"], np.float64(EYE)))
         for member in learnt_q:
             np.testing.assert_allclose(member, q, atol=tolerance(head))
-        np.testing.assert_allclose(learnt_v, values(q, tau), atol=tolerance(head))
+        np.testing.assert_allclose(learnt_v, v, atol=tolerance(head))
         advantage = learnt_q.min(0) - learnt_v[:, None]
         policy = mdp.count * np.exp(beta * advantage)
         np.testing.assert_allclose(
@@ -1243,7 +1258,7 @@ def test_bc_clones_frequencies_and_moments() -> None:
     batch = mdp.batch._replace(action=action, next_action=action)
     learner, [state] = learn("bc", Spec((STATES,), DIMENSIONS), batch, learning_rate=0.05)
     mean = np.stack([action[state_of == s].mean(0) for s in range(STATES)])
-    np.testing.assert_allclose(learner.act(state, EYE, jax.random.key(0)), mean, atol=2e-3)
+    np.testing.assert_allclose(jax.jit(learner.act)(state, EYE, jax.random.key(0)), mean, atol=2e-3)
     residual = action - mean[state_of]
     np.testing.assert_allclose(np.exp(state.params["policy"]["log_std"]), residual.std(0), atol=2e-3)
 
@@ -1319,7 +1334,9 @@ def bandit(next_actions: tuple[float, ...] = (0.0,)) -> Transition:
 
 
 def greedy(learner: Learner, state: State) -> float:
-    return learner.act(state, jnp.ones((1, 1)), jax.random.key(0))[0, 0]
+    return float(
+        np.asarray(jax.jit(learner.act)(state, np.ones((1, 1), np.float32), jax.random.key(0)))[0, 0]
+    )
 
 
 def critic_values(head: str, state: State, actions: np.ndarray) -> np.ndarray:
@@ -1386,7 +1403,7 @@ def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best() -> N
         inside = at_level == best
         expected = expected + np.array([mean[number] + 0.5 * mean[best] / 0.5 for number in at_level]) / 2
     assert learner.critics is not None
-    found = learner.critics(state, batch.observation, batch.action)[0]
+    found = np.asarray(jax.jit(learner.critics)(state, batch.observation, batch.action))[0]
     np.testing.assert_allclose(found, expected, atol=0.02)
     assert greedy(learner, state) == pytest.approx((2 * best + 1) / 9 - 1)
 

@@ -122,7 +122,7 @@ def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
     step = Stream.step
 
     def watched(self: Stream, actions: np.ndarray):
-        shown.append(self.observation[0, ..., -1])
+        shown.append(self.observation[0, ..., -1:])
         return step(self, actions)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -61,7 +61,7 @@ OWN = {
 
 
 def small(agent: str, **fields: Any) -> Any:
-    return agents.get(agent).Config(hidden=(8, 8), **SMALL.get(agent, {}), **fields)
+    return agents.get(agent).Config(hidden=(8,), **SMALL.get(agent, {}), **fields)
 
 
 def maker(agent: str, loaded: Loaded, head: str, optimiser: Any = optax.adam) -> Callable[[Any], Learner]:
@@ -77,15 +77,36 @@ class Case(NamedTuple):
     spec: Any
     dataset: replay.Dataset
     example: Transition
-    start: State  # stacked; `epochs` copies it
+    start: State  # stacked, on the host: `epochs` puts a copy of it onto the device
     keys: Key
+    trained: list[State]  # after 0, 1, ... epochs from the start, on the host; `after` adds to it
 
-    def epochs(self, count: int, start: State | None = None, keys: Key | None = None) -> State:
+    def copy(self, state: State) -> State:
+        """``state`` on the device, committed as what a checkpoint restores is: both run the same program."""
+        return jax.device_put(jax.tree.map(np.array, state), jax.devices()[0])
+
+    def epochs(self, count: int, start: State | None = None) -> State:
         """The state after ``count`` epochs."""
-        state = jax.tree.map(jnp.copy, self.start if start is None else start)
+        state = self.copy(self.start if start is None else start)
         for _ in range(count):
-            state, _ = self.runs.epoch(state, self.dataset, self.keys if keys is None else keys)
+            state, _ = self.runs.epoch(state, self.dataset, self.keys)
         return state
+
+    def after(self, count: int) -> State:
+        """The same from the start, on the host: run once, for all tests that compare something with it."""
+        while len(self.trained) <= count:
+            self.trained.append(jax.device_get(self.epochs(1, start=self.trained[-1])))
+        return self.trained[count]
+
+
+@functools.cache
+def initial(kind: str, agent: str, outputs: int) -> State:
+    """Stacked over seeds, on the host. Of a head it knows the number of outputs alone, which four of them share."""
+    loaded = synthetic.load(f"synthetic-{kind}")
+    head = "scalar" if outputs == 1 else "hl_gauss"
+    runs = train.population(maker(agent, loaded, head), small(agent), replay.sampler(BATCH), STEPS)
+    keys = jax.random.split(jax.random.key(0), SEEDS)
+    return jax.device_get(runs.init(keys, replay.take(loaded.dataset, np.arange(2))))
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -101,11 +122,11 @@ def case(request: pytest.FixtureRequest) -> Case:
         traces.append(None)
         return runs.epoch(*arguments)
 
-    # Committed to a device from the start, as what a checkpoint restores is: both run the same program.
     device = jax.devices()[0]
     dataset = jax.device_put(loaded.dataset, device)
-    example = replay.take(dataset, jnp.arange(2))
+    example = replay.take(loaded.dataset, np.arange(2))
     keys = jax.device_put(jax.random.split(jax.random.key(0), SEEDS), device)
+    start = initial(kind, agent, 1 if head == "scalar" else 11)
     return Case(
         learner=make(config),
         runs=runs._replace(epoch=jax.jit(counted, donate_argnums=0)),
@@ -114,8 +135,9 @@ def case(request: pytest.FixtureRequest) -> Case:
         spec=loaded.spec,
         dataset=dataset,
         example=example,
-        start=jax.device_put(runs.init(keys, example), device),
+        start=start,
         keys=keys,
+        trained=[start],
     )
 
 
@@ -139,8 +161,9 @@ def assert_close(one: Any, other: Any) -> None:
 
 
 def seed(state: State, index: int) -> State:
-    """One seed's slice of a stacked state."""
-    return jax.tree.map(lambda x: x[index], state._replace(step=None))._replace(step=state.step)
+    """One seed's slice of a stacked state, on the host."""
+    alone = jax.tree.map(lambda x: np.asarray(x)[index], state._replace(step=None))
+    return alone._replace(step=np.asarray(state.step))
 
 
 def moved(before: Any, after: Any) -> set[str]:
@@ -158,12 +181,12 @@ def moved(before: Any, after: Any) -> set[str]:
 
 
 def test_same_key_same_bits(case: Case) -> None:
-    assert_same_bits(case.epochs(2), case.epochs(2))
+    assert_same_bits(case.epochs(2), case.after(2))
 
 
 def test_different_keys_differ_everywhere(case: Case) -> None:
     """From the same parameters: in what is initialised, and in what the updates draw."""
-    twins = jax.tree.map(lambda x: x[jnp.array([0, 0])], case.start._replace(step=None))
+    twins = jax.tree.map(lambda x: x[np.array([0, 0])], case.start._replace(step=None))
     trained = case.epochs(1, start=twins._replace(step=case.start.step))
     learnt = moved(case.start.params, trained.params)
     assert learnt
@@ -173,15 +196,16 @@ def test_different_keys_differ_everywhere(case: Case) -> None:
 
 @each_agent
 def test_one_epoch_of_60_is_three_of_20_bit_for_bit(case: Case) -> None:
-    assert_same_bits(case.longer(case.start, case.dataset, case.keys)[0], case.epochs(3))
+    assert_same_bits(case.longer(case.start, case.dataset, case.keys)[0], case.after(3))
 
 
 def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_path: Any) -> None:
-    run = {"state": case.start, "keys": case.keys}
-    checkpoint.save(tmp_path, STEPS, run | {"state": case.epochs(1)}, {})
+    run = {"state": case.copy(case.start), "keys": case.keys}
+    checkpoint.save(tmp_path, STEPS, run | {"state": case.copy(case.after(1))}, {})
     saved, step = checkpoint.restore(tmp_path, run, {}) or pytest.fail("there is no checkpoint")
     assert step == saved["state"].step == STEPS
-    assert_same_bits(case.epochs(1, start=saved["state"], keys=saved["keys"]), case.epochs(2))
+    resumed, _ = case.runs.epoch(saved["state"], case.dataset, saved["keys"])
+    assert_same_bits(resumed, case.after(2))
     assert len(case.traces) == 1
 
 
@@ -192,14 +216,14 @@ def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
     """
     alone = jax.jit(train.scan_updates(case.learner.update, replay.sampler(BATCH), STEPS))
     state, _ = alone(seed(case.start, 1), case.dataset, case.keys[1])
-    one_of_many = seed(case.epochs(1), 1)
+    one_of_many = seed(case.after(1), 1)
     assert one_of_many.step == state.step
     assert_close(one_of_many.params, state.params)
     assert_close(one_of_many.target, state.target)
 
 
 def test_one_compile_per_run_and_nothing_crosses_to_the_host(case: Case) -> None:
-    state = jax.tree.map(jnp.copy, case.start)
+    state = case.copy(case.start)
     with jax.transfer_guard("disallow"):
         for _ in range(3):
             state, _ = case.runs.epoch(state, case.dataset, case.keys)
@@ -227,27 +251,28 @@ def test_update_keeps_every_shape_and_type(case: Case) -> None:
 def test_no_gradient_through_targets(case: Case) -> None:
     """A loss moves its own networks: neither the slow copies, nor online ones that only make its target."""
     state = seed(case.start, 0)
-    metrics = jax.eval_shape(case.learner.update, state, case.example, case.keys[0])[1]
-
-    names = [name for name in metrics if name in OWN]
 
     @jax.jit
     def gradients(state: State) -> dict[str, Any]:
-        def losses(params: Any, target: Any) -> list[Any]:
+        def losses(params: Any, target: Any) -> dict[str, Any]:
             inputs = state._replace(params=params, target=target)
-            after = case.learner.update(inputs, case.example, case.keys[0])[1]
-            return [after[name] for name in names]
+            metrics = case.learner.update(inputs, case.example, case.keys[0])[1]
+            return {name: metric for name, metric in metrics.items() if name in OWN}
 
         values, pull_back = jax.vjp(losses, state.params, state.target)  # traced once for all losses
-        others = {}
-        for name in names:
-            of_params, of_target = pull_back(
-                [jnp.full_like(x, name == n) for x, n in zip(values, names, strict=True)]
+        each = dict(zip(values, jnp.eye(len(values)), strict=True))
+        of_params, of_target = jax.vmap(pull_back)(each)  # the first axis of each leaf: which loss
+        return {
+            name: jax.tree.map(
+                lambda x, i=i: x[i],
+                ({k: v for k, v in of_params.items() if k not in OWN[name]}, of_target),
             )
-            others[name] = {k: v for k, v in of_params.items() if k not in OWN[name]}, of_target
-        return others
+            for i, name in enumerate(values)
+        }
 
-    for path, gradient in leaves(gradients(state)):
+    losses = gradients(state)
+    assert losses.keys() >= {"critic_loss"} or case.learner.critics is None
+    for path, gradient in leaves(losses):
         assert not gradient.any(), path
 
 
@@ -266,8 +291,9 @@ def test_targets_are_outside_parameters_and_optimiser(case: Case) -> None:
 
 def test_actions_are_valid_for_one_observation_and_for_many(case: Case) -> None:
     state, observations = seed(case.start, 0), case.example.observation
-    many = case.learner.act(state, observations, case.keys[0])
-    one = case.learner.act(state, observations[0], case.keys[0])
+    act = case.learner.act
+    both = jax.jit(lambda state, key: (act(state, observations, key), act(state, observations[0], key)))
+    many, one = map(np.asarray, both(state, case.keys[0]))
     assert many.dtype == case.example.action.dtype and many.shape == case.example.action.shape
     np.testing.assert_allclose(one, many[0], rtol=1e-6, atol=1e-6)
     low, high = (0, case.spec.action_size - 1) if case.spec.discrete else (-1, 1)
@@ -304,93 +330,101 @@ def iql() -> tuple[Loaded, Callable[[Any], Learner]]:
     return loaded, maker("iql", loaded, "scalar")
 
 
-def begin(runs: train.Population, seeds: int) -> tuple[State, Key]:
-    keys = jax.random.split(jax.random.key(1), seeds)
-    return runs.init(keys, replay.take(iql()[0].dataset, np.arange(2))), keys
+class Loop(NamedTuple):
+    """One population of three seeds, whose epochs several tests run."""
+
+    runs: train.Population
+    start: State  # on the host
+    keys: Key
+    traces: list[None]  # one entry per time the epoch was traced
 
 
-def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
+@functools.cache
+def loop() -> Loop:
     loaded, make = iql()
     runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS)
-    state, keys = begin(runs, SEEDS)
-    traces = []
+    traces: list[None] = []
 
     def counted(*arguments: Any) -> Any:
         traces.append(None)
         return runs.epoch(*arguments)
 
-    start = jax.tree.map(jnp.copy, state)
-    yielded = list(train.epochs(counted, state, jax.device_put(loaded.dataset), keys, 3))
+    keys = jax.random.split(jax.random.key(1), 3)
+    start = jax.device_get(runs.init(keys, replay.take(loaded.dataset, np.arange(2))))
+    return Loop(runs._replace(epoch=counted), start, keys, traces)
+
+
+def test_epochs_are_compiled_once_and_their_states_stay_usable() -> None:
+    (runs, start, keys, traces), dataset = loop(), jax.device_put(iql()[0].dataset)
+    yielded = list(train.epochs(runs.epoch, jax.device_put(start), dataset, keys, 3))
     assert len(traces) == 1
     assert [int(state.step) for state, _ in yielded] == [STEPS, 2 * STEPS, 3 * STEPS]
-    epoch = jax.jit(runs.epoch)
+    epoch = jax.jit(runs.epoch, donate_argnums=0)
+    expected = start
     for state, report in yielded:
-        start, expected = epoch(start, loaded.dataset, keys)
-        assert_same_bits((state, report), (start, expected))
+        expected, expected_report = jax.device_get(epoch(jax.device_put(expected), dataset, keys))
+        assert_same_bits((state, report), (expected, expected_report))
 
 
 def test_the_guard_does_catch_transfers() -> None:
-    loaded, make = iql()
-    learner = make(small("iql"))
-    epoch = jax.jit(train.scan_updates(learner.update, replay.sampler(BATCH), STEPS))
-    key = jax.random.key(0)
-    state = learner.init(key, replay.take(loaded.dataset, np.arange(2)))
+    runs, start, keys, _ = loop()
+    state = jax.device_put(start)
     with jax.transfer_guard("disallow"), pytest.raises(Exception, match="Disallowed host-to-device"):
-        epoch(state, loaded.dataset, key)
+        jax.jit(runs.epoch, donate_argnums=0)(state, iql()[0].dataset, keys)
 
 
 @pytest.mark.slow
 def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where() -> None:
-    loaded, make = iql()
+    loaded, (runs, start, keys, _) = iql()[0], loop()
     reward = loaded.dataset.transitions.reward.copy()
     reward[3] = np.nan
     poisoned = loaded.dataset._replace(transitions=loaded.dataset.transitions._replace(reward=reward))
-    runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS)
-    state, keys = begin(runs, 3)
 
-    def first(key: Key) -> float:
-        """When the bad row is first drawn."""
+    @jax.jit
+    @jax.vmap
+    def rows(key: Key) -> jax.Array:
+        """[steps, batch]: which are drawn."""
         key = streams.of(key, "update")
         keys = jax.vmap(lambda t: jax.random.split(jax.random.fold_in(key, t))[0])(jnp.arange(STEPS))
-        rows = jax.vmap(lambda k: jax.random.randint(k, (BATCH,), 0, len(reward)))(keys)
-        return min(np.flatnonzero((rows == 3).any(-1)), default=np.inf)
+        return jax.vmap(lambda k: jax.random.randint(k, (BATCH,), 0, len(reward)))(keys)
 
-    drawn = [first(key) for key in keys]
+    drawn = [min(np.flatnonzero(bad), default=np.inf) for bad in (np.asarray(rows(keys)) == 3).any(-1)]
     hit = [index for index, step in enumerate(drawn) if step < np.inf]
     assert 0 < len(hit) < 3, "choose another key: some seeds must meet the bad row and some must not"
     with pytest.raises(
         train.Diverged, match=rf"^critic_loss not finite at update {min(drawn)} \(seeds "
     ) as raised:
-        list(train.epochs(runs.epoch, state, jax.device_put(poisoned), keys, 1))
+        list(train.epochs(runs.epoch, jax.device_put(start), jax.device_put(poisoned), keys, 1))
     assert f"(seeds {hit})" in str(raised.value)
 
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_sweep_in_one_program_trains_what_separate_programs_train(batched: bool) -> None:
-    loaded, make = iql()
-    sample, dataset = replay.sampler(BATCH), jax.device_put(loaded.dataset)
-    sweep = {"expectile": [0.5, 0.9], "learning_rate": [1e-3, 1e-2]}
-    runs = train.population(make, small("iql"), sample, STEPS, sweep=sweep, batched=batched)
-    state, keys = begin(runs, 2)
-    together, report = jax.jit(runs.epoch)(state, dataset, keys)
+    (loaded, make), seeds = iql(), loop().keys[:2]
+    sweep = {"expectile": (0.5, 0.9), "learning_rate": (1e-3, 1e-2)}
+    runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS, sweep=sweep, batched=batched)
+    start = jax.tree.map(lambda x: x[:2], loop().start._replace(step=None))._replace(step=loop().start.step)
+    together, report = jax.jit(runs.epoch)(start, jax.device_put(loaded.dataset), seeds)
     assert together.step == STEPS
     assert {x.shape for x in report.metrics.values()} == {(2,)}
     for index in range(2):
-        config = small("iql", **{name: values[index] for name, values in sweep.items()})
-        separate = jax.jit(train.scan_updates(make(config).update, sample, STEPS))
-        alone, _ = separate(seed(state, index), dataset, keys[index])
+        alone = separately(index, **{name: values[index] for name, values in sweep.items()})
         assert_close(seed(together, index).params, alone.params)
     assert moved(seed(together, 0).params, seed(together, 1).params)
 
 
-def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
+@functools.cache
+def separately(index: int, **fields: float) -> State:
+    """That seed of `loop` after an epoch in a program of its own."""
     loaded, make = iql()
-    runs = train.population(make, small("iql"), replay.sampler(BATCH), STEPS)
-    state, keys = begin(runs, SEEDS)
-    assert_same_bits(
-        seed(state, 1),
-        make(small("iql")).init(streams.of(keys[1], "init"), replay.take(loaded.dataset, np.arange(2))),
-    )
+    epoch = jax.jit(train.scan_updates(make(small("iql", **fields)).update, replay.sampler(BATCH), STEPS))
+    return epoch(seed(loop().start, index), loaded.dataset, loop().keys[index])[0]
+
+
+def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
+    (loaded, make), (_, start, keys, _) = iql(), loop()
+    alone = make(small("iql")).init(streams.of(keys[1], "init"), replay.take(loaded.dataset, np.arange(2)))
+    assert_same_bits(seed(start, 1), alone)
 
 
 @pytest.mark.parametrize("field", ["hidden", "critics", "layer_norm", "no_such_field"])

@@ -50,7 +50,15 @@ def change(**fields: Any) -> ensemble.Config:
 @functools.cache
 def built(**fields: Any) -> ensemble.Ensemble:
     """One for all tests, as its compiled programs are."""
-    return ensemble.make(change(**fields), SPEC)
+    return compiled(ensemble.make(change(**fields), SPEC))
+
+
+def compiled(world: ensemble.Ensemble) -> ensemble.Ensemble:
+    """``world`` with every function compiled as a whole."""
+    return ensemble.Ensemble(fit=world.fit, **{name: jax.jit(getattr(world, name)) for name in PURE})
+
+
+PURE = ("init", "predict", "propose", "step")
 
 
 @functools.cache
@@ -63,17 +71,21 @@ def fitted() -> tuple[ensemble.Ensemble, ensemble.Model]:
     return built(), built().fit(log(noise=0.3), KEY)
 
 
+prepare = jax.jit(functools.partial(rows.prepare, SPEC))
+
+
 def prepared(dataset: Dataset, filled: int | None = None) -> rows.Data:
+    """As a fit reads them, in NumPy."""
     steps = dataset.transitions
     columns = (steps.observation, steps.action, steps.reward, steps.discount, steps.next_observation)
-    return rows.prepare(SPEC, *map(jnp.asarray, columns), jnp.int32(filled or len(steps.reward)))
+    return jax.device_get(prepare(*columns, np.int32(filled or len(steps.reward))))
 
 
 def partly_filled(steps: Transition, count: int, rest: float = 0.0) -> ring.Ring:
     """A ring of as many places as there are ``steps``, the first ``count`` of them filled."""
     place = np.arange(len(steps.reward)) < count
-    fill = lambda x: jnp.where(place.reshape(-1, *[1] * (x.ndim - 1)), x, rest)
-    return ring.Ring(jax.tree.map(fill, steps), jnp.int32(count), jnp.int32(count))
+    fill = lambda x: np.where(place.reshape(-1, *[1] * (x.ndim - 1)), x, np.float32(rest))
+    return ring.Ring(jax.tree.map(fill, steps), np.int32(count), np.int32(count))
 
 
 # ---- equations ------------------------------------------------------------------------------------------
@@ -87,7 +99,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
 def test_loss_is_the_published_one(deterministic: bool) -> None:
     """Member by member, with weights, decay and bounds, at parameters that no initialiser would give."""
     config = change(deterministic=deterministic, hidden=(4, 5), decay=(0.1, 0.2, 0.3))
-    model = ensemble.make(config, SPEC).init(KEY)
+    model = jax.eval_shape(ensemble.make(config, SPEC).init, KEY)
     rng = np.random.default_rng(1)
     random = lambda tree: jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), tree)
     params = {"members": random(model.members), "bounds": random(model.bounds)}
@@ -113,13 +125,13 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
         expected += (scale[e] * (error * np.exp(-variance) + variance)).sum(-1).mean()
     if not deterministic:
         expected += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
-    found = loss.objective(config, loss.weighted(lambda context, *_: context), params, batch, weight, KEY)
+    objective = functools.partial(loss.objective, config, loss.weighted(lambda context, *_: context))
+    found = jax.jit(objective)(params, batch, weight, KEY)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_initial_parameters_are_the_published_ones() -> None:
-    config = change(hidden=(64, 64), decay=(0.0,) * 3)
-    model = ensemble.make(config, SPEC).init(KEY)
+    model = built(hidden=(64, 64), decay=(0.0,) * 3).init(KEY)
     for layer, fan_in in zip(model.members, (3, 64, 64), strict=True):
         scaled = np.asarray(layer["kernel"]) * 2 * np.sqrt(fan_in)
         assert scaled.shape[0] == 3 and np.abs(scaled).max() <= 2 and 0.8 < scaled.std() < 0.96
@@ -145,7 +157,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
 def test_it_learns_means_and_deviations(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     held = log(200, seed=1).transitions
-    mean, deviation = world.predict(model, held.observation, held.action)
+    mean, deviation = map(np.asarray, world.predict(model, held.observation, held.action))
     assert mean.shape == deviation.shape == (2, 200, 3)
     expected = np.column_stack([held.next_observation, held.reward])
     assert np.sqrt(np.square(mean.mean(0) - expected).mean()) < 0.12
@@ -160,9 +172,9 @@ def test_error_is_that_of_the_parameters_that_are_returned(
     _, model = fitted
     data = prepared(log(noise=0.3))
     held = data.order[:80]
-    inputs, outputs = (jnp.broadcast_to(x[held], (3, 80, 3)) for x in data.rows[:2])
-    mean, _ = network.distribution(model.members, model.bounds, inputs)
-    error = jnp.square(mean - outputs).mean((1, 2))
+    inputs, outputs = (np.broadcast_to(x[held], (3, 80, 3)) for x in data.rows[:2])
+    mean, _ = jax.jit(network.distribution)(model.members, model.bounds, inputs)
+    error = np.square(mean - outputs).mean((1, 2))
     np.testing.assert_allclose(model.error, error, rtol=1e-4)
     assert (np.diff(model.error) >= 0).all()
     steps = log(noise=0.3).transitions
@@ -176,27 +188,27 @@ def test_deterministic_proposals_are_means() -> None:
     model = world.fit(log(), KEY)
     steps = log(5).transitions
     mean, deviation = world.predict(model, steps.observation, steps.action)
-    observations, rewards = world.propose(model, steps.observation, steps.action, KEY)
+    observations, rewards = map(np.asarray, world.propose(model, steps.observation, steps.action, KEY))
     assert not np.asarray(deviation).any() and model.bounds == {}
-    np.testing.assert_array_equal(jnp.concatenate([observations, rewards[..., None]], -1), mean)
+    np.testing.assert_array_equal(np.concatenate([observations, rewards[..., None]], -1), mean)
 
 
 def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     steps = jax.tree.map(lambda x: x[0], log(1).transitions)
     mean, deviation = world.predict(model, steps.observation, steps.action)
-    draw = jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)[0])
+    draw = jax.jit(jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)[0]))
     drawn = np.asarray(draw(jax.random.split(KEY, 4000)))  # [4000, M, O], of one observation
-    np.testing.assert_allclose(drawn.mean(0), mean[:, :-1], atol=0.03)
-    np.testing.assert_allclose(drawn.std(0), deviation[:, :-1], rtol=0.06)
+    np.testing.assert_allclose(drawn.mean(0), np.asarray(mean)[:, :-1], atol=0.03)
+    np.testing.assert_allclose(drawn.std(0), np.asarray(deviation)[:, :-1], rtol=0.06)
 
 
 def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
     world = built(deterministic=True, updates=20)
     model = world.fit(log(), KEY)
     steps = log(300).transitions
-    observations, rewards = world.propose(model, steps.observation, steps.action, KEY)
-    observation, reward = world.step(model, steps.observation, steps.action, KEY)
+    observations, rewards = map(np.asarray, world.propose(model, steps.observation, steps.action, KEY))
+    observation, reward = map(np.asarray, world.step(model, steps.observation, steps.action, KEY))
     chosen = np.asarray([(observation == own).all(-1) for own in observations])
     assert (chosen.sum(0) == 1).all() and 0.4 < chosen[0].mean() < 0.6
     np.testing.assert_array_equal(reward, np.where(chosen[0], *rewards))
@@ -225,8 +237,8 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
         traced.append(batch.next_observation.shape)
         return squared_gradient(context, batch, key)
 
-    world = ensemble.make(change(deterministic=True), SPEC, loss.weighted(weight))
-    first, second = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+    world = compiled(ensemble.make(change(deterministic=True), SPEC, loss.weighted(weight)))
+    first, second = np.float32([1, 0]), np.float32([0, 1])
     young, grown = partly_filled(swapped(), 150), partly_filled(swapped(), 390)
     keys = jax.random.split(KEY, 3)
     early = world.fit(young, keys[0], context=first)
@@ -243,7 +255,7 @@ def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixt
     held = log(200, seed=1).transitions
 
     def errors(model: ensemble.Model) -> np.ndarray:
-        mean, _ = world.predict(model, held.observation, held.action)
+        mean = np.asarray(world.predict(model, held.observation, held.action)[0])
         return np.square(mean.mean(0)[:, :2] - held.next_observation[:, ::-1]).mean(0)
 
     begun, changed, longer, late = map(errors, (early, *later))
@@ -282,10 +294,11 @@ def test_every_held_out_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
     sizes = rows.sizes(SMALL, data)
     assert sizes.chunks == 3
     params = {"members": model.members, "bounds": model.bounds}
-    context = jnp.array([1.0, 3.0])
-    found = loss.holdout_error(SMALL, loss.weighted(squared_gradient), params, data, sizes, context)
+    error = jax.jit(functools.partial(loss.holdout_error, SMALL, loss.weighted(squared_gradient)))
+    found = error(params, data, sizes, np.float32([1, 3]))
     batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(data.order[:80])], data.rows)
-    mean, _ = network.distribution(model.members, model.bounds, jnp.broadcast_to(batch.inputs, (3, 80, 3)))
+    inputs = np.broadcast_to(batch.inputs, (3, 80, 3))
+    mean, _ = jax.jit(network.distribution)(model.members, model.bounds, inputs)
     weight = np.column_stack([np.square(batch.next_observation * [1, 3]) / 2, np.ones(80)])
     np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).sum(2).mean(1), rtol=1e-5)
 
@@ -295,7 +308,7 @@ def test_other_statistics_change_no_prediction(
 ) -> None:
     world, model = fitted
     steps = log(50, seed=2).transitions
-    again = network.restandardize(model, jnp.array([0.5, -1.0, 0.2]), jnp.array([3.0, 0.4, 1.0]))
+    again = jax.jit(network.restandardize)(model, np.float32([0.5, -1, 0.2]), np.float32([3, 0.4, 1]))
     for one, other in zip(
         world.predict(model, steps.observation, steps.action),
         world.predict(again, steps.observation, steps.action),
@@ -309,8 +322,8 @@ def test_inputs_that_begin_or_cease_to_vary_do_not_swamp_the_others(
 ) -> None:
     _, model = fitted
     kernel = np.asarray(model.members[0]["kernel"])
-    constant = model._replace(deviation=jnp.array([jnp.inf, 1e-4, 1.0]))
-    changed = network.restandardize(constant, model.mean, jnp.array([2.0, 1.0, jnp.inf]))
+    constant = model._replace(deviation=np.float32([np.inf, 1e-4, 1]))
+    changed = jax.jit(network.restandardize)(constant, model.mean, np.float32([2, 1, np.inf]))
     found = np.asarray(changed.members[0]["kernel"])
     assert not found[:, 0].any() and not found[:, 2].any()
     np.testing.assert_allclose(found[:, 1], 10 * kernel[:, 1], rtol=1e-6)
@@ -325,8 +338,9 @@ def test_a_fit_goes_on_from_the_model_and_returns_it_where_nothing_is_better(
     other = other._replace(observation=2 * other.observation + 1)
     ruinous = ensemble.make(change(learning_rate=1e30, updates=1), SPEC)
     again = ruinous.fit(Dataset(other, None), jax.random.key(9), model)
+    again, error = jax.device_get(again), np.asarray(model.error)
     np.testing.assert_allclose(again.mean[:2], other.observation.mean(0), rtol=1e-4)
-    assert (np.diff(again.error) >= 0).all() and again.error[0] > 2 * model.error[2]  # of the new rows
+    assert (np.diff(again.error) >= 0).all() and again.error[0] > 2 * error[2]  # of the new rows
     probe = log(50, seed=2).transitions
     everyone = built(elites=3)
     before, after = (everyone.predict(m, probe.observation, probe.action)[0] for m in (model, again))
@@ -342,9 +356,9 @@ def test_integer_actions_enter_one_hot() -> None:
     steps = log().transitions
     moved = steps.observation + np.array([[0, 1], [1, 0], [-1, 0]], np.float32)[action]
     dataset = log(action=action, next_action=action, next_observation=moved)
-    world = ensemble.make(change(deterministic=True), Spec((2,), 3, discrete=True))
+    world = compiled(ensemble.make(change(deterministic=True), Spec((2,), 3, discrete=True)))
     model = world.fit(dataset, KEY)
-    mean, _ = world.predict(model, steps.observation, action)
+    mean = np.asarray(world.predict(model, steps.observation, action)[0])
     assert np.square(mean[..., :2] - moved).mean() < 0.05
 
 
@@ -354,13 +368,14 @@ def test_same_key_same_bits_and_a_seed_of_many_is_that_seed_alone() -> None:
     keys = jax.random.split(KEY, 2)
     alone, again = (world.fit(dataset, keys[1]) for _ in range(2))
     many = world.fit(dataset, keys)
-    pair = jax.tree.map(lambda x: jnp.stack([x[::-1], x]), dataset.transitions)
-    with_own = world.fit(ring.Ring(pair, jnp.int32(0), jnp.int32(400)), keys)
+    pair = jax.tree.map(lambda x: np.stack([x[::-1], x]), dataset.transitions)
+    with_own = world.fit(ring.Ring(pair, np.int32(0), np.int32(400)), keys)
+    alone, again, many, with_own = jax.device_get((alone, again, many, with_own))
     for one, same, *stacked in zip(*map(jax.tree.leaves, (alone, again, many, with_own)), strict=True):
         np.testing.assert_array_equal(one, same)
         for two in stacked:
             np.testing.assert_allclose(one, two[1], rtol=1e-3, atol=1e-5)
-    assert (np.asarray(many.error[0]) != np.asarray(many.error[1])).any()
+    assert (many.error[0] != many.error[1]).any()
 
 
 # ---- when it stops --------------------------------------------------------------------------------------
@@ -421,6 +436,7 @@ def test_a_constant_observation_stays_finite() -> None:
     flat = [x * np.array([1, 0], np.float32) for x in (steps.observation, steps.next_observation)]
     world = built(updates=20)
     model = world.fit(log(observation=flat[0], next_observation=flat[1]), KEY)
+    model = jax.device_get(model)
     assert np.isfinite(model.error).all() and np.isinf(model.deviation).tolist() == [False, True, False]
     left = np.array([[0.3, 0.0], [0.3, 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
     found = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
@@ -458,10 +474,10 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
     with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
         built().fit(partly_filled(log().transitions, 0), KEY)
     with pytest.raises(ValueError, match="made without a loss that reads it"):
-        built().fit(log(), KEY, context=jnp.ones(2))
-    pair = jax.tree.map(lambda x: jnp.stack([x, x]), log().transitions)
+        built().fit(log(), KEY, context=np.ones(2))
+    pair = jax.tree.map(lambda x: np.stack([x, x]), log().transitions)
     with pytest.raises(ValueError, match=r"data of 2 rings .* need as many keys, not \(\)"):
-        built().fit(ring.Ring(pair, jnp.int32(0), jnp.int32(400)), KEY)
+        built().fit(ring.Ring(pair, np.int32(0), np.int32(400)), KEY)
 
 
 def test_a_fit_that_diverges_says_so() -> None:
@@ -475,8 +491,8 @@ def test_what_diverges_after_a_good_check_leaves_the_model_of_that_check() -> No
     sizes = rows.sizes(SMALL, data)
     state, sample, key = parts.begin(built().init(KEY), data, sizes, (), KEY)
     state = parts.advance(state, data, sample, sizes, (), key)
-    good = jax.tree.map(np.array, parts.finish(state, data))
+    good = jax.device_get(parts.finish(state, data))
     np.testing.assert_array_equal(good.bounds["max"], state.params["bounds"]["max"])
-    broken = state._replace(params=jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), state.params))
+    broken = state._replace(params=jax.tree.map(lambda x: np.full_like(x, np.nan), state.params))
     left = parts.finish(parts.advance(broken, data, sample, sizes, (), key), data)
     jax.tree.map(np.testing.assert_array_equal, left, good)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -78,7 +77,7 @@ def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) 
         layer_norm=False,
     )
     fit = fitted_q.estimator(table_act, Spec((4,), 2, discrete=True), head, config)
-    result = fit(jnp.asarray(policies), dataset, jax.random.split(jax.random.key(0), 3))
+    result = fit(policies, dataset, jax.random.split(jax.random.key(0), 3))
     exact = np.array([exact_value(p, r, start, policy) for policy in policies])
     assert np.ptp(exact) > 0.5  # the policies differ by more than what is tolerated
     # The mean of finitely many Huber quantiles is not quite the expectation.
@@ -104,7 +103,7 @@ def test_fitted_q_finds_the_value_of_linear_feedback() -> None:
         discount=GAMMA, updates=2000, target_rate=0.05, learning_rate=3e-3, hidden=(64, 64)
     )
     fit = fitted_q.estimator(feedback, Spec((1,), 1), heads.scalar(), config)
-    result = fit(jnp.asarray(gains, jnp.float32), dataset, jax.random.split(jax.random.key(1), 3))
+    result = jax.device_get(fit(np.float32(gains), dataset, jax.random.split(jax.random.key(1), 3)))
     exact = -np.mean(x**2) * (1 + 0.1 * gains**2) / (1 - GAMMA * (0.9 - 0.5 * gains) ** 2)
     np.testing.assert_allclose(result.value, exact, rtol=0.05)
     spread = np.std(x**2) * (1 + 0.1 * gains**2) / (1 - GAMMA * (0.9 - 0.5 * gains) ** 2)
@@ -119,7 +118,7 @@ def test_fitted_q_compiles_once_and_repeats_bit_for_bit() -> None:
     counted = chex.assert_max_traces(table_act, n=4)  # in the loop, and twice in the estimate
     fit = fitted_q.estimator(counted, Spec((4,), 2, discrete=True), heads.scalar(), config)
     keys = jax.random.split(jax.random.key(0), 2)
-    results = [fit(jnp.zeros((2, 4), jnp.int32) + i, dataset, keys) for i in (0, 1, 0)]
+    results = jax.device_get([fit(np.full((2, 4), i, np.int32), dataset, keys) for i in (0, 1, 0)])
     chex.assert_trees_all_equal(results[0], results[2])
     assert (results[0].value != results[1].value).all()
 
@@ -128,12 +127,12 @@ def test_first_steps_are_all_used_where_they_are_few_and_spread_where_they_are_m
     last = np.zeros(1000, bool)
     last[[9, 10, 499, 998, 999]] = True
     starts = [0, 10, 11, 500, 999]
-    dataset = Dataset(Transition(*[np.zeros(1000)] * 7), jnp.asarray(last))
-    index, weight = map(np.asarray, fitted_q._first_steps(dataset))
+    dataset = Dataset(Transition(*[np.zeros(1000)] * 7), last)
+    index, weight = map(np.asarray, jax.jit(lambda: fitted_q._first_steps(dataset))())
     np.testing.assert_array_equal(index[weight > 0], starts)
     np.testing.assert_allclose(weight[weight > 0], 0.2)
     monkeypatch.setattr(fitted_q, "_ROWS", 3)
-    index, weight = map(np.asarray, fitted_q._first_steps(dataset))
+    index, weight = map(np.asarray, jax.jit(lambda: fitted_q._first_steps(dataset))())
     np.testing.assert_array_equal(index, [0, 10, 500])
     np.testing.assert_allclose(weight, 1 / 3, rtol=1e-6)
 

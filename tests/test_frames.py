@@ -15,26 +15,26 @@ DEPTH, GAMMA = 3, 0.9
 
 
 def look(stack: np.ndarray, frame: np.ndarray, first: np.ndarray) -> np.ndarray:
-    """What a player sees after a frame: [N, H, W, DEPTH]."""
+    """What a player sees after a frame [N, H, W, C]: [N, H, W, DEPTH * C]."""
     before = np.where(first[:, None, None, None], 0, stack)
-    return np.concatenate([before[..., 1:], frame[..., None]], -1).astype(np.uint8)
+    return np.concatenate([before[..., frame.shape[-1] :], frame], -1).astype(np.uint8)
 
 
 class Game:
-    """Frames of one number each, stacked as a player sees them, in a ring and in a list."""
+    """Frames of random numbers, stacked as a player sees them, in a ring and in a list."""
 
-    def __init__(self, capacity: int, environments: int, times: int, longest: int = 8, seed: int = 0):
-        rng = np.random.default_rng(seed)
+    def __init__(self, capacity: int, environments: int, times: int, longest: int = 8, channels: int = 1):
+        rng = np.random.default_rng(0)
         self.environments, self.steps = environments, []
-        blank = np.zeros((2, 2, DEPTH), np.uint8)
+        blank = np.zeros((2, 2, DEPTH * channels), np.uint8)
         row = ring.Row(blank, np.int32(0), np.float32(0), np.float32(0), blank, np.bool_(False))
-        self.memory = ring.empty(frames.compress(row), capacity)
+        self.memory = ring.empty(frames.compress(row, DEPTH), capacity)
         insert = jax.jit(ring.insert)
-        stack, first = np.zeros((environments, 2, 2, DEPTH), np.uint8), np.ones(environments, bool)
+        stack, first = np.zeros((environments, 2, 2, DEPTH * channels), np.uint8), np.ones(environments, bool)
         left, episode = rng.integers(1, longest, environments), 1000 * np.arange(environments)
 
         def frame() -> np.ndarray:
-            return rng.integers(1, 256, (environments, 2, 2)).astype(np.uint8)
+            return rng.integers(1, 256, (environments, 2, 2, channels)).astype(np.uint8)
 
         stack = look(stack, frame(), first)
         for time in range(times):
@@ -47,7 +47,7 @@ class Game:
             discount, shown = np.float32(~terminated), frame()
             following = look(stack, shown, np.zeros(environments, bool))
             block = ring.Row(stack, np.int32(action), reward, discount, following, first)
-            self.memory = insert(self.memory, frames.compress(block))
+            self.memory = insert(self.memory, frames.compress(block, DEPTH))
             for e in range(environments):
                 number = time * environments + e
                 self.steps.append(
@@ -91,10 +91,13 @@ def expected(game: Game, step: dict[str, Any], n: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize(
-    ("capacity", "environments", "times"), [(60, 1, 50), (40, 1, 120), (41, 2, 60), (42, 2, 70)]
+    ("capacity", "environments", "times", "channels"),
+    [(60, 1, 50, 1), (40, 1, 120, 3), (41, 2, 60, 1), (42, 2, 70, 3)],
 )
-def test_stacks_are_those_that_were_seen(capacity: int, environments: int, times: int, n: int) -> None:
-    game = Game(capacity, environments, times)
+def test_stacks_are_those_that_were_seen(
+    capacity: int, environments: int, times: int, channels: int, n: int
+) -> None:
+    game = Game(capacity, environments, times, channels=channels)
     slots = np.unique(np.asarray(frames.draw(game.memory, jax.random.key(0), 2000, DEPTH, n, environments)))
     found = jax.jit(frames.transitions, static_argnums=(2, 3, 5))(
         game.memory, jnp.asarray(slots), DEPTH, n, GAMMA, environments
@@ -127,12 +130,16 @@ def test_the_next_action_is_the_one_taken_there() -> None:
         assert found.next_action[i] == (after or step)["action"]
 
 
-def test_a_million_frames_take_seven_gigabytes() -> None:
-    blank = jax.ShapeDtypeStruct((84, 84, 4), jnp.uint8)
+@pytest.mark.parametrize(("depth", "channels"), [(4, 1), (3, 3)])
+def test_a_million_frames_take_seven_gigabytes_for_each_channel(depth: int, channels: int) -> None:
+    blank = jax.ShapeDtypeStruct((84, 84, depth * channels), jnp.uint8)
     number = jax.ShapeDtypeStruct((), jnp.float32)
     row = ring.Row(
         blank, jax.ShapeDtypeStruct((), jnp.int32), number, number, blank, jax.ShapeDtypeStruct((), bool)
     )
-    memory = jax.eval_shape(lambda: ring.empty(jax.eval_shape(frames.compress, row), 1_000_000))
+    kept = jax.eval_shape(lambda row: frames.compress(row, depth), row)
+    memory = jax.eval_shape(lambda: ring.empty(kept, 1_000_000))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(memory.rows))
-    assert size == 1_000_000 * (84 * 84 + 3 * 4 + 1)
+    assert size == 1_000_000 * (84 * 84 * channels + 3 * 4 + 1)
+    with pytest.raises(ValueError, match=r"\(84, 84, \d\) are not stacks of 5 frames"):
+        frames.compress(row, 5)

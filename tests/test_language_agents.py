@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.special import softmax
 
 from rl import checkpoint, train
 from rl.agents import bcoder, ilql, lm_bc
@@ -39,7 +40,7 @@ def data(repeats: int = 1) -> TokenBatch:
         episode([Turn([0]), Turn([a, b], True, reward)], terminated=True, imitate=float(reward == 1.0))
         for (a, b), reward in REWARDS.items()
     ]
-    return jax.tree.map(jnp.asarray, replay.pack(episodes * repeats, 4, together=False))
+    return replay.pack(episodes * repeats, 4, together=False)
 
 
 @functools.cache
@@ -49,9 +50,13 @@ def language_model() -> LM:
 
 
 @jax.jit
-def logits_of(params: Any, text: Any) -> Any:
+def compiled_logits(params: Any, text: Any) -> Any:
     lm = model.make(CONFIG)
     return lm.logits(params, lm.features(params, text, jnp.ones_like(text)))
+
+
+def logits_of(params: Any, text: Any) -> np.ndarray:
+    return np.asarray(compiled_logits(params, text))
 
 
 def run(learner: Any, updates: int, batch: TokenBatch) -> tuple[State, dict[str, float]]:
@@ -77,13 +82,13 @@ def test_cloning_gives_the_frequencies_and_filtered_cloning_the_best() -> None:
     state, _ = run(learner, 300, batch)
     logits = logits_of(state.params["policy"], texts([0, 1]))
     assert jax.jit(learner.act)(state, texts([0], [0]), None).tolist() == [1, 1]
-    assert float(jax.nn.softmax(logits)[0, 1, 2]) > 0.99
+    assert softmax(logits, -1)[0, 1, 2] > 0.99
 
-    everything = batch._replace(imitate=batch.is_action.astype(jnp.float32))
+    everything = batch._replace(imitate=batch.is_action.astype(np.float32))
     state, _ = run(lm_bc.make(config, lm, head("scalar")), 300, everything)
     logits = logits_of(state.params["policy"], texts([0, 1]))
-    np.testing.assert_allclose(jax.nn.softmax(logits)[0, 0], [0, 1 / 2, 1 / 2, 0, 0], atol=0.06)
-    np.testing.assert_allclose(jax.nn.softmax(logits)[0, 1], [0, 1 / 3, 1 / 3, 1 / 3, 0], atol=0.06)
+    np.testing.assert_allclose(softmax(logits, -1)[0, 0], [0, 1 / 2, 1 / 2, 0, 0], atol=0.06)
+    np.testing.assert_allclose(softmax(logits, -1)[0, 1], [0, 1 / 3, 1 / 3, 1 / 3, 0], atol=0.06)
 
 
 # ---- B-Coder -----------------------------------------------------------------------------------------------------
@@ -95,7 +100,8 @@ FAST = bcoder.Config(discount=0.9, alpha=0.5, value_updates=0, inner=16, weight_
 def bcoder_start() -> tuple[State, bcoder.Judgement]:
     learner = bcoder.make(FAST, language_model(), head("scalar"))
     state = jax.jit(learner.init)(jax.random.key(0), data())
-    return state, jax.jit(bcoder.judge(FAST, language_model(), head("scalar")))(state, data())
+    judge = jax.jit(bcoder.judge(FAST, language_model(), head("scalar")))
+    return jax.device_get((state, judge(state, data())))
 
 
 def test_bcoder_starts_as_the_language_model() -> None:
@@ -116,8 +122,8 @@ def test_bcoder_starts_as_the_language_model() -> None:
 
 
 def test_the_bound_is_met_at_zero() -> None:
-    x = jnp.array([-40.0, 0.0, 40.0])
-    np.testing.assert_allclose(bcoder.soft_abs(x), [20 - np.log(2), 0, 20 - np.log(2)], rtol=1e-6)
+    x = np.float32([-40, 0, 40])
+    np.testing.assert_allclose(jax.jit(bcoder.soft_abs)(x), [20 - np.log(2), 0, 20 - np.log(2)], rtol=1e-6)
 
 
 def test_judged_rewards_are_the_inverse_of_the_bellman_operator() -> None:
@@ -126,22 +132,23 @@ def test_judged_rewards_are_the_inverse_of_the_bellman_operator() -> None:
     np.testing.assert_allclose(found.reward[:, 1], found.q[:, 1] - 0.9 * found.v[:, 2], atol=1e-6)
     np.testing.assert_allclose(found.reward[:, 2], found.q[:, 2], atol=1e-6)  # nothing follows the end
     assert (found.reward[:, [0, 3]] == 0).all()
-    scores = tokens.per_episode(found.reward, batch.segment, 1)
-    np.testing.assert_allclose(scores[:, 0], found.reward.sum(1), rtol=1e-6)
+    scores = jax.jit(tokens.per_episode, static_argnums=2)(found.reward, batch.segment, 1)
+    np.testing.assert_allclose(np.asarray(scores)[:, 0], found.reward.sum(1), rtol=1e-6)
+
+
+@jax.jit
+def plain_values(value: Any, batch: TokenBatch) -> Any:
+    lm, body = language_model(), token_heads.state_values(1, FAST.inner)
+    raw = body.apply(value["head"], lm.features(value["lm"], batch.tokens, batch.segment))[..., 0]
+    return 1.0 - bcoder.soft_abs(raw)
 
 
 def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> float:
     """L_Q written out with all of Q [B, T, A], as in the paper, for the scalar head."""
-    lm, config = language_model(), FAST
-
     checkpoint = logits_of(state.target["policy"], batch.tokens)
     own = checkpoint if stage == "value" else logits_of(state.params["policy"], batch.tokens)
-    body = token_heads.state_values(1, config.inner)
-    value = state.params["value"]
-    raw = body.apply(value["head"], lm.features(value["lm"], batch.tokens, batch.segment))[..., 0]
-    v = 1.0 - bcoder.soft_abs(raw)
-    q = np.asarray(config.alpha * (own - own.max(-1, keepdims=True)) + v[..., None])
-    batch = jax.tree.map(np.asarray, batch)
+    v = np.asarray(plain_values(state.params["value"], batch))
+    q = FAST.alpha * (own - own.max(-1, keepdims=True)) + v[..., None]
     total, count = 0.0, 0
     for row in range(len(batch.tokens)):
         for t in (1, 2):
@@ -163,7 +170,8 @@ def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> floa
 def test_td_loss_equals_the_plain_form() -> None:
     state, batch = bcoder_start()[0], data()
     # Away from the start, where the policy and the checkpoint are one.
-    moved = jax.tree.map(lambda x: x + 0.3 * np.random.RandomState(0).randn(*x.shape), state.params["policy"])
+    noise = lambda x: (0.3 * np.random.RandomState(0).randn(*x.shape)).astype(x.dtype)
+    moved = jax.tree.map(lambda x: x + noise(x), state.params["policy"])
     state = state._replace(params={**state.params, "policy": moved})
     cases = [(operator, stage) for operator in bcoder.OPERATORS for stage in ("value", "policy")]
 
@@ -190,29 +198,36 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
     lm, batch = language_model(), data()
     learner = bcoder.make(config, lm, head(name), optax.adam)
     state, metrics = run(learner, 600, batch)
-    found = jax.jit(bcoder.judge(config, lm, head(name)))(state, batch)
+
+    @jax.jit
+    def answers(state: State) -> tuple[Any, ...]:
+        first, second = (learner.act(state, text, None) for text in (texts([0], [0]), texts([0, 1])))
+        judged = bcoder.judge(config, lm, head(name))(state, batch)
+        return judged, first, second, learner.value(state, texts([0, 1]), None)
+
+    found, first, second, value = jax.device_get(answers(state))
     order = np.array(list(REWARDS.values()))
     assert found.reward.sum(1).argmax() == order.argmax()
     assert found.v[0, 2] == pytest.approx(1.0, abs=0.2)  # after 1, the best is 1.0
-    assert jax.jit(learner.act)(state, texts([0], [0]), None).tolist() == [1, 1]
-    assert jax.jit(learner.act)(state, texts([0, 1]), None).tolist() == [2]
-    np.testing.assert_allclose(jax.jit(learner.value)(state, texts([0, 1]), None), found.v[0, 2], atol=1e-3)
+    assert first.tolist() == [1, 1] and second.tolist() == [2]
+    np.testing.assert_allclose(value, found.v[0, 2], atol=1e-3)
     # What is frozen has not moved.
-    start = bcoder.make(config, lm, head(name), optax.adam).init(jax.random.key(0), batch)
+    start = jax.jit(learner.init)(jax.random.key(0), batch)
     jax.tree.map(np.testing.assert_array_equal, state.target, start.target)
     assert np.isfinite(list(metrics.values())).all()
 
 
 def moved(after: State, before: State) -> set[str]:
     """The names of the parameters of which anything has changed."""
+    after, before = jax.device_get((after, before))
     same = jax.tree.map(np.array_equal, after.params, before.params)
     return {name for name in same if not all(jax.tree.leaves(same[name]))}
 
 
 @pytest.mark.slow
 def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(tmp_path: Path) -> None:
-    lm, batch = language_model(), data()
-    learner = bcoder.make(dataclasses.replace(FAST, value_updates=1), lm, head("scalar"))
+    batch = data()
+    learner = bcoder.make(dataclasses.replace(FAST, value_updates=1), language_model(), head("scalar"))
     run = jax.jit(train.scan_updates(learner.update, replay.sampler(4), 1))
     start, key = jax.jit(learner.init)(jax.random.key(0), batch), jax.random.key(1)
     between, _ = run(start, batch, key)
@@ -246,7 +261,7 @@ def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
             found[name] = learner.value(state, texts([0, 1], [0, 2], [1, 3], [3, 4]), jax.random.key(0))
         return found
 
-    found = values()
+    found = jax.device_get(values())
     for name in ("scalar", "quantile"):
         assert (found[name] <= 0.3).all() and found[name].min() < -1, name
     for name in ("two_hot", "hl_gauss", "c51"):  # from -2 to 1
@@ -265,18 +280,24 @@ QUICK = ilql.Config(
 def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     """After 1 the tokens earn -0.5, 1, -0.3 and after 2 they earn -1, -1, -0.3; V is their expectile."""
     lm, batch = language_model(), data()
-    batch = batch._replace(imitate=batch.is_action.astype(jnp.float32))
+    batch = batch._replace(imitate=batch.is_action.astype(np.float32))
     learner = ilql.make(QUICK, lm, head(name), optax.adam)
     state, metrics = run(learner, 800, batch)
-    v = jax.jit(learner.value)(state, texts([0, 1], [0, 2]), None)
+
+    @jax.jit
+    def answers(state: State) -> tuple[Any, ...]:
+        after = texts([0, 1], [0, 2])
+        first, second = (learner.act(state, text, None) for text in (texts([0], [0]), after))
+        judged = ilql.judge(QUICK, lm, head(name))(state, batch)
+        scores = tokens.per_episode(judged.q - judged.v, batch.segment, 1)[:, 0]
+        return learner.value(state, after, None), first, second, scores
+
+    v, first, second, scores = jax.device_get(answers(state))
     expected = [_expectile([-0.5, 1.0, -0.3], 0.9), _expectile([-1.0, -1.0, -0.3], 0.9)]
     np.testing.assert_allclose(v, expected, atol=0.12)
-    assert jax.jit(learner.act)(state, texts([0], [0]), None).tolist() == [1, 1]
-    assert jax.jit(learner.act)(state, texts([0, 1], [0, 2]), None).tolist() == [2, 3]
+    assert first.tolist() == [1, 1] and second.tolist() == [2, 3]
     assert np.isfinite(list(metrics.values())).all()
     # The best text has the highest score.
-    found = jax.jit(ilql.judge(QUICK, lm, head(name)))(state, batch)
-    scores = tokens.per_episode(found.q - found.v, batch.segment, 1)[:, 0]
     assert list(REWARDS)[generate.best_of(scores[None], 1)[0, 0]] == (1, 2)
     # Sampling goes where acting does.
     sample = generate.generator(ilql.decoder(QUICK, lm, head(name)), 2, temperature=0.0)
@@ -299,7 +320,7 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     lm, batch, value_head = language_model(), data(), head("scalar")
     q_net = token_heads.vocabulary_values(5, 1, 16)
     v_net = token_heads.state_values(1, 16)
-    state = jax.jit(ilql.make(QUICK, lm, value_head).init)(jax.random.key(0), batch)
+    state = jax.device_get(jax.jit(ilql.make(QUICK, lm, value_head).init)(jax.random.key(0), batch))
     slow = jax.tree.map(lambda x: 0.7 * x, state.target)
     state = state._replace(target=slow)
 
@@ -377,26 +398,22 @@ ALL_HEADS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SHOWN)) for 
 @pytest.mark.parametrize("name", ALL_HEADS)
 def test_every_head_trains_everything(name: str) -> None:
     lm, every = without_trunk(), data()
-    batch = every._replace(imitate=every.is_action.astype(jnp.float32))
+    batch = every._replace(imitate=every.is_action.astype(np.float32))
     config = dataclasses.replace(FAST, value_updates=1)
     coder, values = (
         bcoder.make(config, lm, head(name), optax.sgd),
         ilql.make(QUICK, lm, head(name), optax.sgd),
     )
 
-    @jax.jit
-    def starts() -> list[State]:
-        return [one.init(jax.random.key(0), batch) for one in (coder, coder, values)]
-
-    @jax.jit
-    def updates(states: list[State]) -> list[Any]:
-        states[1] = states[1]._replace(step=jnp.ones((), jnp.int32))  # the second stage
-        learners = (coder, coder, values)
-        return [one.update(s, batch, jax.random.key(0)) for one, s in zip(learners, states, strict=True)]
-
-    trained = [{"value"}, {"policy", "residual"}, {"trunk", "q", "v", "policy"}]
-    before = starts()
-    for start, (after, metrics), names in zip(before, updates(before), trained, strict=True):
+    starts = jax.jit(lambda: [one.init(jax.random.key(0), batch) for one in (coder, values)])
+    code, ask = (jax.jit(one.update) for one in (coder, values))
+    of_coder, of_values = jax.device_get(starts())
+    for update, start, names in (
+        (code, of_coder, {"value"}),
+        (code, of_coder._replace(step=np.int32(1)), {"policy", "residual"}),  # the second stage
+        (ask, of_values, {"trunk", "q", "v", "policy"}),
+    ):
+        after, metrics = jax.device_get(update(start, batch, jax.random.key(0)))
         assert moved(after, start) == names
         assert np.isfinite(list(metrics.values())).all()
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 from small_models import CONFIGS, random_params
 
 from rl import train
@@ -28,6 +29,7 @@ def readings(name: str) -> list[cached.Reading]:
     return read(random_params(CONFIGS[name]), PROMPT, ANSWERS)
 
 
+@functools.cache
 def stored(name: str) -> tuple[Batch, list[int]]:
     """All answers as one batch over the whole vocabulary, one in each row, and their lengths."""
     config, params = CONFIGS[name], random_params(CONFIGS[name])
@@ -42,8 +44,7 @@ def stored(name: str) -> tuple[Batch, list[int]]:
         reward[-1] = 1.0 if number == 1 else -1.0
         place = np.arange(end - size, end, dtype=np.int32)
         episodes.append(replay.Episode(place, np.arange(size) > 0, reward, True, float(number == 1)))
-    rows = jax.tree.map(jnp.asarray, replay.pack(episodes, 8, together=False))
-    return cached.gather(rows, jax.tree.map(jnp.asarray, store)), sizes
+    return jax.jit(cached.gather)(replay.pack(episodes, 8, together=False), store), sizes
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -54,7 +55,7 @@ def test_reading_is_that_of_the_whole_text(name: str) -> None:
     for row, answer in zip(rows, ANSWERS, strict=True):
         row[: len(PROMPT) + len(answer)] = PROMPT + answer
     logits = jax.jit(lambda p, x: lm.logits(p, lm.features(p, x, jnp.ones_like(x))))(params, rows)
-    log_p = np.asarray(jax.nn.log_softmax(logits))
+    log_p = log_softmax(logits, -1)
     for row, (answer, found) in enumerate(zip(ANSWERS, readings(name), strict=True)):
         first = len(PROMPT) - 1
         expected = [log_p[row, first + i, token] for i, token in enumerate(answer)]
@@ -68,7 +69,7 @@ def test_it_starts_as_the_frozen_model(name: str) -> None:
     batch, sizes = stored(name)
     build = cached.on_top(CONFIGS[name], random_params(CONFIGS[name]), blocks=2, inner=12)
     params = jax.jit(build(batch).init)(jax.random.key(0))
-    found = jax.jit(functools.partial(cached.log_probabilities, build))(params, batch)
+    found = np.asarray(jax.jit(functools.partial(cached.log_probabilities, build))(params, batch))
     for row, (size, reading) in enumerate(zip(sizes, readings(name), strict=True)):
         np.testing.assert_allclose(found[row, 1:size], reading.log_prob, atol=2e-2)  # kept in 16 bits
     assert jax.tree.leaves(params["blocks"])[0].shape[0] == 2
@@ -94,12 +95,14 @@ def test_agents_learn_on_it() -> None:
     config = lm_bc.Config(learning_rate=1e-2)
     state = trained(lambda lm: lm_bc.make(config, lm, heads.scalar()), batch, 100)
     build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12)
-    found = np.asarray(cached.log_probabilities(build, state.params["policy"], batch))
+    log_probabilities = jax.jit(functools.partial(cached.log_probabilities, build))
+    found = np.asarray(log_probabilities(state.params["policy"], batch))
     assert found[1, 1 : sizes[1]].mean() > -0.2 > readings("llama")[1].log_prob.mean()
 
     values = bcoder.Config(alpha=0.0, value_updates=1000, value_learning_rate=1e-2, inner=16)
     state = trained(lambda lm: bcoder.make(values, lm, heads.scalar()), batch, 250)
-    said = np.asarray(bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
+    judge = jax.jit(lambda state: bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
+    said = np.asarray(judge(state))
     last = [said[row, size - 1] for row, size in enumerate(sizes)]
     # The third answer is one token: its state is the prompt, from which one of five answers earns 1.
     np.testing.assert_allclose(last, [-1.0, 1.0, -0.6, -1.0, -1.0], atol=0.1)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import log_softmax
 from small_models import CONFIGS, LLAMA, random_params
 
 from rl.language import generate, model
@@ -19,13 +20,19 @@ from rl.networks.transformer import Rope
 from rl.types import Array, Key
 
 
+@functools.cache
 def build(name: str, **options: Any) -> tuple[LM, Any]:
+    """One model for all tests, as its compiled programs are."""
     return model.make(CONFIGS[name], **options), random_params(CONFIGS[name])
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def logits(lm: LM, params: Any, tokens: Array, segment: Array) -> Array:
+def compiled_logits(lm: LM, params: Any, tokens: Array, segment: Array) -> Array:
     return lm.logits(params, lm.features(params, tokens, segment))
+
+
+def logits(lm: LM, params: Any, tokens: Array, segment: Array) -> np.ndarray:
+    return np.asarray(compiled_logits(lm, params, tokens, segment))
 
 
 def tokens(*shape: int) -> np.ndarray:
@@ -60,20 +67,21 @@ def test_packed_texts_are_read_as_if_alone() -> None:
 
 
 def test_positions_restart_with_every_segment() -> None:
-    segment = jnp.array([[1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]])
+    segment = np.array([[1, 1, 1, 2, 2, 0, 0], [0, 0, 1, 1, 1, 1, 2]], np.int32)
     expected = [[0, 1, 2, 0, 1, 0, 1], [0, 1, 0, 1, 2, 3, 0]]
-    np.testing.assert_array_equal(transformer.positions(segment), expected)
+    np.testing.assert_array_equal(jax.jit(transformer.positions)(segment), expected)
 
 
 def test_rotation_depends_on_distance_alone() -> None:
     shape = dataclasses.replace(LLAMA, rope=Rope(100.0, 4.0, 1.0, 4.0, 16))
     query, key = np.random.RandomState(0).randn(2, 1, 1, 1, 8).astype(np.float32)
 
-    def product(one: int, other: int) -> float:
-        def turn(x: np.ndarray, position: int) -> Array:
-            return transformer._rotate(jnp.asarray(x), transformer.rotations(shape, jnp.array([[position]])))
+    @jax.jit
+    def turn(x: Array, position: int) -> Array:
+        return transformer._rotate(x, transformer.rotations(shape, jnp.array([[position]])))
 
-        return float((turn(query, one) * turn(key, other)).sum())
+    def product(one: int, other: int) -> float:
+        return float((np.asarray(turn(query, one)) * turn(key, other)).sum())
 
     assert product(3, 1) == pytest.approx(product(13, 11), rel=1e-4)
     assert product(3, 1) != pytest.approx(product(1, 3), rel=1e-2)
@@ -91,23 +99,23 @@ def test_remat_and_bfloat16_change_the_numbers_as_little_as_they_must() -> None:
             assert out.dtype == jnp.float32
             return jnp.square(out).mean()
 
-        return jax.jit(jax.value_and_grad(loss))(params)
+        return jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
 
     value, gradient = loss_and_gradient()
     for options, tolerance in (({"remat": True}, 1e-6), ({"dtype": jnp.bfloat16}, 0.05)):
         other, other_gradient = loss_and_gradient(**options)
         assert float(other) == pytest.approx(float(value), rel=tolerance)
-        scale = jnp.abs(gradient["blocks"]["query"]["kernel"]).max()
+        scale = np.abs(gradient["blocks"]["query"]["kernel"]).max()
         for one, two in zip(jax.tree.leaves(gradient), jax.tree.leaves(other_gradient), strict=True):
-            assert two.dtype == jnp.float32
-            np.testing.assert_allclose(one, two, atol=3 * tolerance * max(scale, jnp.abs(one).max()))
+            assert two.dtype == np.float32
+            np.testing.assert_allclose(one, two, atol=3 * tolerance * max(scale, np.abs(one).max()))
 
 
 def test_log_probabilities() -> None:
     lm, params = build("gpt2")
     x, segment = tokens(2, 12), np.ones((2, 12), np.int32)
-    ours = jax.jit(functools.partial(model.log_probabilities, lm))(params, x, segment)
-    log_p = jax.nn.log_softmax(logits(lm, params, x, segment))
+    ours = np.asarray(jax.jit(functools.partial(model.log_probabilities, lm))(params, x, segment))
+    log_p = log_softmax(logits(lm, params, x, segment), -1)
     assert (ours[:, 0] == 0).all()
     for b, t in np.ndindex(2, 11):
         np.testing.assert_allclose(ours[b, t + 1], log_p[b, t, x[b, t + 1]], rtol=1e-5)
@@ -129,6 +137,9 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6]]
 STOP = (7, 11)
 
 
+choose = jax.jit(generate.choose, static_argnames=("temperature", "top_p"))
+
+
 def uncached(lm: LM, params: Any, steps: int, key: Key, **sampling: float) -> tuple[list, list]:
     """Every step reads its whole text again, alone in its row, without padding."""
     rows, chances = [list(prompt) for prompt in PROMPTS], [[] for _ in PROMPTS]
@@ -139,11 +150,11 @@ def uncached(lm: LM, params: Any, steps: int, key: Key, **sampling: float) -> tu
             x = np.zeros((1, 24), np.int32)
             x[0, : len(row)] = row
             every.append(logits(lm, params, x, np.ones((1, 24), np.int32))[0, len(row) - 1])
-        chosen = generate.choose(jnp.stack(every), jax.random.fold_in(key, step), **sampling)
+        chosen = choose(np.stack(every), jax.random.fold_in(key, step), **sampling)
         for number, token in enumerate(chosen.tolist()):
             if not over[number]:
                 rows[number].append(token)
-                chances[number].append(float(jax.nn.log_softmax(every[number])[token]))
+                chances[number].append(log_softmax(every[number])[token])
                 over[number] = token in STOP
     return [row[len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)], chances
 
@@ -170,19 +181,19 @@ def test_generation_equals_decoding_without_a_cache(name: str, sampling: dict[st
 
 
 def test_top_p_keeps_the_smallest_sufficient_set() -> None:
-    logits = jnp.log(jnp.array([[0.1, 0.4, 0.2, 0.3]]))
+    logits = np.log(np.float32([[0.1, 0.4, 0.2, 0.3]]))
+    keys = jax.random.split(jax.random.key(0), 200)
     for top_p, kept in ((0.3, {1}), (0.5, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
-        keys = jax.random.split(jax.random.key(0), 200)
-        drawn = jax.vmap(lambda key, p=top_p: generate.choose(logits, key, top_p=p))(keys)
+        drawn = jax.jit(jax.vmap(lambda key, p=top_p: generate.choose(logits, key, top_p=p)))(keys)
         assert set(np.unique(drawn).tolist()) == kept
 
 
 def test_temperature_sharpens() -> None:
-    logits = jnp.array([[0.0, 1.0]])
+    logits = np.float32([[0, 1]])
     keys = jax.random.split(jax.random.key(0), 4000)
     for temperature in (0.5, 2.0):
-        drawn = jax.vmap(lambda key, t=temperature: generate.choose(logits, key, t))(keys)
-        assert float(drawn.mean()) == pytest.approx(1 / (1 + np.exp(-1 / temperature)), abs=0.03)
+        drawn = jax.jit(jax.vmap(lambda key, t=temperature: generate.choose(logits, key, t)))(keys)
+        assert np.asarray(drawn).mean() == pytest.approx(1 / (1 + np.exp(-1 / temperature)), abs=0.03)
 
 
 def test_steering_adds_the_advantage_to_the_log_policy() -> None:
@@ -198,7 +209,7 @@ def test_steering_adds_the_advantage_to_the_log_policy() -> None:
 
     both = choices(steered, (params, other))
     one, two = choices(generate.decoder(lm), params), choices(values, other)
-    np.testing.assert_allclose(both, jax.nn.log_softmax(one) + 2 * two, atol=1e-5)
+    np.testing.assert_allclose(both, log_softmax(one, -1) + 2 * np.asarray(two), atol=1e-5)
 
 
 def test_bad_requests() -> None:

@@ -53,14 +53,18 @@ def random_params(network: Network, *inputs: np.ndarray) -> Any:
     return jax.tree.map(lambda x: rng.normal(0.1, 0.5, x.shape).astype(np.float32), shapes)
 
 
-def constant_policy(make: Callable[..., Network], **last: Any) -> tuple[Network, Any]:
-    """A policy over one-dimensional actions whose last layer says the same everywhere: ``last`` are its biases."""
-    network = make(Spec((1,), 1), ())
-    shapes = jax.eval_shape(network.init, KEY, jnp.zeros((1, 1)))
+def linear(make: Callable[..., Network]) -> Network:
+    """A policy over one-dimensional actions without hidden layers."""
+    return make(Spec((1,), 1), ())
+
+
+def constant(make: Callable[..., Network], **last: Any) -> Any:
+    """Parameters of `linear` whose last layer says the same everywhere: ``last`` are its biases."""
+    shapes = jax.eval_shape(linear(make).init, KEY, np.zeros((1, 1), np.float32))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     body = params.get("body", params)
-    body["Dense_0"]["bias"] = jnp.asarray(last.pop("bias"), jnp.float32)
-    return network, {**params, **{name: jnp.asarray(x, jnp.float32) for name, x in last.items()}}
+    body["Dense_0"]["bias"] = np.float32(last.pop("bias"))
+    return {**params, **{name: np.float32(x) for name, x in last.items()}}
 
 
 # ---- layers -------------------------------------------------------------------------------------------------
@@ -95,13 +99,20 @@ def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer
             np.tanh,
         ),
     ]
-    for network, inputs, joined_inputs, finish in cases:
-        params = random_params(network, *inputs)
+    parameters = [random_params(network, *inputs) for network, inputs, *_ in cases]
+
+    @jax.jit
+    def apply(parameters: list[Any]) -> list[jax.Array]:
+        return [
+            network.apply(params, *inputs)
+            for (network, inputs, *_), params in zip(cases, parameters, strict=True)
+        ]
+
+    for (*_, joined_inputs, finish), params, found in zip(cases, parameters, apply(parameters), strict=True):
         assert {name.split("_")[0] for name in params} == (
             {"Dense", "LayerNorm"} if layer_norm else {"Dense"}
         )
         expected = finish(dense(params, joined_inputs, layer_norm))
-        found = jax.jit(network.apply)(params, *inputs)
         assert found.shape == expected.shape and found.dtype == jnp.float32
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -127,7 +138,7 @@ def test_gradients_are_those_of_matrix_products(leading: tuple[int, ...]) -> Non
 
         return jax.grad(penalised, (0, 1, 2))(params, observation, action)
 
-    ours, theirs = both(network.apply), both(jax.vmap(plain, (0, None, None)))
+    ours, theirs = jax.jit(lambda: (both(network.apply), both(jax.vmap(plain, (0, None, None)))))()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), ours, theirs)
 
 
@@ -137,7 +148,7 @@ def test_without_hidden_layers_a_network_is_linear() -> None:
     params["Dense_0"]["bias"][:] = 0
     assert set(params) == {"Dense_0"}
     np.testing.assert_allclose(
-        network.apply(params, normal(4, OBSERVATION)),
+        jax.jit(network.apply)(params, normal(4, OBSERVATION)),
         normal(4, OBSERVATION) @ params["Dense_0"]["kernel"],
         rtol=1e-5,
     )
@@ -164,7 +175,7 @@ def test_activations_and_residual_paths(activation: str, residual: bool) -> None
             expected if residual and i == 1 else 0
         )
     expected = expected @ params["Dense_3"]["kernel"] + params["Dense_3"]["bias"]
-    np.testing.assert_allclose(network.apply(params, x), expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(network.apply)(params, x), expected, rtol=1e-4, atol=1e-5)
 
 
 def assert_uniform(x: jax.Array, bound: float) -> None:
@@ -202,7 +213,7 @@ def assert_starts(name: str, layer: Any, fan_in: int, last: float | None = None)
 def test_layers_start_as_their_initialiser_says(name: str) -> None:
     """Critic, policy and convolutions: hidden layers, and the last ones, which rlkit scales."""
     architecture = Architecture(initialiser=name)
-    x, action = jnp.zeros((1, 300)), jnp.zeros((1, 100))
+    x, action = np.zeros((1, 300), np.float32), np.zeros((1, 100), np.float32)
     spec = Spec((300,), 100)
 
     @jax.jit
@@ -213,7 +224,7 @@ def test_layers_start_as_their_initialiser_says(name: str) -> None:
             from_linen(cnn.Nature(name)).init(key, jnp.zeros((1, 8, 8, 4), jnp.uint8)),
         )
 
-    critic, policy, convolutions = init(KEY)
+    critic, policy, convolutions = jax.device_get(init(KEY))
     assert_starts(name, critic["Dense_0"], 400)
     assert_starts(name, critic["Dense_1"], 256, last=3e-3)
     assert_starts(name, policy["Dense_0"], 300)
@@ -225,23 +236,33 @@ def test_layers_start_as_their_initialiser_says(name: str) -> None:
 def test_a_squashed_policy_of_rlkit_starts_near_the_middle_and_broad() -> None:
     policy = mlp.squashed_policy(CONTINUOUS, (256, 256), Architecture(initialiser="rlkit"))
     observation = normal(64, OBSERVATION)
-    start = policy.apply(policy.init(KEY, observation), observation).distribution
-    assert jnp.abs(start.mean()).max() < 0.016
-    np.testing.assert_allclose(start.stddev(), 1, atol=0.016)
+
+    @jax.jit
+    def start(key: Any) -> tuple[jax.Array, jax.Array]:
+        distribution = policy.apply(policy.init(key, observation), observation).distribution
+        return distribution.mean(), distribution.stddev()
+
+    mean, deviation = map(np.asarray, start(KEY))
+    assert np.abs(mean).max() < 0.016
+    np.testing.assert_allclose(deviation, 1, atol=0.016)
 
 
 def test_a_policy_drops_units_only_where_it_is_given_a_key() -> None:
     """The share, the scale of what stays, that masks differ between keys and rows; values drop nothing."""
     architecture = Architecture(dropout=0.25)
     policy = mlp.deterministic_policy(Spec((1,), 1), (400,), architecture)
-    x = jnp.ones((50, 1))
-    params = jax.tree.map(jnp.zeros_like, policy.init(KEY, x))
-    params["Dense_0"]["bias"] = jnp.ones(400)
-    params["Dense_1"]["kernel"] = jnp.full((400, 1), 1 / 800)
-    np.testing.assert_allclose(jnp.arctanh(policy.apply(params, x)), 0.5, rtol=1e-5)
-    one, other = (
-        np.arctanh(policy.apply(params, x, key=jax.random.key(seed))) * 800 * 0.75 for seed in (0, 1)
-    )
+    x = np.ones((50, 1), np.float32)
+    params = jax.tree.map(np.zeros_like, random_params(policy, x))
+    params["Dense_0"]["bias"] = np.ones(400, np.float32)
+    params["Dense_1"]["kernel"] = np.full((400, 1), 1 / 800, np.float32)
+
+    @jax.jit
+    def apply(one: Any, other: Any) -> tuple[jax.Array, ...]:
+        return policy.apply(params, x), *(policy.apply(params, x, key=key) for key in (one, other))
+
+    kept, one, other = map(np.arctanh, map(np.asarray, apply(jax.random.key(0), jax.random.key(1))))
+    np.testing.assert_allclose(kept, 0.5, rtol=1e-5)
+    one, other = one * 800 * 0.75, other * 800 * 0.75
     np.testing.assert_allclose(one, np.round(one), atol=1e-2)  # units that stay, each 1 / 0.75 as large
     np.testing.assert_allclose(one.mean(), 300, atol=4 * np.sqrt(400 * 0.25 * 0.75 / 50))
     assert one.std() > 4 and (one != other).mean() > 0.8
@@ -270,7 +291,7 @@ def test_images_are_shifted_by_whole_pixels_alike_in_all_directions() -> None:
     pad, count = 2, 5000
     rng = np.random.default_rng(0)
     image = rng.integers(0, 256, (6, 5, 2)).astype(np.uint8)
-    shifted = np.asarray(cnn.random_shift(jnp.asarray(np.stack([image] * count)), KEY, pad))
+    shifted = np.asarray(jax.jit(cnn.random_shift, static_argnums=2)(np.stack([image] * count), KEY, pad))
     assert shifted.dtype == np.uint8 and shifted.shape == (count, *image.shape)
     counts = np.zeros((2 * pad + 1, 2 * pad + 1))
     for down in range(-pad, pad + 1):
@@ -290,14 +311,15 @@ def test_several_actions_at_an_image_share_its_features(encoder: str) -> None:
     network = mlp.critic(
         Spec((8, 8, 3), DIMENSIONS), OUTPUTS, (6,), architecture=Architecture(encoder=encoder)
     )
-    image = jnp.asarray(np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)), jnp.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3)).astype(np.uint8)
     action = normal(3, 4, DIMENSIONS)
     params = jax.jit(network.init)(KEY, image, action[0])
-    found = jax.jit(network.apply)(params, image, action)
+    apply = jax.jit(network.apply)
+    found, others = np.asarray(apply(params, image, action)), np.asarray(apply(params, image[::-1], action))
     assert found.shape == (3, 4, OUTPUTS)
-    again = jax.jit(network.apply)(params, jnp.broadcast_to(image, (3, *image.shape)), action)
+    again = apply(params, np.broadcast_to(image, (3, *image.shape)), action)
     np.testing.assert_allclose(found, again, rtol=1e-5, atol=1e-6)
-    assert jnp.abs(found - jax.jit(network.apply)(params, image[::-1], action)).max() > 1e-4
+    assert np.abs(found - others).max() > 1e-4
 
 
 @LEADING
@@ -317,8 +339,8 @@ def test_a_dictionary_of_vectors_is_their_concatenation(leading: tuple[int, ...]
         params = random_params(plain, vector, *more)
         like = jax.eval_shape(network.init, KEY, observation, *more)
         assert jax.tree.map(jnp.shape, like["dense"]) == jax.tree.map(jnp.shape, params)
-        found = network.apply({**like, "dense": params}, observation, *more)
-        np.testing.assert_array_equal(found, plain.apply(params, vector, *more))
+        found = jax.jit(network.apply)({**like, "dense": params}, observation, *more)
+        np.testing.assert_array_equal(found, jax.jit(plain.apply)(params, vector, *more))
 
 
 def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
@@ -329,13 +351,17 @@ def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
     network = mlp.state_value(OUTPUTS, (8,), spec=Spec(shape, 1))
     params = random_params(network, observation)
     assert params["encoder"].keys() == {"a", "c"}
-    encoded = {
-        name: mlp.encoder(shape[name], (8,)).apply(params["encoder"][name], observation[name])
-        for name in "ac"
-    }
-    features = np.concatenate([encoded["a"], observation["b"], encoded["c"]], -1)
-    expected = mlp.state_value(OUTPUTS, (8,)).apply(params["dense"], features)
-    np.testing.assert_allclose(network.apply(params, observation), expected, rtol=1e-5)
+
+    @jax.jit
+    def by_parts(params: Any, observation: Any) -> jax.Array:
+        a, c = (
+            mlp.encoder(shape[name], (8,)).apply(params["encoder"][name], observation[name]) for name in "ac"
+        )
+        features = jnp.concatenate([a, observation["b"], c], -1)
+        return mlp.state_value(OUTPUTS, (8,)).apply(params["dense"], features)
+
+    found = jax.jit(network.apply)(params, observation)
+    np.testing.assert_allclose(found, by_parts(params, observation), rtol=1e-5)
 
 
 def test_observations_of_no_known_shape_are_refused() -> None:
@@ -354,7 +380,7 @@ def test_a_member_of_an_ensemble_is_the_network_alone(leading: tuple[int, ...]) 
     observation, action = normal(*leading, OBSERVATION), normal(*leading, DIMENSIONS, seed=1)
     together = ensemble(network, 3)
     params = random_params(together, observation, action)
-    outputs = jax.jit(together.apply)(params, observation, action)
+    outputs = np.asarray(jax.jit(together.apply)(params, observation, action))
     assert outputs.shape == (3, *leading, OUTPUTS)
     apply = jax.jit(network.apply)
     for i in range(3):
@@ -375,15 +401,25 @@ def test_members_of_an_ensemble_start_apart() -> None:
 # ---- policies over logged actions ---------------------------------------------------------------------------
 
 
+def log_prob_and_mode(policy: Network, mode: Callable[[Any], jax.Array]) -> Callable[..., Any]:
+    """(parameters, observations, actions) -> log density of the actions, and the mode; compiled."""
+
+    def ask(params: Any, observation: Any, action: Any) -> tuple[jax.Array, jax.Array]:
+        found = policy.apply(params, observation)
+        return found.log_prob(action), mode(found)
+
+    return jax.jit(ask)
+
+
 def test_a_behaviour_policy_is_a_diagonal_normal() -> None:
     policy = mlp.behaviour_policy(CONTINUOUS, HIDDEN)
     observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
     params = random_params(policy, observation)
-    found = policy.apply(params, observation)
+    log_prob, mode = log_prob_and_mode(policy, lambda found: found.mode())(params, observation, action)
     mean = np.tanh(dense(params["body"], observation))
     expected = stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
-    np.testing.assert_allclose(found.log_prob(action), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(found.mode(), mean, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(mode, mean, rtol=1e-5, atol=1e-6)
 
 
 def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
@@ -391,11 +427,20 @@ def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
     observation = normal(8, OBSERVATION)
     params = random_params(policy, observation)
     logits = dense(params, observation)
-    found = policy.apply(params, observation)
+    ask = log_prob_and_mode(policy, lambda found: found.mode())
     for action in range(ACTIONS):
         expected = special.log_softmax(logits, -1)[:, action]
-        np.testing.assert_allclose(found.log_prob(np.full(8, action)), expected, rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(found.mode(), logits.argmax(-1))
+        log_prob, mode = ask(params, observation, np.full(8, action))
+        np.testing.assert_allclose(log_prob, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(mode, logits.argmax(-1))
+
+
+@jax.jit
+def behaviour_log_prob(params: Any, action: float) -> tuple[jax.Array, Any]:
+    """Of one action under `linear`, and its gradient by the parameters."""
+    policy = linear(mlp.behaviour_policy)
+    log_prob = lambda params: policy.apply(params, jnp.zeros((1, 1))).log_prob(jnp.full((1, 1), action)).sum()
+    return jax.value_and_grad(log_prob)(params)
 
 
 @pytest.mark.parametrize("action", [-1.0, 1.0])
@@ -404,9 +449,8 @@ def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
 def test_a_behaviour_policy_is_finite_on_saturated_actions(
     action: float, mean: float, log_std: float
 ) -> None:
-    policy, params = constant_policy(mlp.behaviour_policy, bias=[mean], log_std=[log_std])
-    log_prob = lambda params: policy.apply(params, jnp.zeros((1, 1))).log_prob(jnp.full((1, 1), action)).sum()
-    value, gradient = jax.value_and_grad(log_prob)(params)
+    params = constant(mlp.behaviour_policy, bias=[mean], log_std=[log_std])
+    value, gradient = behaviour_log_prob(params, action)
     expected = stats.norm.logpdf(action, np.tanh(mean), np.exp(np.clip(log_std, -5, 2)))
     np.testing.assert_allclose(value, expected, rtol=1e-4)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
@@ -421,60 +465,80 @@ def test_a_squashed_policys_density_is_the_change_of_variables() -> None:
     params = random_params(policy, observation)
     mean, log_std = np.split(dense(params, observation), 2, -1)
     expected = stats.norm.logpdf(np.arctanh(action), mean, np.exp(log_std)) - np.log(1 - action**2)
-    found = policy.apply(params, observation)
-    np.testing.assert_allclose(found.log_prob(action), expected.sum(-1), rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(mlp.squashed_mode(found), np.tanh(mean), rtol=1e-5, atol=1e-6)
+    log_prob, mode = log_prob_and_mode(policy, mlp.squashed_mode)(params, observation, action)
+    np.testing.assert_allclose(log_prob, expected.sum(-1), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(mode, np.tanh(mean), rtol=1e-5, atol=1e-6)
+
+
+@jax.jit
+def squashed_samples(params: Any, grid: Any) -> tuple[jax.Array, ...]:
+    """Log densities of `linear` on a grid, samples, and their log densities as they are drawn and asked for."""
+    found = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
+    samples, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(4000,))
+    return jax.vmap(found.log_prob)(grid[:, None]), samples, log_prob, found.log_prob(samples)
+
+
+@jax.jit
+def squashed_deviation(params: Any) -> jax.Array:
+    return linear(mlp.squashed_policy).apply(params, jnp.zeros(1)).distribution.stddev()
+
+
+@jax.jit
+def squashed_draws(params: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+    """Gradient of the sum of 64 samples of `linear` and their log densities, and both."""
+
+    def draw(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+        found = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
+        action, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(64,))
+        return log_prob.sum() + action.sum(), (action, log_prob)
+
+    return jax.grad(draw, has_aux=True)(params)
+
+
+@jax.jit
+def deterministic_action(params: Any) -> tuple[jax.Array, Any]:
+    """The action of `linear`, and its gradient by the parameters."""
+    policy = linear(mlp.deterministic_policy)
+    return jax.value_and_grad(lambda params: policy.apply(params, jnp.ones(1)).sum())(params)
 
 
 @pytest.mark.parametrize("mean, log_std", [(0.0, 0.0), (0.8, -1.0), (-0.3, 0.4)])
 def test_a_squashed_policys_density_integrates_to_one_and_its_samples_follow_it(
     mean: float, log_std: float
 ) -> None:
-    policy, params = constant_policy(mlp.squashed_policy, bias=[mean, log_std])
-    found = policy.apply(params, jnp.zeros(1))
+    params = constant(mlp.squashed_policy, bias=[mean, log_std])
     grid = np.tanh(np.linspace(-6, 6, 4001))
-    density = np.exp(jax.vmap(found.log_prob)(jnp.asarray(grid, jnp.float32)[:, None]))
-    cumulative = integrate.cumulative_trapezoid(density, grid, initial=0)
+    of_grid, samples, log_prob, again = map(np.asarray, squashed_samples(params, np.float32(grid)))
+    cumulative = integrate.cumulative_trapezoid(np.exp(of_grid), grid, initial=0)
     np.testing.assert_allclose(cumulative[-1], 1, atol=2e-3)
 
-    samples, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(4000,))
     assert samples.shape == (4000, 1) and log_prob.shape == (4000,)
     assert stats.kstest(samples[:, 0], lambda x: np.interp(x, grid, cumulative)).pvalue > 1e-3
     inner = np.abs(samples[:, 0]) < 0.99  # closer to the bounds float32 cannot undo the tanh
-    np.testing.assert_allclose(log_prob[inner], found.log_prob(samples)[inner], rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(log_prob[inner], again[inner], rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("said, meant", [(30.0, 2.0), (-30.0, -5.0)])
 def test_a_squashed_policys_deviation_is_bounded(said: float, meant: float) -> None:
-    policy, params = constant_policy(mlp.squashed_policy, bias=[0.0, said])
-    np.testing.assert_allclose(
-        policy.apply(params, jnp.zeros(1)).distribution.stddev(), np.exp(meant), rtol=1e-6
-    )
+    params = constant(mlp.squashed_policy, bias=[0.0, said])
+    np.testing.assert_allclose(squashed_deviation(params), np.exp(meant), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mean", [0.0, 9.0, -30.0, 1e6])
 @pytest.mark.parametrize("log_std", [-9.0, 0.0, 9.0])
 def test_a_squashed_policy_is_finite_where_its_samples_saturate(mean: float, log_std: float) -> None:
     """At means of 9 and beyond float32's tanh is 1 exactly, and a density taken from the action is lost."""
-    policy, params = constant_policy(mlp.squashed_policy, bias=[mean, log_std])
-
-    def draw(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        action, log_prob = policy.apply(params, jnp.zeros(1)).sample_and_log_prob(
-            seed=KEY, sample_shape=(64,)
-        )
-        return log_prob.sum() + action.sum(), (action, log_prob)
-
-    gradient, (action, log_prob) = jax.grad(draw, has_aux=True)(params)
-    assert (jnp.abs(action) <= 1).all()
+    params = constant(mlp.squashed_policy, bias=[mean, log_std])
+    gradient, (action, log_prob) = jax.device_get(squashed_draws(params))
+    assert (np.abs(action) <= 1).all()
     if abs(mean) >= 30:
-        assert (jnp.abs(action) == 1).any()
+        assert (np.abs(action) == 1).any()
     assert all(np.isfinite(x).all() for x in jax.tree.leaves((gradient, log_prob)))
 
 
 @pytest.mark.parametrize("mean", [20.0, -1e6])
 def test_a_deterministic_policy_is_finite_where_it_saturates(mean: float) -> None:
-    policy, params = constant_policy(mlp.deterministic_policy, bias=[mean])
-    action, gradient = jax.value_and_grad(lambda p: policy.apply(p, jnp.ones(1)).sum())(params)
+    action, gradient = deterministic_action(constant(mlp.deterministic_policy, bias=[mean]))
     assert action == np.sign(mean)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(gradient))
 

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,38 @@ def assert_same_run(one: Path, other: Path, step: int) -> None:
     for name in a.keys() - {"seconds"}:
         np.testing.assert_array_equal(a[name], b[name], err_msg=name)
     assert (one / log.METRICS).read_text() == (other / log.METRICS).read_text()
+
+
+def once(make: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
+    """``make``, called once for all arguments of which ``key`` says the same."""
+    made: dict[Any, Any] = {}
+
+    def of(*arguments: Any) -> Any:
+        which = key(*arguments)
+        if which not in made:
+            made[which] = (
+                arguments,
+                make(*arguments),
+            )  # the arguments are kept, as keys may be their addresses
+        return made[which][1]
+
+    return of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs() -> Iterator[None]:
+    """Runs that differ only in their folder and length share their compiled calls: each would compile them anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        by_settings = lambda settings, *rest: repr(
+            (dataclasses.replace(settings, workdir="", steps=1), *rest)
+        )
+        by_identity = lambda learner, spec, replay, run_keys, *rest: (
+            *(id(learner), id(replay), repr((spec, rest))),
+            np.asarray(jax.random.key_data(run_keys)).tobytes(),
+        )
+        patch.setattr(online, "parts", once(online.parts, by_settings))
+        patch.setattr(compiled, "loop", once(compiled.loop, by_identity))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -139,16 +172,22 @@ def test_logged_rows_come_first_in_every_batch() -> None:
 
     learner = counter()._replace(update=update)
     replay = compiled.uniform(learner, compiled.steps(), 10, 5, logged=3)
-    row = compiled.example(Spec((3,), 1))
-    log = jax.tree.map(lambda x: jnp.repeat(x, 4, 0), row._replace(reward=jnp.full(1, 5.0), origin=None))
-    rows = ring.Row(*row[:5], jnp.ones(1, bool))
-    memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
-    state = learner.init(jax.random.key(0), None)
-    _, _, report = replay.learn(2)(state, memory, None, Dataset(log, None), jax.random.key(0))
-    assert jax.tree.map(float, report.metrics) == {"logged": 5, "new": 0, "from": 0b11000}
+    row = jax.tree.map(np.asarray, compiled.example(Spec((3,), 1)))
+    log = jax.tree.map(lambda x: np.repeat(x, 4, 0), row._replace(reward=np.full(1, 5.0), origin=None))
     alone = compiled.uniform(learner, compiled.steps(), 10, 5)
-    _, _, report = alone.learn(1)(state, memory, None, None, jax.random.key(0))
-    assert report.metrics["from"] == 0b11111  # no demonstrations
+
+    @jax.jit
+    def metrics(log: Any) -> tuple[dict[str, Any], Any]:
+        rows = ring.Row(*row[:5], jnp.ones(1, bool))
+        memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
+        state, key = learner.init(jax.random.key(0), None), jax.random.key(0)
+        _, _, mixed = replay.learn(2)(state, memory, None, Dataset(log, None), key)
+        _, _, report = alone.learn(1)(state, memory, None, None, key)
+        return mixed.metrics, report.metrics["from"]
+
+    mixed, origin = metrics(log)
+    assert jax.tree.map(float, mixed) == {"logged": 5, "new": 0, "from": 0b11000}
+    assert origin == 0b11111  # no demonstrations
 
 
 @pytest.mark.parametrize("keep", [compiled.uniform, compiled.relabelling])

@@ -162,7 +162,7 @@ def test_published_settings_and_what_differs_between_agents() -> None:
         run, config = paper.offline_run(settings, paper.Run("offline", tier, "arsq"), source(settings, tier))
         assert (config.levels, config.bins) == ((2, 7) if tier.startswith("hopper") else (1, 41))
         assert paper.TEMPERATURES[config.temperature] == paper.FULL and config.hidden == settings.hidden
-        assert (run.batch_size, run.updates, run.dataset) == (128, 25_000, "data.hdf5")
+        assert (run.batch_size, run.updates, run.dataset) == (128, 10_000, "data.hdf5")
     assert len(digests) == 4  # nothing is taken for another
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -55,12 +54,15 @@ def test_variants_of_several_parts_are_trained_once() -> None:
 
 def test_initial_weights_are_those_of_the_start_asked_for() -> None:
     learner = sac_n.make(sac_n.Config(critics=3, hidden=(64, 64)), plane.SPEC, heads.scalar())
-    example = Transition(
-        *[jnp.zeros((2, 2))] * 2, *[jnp.zeros(2)] * 2, *[jnp.zeros((2, 2))] * 2, jnp.zeros(2)
-    )
-    biased, transposed = (
-        paper.started(learner, start).init(jax.random.key(0), example) for start in ("biased", "transposed")
-    )
+    pair, one = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)
+    example = Transition(pair, pair, one, one, pair, pair, one)
+
+    @jax.jit
+    def starts() -> list[State]:
+        names = ("biased", "transposed", "library")
+        return [paper.started(learner, name).init(jax.random.key(0), example) for name in names]
+
+    biased, transposed, library = jax.device_get(starts())
     for state, first, slack in ((biased, 0.5, 0.01), (transposed, 0.125, 0.003)):
         critic, policy = state.params["critic"], state.params["policy"]
         assert first - slack < np.abs(critic["Dense_0"]["kernel"]).max() <= first
@@ -70,7 +72,6 @@ def test_initial_weights_are_those_of_the_start_asked_for() -> None:
         assert len(np.unique(critic["Dense_2"]["bias"])) == 3
         jax.tree.map(np.testing.assert_array_equal, state.target["critic"], critic)
     assert paper.started(learner, "biased") is learner
-    library = paper.started(learner, "library").init(jax.random.key(0), example)
     for name in ("critic", "policy"):
         assert not any(np.any(layer["bias"]) for layer in library.params[name].values())
         assert all(np.all(layer["kernel"]) for layer in library.params[name].values())
@@ -114,25 +115,24 @@ def test_the_stored_runs_say_that_two_critics_run_away_and_twenty_do_not() -> No
 
 def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transition]:
     """A batch before and after the oracle; every second next state is at the edge of reach."""
-    seen = []
-
-    def update(state: State, batch: Transition, key: Any) -> Any:
-        seen.append(batch)
-        return state, {}
-
-    point = jnp.tile(jnp.array([[11.5, 0.0], [inner, 0.0]]), (32, 1))
-    one = jnp.ones(64)
+    show: Any = Learner(None, lambda state, batch, key: (batch, {}), None)  # type: ignore[arg-type]
+    point = np.tile(np.float32([[11.5, 0.0], [inner, 0.0]]), (32, 1))
+    one = np.ones(64, np.float32)
     batch = Transition(point, point, 0.5 * one, one, point, point, 0 * one)
-    learner = paper.patched(Learner(None, update, None), paper.Variant(patch=patch))  # type: ignore[arg-type]
-    learner.update(State({}, {}, {}, 0), batch, jax.random.key(0))
-    return batch, seen[0]
+    learner = paper.patched(show, paper.Variant(patch=patch))
+    found, _ = jax.jit(learner.update)(State({}, {}, {}, 0), batch, jax.random.key(0))
+    return batch, jax.device_get(found)
+
+
+def true_values(batch: Transition) -> np.ndarray:
+    return np.asarray(jax.jit(plane.value, static_argnums=1)(batch.next_observation, 0.99))
 
 
 def test_the_oracle_gives_the_values_of_states_at_the_edge_of_reach_alone() -> None:
     batch, found = patched_batch("edge")
     edge = np.arange(64) % 2 == 0
     np.testing.assert_array_equal(found.discount, ~edge)
-    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99)) * edge
+    expected = 0.5 + 0.99 * true_values(batch) * edge
     np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
     assert expected[0] > 100
 
@@ -146,7 +146,7 @@ def test_the_other_oracles_give_nothing_or_correct_more() -> None:
     assert 8 < (found.discount[::2] == 0).sum() < 24
     batch, found = patched_batch("last two steps", inner=10.5)
     assert not found.discount.any()
-    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99))
+    expected = 0.5 + 0.99 * true_values(batch)
     np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
     assert patched_batch("last two steps", inner=9.5)[1].discount.sum() == 32
 
@@ -155,7 +155,7 @@ def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
     batch, found = patched_batch("random")
     where = np.asarray(found.discount) == 0
     assert where.sum() == 32 and 8 < where[::2].sum() < 24
-    expected = 0.5 + 0.99 * np.asarray(plane.value(batch.next_observation, 0.99)) * where
+    expected = 0.5 + 0.99 * true_values(batch) * where
     np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
 
 

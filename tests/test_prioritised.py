@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.special import rel_entr
+from scipy.special import rel_entr, softmax
 
 from rl.agents import dqn
 from rl.networks.base import Network
@@ -19,38 +21,48 @@ from rl.values import heads
 pytestmark = pytest.mark.slow
 
 KEY = jax.random.key(0)
+PUT, TOTAL, PRIORITIES = map(jax.jit, (prioritised.put, prioritised.total, prioritised.priorities))
+UPDATE, WEIGHTS = map(jax.jit, (prioritised.update, prioritised.weights))
+NUMBER = np.zeros((), np.float32)  # an example row
+DRAW = jax.jit(prioritised.draw, static_argnums=2)
+INSERT = jax.jit(prioritised.insert, static_argnums=(2, 3))
 
 
-def filled(priority: np.ndarray) -> prioritised.Tree:
-    return prioritised.put(prioritised.tree(len(priority)), jnp.arange(len(priority)), jnp.asarray(priority))
+def filled(priority: jax.Array) -> prioritised.Tree:
+    return prioritised.put(prioritised.tree(len(priority)), jnp.arange(len(priority)), priority)
+
+
+@partial(jax.jit, static_argnums=1)
+def drawn_from(priority: jax.Array, count: int, key: jax.Array = KEY) -> jax.Array:
+    """Rows from a tree that `filled` makes."""
+    return prioritised.draw(filled(priority), key, count)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 100])
 def test_every_node_is_the_sum_of_its_children(size: int) -> None:
     rng = np.random.default_rng(size)
     tree, expected = prioritised.tree(size), np.zeros(size)
-    put = jax.jit(prioritised.put)
     for _ in range(5):
         index = rng.choice(size, min(size, 7), replace=False)
         value = rng.random(len(index)).astype(np.float32)
         expected[index] = value
-        tree = put(tree, index, value)
-    np.testing.assert_array_equal(prioritised.priorities(tree, jnp.arange(size)), expected.astype(np.float32))
-    np.testing.assert_allclose(prioritised.total(tree), expected.sum(), rtol=1e-6)
+        tree = PUT(tree, index, value)
+    np.testing.assert_array_equal(PRIORITIES(tree, np.arange(size)), expected.astype(np.float32))
+    np.testing.assert_allclose(TOTAL(tree), expected.sum(), rtol=1e-6)
     sums = np.asarray(tree.sums)
     np.testing.assert_array_equal(sums[1 : len(sums) // 2], sums[2::2] + sums[3::2])
-    np.testing.assert_array_equal(prioritised.filled(jnp.float32(expected)).sums, sums)
+    np.testing.assert_array_equal(jax.jit(prioritised.filled)(np.float32(expected)).sums, sums)
 
 
 def test_equal_indices_leave_a_tree_that_adds_up() -> None:
-    tree = prioritised.put(prioritised.tree(4), jnp.array([1, 1, 1]), jnp.array([1.0, 2.0, 3.0]))
-    assert prioritised.total(tree) == prioritised.priorities(tree, jnp.array(1))
+    tree = PUT(prioritised.tree(4), np.array([1, 1, 1]), np.float32([1, 2, 3]))
+    assert float(TOTAL(tree)) == float(PRIORITIES(tree, np.array(1))) > 0
 
 
 def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
     priority = np.array([0.0, 1.0, 2.0, 0.5, 0.0, 4.0, 0.25], np.float32)
     draws = 40_000
-    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, draws))
+    index = np.asarray(drawn_from(priority, draws))
     counts, expected = np.bincount(index, minlength=7), draws * priority / priority.sum()
     assert (np.abs(counts - expected) <= 5 * np.sqrt(expected)).all()
 
@@ -73,7 +85,7 @@ def test_rows_are_drawn_in_proportion_to_their_priorities() -> None:
 )
 def test_a_row_of_priority_zero_is_never_drawn(priority: np.ndarray) -> None:
     priority = priority.astype(np.float32)
-    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, 200_000))
+    index = np.asarray(drawn_from(priority, 200_000))
     assert (priority[index] > 0).all()
 
 
@@ -83,7 +95,7 @@ def test_small_priorities_beside_large_ones_keep_their_share() -> None:
     size = 2**20
     priority = np.where(np.arange(size) % 2 == 0, 1.0, 1e-3).astype(np.float32)
     draws = 2**20
-    index = np.asarray(jax.jit(prioritised.draw, static_argnums=2)(filled(priority), KEY, draws))
+    index = np.asarray(drawn_from(priority, draws))
     expected = draws * 0.5 * 1e-3 / (0.5 + 0.5e-3)
     assert abs((priority[index] < 1).sum() - expected) < 5 * np.sqrt(expected)
 
@@ -91,55 +103,52 @@ def test_small_priorities_beside_large_ones_keep_their_share() -> None:
 @pytest.mark.parametrize("draw", [0.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_the_ends_of_the_random_numbers_reach_no_empty_row(draw: float, monkeypatch) -> None:
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, draw))
+    draw_three = jax.jit(lambda priority: prioritised.draw(filled(priority), KEY, 3))
     for place in range(8):
         for value in (1.0, np.finfo(np.float32).tiny, 3e38):
-            tree = filled(np.where(np.arange(8) == place, value, 0.0).astype(np.float32))
-            assert (np.asarray(prioritised.draw(tree, KEY, 3)) == place).all()
+            priority = np.where(np.arange(8) == place, value, 0.0).astype(np.float32)
+            assert (np.asarray(draw_three(priority)) == place).all()
 
 
 def test_weights_undo_the_bias_of_the_draws() -> None:
     rng = np.random.default_rng(0)
     rows, priority = rng.normal(size=50).astype(np.float32), rng.uniform(0.1, 3, 50).astype(np.float32)
-    memory = prioritised.insert(prioritised.empty(jnp.zeros(()), 64), rows)
-    memory = prioritised.update(memory, jnp.arange(50), priority)
-    slots = prioritised.draw(memory.tree, KEY, 100_000)
-    weight = prioritised.weights(memory, slots, 1.0)
+    memory = INSERT(prioritised.empty(NUMBER, 64), rows)
+    memory = UPDATE(memory, np.arange(50), priority)
+    slots = np.asarray(DRAW(memory.tree, KEY, 100_000))
+    weight = np.asarray(WEIGHTS(memory, slots, 1.0))
     assert weight.max() == 1
     np.testing.assert_allclose((weight * rows[slots]).sum() / weight.sum(), rows.mean(), atol=0.02)
-    np.testing.assert_array_equal(prioritised.weights(memory, slots, 0.0), np.ones(100_000))
+    np.testing.assert_array_equal(WEIGHTS(memory, slots, 0.0), np.ones(100_000))
 
 
 @pytest.mark.parametrize(("wait", "spare"), [(0, 0), (4, 0), (2, 6), (4, 4)])
 def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(wait: int, spare: int) -> None:
     capacity, block = 17, 2
-    memory, kept = prioritised.empty(jnp.zeros(()), capacity), deque(maxlen=capacity)
-    insert = jax.jit(prioritised.insert, static_argnums=(2, 3))
+    memory, kept = prioritised.empty(NUMBER, capacity), deque(maxlen=capacity)
     for time in range(25):
         rows = np.float32(block * time + np.arange(block))
-        memory = insert(memory, rows, wait, spare)
+        memory = INSERT(memory, rows, wait, spare)
         kept.extend(rows)
-        drawn = (
-            np.asarray(memory.ring.rows)[np.asarray(prioritised.draw(memory.tree, KEY, 500))]
-            if time > 5
-            else []
-        )
+        drawn = np.asarray(memory.ring.rows)[np.asarray(DRAW(memory.tree, KEY, 500))] if time > 5 else []
         allowed = set(list(kept)[: len(kept) - wait])
         if len(kept) == capacity:
             allowed &= set(list(kept)[spare:])
         assert set(drawn) <= allowed
         if len(kept) == capacity or not spare:
             assert time <= 5 or set(drawn) == allowed
-    memory = prioritised.update(memory, jnp.array([3]), jnp.array([7.0]))
-    memory = insert(memory, np.zeros(block, np.float32), wait, spare)
-    new = (memory.ring.head - 1 - wait - jnp.arange(block)) % capacity
-    assert (prioritised.priorities(memory.tree, new) == 7).all()
+    memory = UPDATE(memory, np.array([3]), np.float32([7.0]))
+    memory = INSERT(memory, np.zeros(block, np.float32), wait, spare)
+    new = (int(memory.ring.head) - 1 - wait - np.arange(block)) % capacity
+    assert (np.asarray(PRIORITIES(memory.tree, new)) == 7).all()
 
 
 def test_a_ring_with_priorities_holds_what_a_ring_holds() -> None:
-    memory, plain = prioritised.empty(jnp.zeros(2), 5), ring.empty(jnp.zeros(2), 5)
+    row = np.zeros(2, np.float32)
+    memory, plain, insert = prioritised.empty(row, 5), ring.empty(row, 5), jax.jit(ring.insert)
     for time in range(4):
-        rows = jnp.full((3, 2), float(time))
-        memory, plain = prioritised.insert(memory, rows), ring.insert(plain, rows)
+        rows = np.full((3, 2), time, np.float32)
+        memory, plain = INSERT(memory, rows), insert(plain, rows)
     jax.tree.map(np.testing.assert_array_equal, memory.ring, plain)
 
 
@@ -150,24 +159,31 @@ def test_a_ring_with_priorities_holds_what_a_ring_holds() -> None:
 def test_the_priority_of_a_row_is_how_far_it_is_from_its_target(name: str, monkeypatch) -> None:
     """Row 0 is fitted perfectly, the others are off by 0.4 and 4; the loss itself includes the target's entropy."""
     head = heads.make(name, -10.0, 10.0, 21)
-    reward = jnp.array([1.2, 1.6, 5.2])
-    nothing = jnp.zeros((3, 21 if name != "scalar" else 1))
-    target = np.asarray(head.target(reward, jnp.zeros(3), nothing), np.float64)
-    fitted = jnp.float32(target[0] if head.are_values else np.log(np.maximum(target[0], 1e-30))).reshape(-1)
+    reward, zeros = np.float32([1.2, 1.6, 5.2]), np.zeros(3, np.float32)
+    nothing = np.zeros((3, head.size), np.float32)
+    target = np.asarray(jax.jit(head.target)(reward, zeros, nothing), np.float64)
+    fitted = np.float32(target[0] if head.are_values else np.log(np.maximum(target[0], 1e-30))).reshape(-1)
     table = Network(
-        lambda key, seen: fitted, lambda params, seen: jnp.stack([jnp.stack([params] * 2)] * len(seen))
+        lambda key, seen: jnp.asarray(fitted),
+        lambda params, seen: jnp.stack([jnp.stack([params] * 2)] * len(seen)),
     )
     monkeypatch.setattr(dqn.mlp, "action_values", lambda *_: table)
     learner = dqn.make(dqn.Config(), Spec((1,), 2, discrete=True), head)
-    seen, action = jnp.zeros((3, 1)), jnp.zeros(3, jnp.int32)
-    batch = Transition(seen, action, reward, jnp.zeros(3), seen, action, jnp.zeros(3))
-    assert learner.weighted is not None
-    _, metrics, priority = learner.weighted(learner.init(KEY, batch), batch, jnp.ones(3), KEY)
-    if head.are_values:
+    seen, action = np.zeros((3, 1), np.float32), np.zeros(3, np.int32)
+    batch = Transition(seen, action, reward, zeros, seen, action, zeros)
+    weighted = learner.weighted
+    assert weighted is not None
+
+    @jax.jit
+    def update(key: jax.Array) -> tuple[Any, ...]:
         each = head.loss(jnp.stack([fitted] * 3), jnp.float32(target))
+        return *weighted(learner.init(key, batch), batch, jnp.ones(3), key)[1:], each
+
+    metrics, priority, each = jax.device_get(update(KEY))
+    if head.are_values:
         np.testing.assert_allclose(priority, each)
     else:
-        output = np.asarray(jax.nn.softmax(fitted), np.float64)
+        output = softmax(np.float64(fitted))
         np.testing.assert_allclose(priority, rel_entr(target, output).sum(-1), rtol=1e-4, atol=1e-6)
         assert metrics["critic_loss"] > priority.mean() + 0.05  # what is minimised is still cross-entropy
     assert 0 <= priority[0] < 1e-6 and priority[1] > 0.01 and priority[2] > priority[1]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +14,11 @@ from rl.replay import ring
 from rl.types import Transition
 
 GAMMA = 0.9
+NUMBER = np.zeros((), np.float32)  # an example row
+INSERT = jax.jit(ring.insert)
+DRAW = jax.jit(ring.draw, static_argnums=2)
+TRANSITIONS = jax.jit(ring.transitions, static_argnums=(2, 4))
+CHUNKS = jax.jit(ring.action_chunks, static_argnums=(2, 4))
 
 
 def held(memory: ring.Ring) -> list[float]:
@@ -27,42 +32,42 @@ def held(memory: ring.Ring) -> list[float]:
 @pytest.mark.parametrize("masked", [False, True])
 def test_it_keeps_the_newest_rows_as_a_deque_does(capacity: int, masked: bool) -> None:
     rng = np.random.default_rng(capacity)
-    memory, expected = ring.empty(jnp.zeros(()), capacity), deque(maxlen=capacity)
-    insert = jax.jit(ring.insert)
+    memory, expected = ring.empty(NUMBER, capacity), deque(maxlen=capacity)
     for time in range(12):
         rows = np.float32(10 * time + np.arange(4))
         valid = rng.random(4) < 0.6 if masked else np.ones(4, bool)
-        memory = insert(memory, rows, valid) if masked else insert(memory, rows)
+        memory = INSERT(memory, rows, valid) if masked else INSERT(memory, rows)
         expected.extend(rows[valid].tolist())
         assert held(memory) == list(expected)
         assert int(memory.count) == len(expected)
 
 
 def test_a_block_may_fill_it_but_not_more() -> None:
-    memory = ring.empty(jnp.zeros(()), 4)
-    assert held(ring.insert(memory, jnp.arange(4.0))) == [0, 1, 2, 3]
+    memory = ring.empty(NUMBER, 4)
+    assert held(INSERT(memory, np.arange(4, dtype=np.float32))) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="block of 5 rows does not fit into a ring of 4"):
-        ring.insert(memory, jnp.arange(5.0))
+        ring.insert(memory, np.arange(5, dtype=np.float32))
     with pytest.raises(ValueError, match="at least 1 row, not 0"):
-        ring.empty(jnp.zeros(()), 0)
+        ring.empty(NUMBER, 0)
 
 
 def test_draws_are_uniform_over_what_is_held_and_nothing_else() -> None:
-    memory = ring.insert(ring.empty(jnp.zeros(()), 100), jnp.arange(1.0, 5.0))
-    rows = np.asarray(ring.take(memory, ring.draw(memory, jax.random.key(0), 4000)))
+    numbers = np.arange(1, 5, dtype=np.float32)
+    memory = INSERT(ring.empty(NUMBER, 100), numbers)
+    rows = np.asarray(jax.jit(ring.take)(memory, DRAW(memory, jax.random.key(0), 4000)))
     values, counts = np.unique(rows, return_counts=True)
     assert values.tolist() == [1, 2, 3, 4]
     assert (np.abs(counts - 1000) < 5 * np.sqrt(1000 * 0.75)).all()
-    full = ring.insert(ring.empty(jnp.zeros(()), 4), jnp.arange(1.0, 5.0))
-    assert set(np.asarray(ring.draw(full, jax.random.key(0), 100))) == {0, 1, 2, 3}
+    full = INSERT(ring.empty(NUMBER, 4), numbers)
+    assert set(np.asarray(DRAW(full, jax.random.key(0), 100))) == {0, 1, 2, 3}
 
 
 def test_a_donated_ring_is_written_in_place() -> None:
-    memory = ring.empty(jnp.zeros(1000), 500)
-    insert = jax.jit(ring.insert, donate_argnums=0)
-    memory = insert(memory, jnp.ones((2, 1000)))
+    memory = ring.empty(np.zeros(1000, np.float32), 500)
+    insert, rows = jax.jit(ring.insert, donate_argnums=0), np.ones((2, 1000), np.float32)
+    memory = insert(memory, rows)
     before = memory.rows.unsafe_buffer_pointer()
-    assert insert(memory, jnp.ones((2, 1000))).rows.unsafe_buffer_pointer() == before
+    assert insert(memory, rows).rows.unsafe_buffer_pointer() == before
 
 
 # ---- views of several steps ---------------------------------------------------------------------------------------
@@ -76,13 +81,13 @@ class Played(NamedTuple):
     environments: int
 
 
+@functools.cache
 def play(capacity: int, environments: int, times: int, seed: int = 0) -> Played:
     """Episodes of random lengths, half of which terminate and half of which are cut."""
     rng = np.random.default_rng(seed)
     observation, number = np.zeros(1, np.float32), np.float32(0)
     row = ring.Row(observation, number, number, number, observation, np.bool_(False))
     memory = ring.empty(row, capacity)
-    insert = jax.jit(ring.insert)
     kept: deque[dict[str, Any]] = deque(maxlen=capacity)
     first, episode, written = np.ones(environments, bool), np.arange(environments) * 1000, 0
     for time in range(times):
@@ -109,7 +114,7 @@ def play(capacity: int, environments: int, times: int, seed: int = 0) -> Played:
             np.array([step[name] for step in block], bool if name == "first" else np.float32)
             for name in ring.Row._fields
         ]
-        memory = insert(memory, ring.Row(*rows))
+        memory = INSERT(memory, ring.Row(*rows))
         kept.extend(block)
         first, episode = ends, episode + ends
     return Played(memory, list(kept), environments)
@@ -130,14 +135,14 @@ CASES = [(24, 1, 10), (24, 1, 60), (25, 1, 60), (24, 3, 40), (25, 3, 40), (23, 3
 
 def test_parts_of_a_dictionary_stay_together() -> None:
     """What is read of them, over two steps, is what is read of one array."""
-    memory = play(24, 3, 40).memory
+    memory = jax.device_get(play(24, 3, 40).memory)
     split = lambda x: {"goal": x, "inner": {"next": x + 1}}
     rows = memory.rows._replace(
         observation=split(memory.rows.observation), next_observation=split(memory.rows.next_observation)
     )
-    slots = ring.draw(memory, jax.random.key(0), 16)
-    plain = ring.transitions(memory, slots, 2, GAMMA, 3)
-    found = ring.transitions(memory._replace(rows=rows), slots, 2, GAMMA, 3)
+    slots = DRAW(memory, jax.random.key(0), 16)
+    plain = jax.device_get(TRANSITIONS(memory, slots, 2, GAMMA, 3))
+    found = TRANSITIONS(memory._replace(rows=rows), slots, 2, GAMMA, 3)
     expected = plain._replace(
         observation=split(plain.observation), next_observation=split(plain.next_observation)
     )
@@ -150,9 +155,8 @@ def test_n_step_transitions_end_with_their_episode(
     capacity: int, environments: int, times: int, n: int
 ) -> None:
     played = play(capacity, environments, times)
-    slots = jnp.array([step["slot"] for step in played.steps])
-    view = jax.jit(ring.transitions, static_argnums=(2, 4))
-    found = jax.device_get(view(played.memory, slots, n, GAMMA, environments))
+    slots = np.array([step["slot"] for step in played.steps])
+    found = jax.device_get(TRANSITIONS(played.memory, slots, n, GAMMA, environments))
     for i, start in enumerate(played.steps):
         taken, more = walk(played, start, n), walk(played, start, n + 1)
         known = len(more) > len(taken)
@@ -173,9 +177,8 @@ def test_n_step_transitions_end_with_their_episode(
 @pytest.mark.parametrize(("capacity", "environments", "times"), CASES)
 def test_action_chunks_say_where_the_episode_ends(capacity: int, environments: int, times: int) -> None:
     played = play(capacity, environments, times)
-    slots = jnp.array([step["slot"] for step in played.steps])
-    view = jax.jit(ring.action_chunks, static_argnums=(2, 4))
-    steps, taken = jax.device_get(view(played.memory, slots, 4, GAMMA, environments))
+    slots = np.array([step["slot"] for step in played.steps])
+    steps, taken = jax.device_get(CHUNKS(played.memory, slots, 4, GAMMA, environments))
     assert steps.action.shape == steps.next_action.shape == (len(played.steps), 4)
     assert not steps.has_next_action.any()
     for i, start in enumerate(played.steps):
@@ -186,9 +189,9 @@ def test_action_chunks_say_where_the_episode_ends(capacity: int, environments: i
 
 def test_sampled_transitions_are_those_of_the_slots_drawn() -> None:
     played = play(24, 3, 40)
-    sampled = ring.sampler(64, 3, GAMMA, 3)(played.memory, jax.random.key(1))
-    slots = ring.draw(played.memory, jax.random.key(1), 64)
-    for one, other in zip(sampled, ring.transitions(played.memory, slots, 3, GAMMA, 3), strict=True):
+    sampled = jax.jit(ring.sampler(64, 3, GAMMA, 3))(played.memory, jax.random.key(1))
+    slots = DRAW(played.memory, jax.random.key(1), 64)
+    for one, other in zip(sampled, TRANSITIONS(played.memory, slots, 3, GAMMA, 3), strict=True):
         np.testing.assert_array_equal(one, other)
 
 
@@ -199,24 +202,24 @@ def test_it_holds_and_draws_what_flashbax_does() -> None:
     flashbax = pytest.importorskip("flashbax")
     blocks, environments, capacity = 30, 2, 16
     theirs = flashbax.make_flat_buffer(capacity, 1, 8, add_batch_size=environments)
-    state, memory = theirs.init({"x": jnp.zeros(())}), ring.empty(jnp.zeros(()), capacity)
-    add, insert = jax.jit(theirs.add), jax.jit(ring.insert)
+    state, memory = jax.jit(theirs.init)({"x": NUMBER}), ring.empty(NUMBER, capacity)
+    add = jax.jit(theirs.add)
     for time in range(blocks):
-        rows = jnp.float32(time * environments + jnp.arange(environments))
-        state, memory = add(state, {"x": rows}), insert(memory, rows)
+        rows = np.float32(time * environments + np.arange(environments))
+        state, memory = add(state, {"x": rows}), INSERT(memory, rows)
     assert sorted(held(memory)) == sorted(np.asarray(state.experience["x"]).ravel().tolist())
     keys = jax.random.split(jax.random.key(0), 64)
     drawn = jax.jit(jax.vmap(lambda key: theirs.sample(state, key).experience))(keys)
     first, second = (np.asarray(x["x"]).ravel() for x in (drawn.first, drawn.second))
     np.testing.assert_array_equal(second, first + environments)  # its pairs are our steps of one environment
     # Both draw every pair that is held, none but those, and equally often.
-    row = ring.Row(*[jnp.zeros(())] * 5, jnp.zeros((), bool))
+    row = ring.Row(*[NUMBER] * 5, np.bool_(False))
     steps = ring.empty(row, capacity)
     for time in range(blocks):
-        x = jnp.float32(time * environments + jnp.arange(environments))
-        steps = insert(steps, ring.Row(x, x, x, jnp.ones(2), x + environments, jnp.zeros(2, bool)))
-    slots = ring.draw(steps, jax.random.key(0), 512)
-    pairs = ring.transitions(steps, slots, 1, 1.0, environments)
+        x = np.float32(time * environments + np.arange(environments))
+        steps = INSERT(steps, ring.Row(x, x, x, np.ones_like(x), x + environments, np.zeros(2, bool)))
+    slots = DRAW(steps, jax.random.key(0), 512)
+    pairs = TRANSITIONS(steps, slots, 1, 1.0, environments)
     ours = np.asarray(pairs.observation)[np.asarray(pairs.has_next_action) > 0]
     assert set(ours) == set(first)
     assert abs(np.mean(ours) - np.mean(first)) < 5 * np.std(first) / np.sqrt(256)

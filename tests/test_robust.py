@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import hypothesis.extra.numpy as hnp
 import jax
@@ -19,6 +20,13 @@ NAMES = ("tv", "kl", "chi2")
 FUNCTIONS = {**robust.REGULARISED, **{f"{name}_ball": ball for name, ball in robust.BALLS.items()}}
 JITTED = {name: jax.jit(f) for name, f in FUNCTIONS.items()}
 WORST_CASE = jax.jit(robust.worst_case, static_argnums=0)
+
+
+def in_float32(name: str, values: np.ndarray, weights: np.ndarray, x: float) -> float:
+    """One of `FUNCTIONS`, with one compilation for each number of values."""
+    return float(JITTED[name](np.float32(values), np.float32(weights), np.float32(x)))
+
+
 law = settings(deadline=None, max_examples=60, derandomize=True)
 divergence = pytest.mark.parametrize("name", NAMES)
 function = pytest.mark.parametrize("name", list(FUNCTIONS))
@@ -125,7 +133,7 @@ def test_gradient_is_the_worst_case(name: str) -> None:
 @function
 def test_duals_of_the_paper(name: str) -> None:
     """Each against the paper's one-dimensional dual, maximised on a fine grid."""
-    values, p, x = np.random.default_rng(3).normal(size=5) * 3, np.full(5, 0.2), 0.3
+    values, p, x = np.random.default_rng(3).normal(size=5) * 3, np.full(5, 0.2), np.float32(0.3)
     a = (values.min() + np.geomspace(1e-4, 100, 40_001))[:, None]
     b = np.geomspace(1e-4, 1e4, 20_001)[:, None]
     clipped = np.minimum(values, a)
@@ -140,7 +148,7 @@ def test_duals_of_the_paper(name: str) -> None:
         # Duchi & Namkoong (2021), for chi2 without their factor 1/2.
         "chi2_ball": (a[:, 0] - np.sqrt(1 + x) * np.sqrt((np.maximum(a - values, 0) ** 2) @ p)).max(),
     }
-    np.testing.assert_allclose(JITTED[name](values, p, x), expected[name], atol=2e-4)
+    np.testing.assert_allclose(in_float32(name, values, p, x), expected[name], atol=2e-4)
 
 
 # ---- laws ------------------------------------------------------------------------------------------------
@@ -168,7 +176,7 @@ def test_finite_and_between_minimum_and_mean(
 ) -> None:
     """For every finite float32: the largest, denormal ones, and a price or radius of 0."""
     weights = np.where(weights < np.finfo(np.float32).tiny, 0, weights)  # XLA takes denormals for 0
-    result = float(JITTED[name](values, weights, np.float32(x)))
+    result = in_float32(name, values, weights, x)
     low, mean = bounds(values, weights)
     size = 1e-5 * np.abs(values.astype(np.float64)).max() + 1e-37
     assert low - size <= result <= mean + size
@@ -179,7 +187,7 @@ def test_finite_and_between_minimum_and_mean(
 @given(hnp.arrays(np.float32, 6, elements=moderate), some_weights, positive, positive)
 def test_monotone(name: str, values: np.ndarray, weights: np.ndarray, x: float, y: float) -> None:
     """Up with the price, down with the radius."""
-    small, large = (JITTED[name](values, weights, np.float32(z)) for z in sorted((x, y)))
+    small, large = (in_float32(name, values, weights, z) for z in sorted((x, y)))
     if name.endswith("ball"):
         small, large = large, small
     assert small <= large + 1e-5 * np.abs(values).max()
@@ -192,8 +200,8 @@ def test_limits(name: str, values: np.ndarray, weights: np.ndarray) -> None:
     low, mean = bounds(values, weights)
     towards_low, towards_mean = (1e12, 0.0) if name.endswith("ball") else (1e-12, 1e12)
     atol = 3e-5 * np.abs(values).max() + 1e-9
-    np.testing.assert_allclose(JITTED[name](values, weights, towards_low), low, atol=atol)
-    np.testing.assert_allclose(JITTED[name](values, weights, towards_mean), mean, atol=atol)
+    np.testing.assert_allclose(in_float32(name, values, weights, towards_low), low, atol=atol)
+    np.testing.assert_allclose(in_float32(name, values, weights, towards_mean), mean, atol=atol)
 
 
 @function
@@ -202,11 +210,11 @@ def test_limits(name: str, values: np.ndarray, weights: np.ndarray) -> None:
 def test_moves_and_stretches_with_the_values(
     name: str, values: np.ndarray, weights: np.ndarray, x: float
 ) -> None:
-    plain = JITTED[name](values, weights, x)
+    plain = in_float32(name, values, weights, x)
     atol = 1e-4 + 1e-5 * np.abs(values).max()
-    np.testing.assert_allclose(JITTED[name](values + 64, weights, x), plain + 64, atol=atol)
+    np.testing.assert_allclose(in_float32(name, values + 64, weights, x), plain + 64, atol=atol)
     stretched = x if name.endswith("ball") else 4 * x
-    np.testing.assert_allclose(JITTED[name](4 * values, weights, stretched), 4 * plain, atol=4 * atol)
+    np.testing.assert_allclose(in_float32(name, 4 * values, weights, stretched), 4 * plain, atol=4 * atol)
 
 
 @function
@@ -217,22 +225,23 @@ def test_only_the_distribution_counts(name: str, values: np.ndarray, weights: np
     order = np.random.default_rng(0).permutation(6)
     other_values = np.concatenate([values[order], values, [-1e6, 1e6]]).astype(np.float32)
     other_weights = np.concatenate([weights[order], weights, [0, 0]]).astype(np.float32)
-    plain = JITTED[name](values, weights, x)
+    plain = in_float32(name, values, weights, x)
     atol = 2e-5 * np.abs(values).max() + 1e-6
-    np.testing.assert_allclose(JITTED[name](other_values, other_weights, x), plain, atol=atol)
+    np.testing.assert_allclose(in_float32(name, other_values, other_weights, x), plain, atol=atol)
 
 
 @divergence
 def test_float32_is_as_good_as_its_precision(name: str) -> None:
     """A rare low value at a low price: what cancels in the textbook formulas."""
-    values = np.array([0.0, 0.5, 0.5 + 1e-6, 1.0])
+    pad = lambda x: np.pad(x, (0, 3))  # what fills it up cannot occur: the programs are those of `problems`
+    values = pad(np.array([0.0, 0.5, 0.5 + 1e-6, 1.0]))
     for rare in (1e-3, 1e-5, 1e-7):
-        p = np.array([rare, 0.6, 0.1, 0.3 - rare])
+        p = pad(np.array([rare, 0.6, 0.1, 0.3 - rare]))
         for x in (1e-7, 1e-5, 1e-3, 0.1, 10.0):
-            for f in (JITTED[name], JITTED[f"{name}_ball"]):
-                single = float(f(jnp.asarray(values, jnp.float32), jnp.asarray(p, jnp.float32), x))
+            for function_name in (name, f"{name}_ball"):
+                single = in_float32(function_name, values, p, x)
                 with jax.enable_x64(True):
-                    double = float(f(values, p, x))
+                    double = float(JITTED[function_name](values, p, x))
                 np.testing.assert_allclose(single, double, atol=2e-6)
 
 
@@ -242,24 +251,27 @@ def test_float32_is_as_good_as_its_precision(name: str) -> None:
 @function
 def test_leading_axes_broadcast_and_vmap_agrees(name: str) -> None:
     rng = np.random.default_rng(1)
-    values = jnp.asarray(rng.normal(size=(4, 1, 5)), jnp.float32)
-    weights = jnp.asarray(rng.dirichlet(np.ones(5), size=3), jnp.float32)
-    x = jnp.asarray([[0.2], [0.5], [1.0], [9.0]], jnp.float32)
-    together = JITTED[name](values, weights, x)
+    values = np.float32(rng.normal(size=(4, 1, 5)))
+    weights = np.float32(rng.dirichlet(np.ones(5), size=3))
+    x = np.float32([[0.2], [0.5], [1.0], [9.0]])
+    f = FUNCTIONS[name]
+    both = jax.jit(lambda *arguments: (f(*arguments), jax.vmap(f, (0, None, 0))(*arguments)))
+    together, mapped = both(values, weights, x)
     assert together.shape == (4, 3)
-    alone = [[JITTED[name](v[0], w, s[0]) for w in weights] for v, s in zip(values, x, strict=True)]
-    np.testing.assert_allclose(together, jnp.asarray(alone), rtol=1e-6, atol=1e-6)
-    mapped = jax.jit(jax.vmap(FUNCTIONS[name], (0, None, 0)))(values, weights, x)
+    alone = [[in_float32(name, v[0], w, s[0]) for w in weights] for v, s in zip(values, x, strict=True)]
+    np.testing.assert_allclose(together, alone, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(together, mapped, rtol=1e-6, atol=1e-6)
 
 
 @divergence
 def test_worst_case_broadcasts(name: str) -> None:
     rng = np.random.default_rng(2)
-    values, weights = rng.normal(size=(4, 1, 5)), rng.dirichlet(np.ones(5), size=3)
-    q, cost = WORST_CASE(name, values, weights, jnp.ones((4, 1)))
+    values, weights = np.float32(rng.normal(size=(4, 1, 5))), np.float32(rng.dirichlet(np.ones(5), size=3))
+    scale = np.ones((4, 1), np.float32)
+    worst_case = partial(robust.worst_case, name)
+    both = jax.jit(lambda v, w, s: (worst_case(v, w, s), worst_case(v[2, 0], w[1], s[2, 0])))
+    (q, cost), (one, price) = jax.device_get(both(values, weights, scale))
     assert q.shape == (4, 3, 5) and cost.shape == (4, 3)
-    one, price = WORST_CASE(name, values[2, 0], weights[1], 1.0)
     np.testing.assert_allclose(q[2, 1], one, atol=1e-6)
     np.testing.assert_allclose(cost[2, 1], price, atol=1e-6)
 
@@ -267,16 +279,17 @@ def test_worst_case_broadcasts(name: str) -> None:
 @function
 def test_wrong_shapes_are_refused(name: str) -> None:
     with pytest.raises(AssertionError, match="Chex"):
-        FUNCTIONS[name](jnp.zeros(4), jnp.ones((4, 1)), 1.0)
+        FUNCTIONS[name](np.zeros(4, np.float32), np.ones((4, 1), np.float32), 1.0)
 
 
 def test_unknown_divergence() -> None:
     with pytest.raises(ValueError, match=r"unknown divergence 'hellinger'.*tv, kl, chi2"):
-        robust.worst_case("hellinger", jnp.zeros(2), jnp.ones(2), 1.0)
+        robust.worst_case("hellinger", np.zeros(2), np.ones(2), 1.0)
 
 
 def test_golden_section_finds_each_maximum() -> None:
-    centre = jnp.array([-2.0, 0.3, 4.9])
-    where, value = robust.golden_section(lambda x: 1 - (x - centre) ** 2, jnp.full(3, -3.0), jnp.full(3, 5.0))
+    centre = np.float32([-2.0, 0.3, 4.9])
+    low, high = np.full((2, 3), [[-3], [5]], np.float32)
+    where, value = jax.jit(partial(robust.golden_section, lambda x: 1 - (x - centre) ** 2))(low, high)
     np.testing.assert_allclose(where, centre, atol=1e-3)
     np.testing.assert_allclose(value, 1, atol=1e-6)

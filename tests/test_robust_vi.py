@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -25,9 +24,9 @@ pytestmark = pytest.mark.slow
 GAMMA = 0.9
 STATES, ACTIONS = 6, 3
 DIVERGENCES = ("tv", "kl", "chi2")
-SETS = [partial(robust_vi.regularised, d) for d in DIVERGENCES] + [
-    partial(robust_vi.ball, d) for d in DIVERGENCES
-]
+PRICES = {d: partial(robust_vi.regularised, d) for d in DIVERGENCES}
+BALLS = {d: partial(robust_vi.ball, d) for d in DIVERGENCES}
+SETS = [*PRICES.values(), *BALLS.values()]
 SET_NAMES = [f"{kind}-{d}" for kind in ("price", "ball") for d in DIVERGENCES]
 every_set = pytest.mark.parametrize("make", SETS, ids=SET_NAMES)
 
@@ -38,15 +37,49 @@ def float64() -> Iterator[None]:
         yield
 
 
+# One program each for all models of a shape, all sizes of the adversary's set and all tolerances; without these every
+# call would compile its own.
+draw = jax.jit(tabular.garnet, static_argnums=(1, 2, 3))
+evaluate = jax.jit(tabular.evaluate, static_argnums=2)
+worst_case = jax.jit(robust.worst_case, static_argnums=0)
+Set = Callable[[float | np.ndarray], robust_vi.Backup]
+
+
+@partial(jax.jit, static_argnames=("make", "gamma", "evaluations"))
+def planned(
+    mdp: MDP, make: Set, size: float | np.ndarray, tolerance=1e-6, gamma: float = GAMMA, evaluations: int = 20
+) -> robust_vi.Solution:
+    """Robust value iteration against the set of this size."""
+    return robust_vi.value_iteration(mdp, gamma, make(size), tolerance=tolerance, evaluations=evaluations)
+
+
+@partial(jax.jit, static_argnames=("make", "gamma"))
+def judged(mdp: MDP, policy: np.ndarray, make: Set, size: float, gamma: float = GAMMA) -> robust_vi.Solution:
+    """The policy's robust value, to 1e-12."""
+    return robust_vi.policy_evaluation(mdp, policy, gamma, make(size), tolerance=1e-12)
+
+
+def nominal(size: float) -> robust_vi.Backup:
+    return robust_vi.NOMINAL
+
+
+def member(size: float) -> robust_vi.Backup:
+    return robust_vi.MEMBER
+
+
+@cache
 def garnet(seed: int = 0, branching: int = 4) -> MDP:
-    return jax.tree.map(np.asarray, tabular.garnet(jax.random.key(seed), STATES, ACTIONS, branching))
+    return jax.device_get(draw(jax.random.key(seed), STATES, ACTIONS, branching))
 
 
+@cache
 def family(seed: int, members: int, states: int, actions: int) -> MDP:
     """Random models that share their rewards."""
-    keys = jax.random.split(jax.random.key(seed), members)
-    mdps = jax.vmap(lambda key: tabular.garnet(key, states, actions))(keys)
-    return jax.tree.map(np.asarray, mdps._replace(reward=jnp.broadcast_to(mdps.reward[0], mdps.reward.shape)))
+    drawn = [
+        jax.device_get(draw(key, states, actions)) for key in jax.random.split(jax.random.key(seed), members)
+    ]
+    mdps = jax.tree.map(lambda *x: np.stack(x), *drawn)
+    return mdps._replace(reward=np.broadcast_to(mdps.reward[0], mdps.reward.shape))
 
 
 def hull(mdps: MDP) -> MDP:
@@ -87,9 +120,9 @@ def iterate(mdp: MDP, worst, gamma: float = GAMMA) -> np.ndarray:
 def test_nominal_is_the_best_of_all_policies(evaluations: int) -> None:
     mdp = garnet()
     best = np.max([solve(mdp, policy, GAMMA) for policy in policies(STATES, ACTIONS)], axis=0)
-    solution = robust_vi.value_iteration(mdp, GAMMA, tolerance=1e-12, evaluations=evaluations)
+    solution = planned(mdp, nominal, 0.0, 1e-12, evaluations=evaluations)
     np.testing.assert_allclose(solution.value, best, rtol=1e-10)
-    np.testing.assert_allclose(tabular.evaluate(mdp, robust_vi.greedy(solution.q), GAMMA), best, rtol=1e-10)
+    np.testing.assert_allclose(evaluate(mdp, robust_vi.greedy(solution.q), GAMMA), best, rtol=1e-10)
     assert solution.change <= 1e-12
 
 
@@ -97,20 +130,20 @@ def test_nominal_is_the_best_of_all_policies(evaluations: int) -> None:
 def test_no_adversary_left_is_ordinary_value_iteration(divergence: str) -> None:
     mdp = garnet()
     plain = iterate(mdp, lambda values, p: p @ values)
-    for backup in (robust_vi.ball(divergence, 0.0), robust_vi.regularised(divergence, 1e9)):
-        value = robust_vi.value_iteration(mdp, GAMMA, backup, tolerance=1e-9).value
+    for make, size in ((BALLS[divergence], 0.0), (PRICES[divergence], 1e9)):
+        value = planned(mdp, make, size, 1e-9).value
         np.testing.assert_allclose(value, plain, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
-    "backup",
-    [robust_vi.ball("tv", 1.0), robust_vi.regularised("tv", 1e-12), robust_vi.regularised("kl", 1e-9)],
+    ("make", "size"),
+    [(BALLS["tv"], 1.0), (PRICES["tv"], 1e-12), (PRICES["kl"], 1e-9)],
     ids=["ball", "price-tv", "price-kl"],
 )
-def test_the_strongest_adversary_picks_the_worst_possible_state(backup: robust_vi.Backup) -> None:
+def test_the_strongest_adversary_picks_the_worst_possible_state(make: Set, size: float) -> None:
     mdp = garnet()
     worst = iterate(mdp, lambda values, p: values[p > 0].min())
-    np.testing.assert_allclose(robust_vi.value_iteration(mdp, GAMMA, backup).value, worst, atol=1e-5)
+    np.testing.assert_allclose(planned(mdp, make, size).value, worst, atol=1e-5)
 
 
 @every_set
@@ -118,7 +151,7 @@ def test_the_value_is_a_fixed_point_and_the_operator_contracts(make) -> None:
     mdp, rng = garnet(), np.random.default_rng(0)
     dual, size = make(0.3)
     operator = jax.jit(lambda v: (mdp.reward + GAMMA * dual(v, mdp.transition, size)).max(-1))
-    value = robust_vi.value_iteration(mdp, GAMMA, make(0.3), tolerance=1e-10).value
+    value = planned(mdp, make, 0.3, 1e-10).value
     np.testing.assert_allclose(operator(value), value, atol=1e-9)
     for one, other in rng.normal(0, 5, (30, 2, STATES)):
         apart = np.abs(operator(one) - operator(other)).max()
@@ -128,11 +161,10 @@ def test_the_value_is_a_fixed_point_and_the_operator_contracts(make) -> None:
 @every_set
 def test_a_stronger_adversary_is_never_better(make) -> None:
     mdp = garnet()
-    plan = jax.vmap(lambda size: robust_vi.value_iteration(mdp, GAMMA, make(size)).value)
-    values = np.asarray(plan(jnp.array([0.02, 0.1, 0.5, 2.0])))
+    plan = jax.jit(jax.vmap(lambda size: robust_vi.value_iteration(mdp, GAMMA, make(size)).value))
+    values = np.asarray(plan(np.array([0.02, 0.1, 0.5, 2.0])))
     steps = np.diff(values, axis=0) * (1 if make.func is robust_vi.regularised else -1)
-    nominal = robust_vi.value_iteration(mdp, GAMMA).value
-    assert steps.min() > -1e-5 and np.max(values - nominal) < 1e-5
+    assert steps.min() > -1e-5 and np.max(values - planned(mdp, nominal, 0.0).value) < 1e-5
     assert np.ptp(values, axis=0).min() > 0.05  # and it matters
 
 
@@ -149,7 +181,7 @@ def test_sizes_may_differ_between_actions(make) -> None:
             [rowwise(value, mdp.transition[s, a], sizes[s, a]) for a in range(ACTIONS)] for s in range(STATES)
         ]
         value = (mdp.reward + GAMMA * np.array(rows)).max(-1)
-    found = robust_vi.value_iteration(mdp, GAMMA, make(sizes)).value
+    found = planned(mdp, make, sizes).value
     np.testing.assert_allclose(found, value, atol=1e-5)
 
 
@@ -158,7 +190,7 @@ def test_next_states_may_be_listed(make) -> None:
     mdp = garnet(branching=3)
     order = np.argsort(-mdp.transition, axis=-1)[..., :3]
     listed = mdp._replace(transition=np.take_along_axis(mdp.transition, order, -1), successor=order)
-    one, other = (robust_vi.value_iteration(m, GAMMA, make(0.2)) for m in (mdp, listed))
+    one, other = (planned(m, make, 0.2) for m in (mdp, listed))
     np.testing.assert_allclose(one.q, other.q, atol=1e-5)
 
 
@@ -175,12 +207,10 @@ def test_no_nan_where_nothing_varies(make) -> None:
         start=np.array([1, 0, 0], np.float32),
         allowed=np.array([[True, True], [True, True], [True, False]]),
     )
-    solution = robust_vi.value_iteration(mdp, 1.0, make(np.float32(0.5)))
+    solution = planned(mdp, make, np.float32(0.5), gamma=1.0)
     assert solution.value.dtype == np.float32
     np.testing.assert_allclose(solution.value, [1, 1, 0], atol=1e-6)
-    still = robust_vi.value_iteration(
-        mdp._replace(reward=np.zeros((3, 2), np.float32)), 1.0, make(np.float32(0.5))
-    )
+    still = planned(mdp._replace(reward=np.zeros((3, 2), np.float32)), make, np.float32(0.5), gamma=1.0)
     np.testing.assert_array_equal(still.value, 0)
 
 
@@ -188,7 +218,7 @@ def test_only_allowed_actions_are_chosen() -> None:
     mdp = garnet()
     allowed = np.random.default_rng(3).random((STATES, ACTIONS)) < 0.5
     allowed[~allowed.any(1), 1] = True
-    solution = robust_vi.value_iteration(mdp._replace(allowed=allowed), GAMMA, tolerance=1e-12)
+    solution = planned(mdp._replace(allowed=allowed), nominal, 0.0, 1e-12)
     best = np.max([solve(mdp, p, GAMMA) for p in policies(STATES, ACTIONS) if allowed[p > 0].all()], axis=0)
     np.testing.assert_allclose(solution.value, best, rtol=1e-10)
     assert allowed[np.asarray(robust_vi.greedy(solution.q)) > 0].all()
@@ -197,20 +227,20 @@ def test_only_allowed_actions_are_chosen() -> None:
 def test_a_floor_holds_penalties_back() -> None:
     mdp = garnet()
     punished = mdp._replace(reward=mdp.reward - np.where(np.arange(ACTIONS) == 0, 0.5, 100))
-    value = robust_vi.value_iteration(punished, GAMMA, low=0.0, tolerance=1e-12).value
+    plan = jax.jit(lambda: robust_vi.value_iteration(punished, GAMMA, low=0.0, tolerance=1e-12).value)
     expected = np.zeros(STATES)
     for _ in range(400):
         expected = np.maximum(punished.reward + GAMMA * mdp.transition @ expected, 0).max(1)
+    value = plan()
     np.testing.assert_allclose(value, expected, atol=1e-9)
     assert (value >= 0).all()
 
 
 def test_one_compilation_serves_every_size_and_seed() -> None:
-    mdps = jax.vmap(lambda key: tabular.garnet(key, STATES, ACTIONS))(jax.random.split(jax.random.key(0), 3))
-    plan = lambda mdp, scale: robust_vi.value_iteration(mdp, GAMMA, robust_vi.regularised("kl", scale)).value
-    scales = jnp.array([0.1, 1.0])
-    grid = jax.jit(jax.vmap(jax.vmap(plan, (None, 0)), (0, None)))(mdps, scales)
-    alone = plan(jax.tree.map(lambda x: x[2], mdps), 1.0)
+    mdps = jax.tree.map(lambda *x: np.stack(x), *map(garnet, range(3)))
+    plan = lambda mdp, scale: planned(mdp, PRICES["kl"], scale).value
+    grid = jax.jit(jax.vmap(jax.vmap(plan, (None, 0)), (0, None)))(mdps, np.array([0.1, 1.0]))
+    alone = plan(garnet(2), 1.0)
     np.testing.assert_allclose(grid[2, 1], alone, atol=1e-5)
 
 
@@ -219,7 +249,7 @@ def test_one_compilation_serves_every_size_and_seed() -> None:
 
 def test_evaluation_without_an_adversary_is_exact() -> None:
     mdp, policy = garnet(), np.random.default_rng(0).dirichlet(np.ones(ACTIONS), STATES)
-    value = robust_vi.policy_evaluation(mdp, policy, GAMMA, tolerance=1e-12).value
+    value = judged(mdp, policy, nominal, 0.0).value
     np.testing.assert_allclose(value, solve(mdp, policy, GAMMA), rtol=1e-10)
 
 
@@ -228,9 +258,7 @@ def test_no_kernel_is_worse_for_a_policy_than_its_robust_value(divergence: str) 
     """The worst kernel at the fixed point attains it, price included; a hundred others do not go below."""
     mdp, rng, scale = garnet(), np.random.default_rng(0), 0.2
     policy = rng.dirichlet(np.ones(ACTIONS), STATES)
-    value = robust_vi.policy_evaluation(
-        mdp, policy, GAMMA, robust_vi.regularised(divergence, scale), tolerance=1e-12
-    ).value
+    value = np.asarray(judged(mdp, policy, PRICES[divergence], scale).value)
 
     def distance(q: np.ndarray, p: np.ndarray) -> np.ndarray:
         p, ratio = np.where(p > 0, p, 1), np.where(p > 0, q, 0) / np.where(p > 0, p, 1)
@@ -245,12 +273,12 @@ def test_no_kernel_is_worse_for_a_policy_than_its_robust_value(divergence: str) 
         price = GAMMA * scale * distance(q, mdp.transition)
         return solve(mdp._replace(transition=q, reward=mdp.reward + price), policy, GAMMA)
 
-    worst, _ = robust.worst_case(divergence, value, mdp.transition, scale)
-    np.testing.assert_allclose(earned(np.asarray(worst)), value, rtol=1e-6)
+    worst = np.asarray(worst_case(divergence, value, mdp.transition, scale)[0])
+    np.testing.assert_allclose(earned(worst), value, rtol=1e-6)
     for mix in rng.uniform(0, 1, 100):
         other = mdp.transition * rng.dirichlet(np.ones(STATES), (STATES, ACTIONS))
-        other = (1 - mix) * np.asarray(worst) + mix * other / other.sum(-1, keepdims=True)
-        assert (earned(other) >= np.asarray(value) - 1e-9).all()
+        other = (1 - mix) * worst + mix * other / other.sum(-1, keepdims=True)
+        assert (earned(other) >= value - 1e-9).all()
 
 
 # ---- IWOCS ------------------------------------------------------------------------------------------------------
@@ -264,7 +292,7 @@ def test_iwocs_between_its_bounds(seed: int) -> None:
     worst_of = lambda policy: min(mdp.start @ solve(mdp, policy, GAMMA) for mdp in members)
     best = max(map(worst_of, policies(4, 2)))
     found = robust_vi.iwocs(mdps, GAMMA)
-    rectangular = robust_vi.value_iteration(hull(mdps), GAMMA, robust_vi.MEMBER)
+    rectangular = planned(hull(mdps), member, 0.0)
     assert mdps.start[0] @ rectangular.value <= best + 1e-6
     assert found.worst[-1] - 1e-9 <= best <= found.promised[-1] + 1e-4
     assert (np.diff(found.q, axis=0) <= 0).all() and (found.q[-1] >= rectangular.q - 1e-4).all()
@@ -286,14 +314,14 @@ def test_iwocs_can_be_stuck_and_says_so() -> None:
 @pytest.mark.slow
 def test_iwocs_on_the_windy_walk() -> None:
     """Two rounds: no wind, then the strongest; its policy is the robust one of the same 25 models."""
-    mdps = jax.vmap(tabular.windy_walk)(jnp.linspace(0, 0.5, 25))
+    mdps = jax.device_get(jax.jit(jax.vmap(tabular.windy_walk))(np.linspace(0, 0.5, 25)))
     found = robust_vi.iwocs(mdps, 0.95)
     assert found.member == [0, 24] and found.converged
-    members = [jax.tree.map(lambda x, m=m: np.asarray(x[m]), mdps) for m in range(25)]
+    members = [jax.tree.map(lambda x, m=m: x[m], mdps) for m in range(25)]
     for policy, worst in zip(found.policy, found.worst, strict=True):
         earned = [mdp.start @ solve(mdp, policy, 0.95) for mdp in members]
         np.testing.assert_allclose(min(earned), worst, rtol=1e-9)
-    rectangular = robust_vi.value_iteration(hull(mdps), 0.95, robust_vi.MEMBER)
+    rectangular = planned(hull(mdps), member, 0.0, gamma=0.95)
     np.testing.assert_allclose(found.q[-1].max(-1), rectangular.value, atol=1e-4)
 
 
@@ -338,10 +366,8 @@ def test_the_adversary_of_the_icu_study_attains_the_robust_value() -> None:
     mdp = garnet()
     mdp = mdp._replace(discount=np.array([1.0] * 5 + [0.0]), reward=mdp.reward * (np.arange(6) < 5)[:, None])
     policy, price = np.random.default_rng(0).dirichlet(np.ones(ACTIONS), STATES), 0.7
-    value = robust_vi.policy_evaluation(
-        mdp, policy, 1.0, robust_vi.regularised("kl", price), tolerance=1e-12
-    ).value
-    kernel, _ = robust.worst_case("kl", value * mdp.discount, mdp.transition, price)
+    value = np.asarray(judged(mdp, policy, PRICES["kl"], price, gamma=1.0).value)
+    kernel, _ = worst_case("kl", value * mdp.discount, mdp.transition, price)
     expected = mdp.start @ solve(mdp._replace(transition=np.asarray(kernel)), policy, 1.0)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, price), expected, rtol=1e-6)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, np.inf), mdp.start @ solve(mdp, policy, 1.0))

@@ -22,13 +22,15 @@ SMALL = Shape(width=8, layers=1, heads=2, kv_heads=1, head_size=4, inner=8)
 @pytest.mark.slow
 def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.MonkeyPatch) -> None:
     trunk = transformer.trunk(SMALL)
-    params = trunk.init(KEY)
-    x = jax.random.normal(KEY, (2, 11, 8))
-    segment = jnp.array([[1] * 4 + [2] * 7, [1] * 9 + [0] * 2])
-    position = transformer.positions(segment)
+    params = jax.jit(trunk.init)(KEY)
+    x = np.random.default_rng(0).normal(size=(2, 11, 8)).astype(np.float32)
+    rows = [[1] * 4 + [2] * 7, [1] * 9 + [0] * 2]
 
     def both() -> Any:
-        loss = lambda params, x: jnp.square(trunk.apply(params, x, position, segment)[:, ::2]).sum()
+        def loss(params: Any, x: Any) -> Any:
+            segment = jnp.array(rows)
+            return jnp.square(trunk.apply(params, x, transformer.positions(segment), segment)[:, ::2]).sum()
+
         return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
 
     at_once = both()
@@ -39,14 +41,18 @@ def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.Monkey
 def test_memory_is_linear_in_the_length() -> None:
     """Temporary bytes of one training step of the trunk, as the compiler counts them."""
     trunk = transformer.trunk(SMALL)
-    params = trunk.init(KEY)
+    params = jax.eval_shape(trunk.init, KEY)
 
     def step(params: Any, x: Any) -> Any:
         one = jnp.ones(x.shape[:2], jnp.int32)
         return jax.grad(lambda p: trunk.apply(p, x, transformer.positions(one), one).sum())(params)
 
     size = [
-        jax.jit(step).lower(params, jnp.zeros((1, length, 8))).compile().memory_analysis().temp_size_in_bytes
+        jax.jit(step)
+        .lower(params, np.zeros((1, length, 8), np.float32))
+        .compile()
+        .memory_analysis()
+        .temp_size_in_bytes
         for length in (2048, 4096)
     ]
     assert size[1] < 2.3 * size[0]
@@ -79,9 +85,12 @@ def test_dqn_remembers() -> None:
         state = learner.init(key, cue(key, 64)[0])
         return jax.lax.scan(one, state, jax.random.split(key, 150))[0]
 
-    batch, right = cue(jax.random.key(7), 256)
-    chosen = learner.act(trained(KEY), batch.observation, KEY)
-    assert (chosen == right).mean() > 0.97
+    @jax.jit
+    def correct(state: Any, key: Any) -> Any:
+        batch, right = cue(key, 256)
+        return (learner.act(state, batch.observation, key) == right).mean()
+
+    assert correct(trained(KEY), jax.random.key(7)) > 0.97
 
 
 @pytest.mark.parametrize("hidden", [(), (16, 32), (12,)])

@@ -21,7 +21,7 @@ KEY = jax.random.key(0)
 
 
 def test_the_pendulum_is_gymnasiums() -> None:
-    env = envs.make("Pendulum-v1")
+    env, step = envs.make("Pendulum-v1"), jax.jit(pendulum.step)
     rng = np.random.default_rng(0)
     for angle, speed in rng.uniform([-np.pi, -8], [np.pi, 8], (50, 2)):
         env.reset(seed=0)
@@ -29,7 +29,7 @@ def test_the_pendulum_is_gymnasiums() -> None:
         observation = np.array([np.cos(angle), np.sin(angle), speed], np.float32)
         action = rng.uniform(-1, 1, 1).astype(np.float32)
         expected, reward, *_ = env.step(action)
-        following, found = pendulum.step(observation, action)
+        following, found = step(observation, action)
         np.testing.assert_allclose(following, expected, atol=2e-5)
         np.testing.assert_allclose(found, reward, rtol=1e-4, atol=1e-4)
 
@@ -87,10 +87,11 @@ def test_the_planes_reward_by_hand() -> None:
     hill = lambda x, y: np.exp(-((x - 4) ** 2 + (y + 3) ** 2) / 8)
     points = np.array([(0, 0), (4, -3), (-5, 2), (12, 0), (12.01, 0), (3, -13)], np.float32)
     expected = [hill(0, 0), 0.28 + 1, 0.35 + hill(-5, 2), 0.84 + hill(12, 0), -1, -1]
-    np.testing.assert_allclose(plane.reward(points), expected, rtol=1e-5)
-    following, reward = plane.step(np.array([3.5, -2.5]), np.array([0.5, -3.0]))
+    reward_of = jax.jit(plane.reward)
+    np.testing.assert_allclose(reward_of(points), expected, rtol=1e-5)
+    following, reward = jax.jit(plane.step)(np.float32([3.5, -2.5]), np.float32([0.5, -3.0]))
     np.testing.assert_allclose(following, [4.0, -3.5])  # actions end at 1
-    assert reward == plane.reward(following)
+    assert float(reward) == float(reward_of(following))
 
 
 def test_no_policy_is_at_the_edge_of_reach_before_the_last_step() -> None:
@@ -105,7 +106,7 @@ def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
     """Value iteration on a grid of half steps: the oracle may be worse by what its straight way gives away."""
     axis = np.arange(-14, 14.5, 0.5)
     grid = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1)
-    reward, value = np.asarray(plane.reward(grid)), np.full(grid.shape[:2], 120.0)
+    reward, value = np.asarray(jax.jit(plane.reward)(grid)), np.full(grid.shape[:2], 120.0)
     moves = [(i, j) for i in range(-2, 3) for j in range(-2, 3)]
     size = np.arange(len(axis))
 
@@ -114,7 +115,7 @@ def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
 
     for _ in range(400):
         value = np.max([arrive(reward + 0.99 * value, move) for move in moves], 0)
-    oracle = np.asarray(plane.value(jnp.asarray(grid), 0.99))
+    oracle = np.asarray(jax.jit(plane.value)(grid, 0.99))
     inside = np.abs(grid).max(-1) <= 12
     assert 120 < value.max() < 129
     assert np.abs(oracle - value)[inside].max() < 0.025 * value.max()
@@ -129,20 +130,21 @@ def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
 def test_termination_rules_are_those_of_gymnasium(name: str) -> None:
     env, rule = envs.make(name, seed=0), termination.of(name)
     env.reset()
-    ends = 0
-    for number in range(300):
+    observations, terminations = [], []
+    for _ in range(300):
         observation, _, terminated, _, _ = env.step(env.action_space.sample())
-        assert bool(rule(jnp.asarray(observation))) == terminated, (number, observation)
-        ends += terminated
+        observations.append(observation)
+        terminations.append(terminated)
         if terminated:
             env.reset()
-    assert ends or name in ("Ant-v5", "HalfCheetah-v5")
+    np.testing.assert_array_equal(jax.jit(jax.vmap(rule))(np.stack(observations)), terminations)
+    assert any(terminations) or name in ("Ant-v5", "HalfCheetah-v5")
 
 
 def test_what_is_not_finite_ends_an_episode() -> None:
-    broken = jnp.array([[1.2, 0, 0, np.nan] + [0] * 7, [1.2, 0, 0, 101] + [0] * 7, [1.2] + [0] * 10])
-    assert termination.hopper(broken).tolist() == [True, True, False]
-    assert termination.walker2d(jnp.full(17, jnp.nan))
+    broken = np.float32([[1.2, 0, 0, np.nan] + [0] * 7, [1.2, 0, 0, 101] + [0] * 7, [1.2] + [0] * 10])
+    assert jax.jit(termination.hopper)(broken).tolist() == [True, True, False]
+    assert jax.jit(termination.walker2d)(np.full(17, np.nan, np.float32))
 
 
 @pytest.mark.parametrize("name", ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4"])
@@ -181,7 +183,7 @@ def test_true_dynamics_are_the_simulators(name: str) -> None:
         observation = env.reset()[0] if terminated else following
     observations, actions, followings, rewards, calm = map(np.asarray, zip(*rows, strict=True))
     step = jax.jit(lambda *x: truth.of(name).step((), *x, KEY))
-    found, reward = step(observations, actions)
+    found, reward = jax.device_get(step(observations, actions))
     assert calm.sum() >= 10
     np.testing.assert_allclose(found[calm], followings[calm], atol=2e-3)
     np.testing.assert_allclose(reward[calm], rewards[calm], atol=2e-3)
@@ -189,15 +191,15 @@ def test_true_dynamics_are_the_simulators(name: str) -> None:
 
 def test_the_simulator_takes_any_leading_axes() -> None:
     world = truth.of("Hopper-v5", threads=2)
-    observation = jnp.tile(jnp.array([1.25] + [0.0] * 10), (2, 3, 1)) + 0.01 * jax.random.normal(
-        KEY, (2, 3, 11)
-    )
-    action = jax.random.uniform(KEY, (2, 3, 3), minval=-1)
+    rng = np.random.default_rng(0)
+    observation = np.float32(np.array([1.25] + [0.0] * 10) + 0.01 * rng.normal(size=(2, 3, 11)))
+    action = rng.uniform(-1, 1, (2, 3, 3)).astype(np.float32)
     step = lambda o, a: world.step((), o, a, KEY)
     together, alone = jax.jit(step)(observation, action), jax.jit(jax.vmap(step))(observation, action)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one, other)
-    np.testing.assert_array_equal(step(observation[1, 2], action[1, 2])[0], together[0][1, 2])
+    one = jax.jit(step)(observation[1, 2], action[1, 2])[0]
+    np.testing.assert_array_equal(one, np.asarray(together[0])[1, 2])
 
 
 def test_true_dynamics_that_nobody_has_are_refused() -> None:
@@ -210,48 +212,63 @@ def test_true_dynamics_that_nobody_has_are_refused() -> None:
 
 def test_the_truth_is_one_answer_without_doubt() -> None:
     world = truth.of("Pendulum-v1")
-    observation, action = pendulum.reset(KEY, 4), jnp.full((4, 1), 0.3)
-    following, reward = pendulum.step(observation, action)
-    mean, deviation = world.predict((), observation, action)
-    np.testing.assert_array_equal(mean, jnp.concatenate([following, reward[:, None]], -1)[None])
+    observation, action = jax.jit(pendulum.reset, static_argnums=1)(KEY, 4), np.full((4, 1), 0.3, np.float32)
+
+    @jax.jit
+    def ask(observation: Any) -> Any:
+        predicted = world.predict((), observation, action)
+        doubts = base.aleatoric(*predicted), base.disagreement(*predicted)
+        proposed = world.propose((), observation, action, KEY)[0]
+        return pendulum.step(observation, action), predicted, proposed, doubts
+
+    (following, reward), (mean, deviation), proposed, doubts = jax.device_get(ask(observation))
+    np.testing.assert_array_equal(mean, np.concatenate([following, reward[:, None]], -1)[None])
     assert deviation.shape == mean.shape and not deviation.any()
-    np.testing.assert_array_equal(world.propose((), observation, action, KEY)[0], following[None])
-    assert not base.aleatoric(mean, deviation).any() and not base.disagreement(mean, deviation).any()
+    np.testing.assert_array_equal(proposed, following[None])
+    assert not any(doubt.any() for doubt in doubts)
 
 
 def small_ensemble() -> tuple[base.Dynamics, ensemble.Model]:
     made = ensemble.make(ensemble.Config(members=3, elites=2, hidden=(8,), decay=(0.0, 0.0)), Spec((3,), 1))
-    return base.learned(made), made.init(KEY)
+    return base.learned(made), jax.jit(made.init)(KEY)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
-def test_a_mixture_is_on_the_line_between_its_worlds(share: float) -> None:
+def test_a_mixture_is_on_the_line_between_its_worlds() -> None:
     model, params = small_ensemble()
     real = truth.of("Pendulum-v1")
     world = base.mix(model, real)
-    mixed = base.Mixed(params, (), jnp.asarray(share))
-    observation, action = pendulum.reset(KEY, 4), jnp.full((4, 1), 0.3)
-    (mean, deviation), (other, _) = (
-        model.predict(params, observation, action),
-        real.predict((), observation, action),
-    )
-    found, spread = world.predict(mixed, observation, action)
-    np.testing.assert_allclose(found, (1 - share) * mean + share * other, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(spread, (1 - share) * deviation, rtol=1e-5)
-    keys = jax.random.split(KEY)
-    for ask in ("step", "propose"):
-        one = getattr(model, ask)(params, observation, action, keys[0])
-        two = getattr(real, ask)((), observation, action, keys[1])
-        drawn = getattr(world, ask)(mixed, observation, action, KEY)
-        for a, b, c in zip(one, two, drawn, strict=True):
-            np.testing.assert_allclose(c, (1 - share) * a + share * b, rtol=1e-5, atol=1e-5)
+
+    @jax.jit
+    def ask(share: Any) -> Any:
+        """The answers of the model, of the truth and of the mixture to each question."""
+        observation, action = pendulum.reset(KEY, 4), jnp.full((4, 1), 0.3)
+        keys, mixed = jax.random.split(KEY), base.Mixed(params, (), share)
+        inputs = observation, action
+        answers = {
+            question: (
+                getattr(model, question)(params, *inputs, keys[0]),
+                getattr(real, question)((), *inputs, keys[1]),
+                getattr(world, question)(mixed, *inputs, KEY),
+            )
+            for question in ("step", "propose")
+        }
+        predictions = model.predict(params, *inputs), real.predict((), *inputs), world.predict(mixed, *inputs)
+        return answers, predictions
+
+    for share in np.float32([0.0, 0.25, 1.0]):
+        answers, ((mean, deviation), (other, _), (found, spread)) = jax.device_get(ask(share))
+        np.testing.assert_allclose(found, (1 - share) * mean + share * other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(spread, (1 - share) * deviation, rtol=1e-5)
+        for of_all in answers.values():
+            for a, b, c in zip(*of_all, strict=True):
+                np.testing.assert_allclose(c, (1 - share) * a + share * b, rtol=1e-5, atol=1e-5)
 
 
 def test_uncertainty_by_hand() -> None:
-    mean = jnp.array([[[0.0, 0.0, 9.0]], [[6.0, 8.0, -9.0]], [[0.0, 4.0, 0.0]]])  # [M=3, B=1, O + 1 = 3]
-    deviation = jnp.array([[[3.0, 4.0, 0.0]], [[1.0, 2.0, 2.0]], [[0.0, 0.0, 4.9]]])
-    assert base.aleatoric(mean, deviation).tolist() == [5.0]
-    np.testing.assert_allclose(base.disagreement(mean, deviation), [np.hypot(4, 4)], rtol=1e-6)
+    mean = np.float32([[[0, 0, 9]], [[6, 8, -9]], [[0, 4, 0]]])  # [M=3, B=1, O + 1 = 3]
+    deviation = np.float32([[[3, 4, 0]], [[1, 2, 2]], [[0, 0, 4.9]]])
+    assert jax.jit(base.aleatoric)(mean, deviation).tolist() == [5.0]
+    np.testing.assert_allclose(jax.jit(base.disagreement)(mean, deviation), [np.hypot(4, 4)], rtol=1e-6)
 
 
 # ---- rollouts ---------------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ ours are therefore those of other data, networks and budgets. Agents have their 
 (experiments/presets.yaml) but for the widths of layers, the batch and the number of updates, which are the same for
 all. HalfCheetah never terminates, so both CQNs are one program there, and are trained once.
 
-Hours of one core (AMD EPYC) at the default sizes, all seeds in one program: offline 10 (CQN on HalfCheetah's 41 bins
-5, making the data 0.5), online 10, ablations 1, temperature 0.5, door 3. A command that is killed loses what it trained
+Hours of one core (AMD EPYC) at the default sizes, all seeds in one program: offline 5 (CQN on HalfCheetah's 41 bins 2,
+making the data 0.3), online 5, ablations 0.5, temperature 0.3, door 1.3. A command that is killed loses what it trained
 since the last evaluation, and the same command goes on.
 """
 
@@ -106,10 +106,10 @@ class Settings(studies.Settings):
     agents: str = ",".join(AGENTS)  # of offline and online, comma-separated
     ablation_tier: str = "hopper-medium-expert-regen-v5"  # of ablations and temperature
     door: str = "door_human.hdf5"  # file of the demonstrations, in D4RL's layout
-    transitions: int = 0  # steps of each tier; 0: as D4RL's protocol has it
+    transitions: int = 200_000  # steps of each tier; 0: as D4RL's protocol has it, up to 2,000,000
     seeds: int = 3  # of each run, trained at once
-    updates: int = 25_000  # of each seed offline
-    steps: int = 15_000  # environment steps of each seed online, with one update each
+    updates: int = 10_000  # of each seed offline
+    steps: int = 6_000  # environment steps of each seed online, with one update each
     evaluations: int = 5  # of each run
     eval_episodes: int = 10  # per seed and evaluation
     batch_size: int = 128  # transitions per update

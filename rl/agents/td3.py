@@ -11,6 +11,7 @@ code.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -103,6 +104,7 @@ def learner(
             q = head.value(critic.apply(critic_params, batch.observation, action))
             return objective(q, action, batch.action)
 
+        @functools.partial(jax.jit, inline=True)  # traced once, for `keep` and for itself
         def improve(state: State) -> tuple[State, Metrics]:
             (loss, metrics), gradient = jax.value_and_grad(policy_loss, has_aux=True)(
                 state.params["policy"], state.params["critic"]

@@ -7,10 +7,12 @@ so that they are its rewards.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,29 +116,30 @@ def load(
         raise DataError(f"there is no file {path}")
     environment = environment or implied
     held_out = path.with_name(f"{path.stem}-val.npz")
-    return loaded(
-        _dataset(path, environment, clip_actions),
-        environment=environment,
-        source=source,
-        note="" if _has_task(environment) else _NO_REWARDS,
-    )._replace(
-        validation=_dataset(held_out, environment, clip_actions)
-        if validation and held_out.is_file()
-        else None
-    )
+    with contextlib.ExitStack() as stack:
+        # Both files have their rewards from one environment, which takes a second to build.
+        build = functools.cache(lambda name: stack.enter_context(contextlib.closing(_build(name))))
+        read = functools.partial(_dataset, environment=environment, build=build, clip_actions=clip_actions)
+        steps = loaded(
+            read(path),
+            environment=environment,
+            source=source,
+            note="" if _has_task(environment) else _NO_REWARDS,
+        )
+        return steps._replace(validation=read(held_out) if validation and held_out.is_file() else None)
 
 
 def _has_task(environment: str | None) -> bool:
     return environment is not None and "singletask" in environment
 
 
-def _dataset(path: Path, environment: str | None, clip_actions: bool) -> Dataset:
+def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], clip_actions: bool) -> Dataset:
     """The steps in a file, with the rewards of the environment's task."""
     download.verify(path)
     arrays = _read(path)
     steps = {"rewards": np.zeros(len(arrays["observations"]), np.float32)}
     if environment is not None and _has_task(environment):
-        steps = _label(arrays, environment, str(path))
+        steps = _label(arrays, environment, build, str(path))
     return from_steps(
         observations=arrays["observations"],
         actions=arrays["actions"],
@@ -240,16 +243,23 @@ def _check(path: Path) -> None:
         ) from error
 
 
-def _label(arrays: dict[str, np.ndarray], environment: str, source: str) -> dict[str, Any]:
-    """The rewards and discounts of the single task of ``environment``, by OGBench's own rule."""
+def _build(environment: str) -> Any:
+    """The environment, to ask for its task."""
     try:
         import gymnasium
         import ogbench  # noqa: F401  (registers its environments)
-        from ogbench.relabel_utils import relabel_dataset
     except ImportError as error:
         raise ImportError(
             "the rewards of OGBench's tasks need ogbench: pip install 'headway[ogbench]'"
         ) from error
+    # The pixel variant of a task has the same goal, and would need a renderer to be built.
+    return gymnasium.make(environment.removeprefix("visual-"), disable_env_checker=True)
+
+
+def _label(
+    arrays: dict[str, np.ndarray], environment: str, build: Callable[[str], Any], source: str
+) -> dict[str, Any]:
+    """The rewards and discounts of the single task of ``environment``, by OGBench's own rule."""
     needed = _STATE if "puzzle" in environment or "scene" in environment else _STATE[:1]
     require(arrays, needed, source)
     states = {name: arrays[name] for name in needed}
@@ -257,10 +267,8 @@ def _label(arrays: dict[str, np.ndarray], environment: str, source: str) -> dict
         if state.ndim != 2 or len(state) != len(arrays["observations"]):
             raise DataError(f"{source}: {name} have shape {state.shape}, but one row per step is needed")
         finite(name, state, source)
-    # The pixel variant of a task has the same goal, and would need a renderer to be built.
-    env = gymnasium.make(environment.removeprefix("visual-"), disable_env_checker=True)
-    try:
-        relabel_dataset(environment, env, states)
-    finally:
-        env.close()
+    env = build(environment)  # this imports ogbench, or says what to install
+    from ogbench.relabel_utils import relabel_dataset
+
+    relabel_dataset(environment, env, states)
     return {"rewards": states["rewards"], "discounts": states["masks"]}

@@ -50,7 +50,10 @@ _JUDGE_SAMPLES = 16  # of each prediction at a check
 
 
 class Context(NamedTuple):
-    """What a fit is given (`rl.dynamics.ensemble.make`). With a leading axis [S] for S keys."""
+    """What a fit is given (`rl.dynamics.ensemble.make`). With a leading axis [S] for S keys; they may share ``plain``.
+
+    All of it is traced: what changes between the fits of a run compiles nothing, as long as types and shapes stay.
+    """
 
     state: Any  # what `Values` reads
     plain: Any = 0.0  # [] how much plain error is added: 1 in VaGraM's first epoch, 0 after it

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl import nest
-from rl.envs import atari, distractors
+from rl.envs import atari, distractors, pixels
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -40,7 +40,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
     shows it). Behind a ``+`` stand distractors that are added to its observations: ``Hopper-v5+distractors10``,
     ``Hopper-v5+noise10`` (`rl.envs.distractors`). A name of the form ``module:Name-v0`` imports ``module`` first,
-    which registers it: an environment of your own.
+    which registers it: an environment of your own. ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels
+    (`rl.envs.pixels`).
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
@@ -49,15 +50,14 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     from NumPy's global generator and from an unseeded action space.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
-    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them. Pixel observations
-    of MuJoCo tasks need a renderer, on a machine without a screen ``MUJOCO_GL=egl`` or ``osmesa``.
+    mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
 
     Args:
         name: a registered environment.
         seed: makes the first ``reset()`` and the sampling of actions reproducible.
 
     Raises:
-        ImportError: the package that registers this name is not installed.
+        ImportError: the package that registers this name is not installed, or MuJoCo cannot render.
         TypeError: an observation or action space that agents here cannot use, or distractors for observations that
             are no vectors.
         ValueError: no environment has this name (the nearest names are listed), its version is retired, or what
@@ -91,17 +91,32 @@ def describe(env: gymnasium.Env) -> tuple[Any, int, bool]:
     return shape, size, discrete
 
 
+def stacked_frames(name: str) -> int:
+    """How many frames each observation of the environment stacks, where only the newest is new; 0 elsewhere."""
+    return atari.STACK if _is_atari(name) else pixels.STACK if name.startswith(pixels.PREFIX) else 0
+
+
 def _build(name: str) -> gymnasium.Env:
-    """The environment as its authors made it, with its time limit."""
+    """The environment as its authors made it, with its time limit, or that environment from pixels."""
+    if name.startswith(pixels.PREFIX):
+        return pixels.from_pixels(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
+    return _task(name, atari.OPTIONS if _is_atari(name) else {})
+
+
+def _task(name: str, options: dict[str, Any]) -> gymnasium.Env:
     _register(name)
     try:
-        options: dict[str, Any] = atari.OPTIONS if _is_atari(name) else {}
         env = gymnasium.make(name, disable_env_checker=True, **options)
     except (ImportError, gymnasium.error.DependencyNotInstalled) as error:
         raise ImportError(f"environment {name!r} needs a package that cannot be imported: {error}") from error
     except gymnasium.error.Error as error:
         raise ValueError(f"unknown environment {name!r} ({error}){_nearest(name)}") from None
     except Exception as error:  # simulators fail in their own ways, some with an empty message
+        if options is pixels.OPTIONS and isinstance(error, TypeError):
+            raise ValueError(
+                f"environment {name!r} has no version {pixels.PREFIX}{name}: it is no MuJoCo task that can be "
+                f"made with {', '.join(options)} ({error})"
+            ) from error
         remedy = _OLD_MUJOCO if name.startswith(("Fetch", "FrankaKitchen", "Hand")) else ""
         raise RuntimeError(f"environment {name!r} could not be built: {error!r}{remedy}") from error
     assert env.spec is not None

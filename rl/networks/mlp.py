@@ -9,9 +9,8 @@ the dense layers, all of them, take the features of all entries side by side, in
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import distrax
 import jax
 import jax.numpy as jnp
 
@@ -19,6 +18,9 @@ from rl.networks import cnn, transformer
 from rl.networks.base import Network, from_linen
 from rl.networks.layers import DEFAULT, MLP, Architecture
 from rl.types import Array, Key, Params, Spec
+
+if TYPE_CHECKING:
+    import distrax  # takes a third of the time in which a script starts: imported by what builds a distribution
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
 VECTOR = Spec((0,), 0)  # of networks over vectors, of any size
@@ -198,6 +200,8 @@ def behaviour_policy(spec: Spec, hidden: Sequence[int], architecture: Architectu
     state, as in IQL's code; not squashed, so that logged actions at the bounds have a finite density.
     Discrete: categorical.
     """
+    import distrax
+
     body = _policy(spec, spec.action_size, hidden, architecture)
     if spec.discrete:
 
@@ -219,6 +223,8 @@ def behaviour_policy(spec: Spec, hidden: Sequence[int], architecture: Architectu
 
 def squashed_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
     """observation -> a tanh-squashed diagonal normal on (-1, 1)^D (SAC, Haarnoja et al. 2018)."""
+    import distrax
+
     body = _policy(spec, 2 * spec.action_size, hidden, architecture)
 
     def apply(params: Params, observation: Array, key: Key | None = None) -> distrax.Distribution:

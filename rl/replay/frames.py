@@ -2,7 +2,7 @@
 
 Stacked observations share all but one frame with their neighbours, and the next observation is the observation of
 the row after. So a row keeps only the newest frame, and `transitions` gathers what a stack needs from the rows
-around it. One million steps of 84 x 84 take 7.07 GB.
+around it. One million steps of 84 x 84 take 7.07 GB for each channel: 1 of grey frames, 3 of RGB.
 
 Rows are written in blocks of ``stride`` environments, as `rl.replay.ring` describes.
 """
@@ -22,32 +22,40 @@ from rl.types import Array, Key, Transition
 class Row(NamedTuple):
     """One step of one environment, or a batch of them."""
 
-    frame: Any  # [..., H, W] uint8, the newest
-    action: Any  # [...] int32
+    frame: Any  # [..., H, W, C] uint8, the newest; C is 1 for grey and 3 for RGB
+    action: Any  # [..., D] float32 or [...] int32
     reward: Any  # [...] float32
     discount: Any  # [...] float32: 0 where the episode terminated
     first: Any  # [...] bool: the first step of its episode
 
 
-def compress(row: ring.Row) -> Row:
-    """What is kept of a step with stacked observations [..., H, W, C]. Raises ValueError for dicts of arrays."""
+def compress(row: ring.Row, depth: int) -> Row:
+    """What is kept of a step whose observations [..., H, W, depth * C] are ``depth`` frames, the newest last.
+
+    Raises:
+      ValueError: the observation is a dict of arrays, or no stack of ``depth`` frames.
+    """
     if isinstance(row.observation, Mapping):
         raise ValueError(
             "a replay of video frames keeps the newest of one stack of images, not of the dictionary "
             f"{', '.join(sorted(row.observation))}: keep whole steps (rl.online.steps)"
         )
-    return Row(row.observation[..., -1], row.action, row.reward, row.discount, row.first)
+    channels, rest = divmod(row.observation.shape[-1], depth)
+    if rest:
+        raise ValueError(f"observations of shape {row.observation.shape} are not stacks of {depth} frames")
+    return Row(row.observation[..., -channels:], row.action, row.reward, row.discount, row.first)
 
 
 def stacks(memory: ring.Ring, slots: Array, depth: int, stride: int = 1) -> Array:
-    """Observations [B, H, W, depth] at ``slots`` [B]: black before the start of the episode."""
+    """Observations [B, H, W, depth * C] at ``slots`` [B]: black before the start of the episode."""
     size = ring.capacity(memory)
     back = (slots[:, None] - stride * jnp.arange(depth)) % size  # the newest first
     started = (
         jnp.cumsum(memory.rows.first[back], 1) - memory.rows.first[back]
     )  # firsts between it and the slot
-    frames = jnp.where((started > 0)[..., None, None], 0, memory.rows.frame[back])
-    return jnp.moveaxis(frames[:, ::-1], 1, -1)
+    frames = jnp.where((started > 0)[..., None, None, None], 0, memory.rows.frame[back])
+    stacked = jnp.moveaxis(frames[:, ::-1], 1, -2)
+    return stacked.reshape(*stacked.shape[:-2], -1)
 
 
 def transitions(
@@ -58,7 +66,7 @@ def transitions(
     discount: float | Array = 1.0,
     stride: int = 1,
 ) -> Transition:
-    """Transitions [B] over ``n`` steps, as `ring.transitions`, with observations [B, H, W, depth].
+    """Transitions [B] over ``n`` steps, as `ring.transitions`, with observations [B, H, W, depth * C].
 
     Where a time limit cuts the episode within these steps, the last observation was never kept: they end one step
     earlier. From a row at which it is cut at once they start one step earlier, too. An episode cut after its only

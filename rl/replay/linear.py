@@ -58,7 +58,8 @@ def check(data: Trajectories) -> None:
 def _check_simplex(name: str, features: Array) -> None:
     if isinstance(features, jax.core.Tracer) or features.size == 0:
         return
-    lowest, highest = float(np.min(features)), float(np.max(np.sum(features, -1)))
+    values = np.asarray(features)
+    lowest, highest = float(values.min()), float(values.sum(-1).max())
     if not lowest >= -_TOLERANCE:  # NaN included
         raise ValueError(
             f"{name} are not on the simplex: one is {lowest:.4g}. Features of a linear MDP are the weights of its "

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from rl.types import Array
 from rl.values.losses import huber
@@ -187,8 +188,8 @@ def hl_gauss(
     interior = size - 2 * padding
     _check_support(low, high, interior)
     width = (high - low) / interior
-    edges = jnp.arange(size + 1, dtype=jnp.float32) - padding  # in bin widths from `low`
-    centres = low + width * (edges[:-1] + 0.5)
+    edges = np.arange(-padding, size + 1 - padding, dtype=np.float32)  # in bin widths from `low`
+    centres = np.asarray(low + width * (edges[:-1] + 0.5), np.float32)
 
     def encode(y: Array) -> Array:
         distance = edges - _position(y, low, width, interior)[..., None]
@@ -275,7 +276,7 @@ def quantile(size: int = 51, kappa: float = 1.0) -> ValueHead:
 
 
 def _categorical(
-    atoms: Array, backup: Callable[[Callable[[Array], Array]], tuple[_Backup, _Backup]]
+    atoms: Array | np.ndarray, backup: Callable[[Callable[[Array], Array]], tuple[_Backup, _Backup]]
 ) -> ValueHead:
     """What the three softmax heads share; ``backup`` makes `target` and `clipped` from the value function."""
     size = atoms.shape[0]
