@@ -43,7 +43,7 @@ WORLDS: dict[str, tuple[str, int]] = {
     "4 distractors": ("distractors", 4),
     "16 distractors": ("distractors", 16),
     "16 of noise": ("noise", 16),
-    "16 of noise, whole": ("noise", 16),
+    "16 of noise predicted whole": ("noise", 16),
 }
 PLAIN, FEW, MANY, NOISE, WHOLE = WORLDS
 NARROW = 8  # the width at which claims are judged, and the only one for noise
@@ -508,6 +508,7 @@ def fixed(settings: Settings, name: str, width: int, loss: str, work: studies.Wo
 
 # ---- landscape -----------------------------------------------------------------------------------------------------
 
+LANDSCAPE = PLAIN  # the world of the pictures; distractors would be foreseen rightly
 SHAPES = ("mse", "vagram", "taylor", "vaml")
 PIXELS = 61  # of a picture's side
 SAMPLES = 32  # next states of each seed
@@ -533,14 +534,16 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
     of the median over all; mean over next states. A picture's rows are velocities.
     """
     del work
-    world = prepared(settings, PLAIN)
+    world = prepared(settings, LANDSCAPE)
     line = jnp.linspace(-1, 1, PIXELS)
     speed, angle = (x.reshape(-1) for x in jnp.meshgrid(line, line, indexing="ij"))
-    guesses = _observed(jnp.pi * angle, SPEEDS * speed)
+    guessed = _observed(jnp.pi * angle, SPEEDS * speed)
 
     def one(value: Value, data: Data) -> dict[str, dict[str, Array]]:
         def of_state(truth: Array) -> dict[str, tuple[Array, Array]]:
             here = jnp.arctan2(truth[1], truth[0]) / jnp.pi, truth[2] / SPEEDS
+            beside = jnp.broadcast_to(truth[TASK:], (len(guessed), len(truth) - TASK))
+            guesses = jnp.concatenate([guessed, beside], -1)
             across = jnp.abs(angle - here[0])
             distance = jnp.hypot(jnp.minimum(across, 2 - across), speed - here[1])
             found = {}
@@ -558,11 +561,11 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
 
     found = jax.jit(jax.vmap(one))(world.value, world.test)
     truth = np.asarray(world.test.next_observation[0, 0])
-    picture = {name: np.asarray(x[0]).reshape(PIXELS, PIXELS) for name, x in found["picture"].items()}
+    pictures = {name: np.asarray(found["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
     return {
-        "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in picture.items()},
+        "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in pictures.items()},
         "truth": [float(np.arctan2(truth[1], truth[0]) / np.pi), float(truth[2] / SPEEDS)],
-        "reach": {name: np.asarray(x) for name, x in found["reach"].items()},
+        "reach": {name: np.asarray(found["reach"][name]) for name in SHAPES},
     }
 
 
