@@ -190,8 +190,8 @@ def scorer(
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             with jax.default_device(cpu):
-                found = episodes(jax.device_put(state, cpu), index)
-            return {f"eval/{name}": value for name, value in found.items()}
+                scores = episodes(jax.device_put(state, cpu), index)
+            return {f"eval/{name}": value for name, value in scores.items()}
 
         yield score
 

@@ -112,7 +112,7 @@ class Trainer:
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self.relabelled = np.zeros(self._seeds, np.int64)  # episodes that joined the demonstrations
-        self.retrained, self.model_metrics = -1, dict[str, np.ndarray]()  # at which step; what it then said
+        self.retrained, self.model_metrics = -1, dict[str, np.ndarray]()  # at which step; its metrics then
         self._retraining = retraining
         self._updates, self._period = rhythm
         self._learning_starts, self._random_steps = learning_starts, random
@@ -200,8 +200,8 @@ class Trainer:
             "relabelled": self.relabelled.tolist(),
         }
         if self._retraining:
-            said = {name: value.tolist() for name, value in self.model_metrics.items()}
-            notes["retraining"] = {"step": self.retrained, "metrics": said}
+            metrics = {name: value.tolist() for name, value in self.model_metrics.items()}
+            notes["retraining"] = {"step": self.retrained, "metrics": metrics}
         return notes
 
     def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:

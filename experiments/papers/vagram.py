@@ -99,14 +99,14 @@ def run(settings: Settings) -> dict[str, Any]:
     of_all = studies.chosen(settings, "losses", "widths")
     variants = {name: studies.Variant(function, of_all, steps) for name, (function, steps) in work.items()}
     finished = studies.train(settings, variants, "VaGraM")
-    found: dict[str, Any] = {part: {} for part in PARTS if part in parts}
+    outcomes: dict[str, Any] = {part: {} for part in PARTS if part in parts}
     for name, outcome in finished.outcomes.items():
         part, *where = name.split(", ")
-        place = found
+        place = outcomes
         for step in (part, *where)[:-1]:
             place = place.setdefault(step, {})
         place.setdefault((part, *where)[-1], {}).update(outcome)
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, **found}, report, claims)
+    result = studies.finish(settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims)
     draw(Path(settings.out), result)
     return result
 
@@ -194,8 +194,8 @@ def _pendulum_claims(worlds: Mapping[str, Any]) -> Iterator[studies.Claim]:
             yield studies.Claim(text, where, gain, studies.summarised(lambda x: x < 100))
 
 
-def _landscape_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    reach = found["reach"]
+def _landscape_claims(outcome: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    reach = outcome["reach"]
     for loss, where in (
         ("vaml", f"{PAPER}authors' blog: VAML follows the value's iso-lines"),
         ("taylor", f"{PAPER}in words: of rank one, unbounded where the gradient is 0"),
@@ -251,8 +251,8 @@ def _toy_claims(curves: Mapping[str, Any]) -> Iterator[studies.Claim]:
     yield studies.Claim(text, "closed form", off, below(0.05))
 
 
-def _heads_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    for noise, rows in found.items():
+def _heads_claims(outcome: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    for noise, rows in outcome.items():
         for head in HEADS[1:]:
             if {head, "scalar"} <= rows.keys():
                 place = f"heads, reward noise {noise}"
@@ -276,11 +276,11 @@ def sentence(result: Mapping[str, Any]) -> str:
     many = result.get("pendulum", {}).get(MANY, {}).get(str(NARROW), {})
     if not {"mse", "vagram", "anisotropic"} <= many.keys():
         return "Without mse, vagram and anisotropic there is no answer to what VaGraM gains by."
-    said = " ".join(f"By {measure}, {_said(many, gain)}." for measure, gain in GAINS.items())
-    return f"With {MANY} and {NARROW} hidden units: {said}"
+    sentences = " ".join(f"By {measure}, {_comparison(many, gain)}." for measure, gain in GAINS.items())
+    return f"With {MANY} and {NARROW} hidden units: {sentences}"
 
 
-def _said(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray]) -> str:
+def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray]) -> str:
     vagram, random, plain = many["vagram"], many["anisotropic"], many["mse"]
     better = lambda one, other: studies.positive(gain(one, other))[0] is True
     if not better(vagram, plain):
@@ -373,15 +373,17 @@ def _widths(world: Mapping[str, Any]) -> list[str]:
     return sorted((name for name in world if name != "known"), key=int)
 
 
-def _landscape_report(found: Mapping[str, Any]) -> Iterator[str]:
+def _landscape_report(outcome: Mapping[str, Any]) -> Iterator[str]:
     yield "## Landscape: what losses charge"
-    angle, speed = found["truth"]
+    angle, speed = outcome["truth"]
     yield (
         f"Pictures: log10 of the loss over its median, for predictions of the next state at angle {angle:.2f} (half "
         f"turns) and velocity {speed:.2f} (of the largest). Table: the largest distance of predictions that cost less "
         f"than {CHEAP:.0%} of the median, mean over {SAMPLES} states of each seed."
     )
-    yield studies.table(("loss", "reach"), [(loss, studies.between(x)) for loss, x in found["reach"].items()])
+    yield studies.table(
+        ("loss", "reach"), [(loss, studies.between(x)) for loss, x in outcome["reach"].items()]
+    )
     yield "![loss landscapes](landscape.png)"
 
 
@@ -432,7 +434,7 @@ def _toy_report(curves: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
     yield "![deviation of the prediction](toy.png)"
 
 
-def _heads_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+def _heads_report(outcome: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     yield "## Heads: whose gradients are weights"
     yield (
         f"{MANY}; values of the optimal policy by {settings['heads_updates']:,} updates with temporal differences, "
@@ -451,7 +453,7 @@ def _heads_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
         ("reward noise", "head", *(title for title, _ in columns.values())),
         [
             (noise, head, *(studies.between(row[what], style) for what, (_, style) in columns.items()))
-            for noise, rows in found.items()
+            for noise, rows in outcome.items()
             for head, row in rows.items()
         ],
     )

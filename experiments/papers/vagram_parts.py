@@ -204,8 +204,8 @@ def annotated(loss: losses.Loss, context: value_aware.Context, batch: Rows) -> R
     """The rows [1, B, ...] with what the loss asks of their values now."""
     if loss.annotate is None:
         return batch
-    said = loss.annotate(context, batch.next_observation[0])
-    return batch._replace(annotation=jax.tree.map(lambda x: x[None], said))
+    annotation = loss.annotate(context, batch.next_observation[0])
+    return batch._replace(annotation=jax.tree.map(lambda x: x[None], annotation))
 
 
 def standardised(data: Data, observation: Array, action: Array) -> Array:
@@ -485,8 +485,8 @@ def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nda
     def one(value: Value, data: Data, key: Key) -> dict[str, Array]:
         of = partial(world.valued.of, value)
         error = of(data.observation) - grid_value(table, settings.grid, data.observation)
-        said = value_aware.annotate(one_value(world), value, data.next_observation)
-        weight = jnp.square(said.gradient[:, 0]).mean(0)
+        annotation = value_aware.annotate(one_value(world), value, data.next_observation)
+        weight = jnp.square(annotation.gradient[:, 0]).mean(0)
         beside = weight[TASK:].mean() if len(weight) > TASK else jnp.zeros(())
         guess = lambda observation, action, key: world.world.step(observation, action, key)[0]
         return {
@@ -495,8 +495,8 @@ def known(settings: Settings, name: str, work: studies.Work) -> dict[str, np.nda
             "true_return": control(world.world, guess, of, key, settings.starts),
         }
 
-    found = jax.jit(jax.vmap(one))(world.value, world.test, seed_keys(settings, "judge"))
-    return {"known": capped(found)}
+    judged = jax.jit(jax.vmap(one))(world.value, world.test, seed_keys(settings, "judge"))
+    return {"known": capped(judged)}
 
 
 def fixed(settings: Settings, name: str, width: int, loss: str, work: studies.Work) -> dict[str, Any]:
@@ -546,26 +546,26 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
             guesses = jnp.concatenate([guessed, beside], -1)
             across = jnp.abs(angle - here[0])
             distance = jnp.hypot(jnp.minimum(across, 2 - across), speed - here[1])
-            found = {}
+            charged = {}
             for name in SHAPES:
                 cost = charged(one_value(world), value, name, truth, guesses)
                 share = cost / jnp.median(cost)
-                found[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
-            return found
+                charged[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
+            return charged
 
-        found = jax.lax.map(of_state, data.next_observation[:SAMPLES])
+        charged = jax.lax.map(of_state, data.next_observation[:SAMPLES])
         return {
-            "picture": {name: share[0] for name, (share, _) in found.items()},
-            "reach": {name: reach.mean() for name, (_, reach) in found.items()},
+            "picture": {name: share[0] for name, (share, _) in charged.items()},
+            "reach": {name: reach.mean() for name, (_, reach) in charged.items()},
         }
 
-    found = jax.jit(jax.vmap(one))(world.value, world.test)
+    charged = jax.jit(jax.vmap(one))(world.value, world.test)
     truth = np.asarray(world.test.next_observation[0, 0])
-    pictures = {name: np.asarray(found["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
+    pictures = {name: np.asarray(charged["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
     return {
         "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in pictures.items()},
         "truth": [float(np.arctan2(truth[1], truth[0]) / np.pi), float(truth[2] / SPEEDS)],
-        "reach": {name: np.asarray(found["reach"][name]) for name in SHAPES},
+        "reach": {name: np.asarray(charged["reach"][name]) for name in SHAPES},
     }
 
 
@@ -711,8 +711,8 @@ def expected(loss: str, mean: Any, deviation: Any) -> Any:
 
 def toy(settings: Settings, loss: str, work: studies.Work) -> dict[str, np.ndarray]:
     """Mean and deviation of the prediction, [PIECES, S] each, from different starts."""
-    asked = lambda state, observation: toy_value(observation)[None]
-    of = value_aware.make(loss, asked, value_aware.Settings(normalise=False, clip_quantile=1.0))
+    values = lambda state, observation: toy_value(observation)[None]
+    of = value_aware.make(loss, values, value_aware.Settings(normalise=False, clip_quantile=1.0))
     optimiser = adam(settings, settings.toy_updates)
     count, size = settings.toy_updates // PIECES, settings.batch_size
     keys = seed_keys(settings, "toy")
@@ -731,10 +731,10 @@ def toy(settings: Settings, loss: str, work: studies.Work) -> dict[str, np.ndarr
 
             def cost(params: Params) -> Array:
                 both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
-                said = losses.Prediction(both(params["mean"]), both(params["log_variance"]))
+                prediction = losses.Prediction(both(params["mean"]), both(params["log_variance"]))
                 context = value_aware.Context(())
                 batch = annotated(of, context, Rows(jnp.zeros((1, size, 0)), outputs, outcome))
-                return of.train(context, said, batch, keys[1]).mean()
+                return of.train(context, prediction, batch, keys[1]).mean()
 
             steps, moments = optimiser.update(jax.grad(cost)(params), moments, params)
             return (optax.apply_updates(params, steps), moments), None
@@ -825,9 +825,9 @@ def of_head(settings: Settings, name: str, noise: float, work: studies.Work) -> 
         gradient = value_aware.annotate(values, value, seen).gradient[:, 0]
         error = valued.of(value, seen) - grid_value(solution.value, settings.grid, seen)
         true = grid_gradient(solution.value, settings.grid, seen) * UNITS
-        own = by_state(seen, gradient) * UNITS
-        norm = jnp.linalg.norm(own, axis=-1)
-        cosine = (own * true).sum(-1) / jnp.maximum(norm * jnp.linalg.norm(true, axis=-1), 1e-9)
+        by_head = by_state(seen, gradient) * UNITS
+        norm = jnp.linalg.norm(by_head, axis=-1)
+        cosine = (by_head * true).sum(-1) / jnp.maximum(norm * jnp.linalg.norm(true, axis=-1), 1e-9)
         weight = jnp.square(gradient).mean(0)
         return {
             "rmse": jnp.sqrt(jnp.square(error).mean()),
