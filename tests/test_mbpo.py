@@ -325,6 +325,7 @@ def test_a_model_that_diverged_is_named_with_its_step() -> None:
 # ---- the script --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.command
 def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -119,6 +119,7 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     assert not chunks(out)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
