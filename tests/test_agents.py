@@ -1216,6 +1216,7 @@ def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
     return q, values(q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", heads.NAMES)
 def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
     mdp, taus, beta = table(), [0.5, 0.8, 0.95], 2.0

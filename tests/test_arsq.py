@@ -112,6 +112,7 @@ def advantages(e: Enumerated, prefix: list[int]) -> np.ndarray:
     return values - ALPHA * special.logsumexp(values / ALPHA, axis=1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_soft_value_of_all_actions_is_v_and_acting_takes_the_best_bin_of_the_smaller_member(
     variant: str,
@@ -135,6 +136,7 @@ def test_the_soft_value_of_all_actions_is_v_and_acting_takes_the_best_bin_of_the
         np.testing.assert_allclose(chosen[row], e.actions[index], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_conditioning_the_greedy_path_is_the_best_action_and_with_it_need_not_be() -> None:
     """One member, by enumeration in many states: independent tokens sum, and the best bins make the best sum.
 
@@ -172,6 +174,7 @@ def test_exploring_draws_bins_in_proportion_to_the_smaller_advantages() -> None:
     assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / draws)
 
 
+@pytest.mark.slow
 def test_cloning_is_for_demonstrations_alone_and_is_divided_by_their_number() -> None:
     """Rows of other origins change what TD learns, and not the BC term; without origins all rows are logged."""
     learner, rows = make(demonstrations=2), batch(6)
@@ -197,6 +200,7 @@ def test_cloning_is_for_demonstrations_alone_and_is_divided_by_their_number() ->
     assert metrics([1, 0, 2, 2, 2, 2], elsewhere)["bc_loss"] != pytest.approx(rest, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
     learner = make()
     assert learner.weighted is not None
@@ -214,6 +218,7 @@ def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
     np.testing.assert_allclose(distance, error.mean(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["scalar", "c51", "quantile"])
 def test_a_bandit_of_correlated_dimensions_is_solved_by_every_kind_of_head(head: str) -> None:
     """The best of three modes is rare, and its coordinates are each those of a worse one: V and the best action."""

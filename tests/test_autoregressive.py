@@ -35,6 +35,7 @@ def filled(init: Any, *inputs: Any) -> Any:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRUNKS)
 def test_side_by_side_and_one_after_another_every_token_is_its_block_of_a_plain_network(name: str) -> None:
     trunks, hidden = TRUNKS[name], (6, 6, 4)

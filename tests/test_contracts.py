@@ -43,6 +43,14 @@ CASES = [
 # Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's.
 each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
 
+# Every head, where a test runs epochs: of the others, whose updates are tested in every way below and in test_agents,
+# only outside CI.
+trained = pytest.mark.parametrize(
+    "case",
+    [pytest.param(*case.values, id=case.id, marks=[pytest.mark.long] * bool(case.marks)) for case in CASES],
+    indirect=True,
+)
+
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {
     "arsq": {"bins": 3},
@@ -180,10 +188,12 @@ def moved(before: Any, after: Any) -> set[str]:
 # ---- every agent with every head --------------------------------------------------------------------
 
 
+@trained
 def test_same_key_same_bits(case: Case) -> None:
     assert_same_bits(case.epochs(2), case.after(2))
 
 
+@trained
 def test_different_keys_differ_everywhere(case: Case) -> None:
     """From the same parameters: in what is initialised, and in what the updates draw."""
     twins = jax.tree.map(lambda x: x[np.array([0, 0])], case.start._replace(step=None))
@@ -194,11 +204,13 @@ def test_different_keys_differ_everywhere(case: Case) -> None:
     assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {"log_alpha"}
 
 
+@pytest.mark.slow
 @each_agent
 def test_one_epoch_of_60_is_three_of_20_bit_for_bit(case: Case) -> None:
     assert_same_bits(case.longer(case.start, case.dataset, case.keys)[0], case.after(3))
 
 
+@trained
 def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_path: Any) -> None:
     run = {"state": case.copy(case.start), "keys": case.keys}
     checkpoint.save(tmp_path, STEPS, run | {"state": case.copy(case.after(1))}, {})
@@ -209,6 +221,7 @@ def test_kill_and_resume_is_bit_for_bit_the_uninterrupted_run(case: Case, tmp_pa
     assert len(case.traces) == 1
 
 
+@pytest.mark.slow
 @each_agent
 def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
     """To 1e-6 and not to the bit: vmapped matrix products sum in another order, and 20 steps of Adam, each of
@@ -222,6 +235,7 @@ def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
     assert_close(one_of_many.target, state.target)
 
 
+@trained
 def test_one_compile_per_run_and_nothing_crosses_to_the_host(case: Case) -> None:
     state = case.copy(case.start)
     with jax.transfer_guard("disallow"):
@@ -398,6 +412,7 @@ def test_a_metric_that_is_not_finite_stops_the_run_and_says_which_when_and_where
     assert f"(seeds {hit})" in str(raised.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batched", [True, False])
 def test_a_sweep_in_one_program_trains_what_separate_programs_train(batched: bool) -> None:
     (loaded, make), seeds = iql(), loop().keys[:2]

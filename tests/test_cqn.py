@@ -160,6 +160,7 @@ def updated(which: str, weight: Any = None, **fields: Any) -> tuple[State, dict[
     return updates()[which](made()[1], rows, np.ones(ROWS, np.float32) if weight is None else weight, KEY)
 
 
+@pytest.mark.slow
 def test_demonstration_terms_are_for_logged_rows_alone() -> None:
     """Their mean is over demonstrations; without any they are 0 and the update is that of TD alone."""
     origins = [np.int32([source.LOGGED] * n + [source.ONLINE] * (ROWS - n)) for n in (0, 2, ROWS)]
@@ -177,6 +178,7 @@ def test_demonstration_terms_are_for_logged_rows_alone() -> None:
     np.testing.assert_allclose(none["critic_loss"], every["critic_loss"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_terminations_are_ignored_only_where_asked_for() -> None:
     alive = np.ones(ROWS, np.float32)
     for which, ignores in (("whole", False), ("endless", True)):

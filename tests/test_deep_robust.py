@@ -105,6 +105,7 @@ def test_a_price_that_none_can_pay_leaves_the_mean_over_proposals(divergence: st
     assert all(abs((chosen == value).mean() - 1 / 3) < 0.04 for value in (0.0, 1.0, 5.0))
 
 
+@pytest.mark.slow
 def test_a_price_of_next_to_nothing_leaves_the_worst_case() -> None:
     for divergence in DIVERGENCES:
         seen = shown(rows([1.0, -7.0]), (0.0, 5.0), divergence, 1e-6, 50)
@@ -263,6 +264,7 @@ def test_a_model_that_is_sure_changes_nothing(agent: str, kind: str) -> None:
     assert metrics["robust_loss"] == metrics["robust_price"] == 0
 
 
+@pytest.mark.slow
 def test_a_model_that_is_sure_costs_nothing_under_a_noisy_policy() -> None:
     """Equal next states have equal values, though soft actor-critic draws an action at each of them."""
     learner, batch = built("sac", "continuous", heads.scalar())

@@ -154,6 +154,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
 # ---- what is learnt -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_it_learns_means_and_deviations(fitted: tuple[ensemble.Ensemble, ensemble.Model]) -> None:
     world, model = fitted
     held = log(200, seed=1).transitions
@@ -183,6 +184,7 @@ def test_error_is_that_of_the_parameters_that_are_returned(
     np.testing.assert_allclose(model.deviation, columns.std(0), rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_deterministic_proposals_are_means() -> None:
     world = built(deterministic=True, updates=20)
     model = world.fit(log(), KEY)
@@ -350,6 +352,7 @@ def test_a_fit_goes_on_from_the_model_and_returns_it_where_nothing_is_better(
         built(hidden=(4,)).fit(log(), KEY, model)
 
 
+@pytest.mark.slow
 def test_integer_actions_enter_one_hot() -> None:
     rng = np.random.default_rng(0)
     action = rng.integers(0, 3, 400)

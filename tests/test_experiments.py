@@ -303,7 +303,7 @@ def test_widths_must_be_whole_numbers(value: Any) -> None:
         flags.with_fields(iql.Config(), {"hidden": value})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_at_the_command_line() -> None:
     """The wiring of the above: exit codes, streams, and no traceback."""
@@ -356,6 +356,7 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+@pytest.mark.slow
 def test_a_sweep_of_discounts_has_a_support_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -475,6 +476,7 @@ def test_result_says_what_was_run_and_how_good_it_is(evaluated: tuple[Path, dict
     assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.slow
 def test_losses_on_held_out_data_are_logged_and_nobody_trains_on_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -597,7 +599,7 @@ def checkpoints(folder: Path) -> int:
     return max((int(path.name) for path in found), default=0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_and_ctrl_c_at_any_time_resume_to_the_same_bits(
     evaluated: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -634,7 +636,7 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> None:
     """As on two hosts: the same command on each, seeds over the processes, batches over each one's devices.
 
@@ -645,7 +647,7 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
         "JAX_NUM_PROCESSES": "2",
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
     own = ["--agent.hidden=8,8"]
     processes = [start(*arguments(chosen, *own), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]

@@ -117,6 +117,7 @@ def test_stacks_are_those_that_were_seen(
     assert found.observation.dtype == jnp.uint8
 
 
+@pytest.mark.slow
 def test_the_next_action_is_the_one_taken_there() -> None:
     game = Game(60, 1, 50)
     slots = frames.draw(game.memory, jax.random.key(0), 200, DEPTH)

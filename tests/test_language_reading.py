@@ -22,6 +22,7 @@ class Judgement(NamedTuple):
     v: Any
 
 
+@pytest.mark.slow
 def test_texts_are_scored_and_compared_with_what_followed() -> None:
     rewards = [1.0, -1.0, 0.5]
     rows = replay.pack(

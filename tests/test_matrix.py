@@ -61,7 +61,7 @@ def test_what_the_table_cannot_have_is_refused_at_once(wrong: dict, message: str
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_the_table_is_made_and_made_again_without_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -250,6 +250,7 @@ def course() -> Iterator[dict[str, Any]]:
         yield {"trainer": trainer, "said": said, "kept": kept, "compiled": compiled, "fits": list(fits)}
 
 
+@pytest.mark.slow
 def test_every_program_compiles_once_while_schedules_move(course: dict[str, Any]) -> None:
     """Four fits and rollouts of 1, 2, 3 and 4 steps; the first fit is made between steps 20 and 21."""
     lengths = [float(course["said"][step]["model/rollout_length"][0]) for step in (22, 40, 41, 60)]

@@ -263,6 +263,7 @@ class Demonstrated:
         return before, said[0]
 
 
+@pytest.mark.slow
 def test_successful_episodes_join_the_demonstrations() -> None:
     """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
     runs = Demonstrated()
@@ -483,6 +484,7 @@ def test_a_run_that_goes_on_is_the_uninterrupted_one_to_the_bit(
     assert_same_run(tmp_path / "whole", tmp_path / "parts", 40)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_dictionary_are_remembered_together(tmp_path: Path) -> None:
     """Of two environments; the toy observes its last action and its clock beside the goal of its episode."""
     online.run(settings(tmp_path, env="toy_environments:Goal-v0", envs=2, steps=20), config())
@@ -524,6 +526,7 @@ def test_a_run_stopped_in_the_middle_of_an_episode_goes_on_to_the_same_bits(
     assert_same_run(finished[0], tmp_path, 40)
 
 
+@pytest.mark.slow
 def test_a_run_stopped_at_an_evaluation_is_evaluated(
     finished: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ def test_minimising_chi2_is_their_curve() -> None:
     assert np.abs(published - ours).max() < 0.04 < np.abs(published - correct).max()
 
 
+@pytest.mark.slow
 def test_unshifted_kl_is_optimistic_where_data_is_thin() -> None:
     """Pitfall 2: a factor that was never seen is worth the most there is, or nothing."""
     data = mdp(0.2)[1][0]
@@ -112,6 +113,7 @@ def test_unshifted_kl_is_optimistic_where_data_is_thin() -> None:
     np.testing.assert_allclose(shifted[0, 1], 0.0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_figure_1c_is_at_perturbation_09() -> None:
     """Its DRPVI curve is that of perturbation 0.9, at which the authors' last notebook stands, and not of 1."""
     env, datasets = mdp(0.2)

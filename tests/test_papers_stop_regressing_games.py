@@ -40,6 +40,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "| `hl_gauss` |" in (tmp_path / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_policy_is_scored_by_first_episodes() -> None:
     """One that never moves earns something from the balls that come to it, and less than its episodes' length."""
     from rl.types import Learner

@@ -46,6 +46,7 @@ def test_values_of_the_grid_are_those_of_policy_iteration() -> None:
     np.testing.assert_allclose(parts.solved(points).value, value, atol=0.05)
 
 
+@pytest.mark.slow
 def test_tables_are_interpolated_on_a_circle_of_angles() -> None:
     points = 24
     rng = np.random.default_rng(0)
@@ -96,6 +97,7 @@ def test_greedy_control_is_as_good_as_its_model() -> None:
     assert returns[0] > -500 and returns[1] < -1200
 
 
+@pytest.mark.slow
 def test_data_are_steps_of_the_world_and_distractors_those_of_episodes() -> None:
     world = parts.make_world(parts.FEW)
     distracting = parts.pool(world, jax.random.key(0), 1000)

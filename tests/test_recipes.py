@@ -198,6 +198,7 @@ def test_scene_health_check(y: float, z: float, visible: bool) -> None:
     assert manipulation._cube_is_visible(qpos) is visible
 
 
+@pytest.mark.slow
 def test_a_scene_episode_out_of_view_is_made_again_from_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds = []
 
@@ -264,6 +265,7 @@ def test_the_card_says_how_the_files_were_made(tmp_path: Path) -> None:
         assert digest.hexdigest() == card["sha256"][split]
 
 
+@pytest.mark.slow
 def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
     path = collect(STITCH, out=tmp_path, transitions=60, episode_steps=3, progress=False)
     train, val = (np.load(file)["observations"] for file in (path, tmp_path / f"{STITCH}-val.npz"))

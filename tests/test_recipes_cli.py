@@ -29,14 +29,19 @@ LONG = (
 )  # a second or two: long enough to be stopped in the middle
 
 
-def start(
-    out: Path, *flags: str, environment: dict[str, str] | None = None, **options
-) -> subprocess.Popen[str]:
-    headless = {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+Ask = Callable[..., tuple[int, str, str]]
+
+
+def headless() -> dict[str, str]:
+    """The environment of a machine without a screen."""
+    return {name: value for name, value in os.environ.items() if name not in ("DISPLAY", "MUJOCO_GL")}
+
+
+def start(out: Path, *flags: str, **options) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "experiments.collect", f"--out={out}", *flags],
         cwd=ROOT,
-        env=headless | {"HEADWAY_HOME": str(out / "home")} | (environment or {}),
+        env=headless() | {"HEADWAY_HOME": str(out / "home")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,6 +63,58 @@ def run(out: Path, *flags: str, **options) -> tuple[int, str, str]:
     process = start(out, *flags, **options)
     stdout, stderr = process.communicate(timeout=120)
     return process.returncode, stdout, stderr
+
+
+# One process for all commands that nothing interrupts, as starting one takes longer than what it is asked.
+SERVER = """
+import contextlib, io, json, os, sys
+from absl import app
+from absl.testing import flagsaver
+from experiments import collect
+
+answers = os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    flags, environment = json.loads(line)
+    out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
+    os.environ.update(environment)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), flagsaver.flagsaver():
+        try:
+            app.run(collect.main, ["collect", *flags])
+        except SystemExit as stopped:
+            status = stopped.code or 0
+            if isinstance(status, str):  # Python would print it, and end with 1
+                err.write(status)
+                status = 1
+    os.environ.clear()
+    os.environ.update(before)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        cwd=ROOT,
+        env=headless(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def ask(server: subprocess.Popen[str], tmp_path: Path) -> Ask:
+    """(flags, environment) -> exit status, standard output and error of a command that works in ``tmp_path``."""
+
+    def ask(*flags: str, **environment: str) -> tuple[int, str, str]:
+        command = [f"--out={tmp_path}", *flags], {"HEADWAY_HOME": str(tmp_path / "home")} | environment
+        print(json.dumps(command), file=server.stdin, flush=True)
+        return tuple(json.loads(server.stdout.readline()))
+
+    return ask
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -84,24 +141,25 @@ def workers(out: Path, dataset: str = DATASET) -> list[str]:
     return found
 
 
-def test_makes_the_files_and_then_leaves_them_alone(tmp_path: Path) -> None:
+def test_makes_the_files_and_then_leaves_them_alone(ask: Ask, tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=45", "--episode_steps=20", "--processes=2")
-    status, stdout, stderr = run(tmp_path, *flags)
+    status, stdout, stderr = ask(*flags)
     assert status == 0, stderr
     assert "60 transitions, 3 episodes of 20" in stdout
     assert "100%" in stderr
     modified = (tmp_path / f"{DATASET}.npz").stat().st_mtime_ns
-    status, stdout, _ = run(tmp_path, *flags)
+    status, stdout, _ = ask(*flags)
     assert status == 0
     assert stdout.startswith("Already there.")
     assert (tmp_path / f"{DATASET}.npz").stat().st_mtime_ns == modified
 
 
-def test_the_default_folder(tmp_path: Path) -> None:
-    assert run(tmp_path, f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2", "--out=")[0] == 0
+def test_the_default_folder(ask: Ask, tmp_path: Path) -> None:
+    assert ask(f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2", "--out=")[0] == 0
     assert (tmp_path / "home" / "ogbench" / f"{DATASET}.npz").exists()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     whole = collect(DATASET, out=tmp_path / "whole", transitions=20000, episode_steps=500, progress=False)
@@ -141,19 +199,18 @@ def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> Non
     assert read_card(out / whole.name)["steps_resumed"] > 0
 
 
-def test_describes_and_converts(tmp_path: Path) -> None:
+def test_describes_and_converts(ask: Ask, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     pytest.importorskip("minari")
     dataset = "hopper-random-regen-v5"
     collect(dataset, out=tmp_path, transitions=200, progress=False)
-    status, stdout, stderr = run(tmp_path, f"--describe={dataset}")
+    status, stdout, stderr = ask(f"--describe={dataset}")
     assert status == 0, stderr
     assert "200; observation [11], action [3]" in stdout
     assert f"--dataset={dataset} --transitions=200 --seed=0" in stdout
     assert (tmp_path / f"{dataset}-card.txt").read_text() in stdout
     assert (tmp_path / f"{dataset}-card.png").stat().st_size > 10_000
-    elsewhere = {"MINARI_DATASETS_PATH": str(tmp_path / "minari")}
-    status, stdout, stderr = run(tmp_path, f"--to_minari={dataset}", environment=elsewhere)
+    status, stdout, stderr = ask(f"--to_minari={dataset}", MINARI_DATASETS_PATH=str(tmp_path / "minari"))
     assert status == 0, stderr
     assert f"minari.load_dataset('headway/{dataset}'): 200 transitions" in stdout
 
@@ -215,45 +272,25 @@ WRONG_FLAGS = [
     ([DATASET, f"--dataset={DATASET}"], "Not a flag"),
 ]
 
-# One process for all commands, as starting one takes longer than what it is asked.
-EACH_COMMAND = """
-import contextlib, io, json, sys
-from absl import app
-from absl.testing import flagsaver
-from experiments import collect
 
-ends = []
-for flags in json.loads(sys.argv[1]):
-    text = io.StringIO()
-    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text), flagsaver.flagsaver():
-        try:
-            app.run(collect.main, ["collect", *flags])
-        except SystemExit as stopped:
-            ends.append((stopped.code, text.getvalue()))
-print(json.dumps(ends))
-"""
-
-
-def test_wrong_flags(tmp_path: Path) -> None:
+def test_wrong_flags(ask: Ask, tmp_path: Path) -> None:
     status, stdout, stderr = run(tmp_path)
     assert status == 1
     assert WRONG_FLAGS[0][1] in stdout + stderr
     assert "Traceback" not in stderr
-    commands = json.dumps([[f"--out={tmp_path}", *flags] for flags, _ in WRONG_FLAGS])
-    ends = json.loads(subprocess.check_output([sys.executable, "-c", EACH_COMMAND, commands], cwd=ROOT))
-    for (status, text), (flags, message) in zip(ends, WRONG_FLAGS, strict=True):
-        # Python prints the text of an exit, and its status is then 1.
-        assert status == 1 or isinstance(status, str), flags
-        assert message in text + str(status), flags
+    for flags, message in WRONG_FLAGS:
+        status, stdout, stderr = ask(*flags)
+        assert status == 1, flags
+        assert message in stdout + stderr, flags
 
 
-def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_other_settings_are_refused_with_the_remedy(ask: Ask, tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2")
     collect(DATASET, out=tmp_path, transitions=2, episode_steps=2, progress=False)
-    status, _, stderr = run(tmp_path, *flags, "--seed=1")
+    status, _, stderr = ask(*flags, "--seed=1")
     assert status == 1
     assert "pass --overwrite" in stderr
-    assert run(tmp_path, *flags, "--seed=1", "--overwrite")[0] == 0
+    assert ask(*flags, "--seed=1", "--overwrite")[0] == 0
 
 
 def test_help_teaches(tmp_path: Path) -> None:

@@ -8,12 +8,13 @@ where it should be averaged; Adam's would not.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,16 +36,18 @@ from rl.values import heads
 
 BATCH, STEPS, SEEDS = 152, 3, 2  # 152 = 8 * 19 is the length of nothing else in these programs
 
-# Every agent, and every head with some agent. Those of a line share a process, whose start takes as long as a case.
-GROUPS = [
-    [("continuous", "iql", "hl_gauss")],
-    [("continuous", "bc", "scalar"), ("continuous", "cql", "c51"), ("continuous", "edac", "scalar")],
-    [
-        ("continuous", "rebrac", "two_hot"),
-        ("continuous", "sac_n", "quantile"),
-        ("continuous", "td3_bc", "scalar"),
-    ],
-    [("discrete", "cql", "hl_gauss"), ("discrete", "dqn", "c51"), ("discrete", "iql", "quantile")],
+# Every agent, and every head with some agent. Actors and critics, critics alone and integer actions in CI.
+CASES = [
+    ("discrete", "dqn", "c51"),
+    ("continuous", "iql", "hl_gauss"),
+    ("continuous", "sac_n", "quantile"),
+    ("continuous", "bc", "scalar"),
+    ("continuous", "cql", "c51"),
+    ("continuous", "edac", "scalar"),
+    ("continuous", "rebrac", "two_hot"),
+    ("continuous", "td3_bc", "scalar"),
+    ("discrete", "cql", "hl_gauss"),
+    ("discrete", "iql", "quantile"),
 ]
 
 # Agents that draw nothing, and average everything over rows: `jax.pmap` computes what one device does.
@@ -57,8 +60,10 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-def launch(call: str, devices: int, module: str = "test_shard", **environment: str) -> subprocess.Popen[str]:
-    """A new process with that many devices, in which one of the functions below (or in ``module``) is called."""
+def launch(
+    program: str, devices: int, stderr: int | None = subprocess.STDOUT, **environment: str
+) -> subprocess.Popen[str]:
+    """A new process with that many devices, which finds the files of tests."""
     flags = (
         f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"
         # Eight devices on a busy machine with two cores may wait long for each other.
@@ -68,14 +73,47 @@ def launch(call: str, devices: int, module: str = "test_shard", **environment: s
     here = Path(__file__).parent
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
     return subprocess.Popen(
-        [sys.executable, "-c", f"import {module}; {module}.{call}"],
+        [sys.executable, "-c", program],
         env=inherited
         | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": f"{here.parent}{os.pathsep}{here}"}
         | environment,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
     )
+
+
+# One process for all that needs eight devices: its start, and the programs that all share, take as long as a case.
+SERVER = """
+import importlib, json, os, sys, traceback
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+for line in sys.stdin:
+    module, call = json.loads(line)
+    error = None
+    try:
+        eval(call, vars(importlib.import_module(module)))
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps(error), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def on_eight_devices(request: pytest.FixtureRequest) -> Iterator[Callable[[str], None]]:
+    """Calls one of the functions in the test's module in a process that has eight devices."""
+    server = launch(SERVER, 8, stderr=None)
+
+    def run(call: str) -> None:
+        print(json.dumps([request.module.__name__, call]), file=server.stdin, flush=True)
+        answer = server.stdout.readline()
+        assert answer, "the process with eight devices ended"
+        error = json.loads(answer)
+        assert error is None, error
+
+    yield run
+    server.communicate(timeout=60)
 
 
 def succeed(*processes: subprocess.Popen[str]) -> None:
@@ -152,6 +190,8 @@ def problem(kind: str, agent: str, head: str, **fields: Any) -> tuple[Dataset, A
 
 
 def seed(state: State, index: int) -> State:
+    """One seed's state, on the host."""
+    state = jax.device_get(state)
     return jax.tree.map(lambda x: x[index], state._replace(step=None))._replace(step=state.step)
 
 
@@ -172,26 +212,20 @@ def lengths(program: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "cases",
+    "case",
     [
-        pytest.param(
-            cases, id=",".join("-".join(case) for case in cases), marks=[pytest.mark.slow] * bool(index)
-        )
-        for index, cases in enumerate(GROUPS)
+        pytest.param(case, id="-".join(case), marks=[pytest.mark.long] if index > 2 else [])
+        for index, case in enumerate(CASES)
     ],
 )
-def test_eight_devices_compute_what_one_does(cases: list[tuple[str, str, str]]) -> None:
-    succeed(launch(f"on_eight_devices({cases})", 8))
-
-
-def on_eight_devices(cases: list[tuple[str, str, str]]) -> None:
-    assert jax.device_count() == 8
-    for case in cases:
-        print(*case, flush=True)  # shown where one fails
-        check_eight_devices(*case)
+def test_eight_devices_compute_what_one_does(
+    case: tuple[str, str, str], on_eight_devices: Callable[[str], None]
+) -> None:
+    on_eight_devices(f"check_eight_devices{case}")
 
 
 def check_eight_devices(kind: str, agent: str, head: str) -> None:
+    assert jax.device_count() == 8
     dataset, config, make = problem(kind, agent, head)
     learner = make(config)
     keys = jax.random.split(jax.random.key(0), SEEDS)
@@ -246,8 +280,8 @@ def check_eight_devices(kind: str, agent: str, head: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ["td3_bc", "rebrac"])
-def test_pmap_normalises_q_per_device(agent: str) -> None:
-    succeed(launch(f"on_pmap_with_a_batch_statistic({agent!r})", 8))
+def test_pmap_normalises_q_per_device(agent: str, on_eight_devices: Callable[[str], None]) -> None:
+    on_eight_devices(f"on_pmap_with_a_batch_statistic({agent!r})")
 
 
 def on_pmap_with_a_batch_statistic(agent: str) -> None:
@@ -268,8 +302,8 @@ def on_pmap_with_a_batch_statistic(agent: str) -> None:
 
 
 @pytest.mark.slow
-def test_seeds_spread_over_devices_train_as_on_one() -> None:
-    succeed(launch("on_a_device_per_seed()", 8))
+def test_seeds_spread_over_devices_train_as_on_one(on_eight_devices: Callable[[str], None]) -> None:
+    on_eight_devices("on_a_device_per_seed()")
 
 
 def on_a_device_per_seed() -> None:
@@ -289,8 +323,8 @@ def on_a_device_per_seed() -> None:
 
 
 @pytest.mark.slow
-def test_what_does_not_divide_is_refused() -> None:
-    succeed(launch("on_uneven_shares()", 8))
+def test_what_does_not_divide_is_refused(on_eight_devices: Callable[[str], None]) -> None:
+    on_eight_devices("on_uneven_shares()")
 
 
 def on_uneven_shares() -> None:
@@ -323,7 +357,7 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     processes = [
         launch(
-            f"on_two_hosts({str(tmp_path)!r})",
+            f"import test_shard; test_shard.on_two_hosts({str(tmp_path)!r})",
             2,
             JAX_COORDINATOR_ADDRESS=f"localhost:{port}",
             JAX_NUM_PROCESSES="2",
@@ -333,7 +367,7 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     ]
     succeed(*processes)
 
-    dataset, config, make = problem("discrete", "iql", "hl_gauss")
+    dataset, config, make = problem("discrete", "dqn", "hl_gauss")
     learner = make(config)
     run_keys = jax.random.split(jax.random.key(0), SEEDS)
     example = replay.take(dataset, jnp.arange(2))
@@ -352,7 +386,7 @@ def on_two_hosts(folder: str) -> None:
     shard.initialize()  # a notebook's second run
     assert (jax.process_count(), jax.device_count(), jax.local_device_count()) == (2, 4, 2)
     assert shard.is_main() == (os.environ["JAX_PROCESS_ID"] == "0")
-    dataset, config, make = problem("discrete", "iql", "hl_gauss")
+    dataset, config, make = problem("discrete", "dqn", "hl_gauss")
     keys = jax.random.split(jax.random.key(0), SEEDS)
     rows, seeds = shard.mesh(), shard.mesh(seed=2)  # of the two, `rows` splits batches between the hosts
     sampler = replay.sampler(BATCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec as P
-from test_shard import launch, succeed
+from test_shard import on_eight_devices  # noqa: F401 (a fixture)
 
 from rl import checkpoint, shard, train
 from rl.agents import bcoder, ilql
@@ -143,9 +143,9 @@ def on_eight(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bcoder", "ilql"])
-def test_eight_devices_compute_what_one_does(name: str) -> None:
-    succeed(launch(f"on_eight({name!r})", 8, "test_shard_language"))
+@pytest.mark.parametrize("name", [pytest.param("bcoder", marks=pytest.mark.long), "ilql"])
+def test_eight_devices_compute_what_one_does(name: str, on_eight_devices: Callable[[str], None]) -> None:  # noqa: F811
+    on_eight_devices(f"on_eight({name!r})")
 
 
 # ---- rules --------------------------------------------------------------------------------------------------------
