@@ -263,6 +263,7 @@ def test_every_program_compiles_once_while_schedules_move(course: dict[str, Any]
     assert not [x for step in (22, 40, 41, 43, 44, 60) for x in course["compiled"][step]]
 
 
+@pytest.mark.slow
 def test_the_share_is_that_of_the_schedule_to_the_step(course: dict[str, Any]) -> None:
     share = {
         step: said["train/model_share"]
@@ -275,6 +276,7 @@ def test_the_share_is_that_of_the_schedule_to_the_step(course: dict[str, Any]) -
         np.testing.assert_array_equal(share[step], 1.0)
 
 
+@pytest.mark.slow
 def test_older_rows_of_rollouts_are_left_out_while_rollouts_are_short(course: dict[str, Any]) -> None:
     """Of 64 rows that are kept when rollouts have 4 steps, 16 for each step that they have."""
     newest = [course["kept"][step][0]["loop"].memory.newest for step in (21, 40, 41, 60)]
@@ -283,6 +285,7 @@ def test_older_rows_of_rollouts_are_left_out_while_rollouts_are_short(course: di
     assert counts == [[8, 8], [24, 24], [48, 48], [64, 64]]
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_from_the_last_with_keys_and_values_of_its_own(course: dict[str, Any]) -> None:
     """Four fits of two seeds; plain error is added in the first 10 steps, that is by the first."""
     fit_keys, models, plain = zip(*course["fits"], strict=True)
@@ -295,6 +298,7 @@ def test_a_fit_goes_on_from_the_last_with_keys_and_values_of_its_own(course: dic
     assert (kernel[0] != kernel[1]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [22, 40, "fitted", 41])
 def test_it_goes_on_to_the_same_bits_from_either_side_of_a_fit(where: Any, course: dict[str, Any]) -> None:
     """The fit of step 40 is made before step 41, or was made already."""
