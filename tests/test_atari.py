@@ -103,6 +103,7 @@ def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
     settings, config = published("hl_gauss")
     chosen = dataclasses.replace(

@@ -365,6 +365,7 @@ def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_a_resumed_robust_run_has_the_bits_of_one_that_was_not_stopped(
     small_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,6 +80,7 @@ def without_fit(make: Callable[..., ensemble.Ensemble]) -> Callable[..., ensembl
 
 
 @pytest.mark.slow
+@pytest.mark.command
 def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
