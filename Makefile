@@ -54,7 +54,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
-	$(RUN) -m pip install -q -e '.[ogbench]'
+	$(RUN) -m pip install -q -e '.[ogbench,d4rl]'
 	touch $@
 
 # gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
