@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl import agents, data, evaluate, lifecycle
+from rl import agents, data, evaluate, lifecycle, log
 from rl.agents.optimisers import Adam
 from rl.replay import dataset as replay
 from rl.replay import transform
@@ -254,9 +254,13 @@ def check_fit(loaded: data.Loaded, environment: Spec) -> None:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Prints the last scores of a run."""
+    """Prints the last scores of a run, and where everything lies."""
     for name, score in result["scores"].items():
         last = score["last"]
         print(
             f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
         )
+    if not result["scores"]:
+        print("no episodes were played, so there are no scores: see --eval_episodes")
+    first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS
+    print(f"Everything is in {result['folder']}; look at {first} first.")

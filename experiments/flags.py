@@ -15,6 +15,7 @@ import functools
 import inspect
 import re
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -139,7 +140,10 @@ def parser(
         try:
             if config_of:
                 define(config_of(_agent(argv, settings.agent)), "agent.", values)
-            rest = values(argv)
+            try:
+                rest = values(argv)
+            except SystemExit:  # absl's, after --help; it ends as if that were wrong
+                raise SystemExit(0) from None
             if len(rest) > 1:
                 raise ValueError(f"not a flag: {' '.join(rest[1:])}. Flags are written --name=value.")
         except (flags.Error, ValueError, ImportError) as error:
@@ -164,7 +168,9 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         if not flags.FLAGS["verbosity"].present:
             logging.set_verbosity(logging.WARNING)  # orbax reports every file it writes
         try:
-            main(argv)
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
+                main(argv)
         except (train.Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
             raise SystemExit(130) from None
@@ -175,6 +181,11 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             raise SystemExit(1) from None
 
     return run
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+    """Without the line of code that it comes from, which says nothing to who typed a command."""
+    print(f"{category.__name__}: {message}", file=sys.stderr)
 
 
 def _explain(error: Exception, values: flags.FlagValues) -> str:

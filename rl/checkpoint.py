@@ -343,6 +343,9 @@ def _inspect(path: Path) -> dict[str, Any] | str:
         record = json.loads((path / _CARD).read_text())
     except (OSError, ValueError):
         return "half-written: it has no readable card.json"
+    missing = {"step", "card", "leaves", "files"} - set(record if isinstance(record, dict) else ())
+    if missing:
+        return f"damaged: card.json lacks {', '.join(sorted(missing))}"
     for name, (size, crc) in record["files"].items():
         file = path / name
         if not file.is_file():

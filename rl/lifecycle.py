@@ -18,12 +18,14 @@ first writes. What is trained, and by which loop, is the caller's business.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
+import socket
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ from jax.experimental import multihost_utils
 
 from rl import checkpoint, log, plot, selection, statistics, train
 
-CHECKPOINTS, CURVE = "checkpoints", "curve.png"
+CHECKPOINTS, CURVE, LOCK = "checkpoints", "curve.png", ".lock"
 
 # Scores that are summarised, and those worth a curve, the most telling first.
 SCORES = ("return", "normalized_return", "success", "final_success")
@@ -130,6 +132,7 @@ class Session:
         self.bar, self.stopping = bar, stopping
         self._run, self._record, self._began = run, record, time.time() - start.seconds
         self._versions = versions()
+        self._lines = _lines(run.folder, start.step) if start.step else 0
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -139,6 +142,7 @@ class Session:
         """Logs what is known at ``step``: an epoch's ``report`` under train/, and ``scores`` as they are named."""
         trained = {} if report is None else {f"train/{name}": x for name, x in report.metrics.items()}
         self._record.write(step, {**trained, **scores})
+        self._lines += 1
         names = [name for name in (*HEADLINE, "played") if f"eval/{name}" in scores]
         self.bar.set_postfix(
             {name: f"{np.mean(scores[f'eval/{name}']):.4g}" for name in names}, refresh=False
@@ -152,7 +156,7 @@ class Session:
             run.folder / CHECKPOINTS,
             step,
             {**tree, "seconds": np.asarray(self.seconds())},
-            {**run.about, **run.card, "versions": self._versions},
+            {**run.about, **run.card, "versions": self._versions, "lines": self._lines},
             notes=notes,
         )
 
@@ -177,7 +181,10 @@ class Session:
             raise train.Interrupted(f"stopped at {where}; the same command continues from {self._run.folder}")
 
     def finish(self, **outcome: Any) -> dict[str, Any]:
-        """Writes and returns result.json, with ``outcome`` among its entries, and draws the learning curve."""
+        """Writes and returns result.json, with ``outcome`` among its entries, and draws the learning curve.
+
+        What is returned says which ``folder`` it is in, too.
+        """
         run = self._run
         result = {
             **run.card,
@@ -191,14 +198,30 @@ class Session:
         self._record.result(result)
         if jax.process_index() == 0:
             draw(run)
-        return result
+        return result | {"folder": str(run.folder)}
 
 
 @contextlib.contextmanager
 def session(run: Run, start: Start) -> Iterator[Session]:
-    """Opens the run. With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong."""
-    if run.overwrite:
-        clear(run)
+    """Opens the run, in a folder that no other process has open.
+
+    With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
+
+    Raises:
+      CheckpointError: another process has the folder open; the message says which.
+      OSError: nothing can be written there.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_alone(run.folder))
+        if run.overwrite:
+            clear(run)
+        elif start.step:
+            _warn_of_lost_lines(run, start.step)
+        yield stack.enter_context(_open(run, start))
+
+
+@contextlib.contextmanager
+def _open(run: Run, start: Start) -> Iterator[Session]:
     with (
         log.open_run(
             run.folder,
@@ -211,6 +234,45 @@ def session(run: Run, start: Start) -> Iterator[Session]:
         train.stop_requests() as stopping,
     ):
         yield Session(run, start, record, bar, stopping)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process; where the file system has no locks, so may others."""
+    try:
+        import fcntl
+    except ImportError:  # no such locks on Windows
+        yield
+        return
+    if jax.process_index() != 0:
+        yield
+        return
+    path = folder / LOCK
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(path, "a+"))
+        except OSError as error:
+            remedy = f"{error.strerror}: choose a --workdir in which files can be written"
+            raise OSError(error.errno, remedy, str(folder)) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise checkpoint.CheckpointError(
+                f"{folder} is in use by {file.read().strip() or 'another process'}: wait until it ends, stop it, or "
+                "choose another --workdir"
+            ) from None
+        except OSError:
+            warnings.warn(
+                f"the file system of {folder} has no locks: nothing keeps another run out of it", stacklevel=4
+            )
+        stack.callback(path.unlink, missing_ok=True)
+        file.truncate(0)
+        since = datetime.now().isoformat(" ", "seconds")
+        file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
+        file.flush()
+        yield
 
 
 def clear(run: Run) -> None:
@@ -274,14 +336,36 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
             "--workdir, or --overwrite to start again"
         )
     path = run.folder / log.RESULT
-    result = json.loads(path.read_text()) if path.exists() else {}
+    result = log.read_json(path) if path.exists() else {}
     if result.get(run.unit) != count:
         return None
     if jax.process_index() == 0:
         print(
             f"{run.folder} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr
         )
-    return result | {"scores": summary(run.folder)}  # JSON has no NaN: only these are numbers again
+    scores = result["scores"] if _warn_of_lost_lines(run, step) else summary(run.folder)
+    return result | {"scores": scores, "folder": str(run.folder)}
+
+
+def _warn_of_lost_lines(run: Run, step: int) -> bool:
+    """Whether metrics.jsonl has fewer lines than it had at the checkpoint of ``step``; with a warning."""
+    record = checkpoint.inspect(run.folder / CHECKPOINTS) or {"card": {}}
+    held, written = _lines(run.folder, step), record["card"].get("lines", 0)
+    if held < written:
+        warnings.warn(
+            f"{run.folder / log.METRICS} holds {held} of the {written} lines that were written up to {run.unit} "
+            f"{step // run.per_unit}: curves lack the others; only {log.RESULT}, where the run is finished, has scores "
+            "of all",
+            stacklevel=4,
+        )
+    return held < written
+
+
+def _lines(folder: Path, step: int) -> int:
+    """Lines of metrics.jsonl up to ``step``."""
+    with contextlib.suppress(FileNotFoundError):
+        return sum(row["step"] <= step for row in log.read(folder))
+    return 0
 
 
 def _anywhere(stop: bool) -> bool:

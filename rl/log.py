@@ -233,7 +233,7 @@ def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) ->
     if resume_step == 0 or not path.exists():
         write_json(path, now | {"resumed": []})
         return
-    first = json.loads(path.read_text())
+    first = read_json(path)
     first["resumed"].append({"step": resume_step, **now})
     write_json(path, first)
 
@@ -332,6 +332,21 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         partial.write_text(_to_json(values, indent=2) + "\n")
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """What `write_json` wrote, NaN and infinities as numbers again.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        values = json.loads(path.read_text())
+        if not isinstance(values, dict):
+            raise ValueError("it holds no JSON object")
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): remove it, and run the same command again") from error
+    return _from_json(values)
+
+
 def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(_plain(value), allow_nan=False, indent=indent)
 
@@ -354,6 +369,8 @@ def _plain(value: Any) -> Any:
 
 
 def _from_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _from_json(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_from_json(item) for item in value]
     return _NOT_FINITE.get(value, value) if isinstance(value, str) else value

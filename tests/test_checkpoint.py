@@ -192,9 +192,10 @@ def truncate_card(path: Path) -> None:
         (lambda path: largest_file(path).unlink(), "missing"),
         (lambda path: (path / "card.json").unlink(), "half-written"),
         (truncate_card, "half-written"),
+        (lambda path: (path / "card.json").write_text("{}"), "card.json lacks card, files, leaves, step"),
         (lambda path: shutil.rmtree(path / "arrays"), "missing"),
     ],
-    ids=["truncated", "bit flipped", "file gone", "no card", "card truncated", "arrays gone"],
+    ids=["truncated", "bit flipped", "file gone", "no card", "card truncated", "card empty", "arrays gone"],
 )
 def test_a_damaged_newest_is_skipped_and_named(folder: Path, damage, says: str):
     newest = two_saved(folder)

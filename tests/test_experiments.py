@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -432,6 +433,18 @@ def test_a_mistake_in_the_code_keeps_its_traceback() -> None:
 
     with pytest.raises(TypeError):
         flags.reporting(main)([])
+
+
+def test_warnings_come_without_the_code_behind_them(capsys: pytest.CaptureFixture[str]) -> None:
+    flags.reporting(lambda _: warnings.warn("look out", stacklevel=1))([])
+    assert capsys.readouterr().err == "UserWarning: look out\n"
+
+
+def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    common.show({"scores": {}, "folder": str(tmp_path)})
+    said = capsys.readouterr().out
+    assert "no episodes were played" in said and "--eval_episodes" in said
+    assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in said
 
 
 # ---- what a run leaves --------------------------------------------------------------------------------

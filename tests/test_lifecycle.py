@@ -263,6 +263,63 @@ def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) -> None:
+    start = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
+    with lifecycle.session(run(tmp_path), start):
+        with (
+            pytest.raises(
+                checkpoint.CheckpointError,
+                match=rf"{tmp_path} is in use by process {os.getpid()} on .* since",
+            ),
+            lifecycle.session(run(tmp_path, overwrite=True), start),
+        ):
+            pytest.fail("it was opened")
+        assert (tmp_path / log.METRICS).exists()  # nothing was overwritten
+    assert not (tmp_path / lifecycle.LOCK).exists()
+    learn(run(tmp_path))
+    assert_same(whole, tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_has_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    this = run(tmp_path / "file" / "run")
+    with (
+        pytest.raises(OSError, match="choose a --workdir in which files can be written"),
+        lifecycle.session(this, lifecycle.Start({}, 0, 0.0, False, None)),
+    ):
+        pytest.fail("it was opened")
+
+
+def lose_lines(folder: Path) -> None:
+    path = folder / log.METRICS
+    path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
+
+
+@pytest.mark.parametrize(
+    ("lose", "held"), [(lose_lines, 1), (lambda folder: (folder / log.METRICS).unlink(), 0)]
+)
+def test_lost_lines_are_said_and_change_no_score(
+    lose: Callable[[Path], None], held: int, tmp_path: Path
+) -> None:
+    scores = learn(run(tmp_path))["scores"]["return"]["last"]
+    lose(tmp_path)
+    with pytest.warns(UserWarning, match=f"holds {held} of the 6 lines that were written up to updates 6"):
+        again = learn(run(tmp_path), each=lambda _: pytest.fail("trained"))
+    assert again["scores"]["return"]["last"]["mean"] == scores["mean"]
+    with pytest.warns(UserWarning, match=f"holds {held} of the 6 lines"):
+        learn(run(tmp_path, 8))
+    assert [row["step"] for row in log.read(tmp_path)] == [*range(1, held + 1), 7, 8]
+
+
+def test_a_damaged_config_is_named_with_the_remedy(tmp_path: Path) -> None:
+    learn(run(tmp_path, 3))
+    (tmp_path / log.CONFIG).write_text("{")
+    with pytest.raises(ValueError, match=r"config.json is damaged .*: remove it, and run the same command"):
+        learn(run(tmp_path))
+    (tmp_path / log.CONFIG).unlink()
+    learn(run(tmp_path))
+
+
 # ---- versions -------------------------------------------------------------------------------------------------------
 
 
