@@ -12,7 +12,21 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import (
+    arsq,
+    bc,
+    cql,
+    cqn,
+    dqn,
+    edac,
+    gcbc,
+    iql,
+    rebrac,
+    sac,
+    sac_n,
+    td3,
+    td3_bc,
+)
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
@@ -22,6 +36,7 @@ AGENTS: dict[str, ModuleType] = {
     "cqn": cqn,
     "dqn": dqn,
     "edac": edac,
+    "gcbc": gcbc,
     "iql": iql,
     "rebrac": rebrac,
     "sac": sac,
