@@ -31,11 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import nest
+from rl.nest import GOAL, OBSERVATION
 from rl.replay.dataset import Dataset
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
-
-OBSERVATION, GOAL = "observation", "goal"  # keys of what a goal-conditioned agent sees
 
 # (logged state [B, ...] that was reached, that of the goal) -> [B] bool: the goal is reached
 Success = Callable[[Any, Any], Array]
