@@ -55,6 +55,9 @@ AGENTS: dict[str, ModuleType] = {
     "td3_bc": td3_bc,
 }
 
+GOALS = tuple(name for name, module in AGENTS.items() if hasattr(module.Config, "goals"))
+"""Those that learn to reach goals (`rl.replay.goals`), and not from rewards."""
+
 
 def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
     """What the targets of an agent reach, where rewards alone give values from ``low`` to ``high``.
