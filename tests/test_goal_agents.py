@@ -340,6 +340,7 @@ def hiql(c: Case) -> Expected:
 ORACLES = {f.__name__: f for f in (gcbc, gcivl, gciql, crl, qrl, hiql)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: "-".join(CASES[i][:2]))
 def test_one_update_is_the_docstrings_equations(index: int) -> None:
     c = updated(index)
@@ -394,13 +395,18 @@ def test_settings_without_a_meaning_are_refused() -> None:
         small("crl", loss="infonce")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("agent", ORACLES)
 def test_integer_actions_and_entities_have_shapes(agent: str) -> None:
-    """Types and shapes alone: integer actions, observations of several arrays, and an image beside a vector."""
+    """Types and shapes alone: integer actions, observations of several arrays, and once an image beside a vector."""
     fields = {"extraction": "awr"} if agent in ("gciql", "crl", "qrl") else {}
-    plain = Spec({"image": (32, 32, 3), "position": (2,)}, ACTIONS, discrete=True)
+    if agent == "hiql":
+        other, kind = (32, 32, 3), jnp.uint8
+    else:
+        other, kind = (3,), jnp.float32
+    plain = Spec({"other": other, "position": (2,)}, ACTIONS, discrete=True)
     of = learner(agent, goals.conditioned_spec(plain), **fields)
-    state = {"image": jnp.zeros((ROWS, 32, 32, 3), jnp.uint8), "position": jnp.zeros((ROWS, 2))}
+    state = {"other": jnp.zeros((ROWS, *other), kind), "position": jnp.zeros((ROWS, 2))}
     both = goals.conditioned(state, state)
     numbers = jnp.zeros(ROWS)
     action = jnp.zeros(ROWS, jnp.int32)

@@ -82,6 +82,7 @@ def future(length: int, t: int, h: Hindsight, how: Goals) -> dict[int, float]:
     return probability
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["value", "actor"])
 @pytest.mark.parametrize("name", CONVENTIONS)
 def test_goals_are_drawn_as_often_as_their_definition_says(name: str, kind: str) -> None:
