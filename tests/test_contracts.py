@@ -41,7 +41,9 @@ CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n
 ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
 # Of the agents with goals crl, gcbc and qrl use none, and the others have their heads in test_goal_agents
 ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss"}
-TRAINED_GOALS = ("hiql",)  # the one with the most parts; every part of an update of each is in test_goal_agents
+TRAINED_GOALS = (
+    "hiql",
+)  # the one with the most parts; every part of an update of each is in test_goal_agents
 DISCRETE = ("bc", "cql", "dqn", "iql")
 TRACED = [
     pytest.param(

@@ -18,15 +18,15 @@ HIQL = 3.0
 
 
 def script(chosen: goals.Settings, config: Any) -> None:
-    """Five evaluations of three seeds, all tasks alike but the last, the first two evaluations far off."""
+    """Five evaluations of three seeds, tasks nearly alike, nothing reached in the first two."""
     dataset = Path(chosen.dataset).stem
     mean = HIQL if chosen.agent == "hiql" else paper.PUBLISHED["success"][dataset][chosen.agent][0]
     folder = Path(chosen.workdir)
     folder.mkdir(parents=True)
-    of_task = np.tile([1.0, 1.0, 1.0, 1.0, 0.5], chosen.eval_episodes)
+    of_task = np.tile([1.005, 1.0, 1.0, 1.0, 0.995], chosen.eval_episodes)
     rows = []
     for step in range(1, 6):
-        each = [(step > 2) * (mean + seed / 10) / 100 * of_task / 0.9 for seed in range(chosen.seeds)]
+        each = [(step > 2) * (mean + seed / 10) / 100 * of_task for seed in range(chosen.seeds)]
         rows.append({"step": step, "eval/success": np.array(each).tolist()})
     (folder / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -40,7 +40,7 @@ def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(result["rows"]) == 36
     row = next(row for row in result["rows"] if row["dataset"] == paper.DATASETS[0] and row["agent"] == "qrl")
     np.testing.assert_allclose(row["success"]["each"], np.array([82, 82.1, 82.2]) / 100)
-    np.testing.assert_allclose(row["tasks"]["task5"]["mean"], 0.821 * 5 / 9)
+    np.testing.assert_allclose(row["tasks"]["task5"]["mean"], 0.821 * 0.995)
     report = (tmp_path / "out" / studies.REPORT).read_text()
     # Half of Student's interval of 0, 0.1 and 0.2 is 0.25: in the table's whole numbers nothing.
     assert "| pointmaze-medium-navigate-v0 | 9 ± 0 | 63 ± 0 | 53 ± 0 | 82 ± 0 | 29 ± 0 | 3 ± 0 |" in report

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 
 from rl.data.steps import Loaded, from_steps, loaded
-from rl.envs import two_rooms
 from rl.replay.dataset import Dataset
 
 _EPISODES = 20
@@ -77,7 +76,7 @@ def _chain() -> Loaded:
 def _rooms() -> Loaded:
     walks = loaded(
         _walks(0, _WALKS),
-        environment=two_rooms.NAME,
+        environment="TwoRooms-v0",
         source="synthetic walks between two rooms",
         note="there are no rewards: all are 0",
     )
@@ -85,6 +84,8 @@ def _rooms() -> Loaded:
 
 
 def _walks(seed: int, episodes: int) -> Dataset:
+    from rl.envs import two_rooms  # which imports gymnasium; to read data, nobody else needs it
+
     rng = np.random.default_rng(seed)
 
     def cells() -> np.ndarray:
