@@ -16,6 +16,7 @@ from rl.agents import gciql
 from rl.replay.goals import Hindsight
 
 
+@pytest.mark.slow
 def test_batches_of_the_host_are_batches_of_the_sampler() -> None:
     """Of the same shapes and types, with goals as often in each place: it is the loop that is compared."""
     hindsight = Hindsight(subgoal_steps=3)

@@ -45,6 +45,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[
     return folder, goals.run(settings(folder), config())
 
 
+@pytest.mark.slow
+@pytest.mark.command
 def test_a_run_says_how_often_each_task_is_reached(
     uninterrupted: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,6 +72,8 @@ def test_a_run_says_how_often_each_task_is_reached(
     assert "| task5 |" in table and f"| all | {success.mean():.3f} [" in table
 
 
+@pytest.mark.slow
+@pytest.mark.command
 def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(
     uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
@@ -88,6 +92,8 @@ def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     assert found["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
 
 
+@pytest.mark.slow
+@pytest.mark.command
 def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path) -> None:
     result = goals.run(settings(tmp_path, protocol="hecrl", updates=2), config())
     (row,) = log.read(tmp_path)

@@ -31,6 +31,8 @@ def script(chosen: goals.Settings, config: Any) -> None:
     (folder / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
+@pytest.mark.command
 def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(studies, "digest", lambda name, variant: f"{name} {variant.settings}")
     monkeypatch.setattr(log, "provenance", lambda: {"command": "python", "hardware": {"cores": 2}})
