@@ -244,7 +244,7 @@ class _OwnRandomness(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._stream = np.random.MT19937()
-        task = env.unwrapped
+        task: Any = env.unwrapped
         if isinstance(getattr(type(task), "action_space", None), property):
             kept = {"action_space": task.action_space}
             task.__class__ = type(type(task).__name__, (type(task),), kept)

@@ -179,7 +179,9 @@ class _Copies:
     def reset(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> Any:
         for i, (seed, own) in enumerate(zip(seeds, options, strict=True)):
             if seed is not None:
-                self._hold(i, self._envs[i].reset(seed=int(seed), options=own and dict(own))[0])
+                self._hold(
+                    i, self._envs[i].reset(seed=int(seed), options=None if own is None else dict(own))[0]
+                )
         return self._observation
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[Any, ...]:
