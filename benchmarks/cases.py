@@ -18,7 +18,10 @@ import numpy as np
 from benchmarks import peers, products
 from rl import train
 from rl.replay import dataset as replay
+from rl.replay import goals
 from rl.replay.dataset import Dataset
+from rl.replay.goals import GoalBatch, Goals, Hindsight, Trajectories
+from rl.replay.source import Source
 from rl.types import Key, Learner, Metrics, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -81,6 +84,12 @@ def synthetic(transitions: int) -> Dataset:
     return Dataset(steps, last)
 
 
+def logged(subject: Subject, dataset: Dataset) -> Any:
+    """What an agent's batches are drawn from: trajectories, where it learns to reach goals."""
+    hindsight = _hindsight(subject)
+    return goals.trajectories(dataset, hindsight) if hindsight else dataset
+
+
 def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
     """The matrix products of ``updates`` updates, and nothing else.
 
@@ -88,8 +97,8 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     """
     population = _population(subject, batch_size, 1)
     keys = jax.random.split(jax.random.key(0), seeds)
-    dataset = synthetic(2)
-    state = jax.eval_shape(population.init, keys, dataset.transitions)
+    dataset = logged(subject, synthetic(EPISODE))
+    state = jax.eval_shape(population.init, keys, _example(subject))
     found = products.find(population.epoch, state, dataset, keys)
     operands = jax.jit(functools.partial(products.operands, found))(jax.random.key(0))
     if not updates:
@@ -105,12 +114,12 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
 
 
 def scan(
-    subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Dataset, loop: str, unroll: int
+    subject: Subject, seeds: int, batch_size: int, updates: int, dataset: Any, loop: str, unroll: int
 ) -> Case:
-    """Epochs of ``updates`` updates as `rl.train.population` compiles them, on a dataset on the device."""
+    """Epochs of ``updates`` updates as `rl.train.population` compiles them, on what is `logged`, on the device."""
     population = _population(subject, batch_size, updates, unroll)
     keys = jax.random.split(jax.random.key(0), seeds)
-    state = jax.jit(population.init)(keys, replay.take(dataset, np.arange(2)))
+    state = jax.jit(population.init)(keys, _example(subject))
     program, traces = _traced(population.epoch, donate_argnums=0)
     facts = _compile(program, state, dataset, keys)
     facts["data_bytes"] = facts["argument_bytes"] - _nbytes(state) - _nbytes(jax.random.key_data(keys))
@@ -122,15 +131,18 @@ def scan(
     return Case(loop, seeds, updates, call, facts, traces)
 
 
-def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Dataset) -> Case:
+def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Any) -> Case:
     """One compiled update per Python call, on batches that NumPy samples; at most ``most`` updates per call."""
     learner = _learner(subject)
-    state, keys = _start(learner, seeds)
+    state, keys = _start(subject, seeds)
     program, traces = _traced(_update(learner, seeds), donate_argnums=0)
     rng = np.random.default_rng(0)
 
-    def sample() -> Transition:
-        return replay.take(dataset, rng.integers(0, replay.size(dataset), _rows(seeds, batch_size)))
+    def sample() -> Transition | GoalBatch:
+        shape, hindsight = _rows(seeds, batch_size), _hindsight(subject)
+        if hindsight:
+            return goals_on_host(dataset, hindsight, _discount(subject), rng, shape)
+        return replay.take(dataset, rng.integers(0, replay.size(dataset), shape))
 
     facts = _compile(program, state, sample(), keys)
 
@@ -149,12 +161,54 @@ def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Data
     return Case("host", seeds, updates, call, facts | {"data_bytes": _nbytes(dataset)}, traces)
 
 
+def goals_on_host(
+    data: Trajectories,
+    hindsight: Hindsight,
+    discount: float,
+    rng: np.random.Generator,
+    shape: tuple[int, ...],
+) -> GoalBatch:
+    """A batch of goals of OGBench's convention, drawn by NumPy as its own code draws it."""
+    size, steps = len(data.end), data.transitions
+    row = rng.integers(0, size, shape)
+    end = data.end[row]
+
+    def draw(kinds: Goals) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of goals, and which may be of any episode."""
+        if kinds.geometric:
+            future = np.minimum(row + rng.geometric(1 - discount, shape), end)
+        else:
+            first, share = np.minimum(row + 1, end), rng.random(shape)
+            future = np.rint(first * share + end * (1 - share)).astype(int)
+        kind, anywhere = rng.random(shape), rng.integers(0, size, shape)
+        drawn = np.where(kind < kinds.current, row, np.where(kind < 1 - kinds.random, future, anywhere))
+        return drawn, kind >= 1 - kinds.random
+
+    (value, _), (actor, random) = draw(hindsight.value), draw(hindsight.actor)
+    reached = (row == value).astype(np.float32)
+    batch = jax.tree.map(lambda x: x[row], steps)
+    goal = steps.observation[value]
+    relabelled = batch._replace(
+        observation=goals.conditioned(batch.observation, goal),
+        next_observation=goals.conditioned(batch.next_observation, goal),
+        reward=reached - 1 if hindsight.negative else reached,
+        discount=1 - reached if hindsight.mask else np.ones_like(reached),
+    )
+    if not hindsight.subgoal_steps:
+        return GoalBatch(relabelled, steps.observation[actor])
+    ahead = np.minimum(row + hindsight.subgoal_steps, end)
+    way = np.where(random, ahead, np.minimum(ahead, actor))
+    return GoalBatch(relabelled, *(steps.observation[rows] for rows in (actor, ahead, way)))
+
+
 def act(subject: Subject, environments: int) -> Case:
     """Actions of one seed in so many environments: NumPy observations in, NumPy actions out, one compiled call each."""
     learner = _learner(subject)
-    state, key = _start(learner, 1)
+    state, key = _start(subject, 1)
     program, traces = _traced(learner.act)
     seen = synthetic(environments).transitions.observation
+    if _hindsight(subject):
+        seen = goals.conditioned(seen, seen)
     facts = {"environments": environments, **_compile(program, state, seen, key)}
     once = lambda: np.asarray(program(state, seen, key))
     calls = _fitting(once)
@@ -236,15 +290,37 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
     return rows
 
 
+def _hindsight(subject: Subject) -> Hindsight | None:
+    return getattr(subject.config, "goals", None)
+
+
+def _discount(subject: Subject) -> float:
+    return getattr(subject.config, "discount", 0.99)
+
+
 def _learner(subject: Subject) -> Learner:
-    return subject.agent.make(subject.config, SPEC, subject.head)
+    spec = goals.conditioned_spec(SPEC) if _hindsight(subject) else SPEC
+    return subject.agent.make(subject.config, spec, subject.head)
+
+
+def _source(subject: Subject, batch_size: int) -> Source:
+    hindsight = _hindsight(subject)
+    if hindsight:
+        return goals.sampler(batch_size, hindsight, _discount(subject))
+    return replay.sampler(batch_size)
+
+
+def _example(subject: Subject) -> Transition | GoalBatch:
+    """A batch of two rows."""
+    data, source = logged(subject, synthetic(EPISODE)), _source(subject, 2)
+    return jax.device_get(jax.jit(source)(data, jax.random.key(0), 0))
 
 
 def _population(subject: Subject, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
     make = lambda config: _learner(subject._replace(config=config))
     batched = jax.default_backend() != "cpu"  # as experiments.offline
     return train.population(
-        make, subject.config, replay.sampler(batch_size), steps, unroll=unroll, batched=batched
+        make, subject.config, _source(subject, batch_size), steps, unroll=unroll, batched=batched
     )
 
 
@@ -253,8 +329,9 @@ def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:
     return (batch_size,) if seeds == 1 else (seeds, batch_size)
 
 
-def _start(learner: Learner, seeds: int) -> tuple[State, Key]:
-    example, key = replay.take(synthetic(2), np.arange(2)), jax.random.key(0)
+def _start(subject: Subject, seeds: int) -> tuple[State, Key]:
+    learner = _learner(subject)
+    example, key = _example(subject), jax.random.key(0)
     if seeds == 1:
         return jax.jit(learner.init)(key, example), key
     keys = jax.random.split(key, seeds)

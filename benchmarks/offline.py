@@ -36,7 +36,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
     subjects = _subjects(settings, names)
     results: dict[str, Any] = {
         **log.provenance(),
-        "environment": _environment(),
+        "environment": environment(),
         "settings": dataclasses.asdict(settings),
         "agents": {label: dataclasses.asdict(of_one.config) for label, (_, of_one) in subjects.items()},
         "tokens": {
@@ -96,14 +96,12 @@ def run(settings: Settings) -> dict[str, Any]:
     data = cases.synthetic(settings.transitions)
     with_peer = set(names) & set(peers.AGENTS) if isinstance(results["d3rlpy"], dict) else set()
     buffer = peers.buffer(data) if with_peer else None
-    on_device = jax.device_put(data)
-
     blocks = [(label, seeds) for label in subjects for seeds in settings.seeds]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
         for label, seeds in blocks:
             bar.set_postfix_str(f"{label}, seeds at once: {seeds}")
             name, subject = subjects[label]
-            block = _block(subject, seeds, modes, settings, data, on_device)
+            block = updates(subject, seeds, modes, settings, data)
             if seeds == settings.seeds[0]:
                 most = block[0].updates
                 if name in with_peer:
@@ -139,22 +137,18 @@ def _subjects(settings: Settings, names: Sequence[str]) -> dict[str, tuple[str, 
     return found
 
 
-def _block(
-    subject: cases.Subject,
-    seeds: int,
-    modes: Sequence[str],
-    settings: Settings,
-    data: Dataset,
-    on_device: Dataset,
+def updates(
+    subject: cases.Subject, seeds: int, modes: Sequence[str], settings: Any, data: Dataset
 ) -> list[cases.Case]:
     """An agent's updates in every mode, after their products."""
-    batch_size = settings.batch_size
+    batch_size, rows = settings.batch_size, cases.logged(subject, data)
     limit = cases.limit(subject, seeds, batch_size, settings.updates, settings.unroll)
+    on_device = jax.device_put(rows)
     compiled = functools.partial(cases.scan, subject, seeds, batch_size, limit.updates, on_device)
     make = {
         "scan": functools.partial(compiled, "scan", 1),
         "unroll": functools.partial(compiled, "unroll", settings.unroll),
-        "host": functools.partial(cases.host, subject, seeds, batch_size, limit.updates, data),
+        "host": functools.partial(cases.host, subject, seeds, batch_size, limit.updates, rows),
     }
     return [limit, *(make[mode]() for mode in modes if mode != cases.ACT)]
 
@@ -180,7 +174,7 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     return names, modes
 
 
-def _environment() -> dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What outside the code decides speed and memory."""
     names = (
         "XLA_FLAGS",
@@ -195,21 +189,36 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def main(_: list[str]) -> None:
-    # A program that comes from the cache on disk would have compiled in no time.
-    jax.config.update("jax_enable_compilation_cache", False)
-    load, cores = os.getloadavg()[0], log.hardware()["cores"]
-    if load > cores / 2:
-        print(f"Times will not mean much: other programs are busy here (load {load:.1f}).", file=sys.stderr)
-    try:
-        results = run(flags.read(Settings()))
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        raise SystemExit(2) from None
-    print(table.render(results))
-    if any(row["retraces"] for row in results["rows"]):
-        raise SystemExit("A program was traced again after its first epoch: see the column retraces.")
+def command(
+    settings: Any, run: Callable[[Any], dict[str, Any]], render: Callable[[Any], str]
+) -> Callable[[list[str]], None]:
+    """The command line of a benchmark: reads its flags, runs it, and prints its table.
+
+    Args:
+      settings: with the defaults of its flags.
+      run: settings -> results.
+      render: results -> the table.
+    """
+
+    def main(_: list[str]) -> None:
+        # A program that comes from the cache on disk would have compiled in no time.
+        jax.config.update("jax_enable_compilation_cache", False)
+        load, cores = os.getloadavg()[0], log.hardware()["cores"]
+        if load > cores / 2:
+            print(
+                f"Times will not mean much: other programs are busy here (load {load:.1f}).", file=sys.stderr
+            )
+        try:
+            results = run(flags.read(settings))
+        except ValueError as error:
+            print(error, file=sys.stderr)
+            raise SystemExit(2) from None
+        print(render(results))
+        if any(row["retraces"] for row in results["rows"]):
+            raise SystemExit("A program was traced again after its first epoch: see the column retraces.")
+
+    return main
 
 
 if __name__ == "__main__":
-    app.run(main, flags_parser=flags.parser(Settings()))
+    app.run(command(Settings(), run, table.render), flags_parser=flags.parser(Settings()))

@@ -221,9 +221,16 @@ def number(flag: str, text: str) -> float:
 
 @contextmanager
 def evaluator(
-    settings: Any, actor: Actor, environment: str, seeds: int, loaded: data.Loaded | None = None
+    settings: Any,
+    actor: Actor,
+    environment: str,
+    seeds: int,
+    loaded: data.Loaded | None = None,
+    tasks: Sequence[Mapping[str, Any]] = (),
 ) -> Iterator[evaluate.Evaluator]:
     """Runs episodes of ``environment`` as the flags say; policies trained on ``loaded`` must fit it.
+
+    With ``tasks``, options of the environment's reset, that many episodes are of each, and they take turns.
 
     Raises:
       ValueError: they do not.
@@ -232,10 +239,11 @@ def evaluator(
         actor,
         environment,
         seeds=seeds,
-        episodes=settings.eval_episodes,
+        episodes=settings.eval_episodes * max(len(tasks), 1),
         processes=None if settings.eval_processes < 0 else settings.eval_processes,
         reference=loaded.reference if loaded else None,
         base_seed=settings.seed,
+        options=tasks,
     ) as episodes:
         if loaded:
             check_fit(loaded, episodes.spec)

@@ -23,51 +23,36 @@ import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import common, flags, presets
+from experiments import common, flags, logged, presets
 from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
 from rl.replay import transform
-from rl.types import Key, Learner, Metrics, Spec, State, Transition
+from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
-    *("dataset", "environment", "clip_actions", "normalize_observations", "reward_scale", "reward_shift"),
-    *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes", "batch_size", "unroll"),
-    *("policy_estimates", "robust", "robust_scale", "robust_updates"),
+    *logged.IDENTITY,
+    *("normalize_observations", "reward_scale", "reward_shift", "policy_estimates"),
+    *("robust", "robust_scale", "robust_updates"),
 )
 
 
-_VALIDATION = 10  # batches of held-out data
-
-
 @dataclasses.dataclass(frozen=True)
-class Settings(common.Data, common.Head, common.Folder):
+class Settings(logged.Settings):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or my.agent
-    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
-    seeds: int = 4  # seeds trained at once, sharing one copy of the data
-    seed: int = 0  # the run's own seed: another value gives other seeds
-    updates: int = 100_000  # gradient steps of each seed
-    eval_every: int = 10_000  # updates per compiled epoch; evaluation, log and checkpoint follow each
-    eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
-    eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
-    batch_size: int = 256  # transitions per update
-    unroll: int = 1  # updates per iteration of the compiled loop; more can help on accelerators
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
     robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
-    validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
-    mesh_seed: int = 1  # devices over which seeds are spread
-    mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
 
 
 def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -88,10 +73,13 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    sweep = {name: [float(x) for x in values] for name, values in (sweep or {}).items()}
-    check_sweep(settings, sweep)
+    sweep = logged.floats(sweep)
+    if "discount" in sweep and settings.policy_estimates:
+        raise ValueError(
+            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
+        )
     common.check_schedules(config, settings.updates)
-    task = problem(settings, variants(config, sweep))
+    task = problem(settings, logged.variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
@@ -122,28 +110,26 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         scorer(settings, task, population, common.discount(config), len(run_keys), mesh) as score,
         lifecycle.session(this, start) as session,
     ):
-        validate = validator(settings, config, sweep, task, mesh, world)
-        epochs = train.epochs(
-            shard.over_mesh(population.epoch, mesh),
-            start.tree["state"],
-            shard.place(task.dataset, mesh),
-            shard.place_keys(run_keys, mesh),
-            (settings.updates - start.step) // settings.eval_every,
+        validate = logged.validator(
+            settings,
+            task.validation,
+            lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, world, wrap),
+            mesh,
         )
-        for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
-            step = number * settings.eval_every
-            session.write(step, score(state, number) | validate(state), report)
-            session.keep(step, {"state": state, "dynamics": world})
+        logged.loop(
+            settings,
+            session,
+            start,
+            population,
+            task.dataset,
+            run_keys,
+            mesh,
+            lambda state, number: score(state, number) | validate(state),
+            dynamics=world,
+        )
         return session.finish(
             source=task.loaded.source, note=task.loaded.note, environment=task.loaded.environment
         )
-
-
-def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
-    """The hyper-parameters of every run of a sweep."""
-    names, columns = list(sweep), list(sweep.values())
-    rows = zip(*columns, strict=True) if names else [()]
-    return [dataclasses.replace(config, **dict(zip(names, row, strict=True))) for row in rows]
 
 
 def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
@@ -171,27 +157,9 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
     return task
 
 
-def check_sweep(settings: Settings, sweep: Mapping[str, list[float]]) -> None:
-    """Raises ValueError on values that cannot be trained together."""
-    if len({len(values) for values in sweep.values()}) > 1:
-        raise ValueError(f"the fields of a sweep need equally many values: {dict(sweep)}")
-    for name, values in sweep.items():
-        if 0 in values:
-            raise ValueError(
-                f"a sweep of {name} over {values}: 0 may switch a term off, which one program cannot do for some of "
-                "its runs; train 0 as a run of its own, as sweeps/run.py does"
-            )
-    if "discount" in sweep and settings.policy_estimates:
-        raise ValueError(
-            "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
-        )
-
-
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    common.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
-    common.several_episodes(settings, none=True)
-    common.multiple(settings, "updates", "eval_every")
+    logged.check(settings)
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
     if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
@@ -246,57 +214,14 @@ def learners(
             common.discount(config),
         )
 
-    population = train.population(
-        lambda config: wrap(make(config)),
+    return logged.population(
+        settings,
         config,
-        shard.data_parallel(replay.sampler(settings.batch_size), mesh),
-        settings.eval_every,
-        sweep={
-            name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
-        },
-        unroll=settings.unroll,
-        batched=mesh.size > 1 or jax.default_backend() != "cpu",
+        sweep,
+        lambda config: wrap(make(config)),
+        replay.sampler(settings.batch_size),
+        mesh,
     )
-    variants = max((len(values) for values in sweep.values()), default=1)
-    # Seed i has the same key in every variant and however many seeds run beside it.
-    seeds = np.tile(np.arange(settings.seeds), variants)
-    return population, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
-
-
-def validator(
-    settings: Settings,
-    config: Any,
-    sweep: Mapping[str, list[float]],
-    task: Problem,
-    mesh: jax.sharding.Mesh,
-    world: ensemble.Model | None = None,
-) -> Callable[[State], dict[str, np.ndarray]]:
-    """A function of the state -> {"validation/...": [S]}: the metrics of training on held-out data, without training.
-
-    They are means over `_VALIDATION` batches; nothing where nothing is held out.
-    """
-    if task.validation is None:
-        return lambda state: {}
-
-    def frozen(learner: Learner) -> Learner:
-        def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-            return state._replace(step=state.step + 1), learner.update(state, batch, key)[1]
-
-        return learner._replace(update=update)
-
-    batches = dataclasses.replace(settings, eval_every=_VALIDATION)
-    population, run_keys = learners(batches, config, sweep, task, mesh, world, frozen)
-    epoch = jax.jit(shard.over_mesh(population.epoch, mesh))
-    held_out, placed = (
-        shard.place(task.validation, mesh),
-        shard.place_keys(keys.of(run_keys, "validate"), mesh),
-    )
-
-    def validate(state: State) -> dict[str, np.ndarray]:
-        _, report = epoch(state, held_out, placed)
-        return {f"validation/{name}": value for name, value in report.metrics.items()}
-
-    return validate
 
 
 @contextmanager
@@ -318,23 +243,18 @@ def scorer(
     """
 
     actor = acting.observing(population.actor, functools.partial(transform.observations, task.transform))
-    cpu = jax.local_devices(backend="cpu")[0]
     with ExitStack() as stack:
         episodes = estimate = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
-            episodes = stack.enter_context(of_task)
+            episodes = logged.on_cpu(stack.enter_context(of_task))
         if settings.policy_estimates and shard.is_main():
             fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
             estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
-            scores: dict[str, np.ndarray] = {}
-            with jax.default_device(cpu):
-                if episodes:
-                    found = episodes(jax.device_put(local, cpu), index)
-                    scores |= {f"eval/{name}": value for name, value in found.items()}
+            scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
             if estimate:
                 fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
                 scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, fit_keys).value)

@@ -9,7 +9,7 @@ business; nothing here logs, plots or saves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -35,11 +35,12 @@ class Evaluator:
         reference: tuple[float, float] | None,
         base_seed: int,
         name: str,
+        options: Sequence[Mapping[str, Any]],
     ):
         self.spec = vector.spec
         self._policy, self._vector, self._reference = policy, vector, reference
         self._seeds, self._copies, self._rounds = shape
-        self._base_seed, self._name = base_seed, name
+        self._base_seed, self._name, self._options = base_seed, name, options
 
     def __call__(self, states: Any, index: int = 0) -> dict[str, np.ndarray]:
         """Scores of the policies held in ``states``.
@@ -63,7 +64,7 @@ class Evaluator:
         returns, length = np.zeros((count, rounds)), np.zeros((count, rounds), np.int64)
         success, final_success = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
         episode, active = np.zeros(count, np.int64), np.ones(count, bool)
-        observation = self._vector.reset(starts[:, 0].tolist())
+        observation = self._reset(starts, episode, first)
         memory = self._policy.start(states, jax.device_put(self._by_seed(observation)))
         time = 0
         with tqdm(
@@ -84,9 +85,7 @@ class Evaluator:
                 active &= episode < rounds
                 first = over & active
                 if first.any():
-                    observation = self._vector.reset(
-                        [int(starts[i, episode[i]]) if first[i] else None for i in range(count)]
-                    )
+                    observation = self._reset(starts, episode, first)
         scores = {"return": returns, "length": length}
         if self._reference is not None:
             scores["normalized_return"] = normalize(returns, self._reference)
@@ -103,6 +102,14 @@ class Evaluator:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _reset(self, starts: np.ndarray, episode: np.ndarray, first: np.ndarray) -> Any:
+        """Starts the episode [S * n] of every environment that is at its ``first`` step."""
+        seeds = [int(starts[i, episode[i]]) if first[i] else None for i in range(len(first))]
+        if not self._options:
+            return self._vector.reset(seeds)
+        numbers = np.arange(len(first)) % self._copies + self._copies * episode
+        return self._vector.reset(seeds, [self._options[number % len(self._options)] for number in numbers])
 
     def _starts(self, index: int) -> np.ndarray:
         """Environment seeds [S * n, rounds]; copy ``c`` of ``n`` runs the episodes c, c + n, c + 2n, ..."""
@@ -148,6 +155,7 @@ def evaluator(
     processes: int | None = None,
     reference: tuple[float, float] | None = None,
     base_seed: int = 0,
+    options: Sequence[Mapping[str, Any]] = (),
 ) -> Evaluator:
     """An evaluator of ``S`` policies, trained together, in the environment ``name``.
 
@@ -169,6 +177,7 @@ def evaluator(
         processes: worker processes (see `rl.envs.vector`).
         reference: mean (random, expert) return, for ``normalized_return``.
         base_seed: of the environments' and the policies' randomness.
+        options: what environments are reset with, in turn: episode ``e`` with ``options[e % len(options)]``.
 
     Raises:
         ValueError: counts that are not positive or do not divide, an unknown environment, a reference whose
@@ -200,7 +209,7 @@ def evaluator(
     vector = envs.vector(name, seeds * copies, processes)
     shape = (seeds, copies, episodes // copies)
     compiled = Actor(jax.jit(policy.start), jax.jit(step))
-    return Evaluator(compiled, vector, shape, reference, base_seed, name)
+    return Evaluator(compiled, vector, shape, reference, base_seed, name, options)
 
 
 def normalize(returns: ArrayLike, reference: tuple[float, float]) -> np.ndarray:

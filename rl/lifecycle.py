@@ -39,7 +39,7 @@ CHECKPOINTS, CURVE, LOCK = "checkpoints", "curve.png", ".lock"
 
 # Scores that are summarised, and those worth a curve, the most telling first.
 SCORES = ("return", "normalized_return", "success", "final_success")
-HEADLINE = ("normalized_return", "success", "return")
+HEADLINE = ("normalized_return", "success", "final_success", "return")
 RATES = ("success", "final_success")
 
 # What every run may leave in its folder.

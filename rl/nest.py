@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+OBSERVATION, GOAL = "observation", "goal"  # keys of what a goal-conditioned agent sees
+
 
 def map_structure(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
     """``function`` of the leaves of one or more trees with the same keys; dicts come out sorted, as JAX sorts them."""

@@ -23,11 +23,12 @@ import numpy as np
 import yaml
 from absl import app, flags
 
-from experiments import common, offline, presets
+from experiments import common, goals, offline, presets
 from experiments import flags as config_flags
 from rl import agents, lifecycle, log, shard, statistics, train
 
-_PROGRAM = "experiments/offline.py"
+_SCRIPTS = {"offline": offline, "goals": goals}
+_PROGRAMS = {f"experiments/{name}.py": name for name in _SCRIPTS}
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
 
 
@@ -37,6 +38,7 @@ class Program:
 
     fixed: dict[str, Any]
     swept: dict[str, list[float]]  # {flag: one value per run}; empty for a single run
+    script: str = "offline"  # or goals
 
     @property
     def runs(self) -> int:
@@ -45,7 +47,7 @@ class Program:
     def apart(self) -> list[Program]:
         """Its runs, each as a program of its own."""
         return [
-            Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()})
+            Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()}, self.script)
             for i in range(self.runs)
         ]
 
@@ -60,8 +62,8 @@ def read(path: str) -> dict[str, Any]:
         raise ValueError(f"{path} has no 'parameters': see sweeps/iql_expectile.yaml for a small one")
     if sweep.get("method") not in ("grid", "random"):
         raise ValueError(f"{path}: method {sweep.get('method')!r} needs wandb's server; here: grid or random")
-    if sweep.get("program", _PROGRAM) != _PROGRAM:
-        raise ValueError(f"{path}: only {_PROGRAM} can be run here, not {sweep['program']}")
+    if sweep.setdefault("program", next(iter(_PROGRAMS))) not in _PROGRAMS:
+        raise ValueError(f"{path}: {' and '.join(_PROGRAMS)} can be run here, not {sweep['program']}")
     unknown = set(sweep) - {"parameters", "method", "metric", *_IGNORED}
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
@@ -89,7 +91,7 @@ def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[di
         yield {name: _draw(name, parameter, rng) for name, parameter in parameters.items()}
 
 
-def programs(runs: list[dict[str, Any]], most: int) -> list[Program]:
+def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> list[Program]:
     """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
     A value of 0 stays out of a group, because it may switch a term off; so does the discount, on which the
@@ -97,21 +99,22 @@ def programs(runs: list[dict[str, Any]], most: int) -> list[Program]:
     """
     groups: dict[str, list[Program]] = {}
     for run in runs:
-        swept = {name: value for name, value in run.items() if _can_be_swept(run, name, value)}
+        swept = {name: value for name, value in run.items() if _can_be_swept(run, name, value, script)}
         varying = sorted(name for name in swept if any(other.get(name) != run[name] for other in runs))
         fixed = {name: value for name, value in run.items() if name not in varying}
         group = groups.setdefault(json.dumps([fixed, varying], sort_keys=True), [])
         if not group or not varying or group[-1].runs >= most:
-            group.append(Program(fixed, {name: [] for name in varying}))
+            group.append(Program(fixed, {name: [] for name in varying}, script))
         for name in varying:
             group[-1].swept[name].append(float(run[name]))
     return [program for group in groups.values() for program in group]
 
 
-def arguments(program: Program, workdir: Path) -> tuple[offline.Settings, Any, dict[str, list[float]]]:
-    """What `offline.run` takes. Raises ValueError on a parameter that does not exist or has another type."""
+def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list[float]]]:
+    """What the script's ``run`` takes. Raises ValueError on a parameter that does not exist or has another type."""
     given = program.fixed | {"workdir": str(workdir)}
-    settings, config = presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
+    published = _SCRIPTS[program.script].PUBLISHED
+    settings, config = presets.resolve(program.script, published, common.config, "dataset", given)
     return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
 
 
@@ -126,7 +129,7 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     settings, config, sweep = arguments(program, workdir)
     each = program.apart()
     try:
-        offline.run(settings, config, sweep)
+        _SCRIPTS[program.script].run(settings, config, sweep)
     except train.Diverged as error:
         if len(each) > 1:
             parts = enumerate(each)
@@ -193,11 +196,11 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
     raise ValueError(f"{name}: distribution {kind!r} is not supported here")
 
 
-def _can_be_swept(run: Mapping[str, Any], name: str, value: Any) -> bool:
+def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) -> bool:
     field = name.removeprefix("agent.")
     if field == name or field == "discount" or type(value) not in (int, float) or value == 0:
         return False
-    default = getattr(agents.get(run.get("agent", offline.Settings.agent)).Config(), field, None)
+    default = getattr(agents.get(run.get("agent", _SCRIPTS[script].Settings.agent)).Config(), field, None)
     return isinstance(default, float)
 
 
@@ -218,7 +221,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     runs = [run | _overrides(values.set) for run in combinations(sweep, values.count, values.seed)]
     if not runs:
         raise ValueError(f"{argv[1]} asks for no runs: one of its parameters has no values")
-    plan = programs(runs, values.together)
+    plan = programs(runs, values.together, _PROGRAMS[sweep["program"]])
     folders = [root / f"{i:03d}" for i in range(len(plan))]
     for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once
         arguments(program, folder)

@@ -357,7 +357,7 @@ def test_d3rlpy_trains_networks_of_the_same_sizes(name: str) -> None:
         assert all(math.isfinite(value) for value in update().values())
     learner = peers._learner(name, hidden, 8, data, "cpu", compile_graph=False)
     assert isinstance(learner, d3rlpy.algos.IQL if name == "iql" else d3rlpy.algos.CQL)
-    state, _ = cases._start(cases._learner(cases.subject(agents.get(name))), 1)
+    state, _ = cases._start(cases.subject(agents.get(name)), 1)
     for theirs, ours in ((learner.impl.modules.q_funcs, "critic"), (learner.impl.modules.policy, "policy")):
         parameters = sum(x.size for x in jax.tree.leaves(state.params[ours]))
         assert sum(p.numel() for p in theirs.parameters()) == parameters

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 
 from rl import envs, nest
-from rl.envs import registry
+from rl.envs import goals, registry, two_rooms
 from rl.types import Spec
 
 
@@ -251,6 +251,76 @@ def test_a_seeded_ogbench_episode_depends_on_its_seed_alone(name: str) -> None:
     np.testing.assert_array_equal(episode(used, seed=7), episode(fresh, seed=7))
     np.testing.assert_array_equal(np.random.get_state()[1], expected)  # noqa: NPY002, left as it was
     assert (episode(used, seed=8)[:2] != episode(used, seed=7)[:2]).any()
+
+
+@pytest.mark.slow
+def test_the_goal_of_a_seeded_ogbench_episode_depends_on_its_seed_alone() -> None:
+    """Its authors' manipulation tasks reach it by random steps, from an action space that is new and unseeded."""
+    pytest.importorskip("ogbench")
+    used, fresh = envs.make("goals/cube-single-v0"), envs.make("goals/cube-single-v0")
+    assert envs.spec(used) == Spec({"observation": (28,), "goal": (28,)}, 5)
+    used.reset(seed=3)
+    again, expected, other = (
+        env.reset(seed=seed, options={"task_id": 2})[0] for env, seed in ((used, 7), (fresh, 7), (used, 8))
+    )
+    for part in ("observation", "goal"):
+        np.testing.assert_array_equal(again[part], expected[part])
+        assert (again[part] != other[part]).any()
+
+
+# ---- goals -----------------------------------------------------------------------------------------------
+
+
+def test_tasks_are_reached_along_the_shortest_way_and_end_there() -> None:
+    """Each task of the two rooms has its own goal, success is observing it, and some ways lead through the door."""
+    env = envs.make("goals/TwoRooms-v0")
+    assert envs.spec(env) == Spec({"observation": (2,), "goal": (2,)}, 2)
+    places, crossed = [], 0
+    for task in range(1, 6):
+        seen, _ = env.reset(seed=task, options={"task_id": task})
+        places.append(seen["goal"])
+        crossed += (seen["observation"][0] < 3) != (seen["goal"][0] < 3)
+        over = success = False
+        while not over:
+            assert not success
+            action = two_rooms.toward(seen["observation"], seen["goal"])
+            seen, reward, terminated, truncated, info = env.step(action)
+            near = np.linalg.norm(seen["observation"] - seen["goal"]) < two_rooms.TOLERANCE
+            success, over = info["success"] == 1, terminated or truncated
+            assert success == near == (reward == 1) and (seen["goal"] == places[-1]).all()
+        assert success and terminated
+    assert len(np.unique(np.rint(places), axis=0)) == 5 and crossed == 4
+
+
+def test_random_goals_are_others_in_every_episode_and_do_not_end_it() -> None:
+    env = envs.make("random-goals/TwoRooms-v0")
+    starts = [env.reset(seed=seed)[0] for seed in range(8)]
+    assert len(np.unique([np.rint(start["goal"]) for start in starts], axis=0)) > 4
+    np.testing.assert_array_equal(env.reset(seed=7)[0]["goal"], starts[-1]["goal"])
+    seen, steps, successes, truncated = starts[-1], 0, 0.0, False
+    while not truncated:
+        action = two_rooms.toward(seen["observation"], seen["goal"])
+        seen, _, terminated, truncated, info = env.step(action)
+        assert not terminated
+        steps, successes = steps + 1, successes + info["success"]
+    assert steps == two_rooms.LIMIT and successes > 10
+
+
+def test_random_cubes_do_not_overlap() -> None:
+    class Table:
+        _num_cubes, _target_sampling_bounds = 4, ((0.3, -0.3), (0.55, 0.3))
+
+    for seed in range(20):
+        task = goals.random_task(Table(), np.random.default_rng(seed))["task_info"]
+        assert (task["init_xyzs"] != task["goal_xyzs"]).any()
+        for places in task.values():
+            gaps = np.linalg.norm(places[:, None] - places, axis=-1) + np.eye(4)
+            assert places.shape == (4, 3) and gaps.min() > 0.04 * np.sqrt(2)
+
+
+def test_an_environment_without_goals_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'toy_environments:Told-v0' has no goals: .*--eval_episodes=0"):
+        envs.make("goals/toy_environments:Told-v0")
 
 
 # ---- many copies ---------------------------------------------------------------------------------------

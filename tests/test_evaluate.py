@@ -59,6 +59,17 @@ def test_a_policy_sees_every_part_of_a_dictionary() -> None:
     np.testing.assert_array_equal(scores["return"], [[5] * 4, [0] * 4])
 
 
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_episodes_take_turns_with_the_options_of_their_reset(copies: int) -> None:
+    """Whichever copy runs them, in whichever round."""
+    options = [{"pay": float(i)} for i in range(4)]
+    with evaluate.evaluator(
+        act, "toy_environments:Told-v0", seeds=2, episodes=6, copies=copies, processes=0, options=options
+    ) as episodes:
+        scores = episodes(jnp.zeros(2))
+    np.testing.assert_array_equal(scores["return"], [[0, 1, 2, 3, 0, 1]] * 2)
+
+
 def test_the_time_limit_ends_episodes() -> None:
     with evaluate.evaluator(
         act, "toy_environments:Limited-v0", seeds=1, episodes=20, processes=0

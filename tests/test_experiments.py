@@ -23,7 +23,17 @@ import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
 
-from experiments import classic_control, common, flags, language, model_based, offline, online, quickstart
+from experiments import (
+    classic_control,
+    common,
+    flags,
+    goals,
+    language,
+    model_based,
+    offline,
+    online,
+    quickstart,
+)
 from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
@@ -32,6 +42,7 @@ from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
 from rl.replay.dataset import value_bounds
+from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
 from rl.types import Spec
 from rl.values import heads
@@ -129,7 +140,7 @@ def test_offline_trains_every_agent_for_three_updates(agent: str, kind: str, tmp
 
 
 def test_every_agent_is_tried() -> None:
-    assert sorted({*CONTINUOUS, *DISCRETE}) == sorted(agents.AGENTS)
+    assert sorted({*CONTINUOUS, *DISCRETE, *agents.GOALS}) == sorted(agents.AGENTS)
 
 
 @pytest.mark.slow
@@ -177,11 +188,13 @@ def parse(*argv: str) -> absl_flags.FlagValues:
     [
         *(
             script.Settings
-            for script in (classic_control, language, model_based, offline, online, quickstart)
+            for script in (classic_control, goals, language, model_based, offline, online, quickstart)
         ),
         *(module.Config for module in (*agents.AGENTS.values(), *language.AGENTS.values())),
         Adam,
         Architecture,
+        Goals,
+        Hindsight,
     ],
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
 )
@@ -193,7 +206,8 @@ def test_every_setting_says_what_it_is(owner: type) -> None:
 
 def test_help_names_every_choice() -> None:
     said = flags.comments(offline.Settings)
-    assert all(name in said["agent"] for name in agents.AGENTS)
+    assert all(name in said["agent"] for name in agents.AGENTS if name not in agents.GOALS)
+    assert all(name in flags.comments(goals.Settings)["agent"] for name in agents.GOALS)
     assert all(name in said["head"] for name in heads.NAMES)
 
 
@@ -335,6 +349,7 @@ def test_at_the_command_line() -> None:
         ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3, iql"),
+        *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
         ({"mesh_seed": 3}, "devices do not divide into seed=3"),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},

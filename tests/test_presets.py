@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from absl import flags as absl_flags
 
-from experiments import common, flags, mbpo, model_based, offline, online, presets
+from experiments import common, flags, goals, mbpo, model_based, offline, online, presets
 from rl import agents, data, log
 from rl.model_based import METHODS
 
 SCRIPTS = {
     "offline": (offline, common.config, "dataset"),
+    "goals": (goals, common.config, "dataset"),
     "online": (online, common.config, "env"),
     "mbpo": (mbpo, common.config, "env"),
     "model_based": (model_based, model_based.config, "dataset"),

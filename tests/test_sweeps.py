@@ -15,7 +15,7 @@ import pytest
 import yaml
 from absl import flags as absl_flags
 
-from experiments import common, flags, offline, presets
+from experiments import common, flags, goals, offline, presets
 from rl import data, lifecycle, log, train
 from sweeps import run as sweeps
 
@@ -73,6 +73,18 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
         assert own == config
         assert data.ogbench.known(typed.dataset)
+
+
+def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
+    """Its runs have that script's defaults and its published settings, and float fields are swept together."""
+    file = grid(agent=["gciql"], dataset=["pointmaze-large-stitch-v0"], agent__alpha=[0.003, 0.03])
+    sweep = sweeps.read(write(tmp_path / "goals.yaml", file | {"program": "experiments/goals.py"}))
+    (program,) = sweeps.programs(runs_of(sweep), 16, "goals")
+    settings, config, swept = sweeps.arguments(program, tmp_path)
+    assert isinstance(settings, goals.Settings) and settings.batch_size == 1024
+    assert config.goals.actor.random == 0.5 and swept == {"alpha": [0.003, 0.03]}
+    with pytest.raises(ValueError, match=r"experiments/offline.py and experiments/goals.py can be run here"):
+        sweeps.read(write(tmp_path / "online.yaml", file | {"program": "experiments/online.py"}))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -137,6 +137,23 @@ class Goal(gymnasium.Env):
         return {"task": {"last": np.float64(self.last), "goal": self.goal}, "clock": clock}
 
 
+class Told(gymnasium.Env):
+    """Lasts three steps, and pays in the last what the options of its reset say; it observes 0."""
+
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        self.pay, self.time = (options or {}).get("pay", -1.0), 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: np.ndarray):
+        self.time += 1
+        over = self.time == 3
+        return np.zeros(1, np.float32), self.pay * over, over, False, {}
+
+
 class Unhealthy(gymnasium.Env):
     """At its third step it does what ``ill`` says: dies, raises, or hangs on to nothing."""
 
@@ -185,6 +202,7 @@ gymnasium.register("NanObservation-v0", Poisoned, kwargs={"part": "observation"}
 gymnasium.register("Mortal-v0", Mortal, max_episode_steps=5)
 gymnasium.register("Modules-v0", Modules)
 gymnasium.register("Goal-v0", Goal)
+gymnasium.register("Told-v0", Told)
 gymnasium.register(
     "Room-v0", Spaces, kwargs={"observation_space": spaces.Discrete(4), "action_space": Goal.action_space}
 )

@@ -12,7 +12,26 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import (
+    arsq,
+    bc,
+    cql,
+    cqn,
+    crl,
+    dqn,
+    edac,
+    gcbc,
+    gciql,
+    gcivl,
+    hiql,
+    iql,
+    qrl,
+    rebrac,
+    sac,
+    sac_n,
+    td3,
+    td3_bc,
+)
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
@@ -20,15 +39,24 @@ AGENTS: dict[str, ModuleType] = {
     "bc": bc,
     "cql": cql,
     "cqn": cqn,
+    "crl": crl,
     "dqn": dqn,
     "edac": edac,
+    "gcbc": gcbc,
+    "gciql": gciql,
+    "gcivl": gcivl,
+    "hiql": hiql,
     "iql": iql,
+    "qrl": qrl,
     "rebrac": rebrac,
     "sac": sac,
     "sac_n": sac_n,
     "td3": td3,
     "td3_bc": td3_bc,
 }
+
+GOALS = tuple(name for name, module in AGENTS.items() if hasattr(module.Config, "goals"))
+"""Those that learn to reach goals (`rl.replay.goals`), and not from rewards."""
 
 
 def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:

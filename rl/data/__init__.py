@@ -31,7 +31,7 @@ def load(
       ``hopper-medium-regen-v5`` …, which `rl.data.recipes` makes.
     - ``cube-single-play-singletask-v0`` …: OGBench (`rl.data.ogbench`); so is a path that ends in ``.npz``.
     - ``minari:D4RL/door/human-v2``, ``minari:/path/to/dataset``: Minari (`rl.data.minari`).
-    - ``synthetic-continuous``, ``synthetic-discrete``: made on the spot (`rl.data.synthetic`).
+    - ``synthetic-continuous``, ``synthetic-discrete``, ``synthetic-goals``: made on the spot (`rl.data.synthetic`).
 
     Args:
         name: see above.
@@ -65,7 +65,10 @@ def load(
         )
     if name in synthetic.NAMES:
         result = synthetic.load(name)
-        return result._replace(environment=environment) if environment else result
+        return result._replace(
+            environment=environment or result.environment,
+            validation=result.validation if validation else None,
+        )
     nearest = difflib.get_close_matches(name, names(), n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "rl.data.names() lists them all."
     raise DataError(

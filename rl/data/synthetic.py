@@ -9,10 +9,12 @@ from __future__ import annotations
 import numpy as np
 
 from rl.data.steps import Loaded, from_steps, loaded
+from rl.replay.dataset import Dataset
 
 _EPISODES = 20
 _LIMIT = 50  # steps
 _STATES = 8
+_WALKS, _WALK = 60, 100  # episodes between rooms, and steps of each
 
 
 def load(name: str) -> Loaded:
@@ -23,6 +25,10 @@ def load(name: str) -> Loaded:
 
     ``synthetic-discrete``: a walk left (0) or right (1) along a chain of 8 states, one-hot; the right end
     pays 1 and terminates.
+
+    ``synthetic-goals``: walks between the cells of `rl.envs.two_rooms`, without rewards, by the protocol of OGBench's
+    pointmaze-navigate: along the shortest way, with much noise, to a new cell as soon as one is reached. A tenth as
+    many are held out.
     """
     return NAMES[name]()
 
@@ -67,6 +73,42 @@ def _chain() -> Loaded:
     return _finish(steps, discrete=True, source="synthetic chain")
 
 
+def _rooms() -> Loaded:
+    walks = loaded(
+        _walks(0, _WALKS),
+        environment="TwoRooms-v0",
+        source="synthetic walks between two rooms",
+        note="there are no rewards: all are 0",
+    )
+    return walks._replace(validation=_walks(1, _WALKS // 10))
+
+
+def _walks(seed: int, episodes: int) -> Dataset:
+    from rl.envs import two_rooms  # which imports gymnasium; to read data, nobody else needs it
+
+    rng = np.random.default_rng(seed)
+
+    def cells() -> np.ndarray:
+        return two_rooms.around(two_rooms.CELLS[rng.integers(len(two_rooms.CELLS), size=episodes)], rng)
+
+    place, goal, observations, actions = cells(), cells(), [], []
+    for _ in range(_WALK + 1):
+        reached = np.linalg.norm(place - goal, axis=-1, keepdims=True) <= two_rooms.TOLERANCE
+        goal = np.where(reached, cells(), goal)
+        noise = rng.normal(0, 0.5, place.shape)
+        observations.append(place)
+        actions.append(np.clip(two_rooms.toward(place, goal) + noise, -1, 1))
+        place = two_rooms.move(place, actions[-1])
+    rows = episodes * (_WALK + 1)
+    return from_steps(
+        *(np.stack(x, 1).reshape(rows, 2) for x in (observations, actions)),
+        rewards=np.zeros(rows),
+        terminals=np.zeros(rows, bool),
+        timeouts=np.arange(1, rows + 1) % (_WALK + 1) == 0,
+        source="synthetic walks",
+    )
+
+
 def _finish(steps: list[tuple], *, discrete: bool, source: str) -> Loaded:
     observations, actions, rewards, terminals, timeouts, successors = map(np.array, zip(*steps, strict=True))
     dataset = from_steps(
@@ -75,4 +117,4 @@ def _finish(steps: list[tuple], *, discrete: bool, source: str) -> Loaded:
     return loaded(dataset, environment=None, source=source, note="there is no environment to evaluate in")
 
 
-NAMES = {"synthetic-continuous": _point_mass, "synthetic-discrete": _chain}
+NAMES = {"synthetic-continuous": _point_mass, "synthetic-discrete": _chain, "synthetic-goals": _rooms}

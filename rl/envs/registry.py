@@ -18,11 +18,12 @@ import numpy as np
 from gymnasium import spaces
 
 from rl import nest
-from rl.envs import atari, distractors, pixels
+from rl.envs import atari, distractors, goals, pixels
 
 if TYPE_CHECKING:
     from rl.types import Spec
 
+_OURS = {"CartPoleSwingUp": "rl.envs.cartpole", "TwoRooms": "rl.envs.two_rooms"}
 _ROBOTICS = ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
 # Warnings that every worker would repeat into the progress bar: the caller chose the version (D4RL's scores
 # refer to -v4), float64 spaces become float32 on purpose, and nothing is drawn on a screen.
@@ -38,7 +39,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``), OGBench
     (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
-    shows it). ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`). Behind a ``+``
+    shows it). ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`), and
+    ``goals/pointmaze-medium-v0`` one whose observations hold its goal (`rl.envs.goals`). Behind a ``+``
     stand distractors that are added to observations: ``Hopper-v5+distractors10``, ``Hopper-v5+noise10``
     (`rl.envs.distractors`). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an
     environment of your own.
@@ -97,9 +99,13 @@ def stacked_frames(name: str) -> int:
 
 
 def _build(name: str) -> gymnasium.Env:
-    """The environment as its authors made it, with its time limit, or that environment from pixels."""
+    """The environment as its authors made it, with its time limit, or that environment from pixels or with goals."""
     if name.startswith(pixels.PREFIX):
         return pixels.from_pixels(_task(name.removeprefix(pixels.PREFIX), pixels.OPTIONS))
+    for prefix in (goals.TASKS, goals.RANDOM):
+        if name.startswith(prefix):
+            task = name.removeprefix(prefix)
+            return goals.GoalConditioned(_build(task), prefix, task)
     return _task(name, atari.OPTIONS if _is_atari(name) else {})
 
 
@@ -133,9 +139,10 @@ def _register(name: str) -> None:
     """Import the package whose import registers ``name``, unless that has happened or gymnasium knows it."""
     if ":" in name or name in gymnasium.registry:
         return
-    if name.startswith("CartPoleSwingUp"):
-        importlib.import_module("rl.envs.cartpole")
-        return
+    for start, module in _OURS.items():
+        if name.startswith(start):
+            importlib.import_module(module)
+            return
     if name.startswith(_ROBOTICS):
         module, extra = "gymnasium_robotics", "d4rl"
     elif _is_atari(name):
@@ -228,16 +235,19 @@ def _quiet() -> Iterator[None]:
 
 
 class _OwnRandomness(gymnasium.Wrapper):
-    """Gives one copy of an environment its own stream behind NumPy's global generator.
+    """Gives one copy of an environment its own stream behind NumPy's global generator, and one action space.
 
-    Without it a seeded OGBench episode depends on which other copies run in the same process. What stays
-    random is the goal observation in the info of its manipulation tasks, which no agent here sees: they
-    build a new unseeded action space each time they use it.
+    Without it a seeded OGBench episode depends on which other copies run in the same process, and so does the goal of
+    its manipulation tasks: they would build a new unseeded action space for each random step on the way there.
     """
 
     def __init__(self, env: gymnasium.Env):
         super().__init__(env)
         self._stream = np.random.MT19937()
+        task: Any = env.unwrapped
+        if isinstance(getattr(type(task), "action_space", None), property):
+            kept = {"action_space": task.action_space}
+            task.__class__ = type(type(task).__name__, (type(task),), kept)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         with _quiet():

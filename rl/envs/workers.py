@@ -16,7 +16,7 @@ import subprocess
 import sys
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,16 +70,19 @@ class Vector:
             raise
         self.spec = Spec(*self._everywhere("describe")[0])
 
-    def reset(self, seeds: Sequence[int | None]) -> Any:
+    def reset(
+        self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None] | None = None
+    ) -> Any:
         """Start new episodes.
 
         Args:
             seeds: [count] integers in [0, 2**32), None for copies to leave as they are.
+            options: [count] what each copy's own ``reset`` takes as options; None for none.
 
         Returns:
             [count, *observation], for copies left alone their latest one.
         """
-        return nest.concatenate(*self._everywhere("reset", seeds))
+        return nest.concatenate(*self._everywhere("reset", seeds, options or [None] * self.count))
 
     def step(self, actions: np.ndarray, active: np.ndarray | None = None) -> Step:
         """Take ``actions`` [count, ...] in the copies where ``active`` [count] bool holds, by default all."""
@@ -173,10 +176,12 @@ class _Copies:
     def describe(self) -> tuple[Any, int, bool]:
         return registry.describe(self._envs[0])
 
-    def reset(self, seeds: Sequence[int | None]) -> Any:
-        for i, seed in enumerate(seeds):
+    def reset(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> Any:
+        for i, (seed, own) in enumerate(zip(seeds, options, strict=True)):
             if seed is not None:
-                self._hold(i, self._envs[i].reset(seed=int(seed))[0])
+                self._hold(
+                    i, self._envs[i].reset(seed=int(seed), options=None if own is None else dict(own))[0]
+                )
         return self._observation
 
     def step(self, actions: np.ndarray, active: np.ndarray) -> tuple[Any, ...]:

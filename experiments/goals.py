@@ -1,0 +1,289 @@
+r"""Train a goal-conditioned agent on logged trajectories, several seeds at once, and say which goals it reaches.
+
+    python -m experiments.goals --agent=hiql --dataset=pointmaze-medium-navigate-v0 --preset=paper
+
+The datasets are OGBench's without a task (Park et al. 2025), whose rewards nobody looks at: goals are states that were
+reached later, or elsewhere (`rl.replay.goals`, ``--agent.goals...``). ``--protocol`` says how policies are tested:
+
+    ogbench  the environment's tasks, ``--eval_episodes`` of each, success at any step; the score of a run is its mean
+             over the last three evaluations
+    hecrl    ``--eval_episodes`` in all, random starts and goals, success at the last step (Haramati et al. 2026)
+
+The run folder is that of `experiments.offline`, and the same command continues an interrupted run to the same bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import app
+
+from experiments import common, flags, logged, presets, studies
+from rl import agents, envs, lifecycle, log, shard, statistics, train
+from rl.envs.goals import RANDOM, TASKS
+from rl.replay import goals
+from rl.replay.goals import Trajectories
+from rl.types import Key, Learner, Spec, State
+
+# Of each protocol the environments, and the score that says whether a goal was reached.
+PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
+
+EVALUATIONS = 3  # the last ones, over which a run's score is the mean
+
+# Settings that another checkpoint in the same folder must agree on.
+_IDENTITY = (*logged.IDENTITY, "protocol")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(logged.Settings):
+    """Everything about a run that is not the agent's own."""
+
+    agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hiql, qrl, or my.agent
+    dataset: str = "synthetic-goals"  # OGBench's without a task (pointmaze-medium-navigate-v0), or file
+    protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
+    eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
+
+
+class Problem(NamedTuple):
+    """The data of a run as its agent sees them."""
+
+    data: common.Problem  # its spec is that of an agent with goals
+    trajectories: Trajectories
+    validation: Trajectories | None
+    environment: str | None  # to evaluate in, by its name for `rl.envs.make`
+
+
+def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Trains, evaluates and reports one run; returns what result.json holds.
+
+    Args:
+      settings: the run.
+      config: the agent's hyper-parameters.
+      sweep: as `experiments.offline.run` takes it.
+
+    A run that is finished is left as it is, and its result is returned.
+
+    Raises:
+      ValueError: settings that cannot be run; the message names the flag.
+      checkpoint.CheckpointError: the run folder holds another run.
+      train.Diverged: a metric stopped being finite; the last checkpoint is of the epoch before.
+      train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
+    """
+    check(settings)
+    sweep = logged.floats(sweep)
+    if "discount" in sweep:
+        raise ValueError(
+            "a sweep of discount: goals of all its runs are drawn by one, --agent.discount; train each as a run of its "
+            "own"
+        )
+    common.check_schedules(config, settings.updates)
+    task = problem(settings, config, logged.variants(config, sweep))
+    mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
+    population, run_keys = learners(settings, config, sweep, task, mesh)
+    this = common.run(
+        settings,
+        config,
+        settings.updates,
+        task=Path(settings.dataset).name,
+        identity=_IDENTITY,
+        card={"sweep": sweep, "digest": task.data.loaded.digest, "support": task.data.support},
+        about={"preset": presets.stored("goals", settings, "dataset")},
+    )
+    state = jax.jit(population.init)(run_keys, example(config, task.trajectories))
+    start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
+    if start.result is not None:
+        return start.result
+    with (
+        scorer(settings, task, population, len(run_keys), mesh) as score,
+        lifecycle.session(this, start) as session,
+    ):
+        validate = logged.validator(
+            settings,
+            task.validation,
+            lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, wrap),
+            mesh,
+        )
+        logged.loop(
+            settings,
+            session,
+            start,
+            population,
+            task.trajectories,
+            run_keys,
+            mesh,
+            lambda state, number: score(state, number) | validate(state),
+        )
+        return session.finish(
+            source=task.data.loaded.source,
+            environment=task.environment,
+            reached=reached(settings, this.folder, task.environment),
+        )
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on settings that no run can have."""
+    logged.check(settings)
+    if settings.protocol not in PROTOCOLS:
+        raise ValueError(f"--protocol={settings.protocol} is not one of {', '.join(PROTOCOLS)}")
+
+
+def check_agent(settings: Settings, config: Any) -> None:
+    """Raises ValueError, naming the flag, on an agent that cannot learn to reach goals, or not with this head."""
+    if not isinstance(getattr(config, "goals", None), goals.Hindsight):
+        raise ValueError(
+            f"--agent={settings.agent} learns from rewards and not from goals: run it with python -m "
+            f"experiments.offline; agents with goals are {', '.join(agents.GOALS)}"
+        )
+    if settings.head != "scalar" and not hasattr(agents.get(settings.agent), "target_range"):
+        raise ValueError(
+            f"--head={settings.head}: {settings.agent} regresses no value for it to represent; leave --head=scalar"
+        )
+
+
+def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
+    """The data, and where policies are tested.
+
+    Args:
+      settings: the run's.
+      config: the agent's hyper-parameters.
+      configs: those of every run of a sweep.
+
+    Raises:
+      ValueError: data or an agent that goals cannot be learned from or by.
+    """
+    check_agent(settings, config)
+
+    def target_range(config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
+        return agents.target_range(settings.agent, config, spec, low, high)
+
+    task = common.problem(settings, configs, target_range, validation=settings.validation)
+    environment = task.loaded.environment
+    if "singletask" in (environment or ""):
+        raise ValueError(
+            f"{environment} has one goal, and rewards for it: run --dataset={settings.dataset} with python -m "
+            "experiments.offline, or give names without -singletask-"
+        )
+    agents.check_data(settings.agent, config, task.dataset.transitions)
+    return Problem(
+        task._replace(loaded=task.loaded._replace(spec=goals.conditioned_spec(task.loaded.spec))),
+        goals.trajectories(task.dataset, config.goals),
+        goals.trajectories(task.validation, config.goals) if task.validation else None,
+        f"{PROTOCOLS[settings.protocol][0]}{environment}" if environment else None,
+    )
+
+
+def example(config: Any, data: Trajectories) -> goals.GoalBatch:
+    """A batch that says what shapes they have, and nothing else."""
+    draw = goals.sampler(2, config.goals, common.discount(config))
+    shapes = jax.eval_shape(draw, data, jax.random.key(0), 0)
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+
+
+def learners(
+    settings: Settings,
+    config: Any,
+    sweep: Mapping[str, list[float]],
+    task: Problem,
+    mesh: jax.sharding.Mesh,
+    wrap: Callable[[Learner], Learner] = lambda learner: learner,
+) -> tuple[train.Population, Key]:
+    """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
+    module = agents.get(settings.agent)
+    return logged.population(
+        settings,
+        config,
+        sweep,
+        lambda config: wrap(module.make(config, task.data.loaded.spec, task.data.head)),
+        goals.sampler(settings.batch_size, config.goals, common.discount(config)),
+        mesh,
+    )
+
+
+@contextmanager
+def scorer(
+    settings: Settings, task: Problem, population: train.Population, count: int, mesh: jax.sharding.Mesh
+) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
+    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}; all hosts call it, one evaluates.
+
+    Episodes of an environment's tasks take turns: episode ``e`` is of task ``e`` modulo their number.
+
+    Raises:
+      ValueError: the environment has no goals, or does not fit the data.
+    """
+    with ExitStack() as stack:
+        episodes = None
+        if task.environment and settings.eval_episodes and shard.is_main():
+            options = [{"task_id": i + 1} for i in range(_tasks(task.environment))]
+            of_task = common.evaluator(
+                settings, population.actor, task.environment, count, task.data.loaded, options
+            )
+            episodes = logged.on_cpu(stack.enter_context(of_task))
+
+        def score(state: State, index: int) -> dict[str, np.ndarray]:
+            local = shard.gather(state, mesh)
+            scores = episodes(local, index) if episodes else {}
+            if PROTOCOLS[settings.protocol][1] != "success":  # which would count what was lost again
+                scores.pop("eval/success", None)
+            return scores
+
+        yield score
+
+
+def _tasks(environment: str) -> int:
+    """How many tasks are tested one by one; 0 where goals are drawn at random."""
+    if not environment.startswith(TASKS):
+        return 0
+    env = envs.make(environment)
+    count = env.get_wrapper_attr("num_tasks")
+    env.close()
+    return count
+
+
+def reached(settings: Settings, folder: Path, environment: str | None) -> dict[str, Any]:
+    """How often goals were reached in the last evaluations: of each task, and the mean over tasks.
+
+    Returns:
+      ``updates`` of the evaluations, and {task: summary over seeds} as ``tasks`` ("all" is their mean); nothing where
+      nothing was evaluated.
+    """
+    if not environment or not settings.eval_episodes:
+        return {}
+    steps, scores = log.series(folder, f"eval/{PROTOCOLS[settings.protocol][1]}")
+    last = scores[-EVALUATIONS:]
+    each = last.reshape(*last.shape[:2], settings.eval_episodes, -1).mean((0, 2))  # [S, tasks]
+    named = {f"task{i + 1}": x for i, x in enumerate(each.T)} if each.shape[1] > 1 else {}
+    columns = {**named, "all": each.mean(1)}
+    return {
+        "updates": steps[-EVALUATIONS:],
+        "tasks": {name: statistics.summary(x, rate=True) for name, x in columns.items()},
+    }
+
+
+PUBLISHED = Settings(preset=presets.PAPER)
+"""The defaults of the command line, where published settings stand unless a flag says otherwise."""
+
+
+def show(result: Mapping[str, Any]) -> None:
+    """Prints how often the goals of each task were reached."""
+    tasks = result["reached"].get("tasks", {})
+    score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
+    rows = [(name, studies.between(scores, ".3f")) for name, scores in tasks.items()]
+    if rows:
+        print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+
+
+def main(_: list[str]) -> None:
+    shard.initialize()
+    result = run(*presets.from_flags("goals", PUBLISHED, common.config, "dataset"))
+    if shard.is_main():
+        show(result)
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(PUBLISHED, common.config))

@@ -1,0 +1,192 @@
+"""What scripts share that learn from logged data alone: settings, seeds and sweeps, held-out losses, the loop."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import common
+from rl import keys, shard, train
+from rl.lifecycle import Session, Start
+from rl.replay.source import Source
+from rl.types import Key, Learner, Metrics, State
+
+# Settings that another checkpoint in the same folder must agree on.
+IDENTITY = (
+    *("dataset", "environment", "clip_actions", "head", "head_size", "seeds", "seed"),
+    *("eval_every", "eval_episodes", "batch_size", "unroll"),
+)
+
+_VALIDATION = 10  # batches of held-out data
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(common.Data, common.Head, common.Folder):
+    """Settings: what is learned from what, how long, and how often that is evaluated."""
+
+    agent: str = "iql"  # which agent learns
+    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
+    seeds: int = 4  # seeds trained at once, sharing one copy of the data
+    seed: int = 0  # the run's own seed: another value gives other seeds
+    updates: int = 100_000  # gradient steps of each seed
+    eval_every: int = 10_000  # updates per compiled epoch; evaluation, log and checkpoint follow each
+    eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
+    eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
+    batch_size: int = 256  # transitions per update
+    unroll: int = 1  # updates per iteration of the compiled loop; more can help on accelerators
+    validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
+    mesh_seed: int = 1  # devices over which seeds are spread
+    mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on numbers that no run can have."""
+    common.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    common.several_episodes(settings, none=True)
+    common.multiple(settings, "updates", "eval_every")
+
+
+def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:
+    """A sweep as {field: values}.
+
+    Raises:
+      ValueError: values that cannot be trained together.
+    """
+    values = {name: [float(x) for x in column] for name, column in (sweep or {}).items()}
+    if len({len(column) for column in values.values()}) > 1:
+        raise ValueError(f"the fields of a sweep need equally many values: {values}")
+    for name, column in values.items():
+        if 0 in column:
+            raise ValueError(
+                f"a sweep of {name} over {column}: 0 may switch a term off, which one program cannot do for some of "
+                "its runs; train 0 as a run of its own, as sweeps/run.py does"
+            )
+    return values
+
+
+def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
+    """The hyper-parameters of every run of a sweep."""
+    names, columns = list(sweep), list(sweep.values())
+    rows = zip(*columns, strict=True) if names else [()]
+    return [dataclasses.replace(config, **dict(zip(names, row, strict=True))) for row in rows]
+
+
+def population(
+    settings: Settings,
+    config: Any,
+    sweep: Mapping[str, Sequence[float]],
+    make: Callable[[Any], Learner],
+    sample: Source,
+    mesh: jax.sharding.Mesh,
+) -> tuple[train.Population, Key]:
+    """All variants times all seeds as one population, and their keys."""
+    runs = train.population(
+        make,
+        config,
+        shard.data_parallel(sample, mesh),
+        settings.eval_every,
+        sweep={
+            name: np.repeat(np.asarray(values, np.float32), settings.seeds) for name, values in sweep.items()
+        },
+        unroll=settings.unroll,
+        batched=mesh.size > 1 or jax.default_backend() != "cpu",
+    )
+    count = max((len(values) for values in sweep.values()), default=1)
+    # Seed i has the same key in every variant and however many seeds run beside it.
+    seeds = np.tile(np.arange(settings.seeds), count)
+    return runs, keys.seeds(jax.random.key(settings.seed), settings.seeds)[seeds]
+
+
+def validator(
+    settings: Settings,
+    held_out: Any,
+    learners: Callable[[Settings, Callable[[Learner], Learner]], tuple[train.Population, Key]],
+    mesh: jax.sharding.Mesh,
+) -> Callable[[State], dict[str, np.ndarray]]:
+    """A function of the state -> {"validation/...": [S]}: the metrics of training on held-out data, without training.
+
+    They are means over `_VALIDATION` batches.
+
+    Args:
+      settings: the run's.
+      held_out: what batches are drawn from, as in training; None gives a function that says nothing.
+      learners: (settings, what to make of every learner) -> the run's population and keys.
+      mesh: the run's.
+    """
+    if held_out is None:
+        return lambda state: {}
+    batches = dataclasses.replace(settings, eval_every=_VALIDATION)
+    runs, run_keys = learners(batches, _frozen)
+    epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
+    data, placed = shard.place(held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)
+
+    def validate(state: State) -> dict[str, np.ndarray]:
+        _, report = epoch(state, data, placed)
+        return {f"validation/{name}": value for name, value in report.metrics.items()}
+
+    return validate
+
+
+def _frozen(learner: Learner) -> Learner:
+    """A learner whose updates leave all as it is but for their number."""
+
+    def update(state: State, batch: Any, key: Key) -> tuple[State, Metrics]:
+        return state._replace(step=state.step + 1), learner.update(state, batch, key)[1]
+
+    return learner._replace(update=update)
+
+
+def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
+    """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
+
+    They need not wait for the epoch that already runs on the accelerator.
+    """
+    cpu = jax.local_devices(backend="cpu")[0]
+
+    def score(state: Any, index: int) -> dict[str, np.ndarray]:
+        with jax.default_device(cpu):
+            scores = episodes(jax.device_put(state, cpu), index)
+        return {f"eval/{name}": value for name, value in scores.items()}
+
+    return score
+
+
+def loop(
+    settings: Settings,
+    session: Session,
+    start: Start,
+    runs: train.Population,
+    data: Any,
+    run_keys: Key,
+    mesh: jax.sharding.Mesh,
+    measure: Callable[[State, int], Mapping[str, Any]],
+    **kept: Any,
+) -> None:
+    """All epochs that are left, each followed by its scores, its log and a checkpoint.
+
+    Args:
+      settings: the run's.
+      session, start: of the run; ``start.tree["state"]`` is placed on the mesh.
+      runs: the population.
+      data: what batches are drawn from, on the host.
+      run_keys: [S].
+      mesh: the run's.
+      measure: (state, number of the epoch, from 1) -> what to log beside its report.
+      kept: what checkpoints hold beside the state.
+    """
+    done = start.step // settings.eval_every
+    epochs = train.epochs(
+        shard.over_mesh(runs.epoch, mesh),
+        start.tree["state"],
+        shard.place(data, mesh),
+        shard.place_keys(run_keys, mesh),
+        settings.updates // settings.eval_every - done,
+    )
+    for number, (state, report) in enumerate(epochs, done + 1):
+        step = number * settings.eval_every
+        session.write(step, measure(state, number), report)
+        session.keep(step, {"state": state, **kept})

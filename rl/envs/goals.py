@@ -1,0 +1,84 @@
+"""Environments in which goals are to be reached, as goal-conditioned agents see them and benchmarks test them.
+
+Their interface is OGBench's (Park et al. 2025), which environments of your own may have, too: ``num_tasks`` tasks, of
+which ``reset(options={"task_id": i})`` starts one, from 1, and a reset without it any; in the info of a reset ``goal``,
+what is observed where the goal is reached; in that of a step ``success``.
+
+    goals/pointmaze-medium-v0          an episode ends where it succeeds (OGBench)
+    random-goals/pointmaze-medium-v0   none does, and starts and goals are drawn anew (HECRL, Haramati et al. 2026)
+
+Observations are {`rl.nest.OBSERVATION`: ..., `rl.nest.GOAL`: ...}. Random are free cells of a maze and places of cubes
+on the table; in other environments one of the tasks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from rl.nest import GOAL, OBSERVATION
+
+TASKS, RANDOM = "goals/", "random-goals/"  # of the names of such environments; the name of the task follows
+_APART = 0.06  # metres between two cubes, whose sides are 4 cm
+
+
+class GoalConditioned(gymnasium.Wrapper):
+    """``env`` with observations that hold the goal; see the module's docstring for ``prefix``."""
+
+    def __init__(self, env: gymnasium.Env, prefix: str, name: str):
+        super().__init__(env)
+        self._random = prefix == RANDOM
+        self.num_tasks = getattr(env.unwrapped, "num_tasks", 0)
+        goal = env.reset()[1].get("goal") if self.num_tasks else None
+        if goal is None:
+            raise ValueError(
+                f"environment {name!r} has no goals: it needs num_tasks tasks and info['goal'] from reset "
+                "(rl.envs.goals); evaluate in one that has them (--environment), or not at all (--eval_episodes=0)"
+            )
+        box = env.observation_space
+        if np.shape(goal) != box.shape:
+            raise ValueError(
+                f"environment {name!r} has goals of shape {np.shape(goal)} and observations of shape {box.shape}: a "
+                "goal must be a whole observation"
+            )
+        self.observation_space = spaces.Dict({OBSERVATION: box, GOAL: box})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
+        """Starts an episode, with the goal that it is to reach."""
+        if self._random:
+            options = random_task(self.env.unwrapped, np.random.default_rng(seed))
+        observation, info = self.env.reset(seed=seed, options=options)
+        self._goal = info["goal"]
+        return self._conditioned(observation), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        """A step toward the goal."""
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return self._conditioned(observation), reward, terminated and not self._random, truncated, info
+
+    def _conditioned(self, observation: Any) -> dict[str, Any]:
+        return {OBSERVATION: observation, GOAL: self._goal}
+
+
+def random_task(env: Any, rng: np.random.Generator) -> dict[str, Any] | None:
+    """The options of a reset to a start and a goal drawn at random; None where nobody knows how."""
+    if hasattr(env, "maze_map"):
+        free = [(int(i), int(j)) for i, j in np.argwhere(env.maze_map == 0)]
+        start, goal = rng.choice(len(free), 2, replace=False)
+        return {"task_info": {"init_ij": free[start], "goal_ij": free[goal]}}
+    if hasattr(env, "_num_cubes"):
+        return {"task_info": {name: _cubes(env, rng) for name in ("init_xyzs", "goal_xyzs")}}
+    return None
+
+
+def _cubes(env: Any, rng: np.random.Generator) -> np.ndarray:
+    """Places [cubes, 3] on the table, none in another's way."""
+    placed: list[np.ndarray] = []
+    while len(placed) < env._num_cubes:
+        place = np.append(rng.uniform(*env._target_sampling_bounds), 0.02)
+        if all(np.linalg.norm(place - other) > _APART for other in placed):
+            placed.append(place)
+    return np.stack(placed)

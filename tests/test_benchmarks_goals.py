@@ -1,0 +1,90 @@
+"""The benchmark of goals measures what it says: the loops of every agent, their limit, and evaluations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks import cases, goals
+from rl import agents
+from rl.agents import gciql
+from rl.replay.goals import Hindsight
+
+
+@pytest.mark.slow
+def test_batches_of_the_host_are_batches_of_the_sampler() -> None:
+    """Of the same shapes and types, with goals as often in each place: it is the loop that is compared."""
+    hindsight = Hindsight(subgoal_steps=3)
+    subject = cases.subject(gciql, gciql.Config(goals=hindsight, discount=0.9))
+    data = cases.logged(subject, cases.synthetic(2000))
+    places = np.arange(2000, dtype=np.float32)
+    rows = np.repeat(places[:, None], 17, 1)
+    data = data._replace(transitions=data.transitions._replace(observation=rows))
+    theirs = cases.goals_on_host(data, hindsight, 0.9, np.random.default_rng(0), (4000,))
+    ours = jax.jit(cases._source(subject, 4000))(data, jax.random.key(0), 0)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), theirs) == jax.tree.map(
+        lambda x: (x.shape, x.dtype), ours
+    )
+
+    def distances(batch: Any) -> np.ndarray:
+        here = np.asarray(batch.value.observation["observation"])[:, 0]
+        of_value = np.asarray(batch.value.observation["goal"])[:, 0] - here
+        others = [np.asarray(goal)[:, 0] - here for goal in batch[1:]]
+        near = [((x > 0) & (x < 10)).mean() for x in (of_value, *others)]
+        return np.array(
+            [*near, (of_value == 0).mean(), batch.value.reward.mean(), batch.value.discount.mean()]
+        )
+
+    np.testing.assert_allclose(distances(theirs), distances(ours), atol=0.04)
+
+
+@pytest.mark.slow
+@pytest.mark.command
+def test_every_loop_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = cases.subject(agents.get("hiql"), agents.get("hiql").Config(hidden=(8,)))
+    monkeypatch.setattr(cases, "subject", lambda module: tiny)
+    out = tmp_path / "goals.json"
+    results = goals.run(
+        goals.Settings(
+            agents="hiql",
+            batches=(4, 8),
+            seeds=(1, 2),
+            environments="TwoRooms-v0",
+            updates=2,
+            repeats=1,
+            transitions=2000,
+            out=str(out),
+        )
+    )
+    assert json.loads(out.read_text())["rows"] == json.loads(json.dumps(results["rows"]))
+    found = [(row["agent"], row["seeds"], row["loop"]) for row in results["rows"]]
+    assert found == [
+        (f"hiql, batches of {batch}", seeds, loop)
+        for batch in (4, 8)
+        for seeds in (1, 2)
+        for loop in (cases.LIMIT, *goals.MODES)
+    ]
+    text = out.with_suffix(".md").read_text()
+    assert "hiql, batches of 8, 2 at once: scan does" in text
+    assert (
+        "evaluation in TwoRooms-v0, 10 at once" in text and results["evaluations"][0]["steps_per_second"] > 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"agents": "iql"}, "--agents: iql is none of crl"),
+        ({"batches": (0,)}, "--batches needs numbers"),
+        ({"repeats": 0}, "--repeats=0 must be at least 1"),
+        ({"updates": -1}, "--updates=-1 must not be negative"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        goals.run(goals.Settings(**fields))

@@ -1,0 +1,155 @@
+"""`experiments.goals`: from logged trajectories to how often the goals of each task are reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import point_mass  # noqa: F401  (registers its environment)
+import pytest
+from test_experiments import assert_same_bits, files
+
+from experiments import goals
+from rl import agents, log
+from rl.agents import gcbc
+from rl.envs import two_rooms
+from rl.replay.goals import Goals, Hindsight
+
+TINY: dict[str, Any] = {
+    "agent": "gcivl",
+    "seeds": 2,
+    "updates": 6,
+    "eval_every": 2,
+    "eval_episodes": 2,
+    "eval_processes": 0,
+    "batch_size": 8,
+    "tensorboard": False,
+}
+
+
+def settings(folder: Path, **changes: Any) -> goals.Settings:
+    return goals.Settings(**TINY | {"workdir": str(folder)} | changes)
+
+
+def config(agent: str = "gcivl", **changes: Any) -> Any:
+    small = {"latent": 8} if agent in ("crl", "qrl") else {}
+    return agents.get(agent).Config(**{"hidden": (8,), **small, **changes})
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("goals")
+    return folder, goals.run(settings(folder), config())
+
+
+@pytest.mark.slow
+@pytest.mark.command
+def test_a_run_says_how_often_each_task_is_reached(
+    uninterrupted: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Episodes take turns with tasks, all in the environment of the data; the score is of the last evaluations."""
+    folder, returned = uninterrupted
+    result = json.loads((folder / log.RESULT).read_text())
+    assert result["environment"] == "goals/TwoRooms-v0" and result["support"] == pytest.approx([-100, 0])
+    success = np.array([row["eval/success"] for row in log.read(folder)])  # [T, S, episodes]
+    assert success.shape == (3, 2, 2 * 5)
+    found = result["reached"]
+    assert found["updates"] == [2, 4, 6] and [*found["tasks"]] == [*(f"task{i}" for i in range(1, 6)), "all"]
+    for task in range(5):
+        each = success[:, :, task::5].mean((0, 2))
+        np.testing.assert_allclose(found["tasks"][f"task{task + 1}"]["each"], each)
+    np.testing.assert_allclose(found["tasks"]["all"]["each"], success.mean((0, 2)))
+    rows = log.read(folder)
+    assert all(np.isfinite(row["train/value_loss"]).all() for row in rows)
+    held_out = np.array([row["validation/value_loss"] for row in rows])
+    assert held_out.shape == (3, 2) and len(np.unique(held_out)) == 6
+    assert (folder / "curve.png").exists()
+    goals.show(returned)
+    table = capsys.readouterr().out
+    assert "| task5 |" in table and f"| all | {success.mean():.3f} [" in table
+
+
+@pytest.mark.slow
+@pytest.mark.command
+def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(
+    uninterrupted: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    goals.run(settings(tmp_path, updates=4), config())
+    goals.run(settings(tmp_path), config())
+    assert_same_bits(uninterrupted[0], tmp_path, 6)
+
+
+def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        for step, score in enumerate((0.0, 1.0, 1.0, 0.0)):
+            record.write(step, {"eval/success": np.full((2, 10), score) * np.tile([1, 1, 1, 1, 0], 2)})
+    found = goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0")
+    np.testing.assert_array_equal(found["updates"], [1, 2, 3])
+    assert found["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and found["tasks"]["task5"]["mean"] == 0
+    assert found["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
+
+
+@pytest.mark.slow
+@pytest.mark.command
+def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path) -> None:
+    result = goals.run(settings(tmp_path, protocol="hecrl", updates=2), config())
+    (row,) = log.read(tmp_path)
+    np.testing.assert_array_equal(row["eval/length"], np.full((2, 2), two_rooms.LIMIT))
+    assert "eval/success" not in row and result["environment"] == "random-goals/TwoRooms-v0"
+    assert [*result["reached"]["tasks"]] == ["all"]
+    np.testing.assert_array_equal(
+        result["reached"]["tasks"]["all"]["each"], np.mean(row["eval/final_success"], 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("agent", "changes", "own", "message"),
+    [
+        ("iql", {}, {}, "--agent=iql learns from rewards .* python -m experiments.offline; .* crl, gcbc"),
+        ("crl", {"head": "hl_gauss"}, {}, "--head=hl_gauss: crl regresses no value"),
+        ("gcivl", {"protocol": "mine"}, {}, "--protocol=mine is not one of ogbench, hecrl"),
+        ("gcivl", {"eval_episodes": 1}, {}, "--eval_episodes=1: give 0 for none or at least 2"),
+        ("gcivl", {"environment": "point_mass:PointMass-v0"}, {}, "has no goals: .*--environment"),
+        ("gcivl", {"environment": "cube-single-singletask-v0"}, {}, "one goal, .* python -m experiments.off"),
+        (
+            "gcivl",
+            {"dataset": "synthetic-continuous", "environment": "TwoRooms-v0"},
+            {},
+            "does not fit the data",
+        ),
+        ("gcivl", {}, {"goals": Hindsight(value=Goals(0.5, 0.5, 0.5))}, "goals.value: probabilities"),
+        ("hiql", {}, {"goals": Hindsight(subgoal_steps=100)}, "subgoal_steps=100 is longer than every"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_touched(
+    agent: str, changes: dict[str, Any], own: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / log.CONFIG).write_text("{}")
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        goals.run(settings(tmp_path, agent=agent, overwrite=True, **changes), config(agent, **own))
+    assert files(tmp_path) == before
+
+
+def test_a_sweep_of_discounts_is_refused(tmp_path: Path) -> None:
+    """Geometric goals would be drawn by one discount for all."""
+    with pytest.raises(ValueError, match="sweep of discount: goals of all its runs are drawn by one"):
+        goals.run(settings(tmp_path / "run"), config(), {"discount": [0.9, 0.99]})
+
+
+@pytest.mark.long
+@pytest.mark.optimised
+@pytest.mark.parametrize(("agent", "least"), [("gcivl", 0.7), ("hiql", 0.7)])
+def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_path: Path) -> None:
+    """Behaviour cloning of the walks, which had other goals on their way, reaches fewer."""
+    chosen = settings(
+        tmp_path / agent, agent=agent, updates=3000, eval_every=1000, eval_episodes=20, batch_size=256
+    )
+    plain = gcbc.Config(hidden=(64, 64), learning_rate=1e-3)
+    own = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
+    score = goals.run(chosen, own)["reached"]["tasks"]["all"]["mean"]
+    cloned = goals.run(dataclasses.replace(chosen, agent="gcbc", workdir=str(tmp_path / "gcbc")), plain)
+    assert score > max(least, cloned["reached"]["tasks"]["all"]["mean"] + 0.1)
