@@ -268,6 +268,11 @@ def show(result: Mapping[str, Any]) -> None:
         print(
             f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
         )
+    show_folder(result)
+
+
+def show_folder(result: Mapping[str, Any]) -> None:
+    """Prints where everything of a run lies, and what to look at first."""
     if not result["scores"]:
         print("no episodes were played, so there are no scores: see --eval_episodes")
     first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS

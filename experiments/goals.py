@@ -270,12 +270,13 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Prints how often the goals of each task were reached."""
+    """Prints how often the goals of each task were reached, and where everything lies."""
     tasks = result["reached"].get("tasks", {})
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
     rows = [(name, studies.between(scores, ".3f")) for name, scores in tasks.items()]
     if rows:
         print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+    common.show_folder(result)
 
 
 def main(_: list[str]) -> None:
