@@ -49,14 +49,25 @@ def resetting(actor: Actor) -> Actor:
     """``actor`` with its memory back at the start wherever an episode starts, whether it looks at ``first`` or not."""
 
     def act(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
-        def put_back(start: Array, now: Array) -> Array:
-            where = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))
-            return jnp.where(where, start, now)
-
-        memory = jax.tree.map(put_back, actor.start(state, observation), memory)
+        memory = choose(first, actor.start(state, observation), memory)
         return actor.act(state, memory, observation, first, key)
 
     return actor._replace(act=act)
+
+
+def refresh(due: Array, compute: Callable[[], Any], held: Any) -> Any:
+    """``held`` with the rows of ``compute()`` where ``due`` [...]: for what a policy plans only now and then.
+
+    ``compute`` runs only in steps in which some row is due, under `jax.vmap` too, where such a condition alone would be
+    computed in every step.
+
+    Args:
+      due: bool.
+      compute: all rows anew, a pytree like ``held``.
+      held: leaves [..., *any].
+    """
+    fresh = jax.lax.cond(_any(due), compute, lambda: held)
+    return choose(due, fresh, held)
 
 
 def over_seeds(actor: Actor, states: State | int) -> Actor:
@@ -75,3 +86,24 @@ def observing(actor: Actor, see: Callable[[Any], Any]) -> Actor:
         lambda state, observation: actor.start(state, see(observation)),
         lambda state, memory, observation, first, key: actor.act(state, memory, see(observation), first, key),
     )
+
+
+def choose(where: Array, one: Any, other: Any) -> Any:
+    """The rows of ``one`` ``where`` [...], else those of ``other``: pytrees of leaves [..., *any]."""
+
+    def pick(x: Array, y: Array) -> Array:
+        return jnp.where(where.reshape(where.shape + (1,) * (y.ndim - where.ndim)), x, y)
+
+    return jax.tree.map(pick, one, other)
+
+
+@jax.custom_batching.custom_vmap
+def _any(where: Array) -> Array:
+    """Whether any row is true, of all that are batched together: one condition for all of them."""
+    return where.any()
+
+
+@_any.def_vmap
+def _any_of_a_batch(size: int, batched: Any, where: Array) -> tuple[Array, bool]:
+    del size, batched
+    return _any(where), False
