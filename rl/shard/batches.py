@@ -39,7 +39,7 @@ def data_parallel(sample: Source, mesh: Mesh) -> Source:
 
     def split(dataset: Dataset, key: Key, step: Array | int = 0) -> Transition:
         batch = sample(dataset, key, step)
-        part_length(batch.reward.shape[0], mesh, "data")
+        part_length(jax.tree.leaves(batch)[0].shape[0], mesh, "data")
         return jax.lax.with_sharding_constraint(batch, rows)
 
     return split
