@@ -31,9 +31,9 @@ Every 25 steps, at most 32 times in an episode, the value selects among candidat
 
 The last row is the authors' switch, which turns off the filter and the direct-goal rule alike; here each has one.
 
-Paper and code. Where the two differ, this is the code: the policy ascends the first critic alone. Gradients are taken at
-the same parameters and applied together, where the code updates V, Q and the policy one after another. The loss of the
-diffusion is that of the subgoal alone, where the code adds a constant for the observation and the goal beside it and so
+Paper and code. Where the two differ, this is the code: the policy ascends the first critic alone. Gradients are taken
+at the same parameters and applied together, where the code updates V, Q and the policy one after another. The loss of
+the diffusion is that of the subgoal alone, where the code adds a constant for the observation and for the goal, and so
 divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With ``ids``,
 which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a set of
 entities is a set of one.
@@ -132,9 +132,7 @@ def by_diffusion(config: Config, features: int) -> Proposal:
     def init(key: Key, s: Array, g: Array) -> Params:
         return network.init(key, s, jnp.zeros(()), s, g)
 
-    def loss(
-        params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]
-    ) -> Array:
+    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
         del advantage
         predict = lambda x, t: network.apply(params, x, t, s, g)
         return diffusion.loss(process, predict, w, key, rank=2, free=free)
@@ -152,9 +150,7 @@ def by_regression(config: Config, features: int) -> Proposal:
     """One candidate, the mean of subgoals weighted by how far they lead (advantage-weighted regression)."""
     network = entity.regressor(features, config.network)
 
-    def loss(
-        params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]
-    ) -> Array:
+    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
         del key
         error = jnp.square(network.apply(params, s, g) - w).mean((-2, -1))
         return losses.awr_weight(advantage(), config.awr_temperature) * error

@@ -64,7 +64,8 @@ def cosine(steps: int, prediction: str = "epsilon", offset: float = 0.008) -> Pr
         raise ValueError(f"prediction={prediction!r}: choose one of {', '.join(PREDICTIONS)}")
     share = np.cos((np.linspace(0, 1, steps + 1) + offset) / (1 + offset) * np.pi / 2) ** 2
     square = np.cumprod(np.maximum(share[1:] / share[:-1], 1e-3))
-    return Process(np.float32(np.sqrt(square)), np.float32(np.sqrt(1 - square)), prediction)
+    signal, noise = (np.sqrt(x).astype(np.float32) for x in (square, 1 - square))
+    return Process(signal, noise, prediction)
 
 
 def noised(process: Process, data: Array, time: Array, noise: Array) -> Array:
