@@ -209,14 +209,14 @@ def by_hand(*_: Any) -> hecrl.Networks:
 def loop(seen: np.ndarray, goal: np.ndarray, first: np.ndarray) -> list[np.ndarray]:
     """What one environment pursues in every step, by the algorithm box."""
     pursued, time = [], 0
-    for s, g, starts in zip(seen, goal, first, strict=True):
+    for s, starts in zip(seen, first, strict=True):
         time = 0 if starts else time
         if time % 3 == 0:
-            candidates = [s + share * (g - s) for share in SHARES]
+            candidates = [s + share * (goal - s) for share in SHARES]
             feasible = [w for w in candidates if values(s, w) >= -6]
-            best = max(feasible, key=lambda w: values(w, g), default=None)
+            best = max(feasible, key=lambda w: values(w, goal), default=None)
             over = time // 3 >= 2
-            subgoal = g if over or best is None or values(s, g) > values(best, g) else best
+            subgoal = goal if over or best is None or values(s, goal) > values(best, goal) else best
         pursued.append(subgoal)
         time += 1
     return pursued
@@ -232,26 +232,25 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
     assert actor is not None
     state = State({"value": {}, "policy": {}, "subgoal": {}, "critic": {}}, {}, {}, jnp.zeros((), jnp.int32))
     steps, rng = 24, np.random.default_rng(0)
-    seen = rng.normal(size=(steps, 4, COUNT, FEATURES)).astype(np.float32)
-    goal = rng.normal(size=(4, COUNT, FEATURES)).astype(np.float32)
-    far = np.float32([0.02, 0.3, 1.0, 30.0])[:, None, None]  # at once; feasible; some feasible; none
-    goals_seen = seen + far * goal
+    seen = rng.normal(0, 0.1, (steps, 4, COUNT, FEATURES)).astype(np.float32)
+    far = np.float32([0.02, 0.3, 1.0, 30.0])[:, None, None]  # none, some or all candidates are too far
+    goal = far * rng.normal(size=(4, COUNT, FEATURES)).astype(np.float32)
     first = np.zeros((steps, 4), bool)
     first[0] = first[4, 1] = first[10, 2] = first[11, 2] = first[17, 3] = True
     act = jax.jit(actor.act)
-    memory = actor.start(state, {OBSERVATION: seen[0], GOAL: goals_seen[0]})
+    memory = actor.start(state, {OBSERVATION: seen[0], GOAL: goal})
     actions, pursued = [], []
     for time in range(steps):
-        observation = {OBSERVATION: seen[time], GOAL: goals_seen[time]}
+        observation = {OBSERVATION: seen[time], GOAL: goal}
         action, memory = act(state, memory, observation, first[time], KEY)
         actions.append(action)
         pursued.append(memory.subgoal)
-    expected = np.stack([loop(seen[:, i], goals_seen[:, i], first[:, i]) for i in range(4)], 1)
+    expected = np.stack([loop(seen[:, i], goal[i], first[:, i]) for i in range(4)], 1)
     np.testing.assert_allclose(np.stack(pursued), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(
         np.stack(actions), np.tanh(expected.mean(-2) - seen.mean(-2)), rtol=1e-4, atol=1e-6
     )
-    at_goal = (expected == goals_seen).all((2, 3))
+    at_goal = (expected == goal).all((2, 3))
     assert at_goal[:, 0].mean() > 0.3 and at_goal[:3, 3].all() and not at_goal[:4, 1].any()
 
 
@@ -297,14 +296,14 @@ def test_candidates_keep_the_ids_of_the_entities() -> None:
     ],
 )
 def test_any_head_any_setting_and_more_entities_than_in_training(head: str, settings: Any) -> None:
-    config = hecrl.Config(candidates=3, network=TINY, **settings)
+    config, shape_of = hecrl.Config(candidates=3, network=TINY, **settings), lambda x: x.shape
     for shape, more in (((COUNT, FEATURES + 4), (COUNT + 1, FEATURES + 4)), ((5,), (5,))):
         spec = goals.conditioned_spec(Spec(shape, ACTIONS))
         learner = hecrl.make(config, spec, heads.make(head, -100.0, 0.0, 11))
         batch = batch_of(*shape)
         state = jax.eval_shape(learner.init, KEY, batch)
         after, _ = jax.eval_shape(learner.update, state, batch, KEY)
-        assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
+        assert jax.tree.map(shape_of, after) == jax.tree.map(shape_of, state)
         observation = {name: np.zeros((2, *more), np.float32) for name in (OBSERVATION, GOAL)}
         actor, first = acting.actor(learner), np.zeros(2, bool)
         memory = jax.eval_shape(actor.start, state, observation)

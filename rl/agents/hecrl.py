@@ -168,7 +168,7 @@ class Networks(NamedTuple):
     """Functions of entities ``s`` and goal entities ``g``, [..., N, F] both."""
 
     value: Network  # (s, g) -> outputs [..., K]
-    critic: Network  # (s, g, action [..., D]) -> outputs [2, ..., K]
+    critic: Network  # (s, g, action [..., D]) -> outputs [..., K], of one of the twins
     policy: Network  # (s, g) -> action [..., D]
     proposal: Proposal | None  # None: the goal is pursued at once
 
@@ -184,7 +184,7 @@ def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
         raise ValueError(f"ids={config.ids} leaves nothing of an entity of {shape[-1]} features: give fewer")
     return Networks(
         value=entity.state_value(head.size, config.network),
-        critic=ensemble(entity.critic(head.size, config.network), 2),
+        critic=entity.critic(head.size, config.network),
         policy=entity.deterministic_policy(spec.action_size, config.network),
         proposal=kind(config, shape[-1]) if kind else None,
     )
@@ -265,7 +265,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     """
     require(spec, "hecrl", discrete=False)
     nets = networks(config, spec, head)
-    value, critic, policy, proposal = nets
+    value, member, policy, proposal = nets
+    critic = ensemble(member, 2)
     is_set = len(spec.observation_shape[GOAL]) == 2
     settings = {
         "critic": config.critic_optimiser,
@@ -310,6 +311,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
         if head.are_values:  # other heads have a support
             q_target = jnp.clip(q_target, low, high)
+        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
 
         def loss(params):
             v = value.apply(params["value"], s, g)
@@ -320,7 +322,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
 
             action = policy.apply(params["policy"], s, g_actor)
-            q_policy = head.value(critic.apply(state.params["critic"], s, g_actor, action))[0]
+            q_policy = head.value(member.apply(first_critic, s, g_actor, action))
             cloning = jnp.square(action - steps.action).mean()
             policy_loss = config.alpha * cloning - losses.q_scale(q_policy) * q_policy.mean()
 
