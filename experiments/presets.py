@@ -56,7 +56,7 @@ def find(script: str, agent: str, task: str, head: str) -> Preset | None:
     """The published settings of an agent for a task; None where there are none.
 
     Args:
-      script: offline, online or model_based.
+      script: offline, goals, online or model_based.
       agent: its name.
       task: a dataset, or an environment's name.
       head: the value head.

@@ -22,12 +22,25 @@ from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.replay import dataset as replay
+from rl.replay import goals
+from rl.replay.goals import GoalBatch
+from rl.replay.source import Source
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
+GOALS = (
+    "crl",
+    "gcbc",
+    "gciql",
+    "gcivl",
+    "hiql",
+    "qrl",
+)  # they learn from trajectories, with goals in hindsight
 CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 # One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
+# Of the agents with goals crl, gcbc and qrl use none, and the others have their heads in test_goal_agents
+ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss", "hiql": "c51"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES = [
     pytest.param(
@@ -35,28 +48,38 @@ CASES = [
         id=f"{kind}-{agent}-{head}",
         marks=[] if head == "hl_gauss" or agent in ONE_HEAD else pytest.mark.slow,
     )
-    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE))
+    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE), ("goals", GOALS))
     for agent in names
     for head in ((ONE_HEAD[agent],) if agent in ONE_HEAD else heads.NAMES)
 ]
 
-# Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's.
-each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
+# Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's, to
+# which batches with goals are batches.
+each_agent = pytest.mark.parametrize(
+    "case", [case for case in CASES if not case.marks and case.values[0][0] != "goals"], indirect=True
+)
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {
     "arsq": {"bins": 3},
     "cql": {"samples": 3},
     "cqn": {"bins": 3, "features": 4, "levels": 1},
+    "crl": {"latent": 8},
     "edac": {"critics": 3},
+    "qrl": {"latent": 8},
     "sac_n": {"critics": 3},
 }
 
 # The parameters that each loss may move; everything else in it is a target.
 OWN = {
     "critic_loss": ("critic", "q"),
-    "value_loss": ("value",),
-    "policy_loss": ("policy", "critic", "log_alpha"),  # it asks the critic, and is weighted by alpha
+    "value_loss": ("value", "representation"),
+    "contrastive_loss": ("critic",),
+    "distance_loss": ("distance",),
+    "dynamics_loss": ("dynamics", "distance"),
+    # it asks the critic, or the distance to what the dynamics say, and is weighted by alpha
+    "policy_loss": ("policy", "critic", "log_alpha", "distance", "dynamics"),
+    "high_policy_loss": ("high_policy",),
 }
 
 
@@ -69,14 +92,41 @@ def maker(agent: str, loaded: Loaded, head: str, optimiser: Any = optax.adam) ->
     return lambda config: agents.get(agent).make(config, loaded.spec, value_head, optimiser)
 
 
+def load(kind: str) -> Loaded:
+    loaded = synthetic.load(f"synthetic-{'continuous' if kind == 'goals' else kind}")
+    return loaded._replace(spec=goals.conditioned_spec(loaded.spec)) if kind == "goals" else loaded
+
+
+def source(kind: str, config: Any) -> tuple[Any, Source]:
+    """What an agent's batches are drawn from, and how."""
+    dataset = load(kind).dataset
+    if kind != "goals":
+        return dataset, replay.sampler(BATCH)
+    return goals.trajectories(dataset, config.goals), goals.sampler(BATCH, config.goals, 0.99)
+
+
+def two_rows(kind: str) -> Any:
+    """A batch that says what shapes they have."""
+    steps = replay.take(load(kind).dataset, np.arange(2))
+    if kind != "goals":
+        return steps
+    goal = steps.next_observation
+    seen = {
+        name: goals.conditioned(getattr(steps, name), goal) for name in ("observation", "next_observation")
+    }
+    return GoalBatch(steps._replace(**seen), goal, goal, goal)
+
+
 class Case(NamedTuple):
     learner: Learner
     runs: train.Population  # of SEEDS seeds and STEPS updates per epoch, its epoch compiled with donation
     longer: Callable[..., Any]  # the same with 3 * STEPS updates per epoch
     traces: list[None]  # one entry per time the epoch was traced
     spec: Any
-    dataset: replay.Dataset
-    example: Transition
+    dataset: Any
+    sample: Source
+    example: Any  # a `Transition`, or a `GoalBatch`
+    steps: Transition  # of either
     start: State  # stacked, on the host: `epochs` puts a copy of it onto the device
     keys: Key
     trained: list[State]  # after 0, 1, ... epochs from the start, on the host; `after` adds to it
@@ -102,19 +152,19 @@ class Case(NamedTuple):
 @functools.cache
 def initial(kind: str, agent: str, outputs: int) -> State:
     """Stacked over seeds, on the host. Of a head it knows the number of outputs alone, which four of them share."""
-    loaded = synthetic.load(f"synthetic-{kind}")
+    loaded = load(kind)
     head = "scalar" if outputs == 1 else "hl_gauss"
     runs = train.population(maker(agent, loaded, head), small(agent), replay.sampler(BATCH), STEPS)
     keys = jax.random.split(jax.random.key(0), SEEDS)
-    return jax.device_get(runs.init(keys, replay.take(loaded.dataset, np.arange(2))))
+    return jax.device_get(runs.init(keys, two_rows(kind)))
 
 
 @pytest.fixture(scope="module", params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
     kind, agent, head = request.param
-    loaded = synthetic.load(f"synthetic-{kind}")
+    loaded = load(kind)
     config, make = small(agent), maker(agent, loaded, head)
-    sample = replay.sampler(BATCH)
+    dataset, sample = source(kind, config)
     runs = train.population(make, config, sample, STEPS)
     traces: list[None] = []
 
@@ -123,8 +173,7 @@ def case(request: pytest.FixtureRequest) -> Case:
         return runs.epoch(*arguments)
 
     device = jax.devices()[0]
-    dataset = jax.device_put(loaded.dataset, device)
-    example = replay.take(loaded.dataset, np.arange(2))
+    example = two_rows(kind)
     keys = jax.device_put(jax.random.split(jax.random.key(0), SEEDS), device)
     start = initial(kind, agent, 1 if head == "scalar" else 11)
     return Case(
@@ -133,8 +182,10 @@ def case(request: pytest.FixtureRequest) -> Case:
         longer=jax.jit(train.population(make, config, sample, 3 * STEPS).epoch),
         traces=traces,
         spec=loaded.spec,
-        dataset=dataset,
+        dataset=jax.device_put(dataset, device),
+        sample=sample,
         example=example,
+        steps=example.value if kind == "goals" else example,
         start=start,
         keys=keys,
         trained=[start],
@@ -191,7 +242,10 @@ def test_different_keys_differ_everywhere(case: Case) -> None:
     learnt = moved(case.start.params, trained.params)
     assert learnt
     assert moved(seed(trained, 0).params, seed(trained, 1).params) == learnt
-    assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {"log_alpha"}
+    assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {
+        "log_alpha",
+        "multiplier",
+    }
 
 
 @each_agent
@@ -214,7 +268,7 @@ def test_a_seed_in_a_population_is_that_seed_alone(case: Case) -> None:
     """To 1e-6 and not to the bit: vmapped matrix products sum in another order, and 20 steps of Adam, each of
     3e-4, carry on a difference of 1e-7 in a gradient. Moments show it larger, relative to their size.
     """
-    alone = jax.jit(train.scan_updates(case.learner.update, replay.sampler(BATCH), STEPS))
+    alone = jax.jit(train.scan_updates(case.learner.update, case.sample, STEPS))
     state, _ = alone(seed(case.start, 1), case.dataset, case.keys[1])
     one_of_many = seed(case.after(1), 1)
     assert one_of_many.step == state.step
@@ -235,7 +289,9 @@ def test_update_keeps_every_shape_and_type(case: Case) -> None:
     """Down to weak types, any of which would cost a second compile; and all floats are float32."""
     state = jax.eval_shape(case.learner.init, case.keys[0], case.example)
     # Rows may say where they are from, demonstrations among one's own: `rl.replay.source`.
-    batch = case.example._replace(origin=jnp.arange(2, dtype=jnp.int32))
+    batch = case.example
+    if isinstance(batch, Transition):
+        batch = batch._replace(origin=jnp.arange(2, dtype=jnp.int32))
     after, metrics = jax.eval_shape(case.learner.update, state, batch, case.keys[0])
     assert jax.tree.structure(state) == jax.tree.structure(after)
     for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(state), jax.tree.leaves(after), strict=True):
@@ -243,7 +299,7 @@ def test_update_keeps_every_shape_and_type(case: Case) -> None:
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type), name
         assert a.dtype in (jnp.float32, jnp.int32), name
     # What a categorical head cuts off is never silent. Behaviour cloning has no values.
-    assert ("clipped" in metrics) == ("critic_loss" in metrics)
+    assert ("clipped" in metrics) == bool({"critic_loss", "value_loss"} & set(metrics))
     for name, metric in metrics.items():
         assert (metric.shape, metric.dtype) == ((), jnp.float32), name
 
@@ -290,11 +346,11 @@ def test_targets_are_outside_parameters_and_optimiser(case: Case) -> None:
 
 
 def test_actions_are_valid_for_one_observation_and_for_many(case: Case) -> None:
-    state, observations = seed(case.start, 0), case.example.observation
-    act = case.learner.act
-    both = jax.jit(lambda state, key: (act(state, observations, key), act(state, observations[0], key)))
+    state, observations = seed(case.start, 0), case.steps.observation
+    act, first = case.learner.act, jax.tree.map(lambda x: x[0], observations)
+    both = jax.jit(lambda state, key: (act(state, observations, key), act(state, first, key)))
     many, one = map(np.asarray, both(state, case.keys[0]))
-    assert many.dtype == case.example.action.dtype and many.shape == case.example.action.shape
+    assert many.dtype == case.steps.action.dtype and many.shape == case.steps.action.shape
     np.testing.assert_allclose(one, many[0], rtol=1e-6, atol=1e-6)
     low, high = (0, case.spec.action_size - 1) if case.spec.discrete else (-1, 1)
     assert (many >= low).all() and (many <= high).all()
@@ -436,16 +492,15 @@ def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
 @pytest.mark.slow
 def test_every_field_that_can_be_swept_is_accepted_by_its_agent() -> None:
     """No float field is used where the program is built: each survives being a tracer."""
-    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE)):
-        loaded = synthetic.load(f"synthetic-{kind}")
+    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE), ("goals", GOALS)):
         for agent in names:
-            config, make = small(agent), maker(agent, loaded, "scalar")
+            config, make = small(agent), maker(agent, load(kind), "scalar")
+            dataset, sample = source(kind, config)
             floats = [
                 f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)
             ]
             sweep = {name: [getattr(config, name)] * 2 for name in floats}
-            runs = train.population(make, config, replay.sampler(BATCH), STEPS, sweep=sweep)
+            runs = train.population(make, config, sample, STEPS, sweep=sweep)
             keys = jax.random.split(jax.random.key(0), 2)
-            example = replay.take(loaded.dataset, np.arange(2))
-            state = jax.eval_shape(runs.init, keys, example)
-            jax.eval_shape(runs.epoch, state, loaded.dataset, keys)
+            state = jax.eval_shape(runs.init, keys, two_rows(kind))
+            jax.eval_shape(runs.epoch, state, dataset, keys)

@@ -44,19 +44,22 @@ def data() -> Dataset:
     return Dataset(steps, np.append(EPISODE[1:] != EPISODE[:-1], True))
 
 
+def placed(h: Hindsight) -> goals.Trajectories:
+    return jax.device_put(goals.trajectories(data(), h))
+
+
 @functools.cache
 def drawn() -> dict[str, Any]:
     """A batch of each convention, and of success by simulator states, from one compiled program."""
     # Success where the position, here the number of the state modulo 2, is the goal's
     near = lambda reached, goal: (reached["position"] % 2 == goal["position"] % 2)[:, 0]
-    dataset = jax.device_put(data())
-    column = {"position": dataset.transitions.observation[:, 1:]}
+    column = {"position": jnp.asarray(data().transitions.observation[:, 1:])}
 
     @jax.jit
     def program(key: jax.Array) -> dict[str, Any]:
-        draw = lambda h, state=None, success=None: goals.sampler(BATCH, h, GAMMA, success)(
-            goals.trajectories(data(), h)._replace(state=state), key, 0
-        )
+        def draw(h: Hindsight, state: Any = None, success: Any = None) -> Any:
+            return goals.sampler(BATCH, h, GAMMA, success)(placed(h)._replace(state=state), key, 0)
+
         each = {name: draw(h) for name, h in CONVENTIONS.items()}
         return each | {"state": draw(OGBENCH, column, near)}
 
@@ -146,13 +149,10 @@ def test_success_can_be_a_function_of_the_simulators_states() -> None:
 def test_no_episode_is_gathered() -> None:
     """Every array of the program but the data is as large as the batch, with one observation per row and use."""
     batch, width = 16, 1000
-    wide = jax.eval_shape(
-        lambda: Transition(*(jnp.zeros((64, width)), jnp.zeros((64, 2)), jnp.zeros(64)) * 2, jnp.zeros(64))
-    )
-    like = goals.Trajectories(
-        wide._replace(discount=wide.reward, next_observation=wide.observation, next_action=wide.action),
-        jax.ShapeDtypeStruct((64,), jnp.int32),
-    )
+    rows = lambda *shape, of=jnp.float32: jax.ShapeDtypeStruct((64, *shape), of)
+    state, action, number = rows(width), rows(2), rows()
+    steps = Transition(state, action, number, number, state, action, number)
+    like = goals.Trajectories(steps, rows(of=jnp.int32))
     sample = goals.sampler(batch, OGBENCH, GAMMA)
     program = jax.make_jaxpr(lambda data, key: sample(data, key, 0))(like, jax.random.key(0))
     sizes = [v.aval.size for equation in program.eqns for v in equation.outvars]
@@ -208,17 +208,19 @@ def test_data_without_goals_are_refused(
 
 
 def test_settings_without_a_meaning_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"sum to 1, not current=0.2 \+ future=0.5 \+ random=0.5 = 1.2"):
-        Goals(random=0.5)
-    with pytest.raises(ValueError, match="at least 0"):
-        Goals(-0.5, 1.0, 0.5)
+    with pytest.raises(
+        ValueError, match=r"goals\.actor: .* not current=0\.2 \+ future=0\.5 \+ random=0\.5 = 1\.2"
+    ):
+        goals.sampler(4, Hindsight(actor=Goals(random=0.5)), GAMMA)
+    with pytest.raises(ValueError, match=r"goals\.value: .* at least 0"):
+        goals.sampler(4, Hindsight(value=Goals(-0.5, 1.0, 0.5)), GAMMA)
     with pytest.raises(ValueError, match="subgoal_steps=-1"):
         Hindsight(subgoal_steps=-1)
     with pytest.raises(ValueError, match=r"discount=1\.0 must lie between 0 and 1"):
         goals.sampler(4, OGBENCH, 1.0)
     with pytest.raises(ValueError, match="the trajectories have none"):
         sample = goals.sampler(4, OGBENCH, GAMMA, lambda reached, goal: reached == goal)
-        jax.eval_shape(lambda key: sample(goals.trajectories(data(), OGBENCH), key, 0), jax.random.key(0))
+        jax.eval_shape(lambda key: sample(placed(OGBENCH), key, 0), jax.random.key(0))
     with pytest.raises(ValueError, match=r"a goal of shape \(3,\) for an observation of shape \(2,\)"):
         goals.conditioned(np.zeros(2), np.zeros(3))
     with pytest.raises(ValueError, match=r"agent 'gciql' learns to reach goals.*experiments\.goals"):

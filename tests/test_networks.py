@@ -13,7 +13,7 @@ from scipy import integrate, special, stats
 
 from rl.networks import cnn, mlp
 from rl.networks.base import Network, ensemble, from_linen
-from rl.networks.layers import INITIALISERS, Architecture
+from rl.networks.layers import INITIALISERS, OGBENCH, Architecture
 from rl.types import Spec
 
 OBSERVATION, DIMENSIONS, ACTIONS, OUTPUTS, HIDDEN = 3, 2, 4, 5, (6, 7)
@@ -176,6 +176,22 @@ def test_activations_and_residual_paths(activation: str, residual: bool) -> None
         )
     expected = expected @ params["Dense_3"]["kernel"] + params["Dense_3"]["bias"]
     np.testing.assert_allclose(jax.jit(network.apply)(params, x), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_layer_norm_can_stand_after_activations_and_unit_policies_start_near_zero() -> None:
+    """OGBench's layers: Dense, GELU, LayerNorm; a policy's last kernel starts at a tenth of glorot's bound."""
+    x, width = normal(5, OBSERVATION), 64
+    value = mlp.state_value(OUTPUTS, (6,), layer_norm=True, architecture=OGBENCH)
+    policy = mlp.unit_policy(Spec((OBSERVATION,), 40), (width,), OGBENCH)
+    params = random_params(value, x)
+    found, start = jax.jit(lambda key: (value.apply(params, x), policy.init(key, x)))(KEY)
+    hidden = jax.nn.gelu(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
+    hidden = (hidden - hidden.mean(-1, keepdims=True)) / np.sqrt(hidden.var(-1, keepdims=True) + 1e-6)
+    hidden = hidden * params["LayerNorm_0"]["scale"] + params["LayerNorm_0"]["bias"]
+    expected = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert_uniform(start["Dense_0"]["kernel"], np.sqrt(6 / (OBSERVATION + width)))
+    assert_uniform(start["Dense_1"]["kernel"], 0.1 * np.sqrt(6 / (width + 40)))
 
 
 def assert_uniform(x: jax.Array, bound: float) -> None:

@@ -17,6 +17,11 @@ from rl.model_based import METHODS
 
 SCRIPTS = {
     "offline": (offline, common.config, "dataset"),
+    "goals": (
+        offline,
+        common.config,
+        "dataset",
+    ),  # what the presets set besides is a flag of this script, too
     "online": (online, common.config, "env"),
     "model_based": (model_based, model_based.config, "dataset"),
 }

@@ -12,7 +12,26 @@ import importlib
 from types import ModuleType
 from typing import Any
 
-from rl.agents import arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc
+from rl.agents import (
+    arsq,
+    bc,
+    cql,
+    cqn,
+    crl,
+    dqn,
+    edac,
+    gcbc,
+    gciql,
+    gcivl,
+    hiql,
+    iql,
+    qrl,
+    rebrac,
+    sac,
+    sac_n,
+    td3,
+    td3_bc,
+)
 from rl.types import Spec, Transition
 
 AGENTS: dict[str, ModuleType] = {
@@ -20,9 +39,15 @@ AGENTS: dict[str, ModuleType] = {
     "bc": bc,
     "cql": cql,
     "cqn": cqn,
+    "crl": crl,
     "dqn": dqn,
     "edac": edac,
+    "gcbc": gcbc,
+    "gciql": gciql,
+    "gcivl": gcivl,
+    "hiql": hiql,
     "iql": iql,
+    "qrl": qrl,
     "rebrac": rebrac,
     "sac": sac,
     "sac_n": sac_n,

@@ -13,6 +13,7 @@ import optax
 from rl import nest
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
+from rl.replay.goals import OBSERVATION, GoalBatch
 from rl.replay.source import LOGGED, is_logged
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 
@@ -58,8 +59,8 @@ def follow(state: State, rate: float | Array, period: int = 1) -> State:
 def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learner:
     """``learner``, whose updates see images shifted at random by up to ``architecture.shift`` pixels.
 
-    Each image on its own, that before a step and that after it, and those of a dict; its other entries stay. Without
-    images, or with a shift of 0, so does the learner.
+    Each image on its own, that before a step and that after it, those of a dict, whose other entries stay, and goals.
+    Without images, or with a shift of 0, so does the learner.
     """
     if not architecture.shift or all(len(shape) != 3 for shape in nest.leaves(spec.observation_shape)):
         return learner
@@ -72,7 +73,15 @@ def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learn
             }
         return random_shift(observation, key, architecture.shift) if len(shape) == 3 else observation
 
-    def shifted(batch: Transition, key: Key) -> Transition:
+    def shifted(batch: Any, key: Key) -> Any:
+        if isinstance(batch, GoalBatch):
+            shape = spec.observation_shape[OBSERVATION]
+            goals = {
+                name: goal for name, goal in batch._asdict().items() if name != "value" and goal is not None
+            }
+            keys = jax.random.split(key, 1 + len(goals))
+            moved = {name: shift(goals[name], shape, keys[1 + i]) for i, name in enumerate(goals)}
+            return batch._replace(value=shifted(batch.value, keys[0]), **moved)
         keys = jax.random.split(key)
         return batch._replace(
             observation=shift(batch.observation, spec.observation_shape, keys[0]),

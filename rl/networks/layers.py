@@ -59,6 +59,7 @@ class Architecture:
     activation: str = "relu"  # relu, gelu, tanh or silu
     initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
+    norm_after: bool = False  # LayerNorm stands after each activation, not before it
     residual: bool = False  # a hidden layer of the width of its input is added to it
     dropout: float = 0.0  # share of the policy's hidden units that its updates leave out
     encoder: str = "nature"  # of images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018)
@@ -74,6 +75,9 @@ class Architecture:
 
 
 DEFAULT = Architecture()
+OGBENCH = Architecture(
+    "gelu", "glorot", norm_after=True
+)  # of the agents in OGBench's code (Park et al. 2025)
 
 
 class Start(NamedTuple):
@@ -141,7 +145,7 @@ def dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: An
 
 
 class MLP(nn.Module):
-    """Dense layers with an activation between them, and LayerNorm before each activation if asked for.
+    """Dense layers with an activation between them, and LayerNorm before or after each activation if asked for.
 
     Hidden units are dropped only where `apply` is given a key for ``dropout``.
     """
@@ -152,18 +156,23 @@ class MLP(nn.Module):
     architecture: Architecture = DEFAULT
     last: float = 3e-3  # see `start`
     dropout: float = 0.0
+    gain: float = 1.0  # of the last layer's kernel at its start
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
         a = self.architecture
 
-        def dense(x: Array, width: int, last: float | None = None) -> Array:
+        def dense(x: Array, width: int, last: float | None = None, gain: float = 1.0) -> Array:
             kernel, bias = start(a.initialiser, x.shape[-1], last)
-            return nn.Dense(width, kernel_init=kernel, bias_init=bias, dot_general=dense_product)(x)
+            scaled = lambda *of: gain * kernel(*of)
+            return nn.Dense(width, kernel_init=scaled, bias_init=bias, dot_general=dense_product)(x)
+
+        def norm(y: Array) -> Array:
+            return nn.LayerNorm()(y) if self.layer_norm else y
 
         for width in self.hidden:
-            y = dense(x, width)
-            y = ACTIVATIONS[a.activation](nn.LayerNorm()(y) if self.layer_norm else y)
+            y, activation = dense(x, width), ACTIVATIONS[a.activation]
+            y = norm(activation(y)) if a.norm_after else activation(norm(y))
             y = nn.Dropout(self.dropout, deterministic=not self.has_rng("dropout"))(y)
             x = x + y if a.residual and x.shape == y.shape else y
-        return dense(x, self.outputs, self.last)
+        return dense(x, self.outputs, self.last, self.gain)

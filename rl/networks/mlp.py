@@ -90,6 +90,7 @@ def _body(
     joined: bool = False,
     last: float = 3e-3,
     dropout: float = 0.0,
+    gain: float = 1.0,
 ) -> Network:
     """(observation, and with ``joined`` a vector [..., J]) -> [..., outputs].
 
@@ -98,7 +99,7 @@ def _body(
     shape = spec.observation_shape
     encode = encoder(shape, hidden, architecture)
     hidden = dense_widths(shape, hidden, joined=joined)
-    dense = from_linen(MLP(hidden, outputs, layer_norm, architecture, last, dropout))
+    dense = from_linen(MLP(hidden, outputs, layer_norm, architecture, last, dropout, gain))
 
     def join(features: Array, vector: tuple[Array, ...]) -> Array:
         if not joined:
@@ -178,9 +179,11 @@ def critic(
     )
 
 
-def _policy(spec: Spec, outputs: int, hidden: Sequence[int], architecture: Architecture) -> Network:
+def _policy(
+    spec: Spec, outputs: int, hidden: Sequence[int], architecture: Architecture, gain: float = 1.0
+) -> Network:
     a = architecture
-    return _body(spec, outputs, hidden, a.policy_layer_norm, a, last=1e-3, dropout=a.dropout)
+    return _body(spec, outputs, hidden, a.policy_layer_norm, a, last=1e-3, dropout=a.dropout, gain=gain)
 
 
 def deterministic_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
@@ -219,6 +222,31 @@ def behaviour_policy(spec: Spec, hidden: Sequence[int], architecture: Architectu
         return distrax.Independent(distrax.Normal(mean, jnp.broadcast_to(std, mean.shape)), 1)
 
     return Network(init, normal)
+
+
+def unit_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
+    """observation -> a normal of deviation 1 around a mean without bounds, or for integer actions a categorical.
+
+    OGBench's policies (Park et al. 2025): a likelihood fit is a regression of the mean. The last layer's kernel starts
+    at a tenth of its size. What they act with is `greedy`.
+    """
+    import distrax
+
+    body = _policy(spec, spec.action_size, hidden, architecture, gain=0.1)
+
+    def apply(params: Params, observation: Array, key: Key | None = None) -> distrax.Distribution:
+        outputs = body.apply(params, observation, key=key)
+        if spec.discrete:
+            return distrax.Categorical(outputs)
+        return distrax.Independent(distrax.Normal(outputs, jnp.ones_like(outputs)), 1)
+
+    return Network(body.init, apply)
+
+
+def greedy(policy: distrax.Distribution, spec: Spec) -> Array:
+    """The mode of a `unit_policy` as an action: [..., D] clipped to [-1, 1], or [...] int32."""
+    mode = policy.mode()
+    return mode if spec.discrete else jnp.clip(mode, -1.0, 1.0)
 
 
 def squashed_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:

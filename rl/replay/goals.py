@@ -50,14 +50,6 @@ class Goals:
     random: float = 0.3  # probability of any logged state
     geometric: bool = True  # steps to a later state: geometric, with mean 1 / (1 - discount); else uniform
 
-    def __post_init__(self) -> None:
-        shares = (self.current, self.future, self.random)
-        if min(shares) < 0 or abs(sum(shares) - 1) > 1e-5:
-            raise ValueError(
-                f"probabilities of goals must be at least 0 and sum to 1, not current={self.current} + "
-                f"future={self.future} + random={self.random} = {sum(shares):g}"
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class Hindsight:
@@ -145,9 +137,11 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
       success: of ``Trajectories.state``, which goals count as reached; by default those that are the very row.
 
     Raises:
-      ValueError: a discount outside (0, 1) with geometric distances, or, when it draws, success by a state that the
-        trajectories do not have.
+      ValueError: probabilities that do not sum to 1, a discount outside (0, 1) with geometric distances, or, when it
+        draws, success by a state that the trajectories do not have.
     """
+    _check_probabilities("value", hindsight.value)
+    _check_probabilities("actor", hindsight.actor)
     if (hindsight.value.geometric or hindsight.actor.geometric) and not 0 < discount < 1:
         raise ValueError(
             f"discount={discount} must lie between 0 and 1: geometric goals are 1 / (1 - discount) steps away on "
@@ -207,6 +201,11 @@ def conditioned(observation: Any, goal: Any) -> dict[str, Any]:
     return {OBSERVATION: observation, GOAL: goal}
 
 
+def with_goal(observation: Mapping[str, Any], goal: Any) -> dict[str, Any]:
+    """A conditioned observation with another goal."""
+    return conditioned(observation[OBSERVATION], goal)
+
+
 def conditioned_spec(spec: Spec) -> Spec:
     """What an agent with goals must know of an environment without them."""
     return spec._replace(
@@ -235,6 +234,15 @@ def value_bounds(hindsight: Hindsight, discount: float) -> tuple[float, float]:
     if hindsight.negative:
         return -forever, 0.0
     return 0.0, 1.0 if hindsight.mask else forever
+
+
+def _check_probabilities(name: str, goals: Goals) -> None:
+    shares = (goals.current, goals.future, goals.random)
+    if min(shares) < 0 or abs(sum(shares) - 1) > 1e-5:
+        raise ValueError(
+            f"goals.{name}: probabilities must be at least 0 and sum to 1, not current={goals.current} + "
+            f"future={goals.future} + random={goals.random} = {sum(shares):g}"
+        )
 
 
 def _nearest(hindsight: Hindsight) -> int:

@@ -47,6 +47,44 @@ def q_scale(q: Array) -> Array:
     return jax.lax.stop_gradient(1.0 / jnp.maximum(jnp.abs(q).mean(), 1e-6))
 
 
+def ddpg_bc(q: Array, log_prob: Array, weight: float | Array) -> Array:
+    """``- E[Q] / E|Q| - weight E[log pi(a | s)]``: DDPG with behaviour cloning, [].
+
+    The policy extraction of Park et al. (2024, "Is value learning really the main bottleneck in offline RL?"), which is
+    that of TD3+BC for a stochastic policy.
+
+    Args:
+      q: [B] values of the policy's own actions.
+      log_prob: [B] its log probabilities of the logged ones.
+      weight: of cloning.
+    """
+    chex.assert_equal_shape([q, log_prob])
+    return -q_scale(q) * q.mean() - weight * log_prob.mean()
+
+
+# ---- contrastive RL: logits [..., B, B] of row i's state and action with row j's goal -------------------------
+
+
+def binary_nce(logits: Array) -> Array:
+    """Logistic regression of "goal ``j`` is that of row ``i``", the mean over all pairs, [...].
+
+    Binary noise-contrastive estimation (Eysenbach et al. 2022, equation 3) with all other goals of the batch as
+    negatives, as in the code of OGBench.
+    """
+    own = jnp.eye(logits.shape[-1], dtype=bool)
+    return jax.nn.softplus(jnp.where(own, -logits, logits)).mean((-2, -1))
+
+
+def symmetric_info_nce(logits: Array) -> Array:
+    """Cross-entropy of finding each row's goal, and each goal's row, among all of the batch: their mean, [...].
+
+    InfoNCE (van den Oord et al. 2018) in both directions, as JaxGCRL (Bortkiewicz et al. 2025) has it but for a factor.
+    """
+    own = jnp.diagonal(logits, axis1=-2, axis2=-1)
+    among = jax.nn.logsumexp(logits, -1) + jax.nn.logsumexp(logits, -2)
+    return (0.5 * among - own).mean(-1)
+
+
 # ---- CQL (Kumar et al. 2020): each returns the term that is pushed down, before ``- Q(s, a_data)`` --------
 
 

@@ -1,0 +1,143 @@
+"""Goal-conditioned implicit Q-learning (Kostrikov et al. 2022, with goals as in OGBench, Park et al. 2025).
+
+With twin critics ``Q_i``, their slow copies ``Q'_i``, goals ``g`` (`rl.replay.goals`), rewards ``r``, discounts ``d``
+that are 0 at the goal, and expectile ``tau``:
+
+    L_V  = E[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a, g)) ],   u = min_i Q'_i(s, a, g) - V(s, g)
+    L_Q  = E[ sum_i loss_Qi(r + gamma d V(s', g)) ]
+    L_pi = - lambda E[ min_i Q_i(s, pi(s, g), g) ] - alpha E[ log pi(a | s, g) ],  lambda = 1 / E |min_i Q_i|    ddpg_bc
+           - E[ min(exp(alpha A), 100) log pi(a | s, g) ],  A = min_i Q_i(s, a, g) - V(s, g)                     awr
+
+where ``loss`` is the head's: squared error in the paper. ``L_pi`` has goals of its own.
+
+Paper and code. This is OGBench's code: its policies are normal with deviation 1, ``ddpg_bc`` acts with their mean,
+clipped to the box, and targets follow the critics *before* each update. Here an image and its goal go through an
+encoder each, where OGBench stacks their channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import optax
+
+from rl.agents import extraction, gcivl
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, start
+from rl.networks import mlp
+from rl.networks.base import ensemble
+from rl.networks.layers import OGBENCH, Architecture
+from rl.replay import goals
+from rl.replay.goals import GoalBatch, Hindsight
+from rl.types import Array, Key, Learner, Metrics, Spec, State
+from rl.values import bellman, heads, losses
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are OGBench's."""
+
+    discount: float = 0.99  # gamma
+    expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    extraction: str = "ddpg_bc"  # of the policy: ddpg_bc or awr (the one for integer actions)
+    alpha: float = 0.3  # weight of cloning in ddpg_bc; inverse temperature in awr
+    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    learning_rate: float = 3e-4  # Adam, all networks
+    hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
+    layer_norm: bool = True  # in critics and value
+    network: Architecture = OGBENCH  # of every network
+    critic_optimiser: Adam = Adam()  # of the critics
+    value_optimiser: Adam = Adam()  # of the value
+    policy_optimiser: Adam = Adam()  # of the policy
+    goals: Hindsight = Hindsight()  # which goals a step is relabelled with
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner of `GoalBatch`; see `rl.types.Learner`.
+
+    Raises:
+      ValueError: a spec without goals, or an extraction that does not exist or cannot handle integer actions.
+    """
+    goals.plain_spec(spec, "gciql")
+    extraction.require(config, spec)
+    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
+    critic = ensemble(member, 2)
+    value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
+    policy = mlp.unit_policy(spec, config.hidden, config.network)
+    optimisers = {
+        "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
+        "value": build(config.value_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+    }
+
+    def init(key: Key, batch: GoalBatch) -> State:
+        keys, steps = jax.random.split(key, 3), batch.value
+        params = {
+            "critic": critic.init(keys[0], steps.observation, steps.action),
+            "value": value.init(keys[1], steps.observation),
+            "policy": policy.init(keys[2], steps.observation),
+        }
+        return start(params, optimisers, targets=["critic"])
+
+    def smallest(state: State, observation, action) -> Array:
+        """The smaller critic's value [...]."""
+        return head.value(critic.apply(state.params["critic"], observation, action)).min(0)
+
+    def values(state: State, observation) -> Array:
+        return head.value(value.apply(state.params["value"], observation))
+
+    def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
+        steps = batch.value
+        toward = goals.with_goal(steps.observation, batch.actor_goal)
+        q_slow = bellman.min_member(
+            head, critic.apply(state.target["critic"], steps.observation, steps.action)
+        )
+        v_next = value.apply(state.params["value"], steps.next_observation)
+        backup = (steps.reward, config.discount * steps.discount, v_next)
+        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
+
+        def loss(params):
+            v = value.apply(params["value"], steps.observation)
+            weight = losses.expectile_weight(head.value(q_slow) - head.value(v), config.expectile)
+            value_loss = (weight * head.loss(v, v_target)).mean()
+            q = critic.apply(params["critic"], steps.observation, steps.action)
+            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+            of_policy, measured = extraction.policy_loss(
+                config,
+                spec,
+                policy.apply(params["policy"], toward, key=key),
+                steps.action,
+                q=lambda action: smallest(state, toward, action),
+                advantage=lambda: smallest(state, toward, steps.action) - values(state, toward),
+            )
+            metrics = {
+                **measured,
+                "critic_loss": critic_loss,
+                "value_loss": value_loss,
+                "clipped": head.clipped(*backup).mean(),
+                "q": head.value(q).mean(),
+                "v": head.value(v).mean(),
+            }
+            return critic_loss + value_loss + of_policy, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        state = descend(follow(state, config.target_rate), gradients, optimisers)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return mlp.greedy(policy.apply(state.params["policy"], observation), spec)
+
+    def continuation(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return values(state, observation)
+
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], observation, action))
+
+    return augmented(Learner(init, update, act, continuation, critics=critics), spec, config.network)
+
+
+target_range = gcivl.target_range

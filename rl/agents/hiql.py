@@ -1,0 +1,175 @@
+"""HIQL (Park et al., NeurIPS 2023): one value, and two policies that are taken from it.
+
+With twin values ``V_i`` that see a goal through a representation ``phi(s, g)`` of length ``sqrt(n)``, fitted as in
+`rl.agents.gcivl`, ``w`` the state ``k`` steps ahead on the logged way (the last one, where the episode ends before),
+and inverse temperatures ``alpha``:
+
+    L_low  = - E[ min(exp(alpha_l A(s', w)), 100) log pi_l(a | s, phi(s, w)) ]
+    L_high = - E[ min(exp(alpha_h A(w, g)), 100) log pi_h(phi(s, w) | s, g) ]
+    A(x, g) = mean_i V_i(x, phi(x, g)) - mean_i V_i(s, phi(s, g))
+
+``L_high`` has goals ``g`` of its own, and there ``w`` is at most as far as ``g``.
+
+It acts with ``pi_l`` toward what ``pi_h`` proposes, asked anew in every step: a far goal gives a near value no sign to
+tell actions by, and a subgoal does. Policies are normal with deviation 1; the proposal is scaled to length ``sqrt(n)``.
+
+Paper and code. This is OGBench's code (Park et al. 2025): a representation of size 10; the slow copies of the values
+are of what comes after ``phi``, which has none (the paper's own code has a slow ``phi``, too); they follow the values
+*before* each update. ``pi_l`` does not move ``phi`` unless ``representation_gradient`` says so (pixels there). Here an
+image and its goal go through an encoder each, where OGBench stacks their channels.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl.agents import gcivl
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, start
+from rl.networks import mlp
+from rl.networks.base import ensemble
+from rl.networks.layers import OGBENCH, Architecture
+from rl.replay import goals
+from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Hindsight
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State
+from rl.values import losses
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are OGBench's."""
+
+    discount: float = 0.99  # gamma
+    expectile: float = 0.7  # tau: towards 1 the maximum over what was logged
+    low_alpha: float = 3.0  # inverse temperature of the low policy's weights
+    high_alpha: float = 3.0  # that of the high policy's
+    representation: int = 10  # n, size of what a goal is represented by
+    representation_gradient: bool = False  # whether the low policy's loss moves the representation
+    target_rate: float = 0.005  # Polyak step of the values' slow copy
+    learning_rate: float = 3e-4  # Adam, all networks
+    hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
+    layer_norm: bool = True  # in values and representation
+    network: Architecture = OGBENCH  # of every network
+    value_optimiser: Adam = Adam()  # of values and representation
+    policy_optimiser: Adam = Adam()  # of both policies
+    goals: Hindsight = Hindsight(subgoal_steps=25)  # which goals a step is relabelled with, and k
+
+    def __post_init__(self) -> None:
+        if self.goals.subgoal_steps < 1:
+            raise ValueError("goals.subgoal_steps=0: hiql needs subgoals, give the steps to one, such as 25")
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner of `GoalBatch`; see `rl.types.Learner`. Raises ValueError for a spec without goals."""
+    plain = goals.plain_spec(spec, "hiql")
+    body = (config.hidden, config.layer_norm, config.network)
+    inner = spec._replace(
+        observation_shape={OBSERVATION: plain.observation_shape, GOAL: (config.representation,)}
+    )
+    representation = mlp.state_value(config.representation, *body, spec)
+    value = ensemble(mlp.state_value(head.size, *body, inner), 2)
+    low = mlp.unit_policy(inner, config.hidden, config.network)
+    proposal = spec._replace(action_size=config.representation, discrete=False)
+    high = mlp.unit_policy(proposal, config.hidden, config.network)
+    of_value = build(config.value_optimiser, config.learning_rate, optimiser)
+    of_policy = build(config.policy_optimiser, config.learning_rate, optimiser)
+    optimisers = {
+        "value": of_value,
+        "representation": of_value,
+        "policy": of_policy,
+        "high_policy": of_policy,
+    }
+
+    def scaled(x: Array) -> Array:
+        """``x`` [..., n] with length sqrt(n)."""
+        return x * (math.sqrt(config.representation) / jnp.linalg.norm(x, axis=-1, keepdims=True))
+
+    def seen(params: Params, observation: Any) -> dict[str, Any]:
+        """The observation with the representation [..., n] of its goal in place of that."""
+        goal = scaled(representation.apply(params, observation))
+        return {OBSERVATION: observation[OBSERVATION], GOAL: goal}
+
+    def init(key: Key, batch: GoalBatch) -> State:
+        keys, observation = jax.random.split(key, 4), batch.value.observation
+        params = {"representation": representation.init(keys[0], observation)}
+        near = seen(params["representation"], observation)
+        params |= {
+            "value": value.init(keys[1], near),
+            "policy": low.init(keys[2], near),
+            "high_policy": high.init(keys[3], observation),
+        }
+        return start(params, optimisers, targets=["value"])
+
+    def values(params: Params, observation: Any) -> Array:
+        """The members' mean [...]."""
+        outputs = value.apply(params["value"], seen(params["representation"], observation))
+        return head.value(outputs).mean(0)
+
+    def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
+        steps, online = batch.value, state.params
+        slow, slow_next = (
+            value.apply(state.target["value"], seen(online["representation"], x))
+            for x in (steps.observation, steps.next_observation)
+        )
+        fit = gcivl.regression(head, steps, config.discount, config.expectile, slow, slow_next)
+
+        def advantage(reached: Any, here: Any, goal: Any) -> Array:
+            there = goals.conditioned(reached, goal)
+            return values(online, there) - values(online, goals.with_goal(here, goal))
+
+        low_lead = advantage(steps.next_observation[OBSERVATION], steps.observation, batch.subgoal)
+        high_lead = advantage(batch.actor_subgoal, steps.observation, batch.actor_goal)
+        to_subgoal, on_the_way, toward = (
+            goals.with_goal(steps.observation, goal)
+            for goal in (batch.subgoal, batch.actor_subgoal, batch.actor_goal)
+        )
+        proposed = jax.lax.stop_gradient(seen(online["representation"], on_the_way)[GOAL])
+        low_key, high_key = jax.random.split(key)
+
+        def loss(params):
+            v = value.apply(params["value"], seen(params["representation"], steps.observation))
+            value_loss = (fit.weight * head.loss(v, fit.target)).mean(1).sum()
+            near = seen(params["representation"], to_subgoal)
+            if not config.representation_gradient:
+                near = jax.lax.stop_gradient(near)
+            low_prob = low.apply(params["policy"], near, key=low_key).log_prob(steps.action)
+            policy_loss = -(losses.awr_weight(low_lead, config.low_alpha) * low_prob).mean()
+            high_prob = high.apply(params["high_policy"], toward, key=high_key).log_prob(proposed)
+            high_loss = -(losses.awr_weight(high_lead, config.high_alpha) * high_prob).mean()
+            metrics = {
+                "value_loss": value_loss,
+                "policy_loss": policy_loss,
+                "high_policy_loss": high_loss,
+                "clipped": fit.clipped,
+                "v": head.value(v).mean(),
+                "advantage": low_lead.mean(),
+                "high_advantage": high_lead.mean(),
+                "log_prob": low_prob.mean(),
+            }
+            return value_loss + policy_loss + high_loss, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(online)
+        state = descend(follow(state, config.target_rate), gradients, optimisers)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Any, key: Key) -> Array:
+        del key
+        subgoal = scaled(high.apply(state.params["high_policy"], observation).mode())
+        near = {OBSERVATION: observation[OBSERVATION], GOAL: subgoal}
+        return mlp.greedy(low.apply(state.params["policy"], near), spec)
+
+    def continuation(state: State, observation: Any, key: Key) -> Array:
+        del key
+        return values(state.params, observation)
+
+    return augmented(Learner(init, update, act, continuation), spec, config.network)
+
+
+target_range = gcivl.target_range
