@@ -21,6 +21,7 @@ from rl import agents, checkpoint, train
 from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
+from rl.networks import entity
 from rl.replay import dataset as replay
 from rl.replay import goals
 from rl.replay.goals import GoalBatch
@@ -33,14 +34,15 @@ GOALS = (
     "gcbc",
     "gciql",
     "gcivl",
+    "hecrl",
     "hiql",
     "qrl",
 )  # they learn from trajectories, with goals in hindsight
 CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 # One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
-# Of the agents with goals crl, gcbc and qrl use none, and the others have their heads in test_goal_agents
-ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss", "hiql": "c51"}
+# Of the agents with goals crl, gcbc and qrl use none; test_goal_agents and test_hecrl have the other heads
+ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss", "hecrl": "hl_gauss", "hiql": "c51"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CASES = [
     pytest.param(
@@ -66,6 +68,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "cqn": {"bins": 3, "features": 4, "levels": 1},
     "crl": {"latent": 8},
     "edac": {"critics": 3},
+    "hecrl": {"network": entity.Shape(4, 4, 1, 1)},
     "qrl": {"latent": 8},
     "sac_n": {"critics": 3},
 }
@@ -80,11 +83,13 @@ OWN = {
     # it asks the critic, or the distance to what the dynamics say, and is weighted by alpha
     "policy_loss": ("policy", "critic", "log_alpha", "distance", "dynamics"),
     "high_policy_loss": ("high_policy",),
+    "subgoal_loss": ("subgoal",),
 }
 
 
 def small(agent: str, **fields: Any) -> Any:
-    return agents.get(agent).Config(hidden=(8,), **SMALL.get(agent, {}), **fields)
+    widths = {} if agent == "hecrl" else {"hidden": (8,)}
+    return agents.get(agent).Config(**widths, **SMALL.get(agent, {}), **fields)
 
 
 def maker(agent: str, loaded: Loaded, head: str, optimiser: Any = optax.adam) -> Callable[[Any], Learner]:

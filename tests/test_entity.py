@@ -125,11 +125,12 @@ def scaled(p: Tree, x: np.ndarray) -> np.ndarray:
     return standard(x) * p["scale"] + p["bias"]
 
 
-def mlp(p: Tree, x: np.ndarray) -> np.ndarray:
+def mlp(p: Tree, x: np.ndarray, norm_after: bool = False) -> np.ndarray:
     last = sum(name.startswith("Dense") for name in p) - 1
     for i in range(last):
+        normalise = lambda x, i=i: scaled(p[f"LayerNorm_{i}"], x) if f"LayerNorm_{i}" in p else x
         x = linear(p[f"Dense_{i}"], x)
-        x = gelu(scaled(p[f"LayerNorm_{i}"], x) if f"LayerNorm_{i}" in p else x)
+        x = normalise(gelu(x)) if norm_after else gelu(normalise(x))
     return linear(p[f"Dense_{last}"], x)
 
 
@@ -167,7 +168,7 @@ def interaction(p: Tree, s: np.ndarray, g: np.ndarray, action: np.ndarray | None
     c = None if action is None else mlp(p["action"], action)
     x = block(p["self_1"], block(p["goal"], block(p["self_0"], x, None, c), g, c), None, c)
     x = block(p["pool"], p["token"], x, c)[0] if "pool" in p else block(p["self_2"], x)
-    return mlp(p["decode"], norm(p["norm"], x, c)[0])
+    return mlp(p["decode"], norm(p["norm"], x, c)[0], norm_after=True)
 
 
 def denoiser(p: Tree, noisy: np.ndarray, time: np.ndarray, s: np.ndarray, g: np.ndarray) -> np.ndarray:

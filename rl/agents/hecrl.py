@@ -96,8 +96,7 @@ class Config:
     value_optimiser: Adam = CLIPPED  # of the value
     policy_optimiser: Adam = CLIPPED  # of the policy
     subgoal_optimiser: Adam = CLIPPED  # of what proposes subgoals
-    # Which goals a step is relabelled with, and K: next states and uniform future states for values
-    goals: Hindsight = GOALS
+    goals: Hindsight = GOALS  # which goals a step is relabelled with, and K, the steps to a subgoal
 
     def __post_init__(self) -> None:
         require_choices(self, {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES})

@@ -12,7 +12,6 @@ random from more slots than there are entities, so that the slots of further ent
 The action enters a critic through the norms of all its blocks (adaptive layer norm, Peebles & Xie 2023), whose shifts,
 scales and gates are linear in it and start at 0: blocks then start as the identity. In the authors' code of the
 denoiser an initialisation of all layers comes after that of the norms, and undoes it; here each layer has its own.
-Decoders with LayerNorm have it before each GELU, where that code has it after.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from rl.networks.layers import MLP, Architecture, dense_product
 from rl.types import Array, Key, Params
 
 GELU = Architecture(activation="gelu")  # of embeddings and decoders, which start as PyTorch's
+NORM_AFTER = Architecture(activation="gelu", norm_after=True)  # of the critic's decoder
 _small = nn.initializers.normal(0.02)
 
 
@@ -225,7 +225,7 @@ class Interaction(nn.Module):
     shape: Shape
     outputs: int
     pooled: bool = True
-    layer_norm: bool = False  # in the decoder
+    layer_norm: bool = False  # in the decoder, after each activation
 
     @nn.compact
     def __call__(self, entities: Array, goal: Array, action: Array | None = None) -> Array:
@@ -246,7 +246,7 @@ class Interaction(nn.Module):
             x = block("self_2")(x, condition=c)
         x, _ = AdaptiveNorm(gated=False, name="norm")(x, c)
         x = x[..., 0, :] if self.pooled else x
-        return MLP((s.inner,) * 3, self.outputs, self.layer_norm, GELU, name="decode")(x)
+        return MLP((s.inner,) * 3, self.outputs, self.layer_norm, NORM_AFTER, name="decode")(x)
 
 
 class _Decoder(nn.Module):
