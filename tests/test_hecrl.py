@@ -88,7 +88,7 @@ def test_one_update_is_the_docstrings_equations(
         learning_rate=0.1,
         subgoals=subgoals,
         prediction="x0",
-        awr_temperature=8.0,
+        awr_temperature=4.0,
         **dict.fromkeys(
             ("critic_optimiser", "value_optimiser", "policy_optimiser", "subgoal_optimiser"), Adam()
         ),
@@ -96,7 +96,7 @@ def test_one_update_is_the_docstrings_equations(
     learner = hecrl.make(config, SPEC, heads.make(head, LOW, HIGH, SIZE), optax.sgd)
     batch, rng = batch_of(COUNT, FEATURES), np.random.default_rng(1)
     state = jax.eval_shape(learner.init, KEY, batch)
-    fill = lambda x: rng.normal(0, 1.5, x.shape).astype(np.float32)
+    fill = lambda x: rng.normal(0, 3.0, x.shape).astype(np.float32)
     state = state._replace(
         params=jax.tree.map(fill, state.params), target=jax.tree.map(fill, state.target), step=np.int32(0)
     )
@@ -126,7 +126,7 @@ def test_one_update_is_the_docstrings_equations(
     error = lambda x: moved(x, s, b.actor_goal) - b.actor_subgoal
     if subgoals == "awr":
         v = lambda x: h.value(of_means(online["value"], x, b.actor_goal))
-        gain = np.minimum(np.exp(8.0 * (v(b.actor_subgoal) - v(s))), 100)
+        gain = np.minimum(np.exp(4.0 * (v(b.actor_subgoal) - v(s))), 100)
         assert gain.max() == 100 > gain.min(), "choose parameters for which some weights are capped"
         losses["subgoal"] = lambda x: (gain * (error(x) ** 2).mean((1, 2))).mean()
     elif subgoals == "diffusion":
@@ -134,10 +134,10 @@ def test_one_update_is_the_docstrings_equations(
     assert set(after.params) == set(losses)
     expected = descend(online, 0.1, **losses)
     for name, x in expected.items():
-        np.testing.assert_allclose(after.params[name], x, rtol=1e-3, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(after.params[name], x, rtol=1e-4, atol=1e-4, err_msg=name)
         np.testing.assert_allclose(metrics[f"{name}_loss"], losses[name](online[name]), rtol=1e-4)
     critic = 0.7 * slow["critic"] + 0.3 * expected["critic"]
-    np.testing.assert_allclose(after.target["critic"], critic, rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(after.target["critic"], critic, rtol=1e-4, atol=1e-4)
 
 
 # ---- selection ----------------------------------------------------------------------------------------------
