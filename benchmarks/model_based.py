@@ -1,25 +1,34 @@
-"""How fast are epochs of offline model-based training, beside the same in PyTorch and beside their matrix products?
+"""How fast is model-based training, offline and online, beside the same in PyTorch and beside its matrix products?
 
     python -m benchmarks.model_based
 
 An epoch is 50,000 rollouts of 5 steps in an ensemble of seven networks and 1,000 updates of RAVL (batch 256, ten
 critics) on halfcheetah's sizes; ``fit`` is an epoch of the ensemble's own training: one pass over the training rows of
-a log of 1,024,000 in batches of 256, and a check on the fifth that is held out. Three programs do each, in rounds:
+a log of 1,024,000 in batches of 256, and a check on the fifth that is held out. Of the online loop (`rl.mbpo`, MBPO, in
+HalfCheetah, two critics): ``steps`` is 250 steps of the environment with 20 updates each, as `experiments.mbpo` makes
+them; ``updates`` these updates alone, of batches from either ring; and ``retraining`` is what comes between two such
+periods, a fit of 20 epochs on 5,000 steps and 100,000 rollouts of one step. Three programs do each, in rounds:
 
   ours      as the library trains: one compiled call
   products  the matrix products of it and nothing else: the limit
   torch     `benchmarks.model_based_peer`: one update per Python step, indices drawn on the host, where torch is there
 
-Only --part of an epoch is timed (rollouts, updates, and rows to fit alike), and the table gives whole epochs. Several
-seeds are one program for ours, and one after another for torch. Nothing else should run meanwhile.
+Only --part of the work is timed (rollouts, updates, and rows to fit alike), except of a retraining, and the table gives
+whole ones. It also says how often our programs were compiled in the timed rounds, which is never: after a retraining
+nothing is compiled again. Several seeds are one program for ours, and one after another for torch. Nothing else should
+run meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import logging
+import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +36,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app
+from tqdm.auto import tqdm
 
 from benchmarks import cases, products, table
-from experiments import flags, studies
-from rl import log, model_based
-from rl.agents import sac_n
+from experiments import flags, interaction, studies
+from experiments import mbpo as online
+from rl import envs, log, mbpo, model_based, train
+from rl import online as examples
+from rl.agents import sac, sac_n
 from rl.dynamics import base, ensemble, loss, rollout, termination
 from rl.dynamics import fit as fitting
 from rl.dynamics import rows as learnable
+from rl.interaction import Trainer
 from rl.replay import dataset as replay
 from rl.values import heads
 
 EPOCH_UPDATES, EPOCH_ROLLOUTS, LENGTH = 1000, 50_000, 5
 FIT_BLOCKS, BLOCK = 200, 5120  # of rows to fit: 16 batches, and 1024 rows that are held out
+STEPS, UPDATES_PER_STEP = 250, 20  # between two retrainings
+SHARE = 0.95  # of batches that are the model's
+ENVIRONMENT = "HalfCheetah-v5"  # of the sizes of `cases.SPEC`
+# What there is of each work in a second
+UNITS = {"epoch": (1, "epochs"), "fit": (1, "fits"), "retraining": (1, "retrainings")}
+UNITS |= {"steps": (STEPS, "steps"), "updates": (STEPS * UPDATES_PER_STEP, "updates")}
+WHOLE = ("retraining",)  # of which no part is timed: what a fit begins with does not shrink with the rest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +69,11 @@ class Settings:
     critics: int = 10  # N
     diversity: float = 1.0  # eta
     seeds: tuple[int, ...] = (1,)  # trained at once; each number is a block of the table
-    part: float = 0.02  # of either epoch that is timed, a multiple of 0.005
+    part: float = 0.02  # of the work that is timed, a multiple of 0.005
     transitions: int = 100_000  # logged rows that updates draw from
+    steps: int = 5_000  # of the environment that a retraining learns from
+    fit_epochs: int = 20  # of its fit
+    rollouts: int = 100_000  # that follow it
     repeats: int = 3  # timed rounds
     out: str = ""  # JSON file; by default results/benchmarks/model_based-HARDWARE.json
     no_torch: bool = False  # leave PyTorch out even where it is installed
@@ -71,13 +94,16 @@ def run(settings: Settings) -> dict[str, Any]:
     results["torch"] = _torch_version() if not settings.no_torch else None
     path = Path(settings.out or f"results/benchmarks/model_based-{table.slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    blocks = [(work, seeds) for seeds in settings.seeds for work in (epoch, fit)]
+    torch = {epoch: _torch_epoch, fit: _torch_fit, steps: _torch_steps, updates: _torch_updates}
+    torch |= {retraining: _torch_retraining}
+    blocks = [(work, seeds) for seeds in settings.seeds for work in torch]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
         for work, seeds in blocks:
             programs = work(settings, seeds)
             if results["torch"] and seeds == settings.seeds[0]:
-                programs["torch"] = (_torch_epoch if work is epoch else _torch_fit)(settings)
-            row = {"work": work.__name__, "seeds": seeds, **_measure(programs, settings, bar.update)}
+                programs["torch"] = torch[work](settings)
+            part = 1.0 if work.__name__ in WHOLE else settings.part
+            row = {"work": work.__name__, "seeds": seeds, **_measure(programs, settings, part, bar.update)}
             results["rows"].append(row)
             log.write_json(path, results)
     with log.replacing(path.with_suffix(".md")) as partial:
@@ -86,18 +112,42 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def _measure(
-    programs: Programs, settings: Settings, finished: Callable[[int], Any]
-) -> dict[str, list[float]]:
-    """{program: seconds of every round, of a whole epoch}; a first round warms up."""
+    programs: Programs, settings: Settings, part: float, finished: Callable[[int], Any]
+) -> dict[str, Any]:
+    """{program: seconds of every round, of the whole work}; a first round warms up. And what was compiled after it."""
     seconds: dict[str, list[float]] = {name: [] for name in programs}
+    compiled = 0
     for number in range(1 + settings.repeats):
         for name, call in programs.items():
-            began = time.perf_counter()
-            call()
+            with compilations() as names:
+                began = time.perf_counter()
+                call()
+                passed = time.perf_counter() - began
             if number:
-                seconds[name].append((time.perf_counter() - began) / settings.part)
+                seconds[name].append(passed / part)
+                compiled += len(names) * (name == "ours")
         finished(1)
-    return seconds
+    return {**seconds, "compilations": compiled}
+
+
+@contextlib.contextmanager
+def compilations() -> Iterator[list[str]]:
+    """The names of the functions that JAX compiles meanwhile, in their order."""
+    names: list[str] = []
+
+    class Collect(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found = re.match(r"Compiling (?:jit\()?([\w<>]+)", record.getMessage())
+            names.extend(found.groups() if found else ())
+
+    logger, collect = logging.getLogger("jax"), Collect()
+    handlers, propagates = logger.handlers, logger.propagate
+    logger.handlers, logger.propagate = [collect], False
+    try:
+        with jax.log_compiles():
+            yield names
+    finally:
+        logger.handlers, logger.propagate = handlers, propagates
 
 
 def _scaled(whole: int, settings: Settings) -> int:
@@ -161,6 +211,106 @@ def fit(settings: Settings, seeds: int) -> Programs:
 
     parts = _fit_limit(config, data.rows, sizes, seeds)
     return {"ours": ours, "products": lambda: [part() for part in parts]}
+
+
+# ---- online -------------------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(1)
+def _trainer(settings: Settings, seeds: int) -> tuple[Trainer, mbpo.Loop]:
+    """MBPO in the environment, after as many random steps as a retraining learns from, a retraining and one step."""
+    config = sac.Config(hidden=(256, 256, 256))
+    chosen = online.Settings(
+        env=ENVIRONMENT,
+        env_processes=0,
+        seeds=seeds,
+        utd=float(UPDATES_PER_STEP),
+        learning_starts=settings.steps,
+        replay=2 * settings.steps,
+        model_share=str(SHARE),
+        rollout_length="1",
+        rollouts=settings.rollouts,
+        model_replay=4 * settings.rollouts,
+        model_batch_size=256,
+        model_max_epochs=settings.fit_epochs,
+        model_patience=settings.fit_epochs,  # all of them
+        retrain_every=10**9,  # not while steps are timed
+    )
+    stream = interaction.stepper(chosen)
+    loop = online.make_loop(chosen, config, stream.spec, online.termination_rule(ENVIRONMENT))
+    trainer = online.make_trainer(chosen, stream, loop)
+    trainer.start(None)
+    trainer.advance(settings.steps + 1, tqdm(disable=True), [])
+    return trainer, loop
+
+
+def steps(settings: Settings, seeds: int) -> Programs:
+    """Steps of the environment, and the updates that come with them."""
+    trainer, loop = _trainer(settings, seeds)
+    count = _scaled(STEPS, settings)
+
+    def ours() -> None:
+        trainer.advance(trainer.step + count, tqdm(disable=True), [])
+        jax.block_until_ready(trainer.carry.state)
+
+    return {"ours": ours, "products": _update_limit(trainer, loop, count * UPDATES_PER_STEP)}
+
+
+def updates(settings: Settings, seeds: int) -> Programs:
+    """Updates alone."""
+    trainer, loop = _trainer(settings, seeds)
+    count = _scaled(STEPS, settings) * UPDATES_PER_STEP
+    axes = loop.replay.axes
+    learn = jax.jit(
+        jax.vmap(loop.replay.learn(count), (train.STACKED, axes, None, None, 0), (train.STACKED, None, 0))
+    )
+    run_keys = jax.random.split(jax.random.key(0), seeds)
+
+    def ours() -> None:
+        jax.block_until_ready(learn(trainer.carry.state, trainer.carry.memory, None, None, run_keys))
+
+    return {"ours": ours, "products": _update_limit(trainer, loop, count)}
+
+
+def retraining(settings: Settings, seeds: int) -> Programs:
+    """A fit that goes on from the last, and rollouts."""
+    trainer, loop = _trainer(settings, seeds)
+    config = online.model_config(
+        online.Settings(
+            model_batch_size=256, model_max_epochs=settings.fit_epochs, model_patience=settings.fit_epochs
+        )
+    )
+
+    def ours() -> None:
+        trainer.carry, _ = loop.retraining.run(trainer.carry, settings.steps + 10**9)
+        jax.block_until_ready(trainer.carry.memory)
+
+    memory = jax.tree.map(lambda x: x[0], trainer.carry.memory._replace(environment=(), newest=()))
+    state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
+    rows = jax.tree.map(lambda x: x[0, : settings.steps], trainer.carry.memory.environment.rows)
+    network = ensemble.make(config, cases.SPEC)
+    data = learnable.prepare(cases.SPEC, *rows[:5], np.int32(settings.steps))
+    parts = _fit_limit(config, data.rows, learnable.sizes(config, data), seeds * settings.fit_epochs)
+    starts = jnp.zeros((settings.rollouts, *cases.SPEC.observation_shape))
+    act = lambda observation, key: loop.learner.explore(state, observation, key)
+    step = rollout.step(base.learned(network), termination.never, act)
+    front = rollout.Front(starts, jnp.ones(len(starts), bool))
+    parts.append(_limit(products.find(step, memory.model, front, jax.random.key(0)), seeds))
+    return {"ours": ours, "products": lambda: [part() for part in parts]}
+
+
+def _update_limit(trainer: Trainer, loop: mbpo.Loop, count: int) -> Callable[[], Any]:
+    """The products of so many updates of every seed."""
+    state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
+    state = state._replace(step=jnp.zeros((), jnp.int32))
+    batch = jax.tree.map(
+        lambda x: jnp.zeros((256, *x.shape[1:]), x.dtype), examples.example(cases.SPEC)
+    )._replace(origin=jnp.ones(256, jnp.int32))
+    found = products.find(loop.learner.update, state, batch, jax.random.key(0))
+    return _limit(found, count * trainer.carry.first.shape[0])
+
+
+# ---- limits -------------------------------------------------------------------------------------------------
 
 
 def _fit_limit(
@@ -257,16 +407,63 @@ def _torch_fit(settings: Settings) -> Callable[[], Any]:
     return call
 
 
+def _torch_online(settings: Settings) -> tuple[Any, Any, Any, Any]:
+    """Agent, model, steps of the environment, rows of rollouts."""
+    import torch
+
+    from benchmarks import model_based_peer as peer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    agent, model = peer.Agent(cases.SPEC, 2, 0.0, 256, device), peer.Model(cases.SPEC, device)
+    taken, made = (
+        peer.Buffer(cases.SPEC, size, device) for size in (2 * settings.steps, 4 * settings.rollouts)
+    )
+    peer.explore(envs.make(ENVIRONMENT, seed=0), taken, settings.steps)
+    peer.rollouts(agent, model, made, taken.sample(min(settings.rollouts, settings.steps))[0], 1)
+    return agent, model, taken, made
+
+
+def _torch_steps(settings: Settings) -> Callable[[], Any]:
+    from benchmarks import model_based_peer as peer
+
+    agent, _, taken, made = _torch_online(settings)
+    env, count = envs.make(ENVIRONMENT, seed=1), _scaled(STEPS, settings)
+    return lambda: peer.steps(env, agent, taken, made, count, UPDATES_PER_STEP, SHARE)
+
+
+def _torch_updates(settings: Settings) -> Callable[[], Any]:
+    from benchmarks import model_based_peer as peer
+
+    agent, _, taken, made = _torch_online(settings)
+    count = _scaled(STEPS, settings) * UPDATES_PER_STEP
+    return lambda: peer.whole_batches(agent, taken, made, count, SHARE)
+
+
+def _torch_retraining(settings: Settings) -> Callable[[], Any]:
+    from benchmarks import model_based_peer as peer
+
+    agent, model, taken, made = _torch_online(settings)
+
+    def call() -> None:
+        peer.refit(model, taken, settings.fit_epochs)
+        starts = taken.columns[0][taken.rng.integers(0, taken.count, settings.rollouts)]
+        peer.rollouts(agent, model, made, starts, 1)
+
+    return call
+
+
 # ---- the table ----------------------------------------------------------------------------------------------
 
 
 def render(results: Mapping[str, Any]) -> str:
     """The table as Markdown, with where it is from."""
-    rows = [("work", "seeds", "ours, s", "products, s", "of limit", "torch, s", "x torch", "epochs/s")]
+    rows = [
+        ("work", "seeds", "ours, s", "products, s", "of limit", "torch, s", "x torch", "ours in a second")
+    ]
     torch = {row["work"]: statistics.median(row["torch"]) for row in results["rows"] if "torch" in row}
     for row in results["rows"]:
         ours, limit = statistics.median(row["ours"]), statistics.median(row["products"])
-        theirs = torch.get(row["work"])
+        theirs, (count, unit) = torch.get(row["work"]), UNITS[row["work"]]
         rows.append(
             (
                 row["work"],
@@ -276,15 +473,19 @@ def render(results: Mapping[str, Any]) -> str:
                 f"{limit / ours:.2f}",
                 studies.digits(theirs) if theirs else "",
                 studies.digits(theirs * row["seeds"] / ours) if theirs else "",
-                studies.digits(row["seeds"] / ours),
+                f"{studies.digits(count * row['seeds'] / ours)} {unit}",
             )
         )
     settings = results["settings"]
     note = (
-        f"Whole epochs. epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
+        f"epoch: {EPOCH_ROLLOUTS:,} rollouts of {LENGTH} steps and {EPOCH_UPDATES:,} updates, N = "
         f"{settings['critics']}, eta = {settings['diversity']:g}; fit: {FIT_BLOCKS * BLOCK * 4 // 5:,} rows once "
         f"through each of seven networks, in batches of 256, and a check on {FIT_BLOCKS * BLOCK // 5:,} more. "
-        f"A share of {settings['part']:g} was timed."
+        f"Online, {ENVIRONMENT}, N = 2: steps: {STEPS} of the environment, {UPDATES_PER_STEP} updates each; updates: "
+        f"these alone; retraining: {settings['fit_epochs']} epochs on {settings['steps']:,} steps, and "
+        f"{settings['rollouts']:,} rollouts of one step. All networks of agents have three layers of 256. "
+        f"A share of {settings['part']:g} was timed, and whole retrainings. Our programs were compiled "
+        f"{sum(row['compilations'] for row in results['rows'])} times in the timed rounds."
     )
     versions = {"torch": results["torch"]} if results["torch"] else None
     return "\n".join([*table.source(results, versions), "", note, "", *table.aligned(rows)]) + "\n"

@@ -194,3 +194,53 @@ def updates(agent: Agent, logged: Buffer, made: Buffer, count: int, batch_size: 
     for _ in range(count):
         rows = logged.sample(int(real * batch_size)), made.sample(batch_size - int(real * batch_size))
         agent.update([torch.cat(columns) for columns in zip(*rows, strict=True)])
+
+
+# ---- online -------------------------------------------------------------------------------------------------------
+
+
+def explore(env: Any, taken: Buffer, count: int) -> None:
+    """``count`` random steps of the environment."""
+    observation, _ = env.reset()
+    for _ in range(count):
+        observation = _step(env, taken, observation, taken.rng.uniform(-1, 1, env.action_space.shape))
+
+
+def steps(
+    env: Any, agent: Agent, taken: Buffer, made: Buffer, count: int, updates_per_step: int, share: float
+) -> None:
+    """``count`` steps of the environment by the agent's actions, with updates after each."""
+    observation, _ = env.reset()
+    for _ in range(count):
+        with torch.no_grad():
+            action, _ = agent.act(torch.as_tensor(observation[None], device=taken.columns[0].device))
+        observation = _step(env, taken, observation, action[0].cpu().numpy())
+        whole_batches(agent, taken, made, updates_per_step, share)
+
+
+def whole_batches(agent: Agent, taken: Buffer, made: Buffer, count: int, share: float) -> None:
+    """``count`` updates, the batch of each from one buffer: with probability ``share`` that of rollouts."""
+    for _ in range(count):
+        agent.update((made if taken.rng.random() < share else taken).sample(256))
+
+
+def refit(model: Model, taken: Buffer, epochs: int) -> None:
+    """``epochs`` passes over bootstrap samples of four fifths of the buffer, each with a check on the rest."""
+    held = taken.count // 5
+    state, action, reward, following, _ = (column[: taken.count] for column in taken.columns)
+    inputs, outputs = torch.cat([state, action], -1), torch.cat([following - state, reward], -1)
+    sample = taken.rng.integers(held, taken.count, (7, taken.count - held))
+    for _ in range(epochs):
+        order = taken.rng.permutation(taken.count - held)
+        for chosen in np.array_split(order, -(-len(order) // 256)):
+            rows = sample[:, chosen]
+            model.update(inputs[rows], outputs[rows])
+        model.errors(inputs[:held], outputs[:held])
+
+
+def _step(env: Any, taken: Buffer, observation: np.ndarray, action: np.ndarray) -> np.ndarray:
+    following, reward, terminated, truncated, _ = env.step(action)
+    row = (observation, action, [reward], following, [float(terminated)])
+    device = taken.columns[0].device
+    taken.add(*(torch.as_tensor(np.asarray(x, np.float32)[None], device=device) for x in row))
+    return env.reset()[0] if terminated or truncated else following

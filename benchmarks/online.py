@@ -33,7 +33,7 @@ import numpy as np
 from absl import app
 
 from benchmarks import table
-from experiments import flags, online, studies
+from experiments import flags, interaction, online, studies
 from rl import log, train
 from rl.agents import sac
 from rl.online import Carry
@@ -91,7 +91,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _cases(settings: Settings, env: str, utd: int, peer: bool) -> list[Case]:
     chosen = online.Settings(env=env, utd=float(utd), replay=settings.replay, learning_starts=settings.warm)
-    stream, bare = online.stepper(chosen), online.stepper(chosen)
+    stream, bare = (interaction.stepper(chosen) for _ in range(2))
     learner, replay = online.parts(chosen, sac.Config(), stream.spec)
     trainer = online.make_trainer(chosen, stream, learner, replay, Transform(), None)
     trainer.start(None)

@@ -122,6 +122,7 @@ def run(
     task: str,
     identity: Sequence[str],
     card: Mapping[str, Any],
+    variant: str = "",
     **options: Any,
 ) -> lifecycle.Run:
     """The run that the settings describe.
@@ -133,10 +134,11 @@ def run(
       task: what is learned, the title of the curve and a part of the folder's name.
       identity: the settings that another checkpoint in the folder must agree on.
       card: what else it must agree on.
+      variant: what tells it from other runs of the agent, another part of the folder's name.
       options: further fields of `rl.lifecycle.Run`.
     """
     return lifecycle.Run(
-        folder=folder(settings, task),
+        folder=folder(settings, task, variant),
         card={
             "agent": settings.agent,
             "settings": {name: getattr(settings, name) for name in identity},
@@ -144,7 +146,7 @@ def run(
             **card,
         },
         total=total,
-        label=f"{settings.agent}, {settings.head}",
+        label=", ".join(_words(settings, variant)),
         title=task,
         overwrite=settings.overwrite,
         tensorboard=settings.tensorboard,
@@ -153,9 +155,13 @@ def run(
     )
 
 
-def folder(settings: Any, task: str) -> Path:
+def folder(settings: Any, task: str, variant: str = "") -> Path:
     """The run folder."""
-    return lifecycle.folder(settings.workdir, task.replace("/", "-"), f"{settings.agent}-{settings.head}")
+    return lifecycle.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))
+
+
+def _words(settings: Any, variant: str) -> list[str]:
+    return [settings.agent, settings.head, *([variant] if variant else [])]
 
 
 def config(agent: str) -> Any:

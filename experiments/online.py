@@ -30,12 +30,9 @@ From demonstrations, half of every batch, that successful episodes join; without
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from fractions import Fraction
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +41,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags, presets
-from rl import acting, agents, checkpoint, data, keys, lifecycle, online, train
+from experiments import common, flags, interaction, presets
+from rl import agents, checkpoint, data, keys, lifecycle, online
 from rl.envs.registry import stacked_frames
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
@@ -57,42 +54,25 @@ from rl.types import Learner, Spec, State
 from rl.values import heads
 
 _IDENTITY = (
-    *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
-    *("replay", "batch_size", "n_step", "eval_every", "eval_episodes", "init_from", "offline_data"),
+    *interaction.IDENTITY,
+    *("n_step", "init_from", "offline_data"),
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
 )
-_ACTORS = "actors"  # in the run folder: the policy of every evaluation
-_SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(common.Head, common.Folder):
+class Settings(interaction.Settings):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "sac"  # sac, td3, dqn, arsq, cqn; or, to fine-tune: iql, cql, td3_bc, sac_n, edac, my.agent
-    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
-    env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
-    seeds: int = 1  # seeds trained at once, each with its own environments and replay
-    seed: int = 0  # the run's own seed: another value gives other seeds
-    steps: int = 1_000_000  # environment steps of each seed
-    envs: int = 1  # environments of each seed, stepped together
-    env_processes: int = -1  # worker processes for them; -1: none for one environment, else one per core
-    utd: float = 1.0  # updates per environment step; 0.25 is one in four steps
-    learning_starts: int = 5_000  # steps with random actions, before the first update
-    replay: int = 1_000_000  # steps that are remembered
-    batch_size: int = 256  # transitions per update
     n_step: int = 1  # steps in each transition
     priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: alike
     priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
     clip_rewards: bool = False  # then clip them to [-1, 1]; so does a run that goes on with one that did
-    eval_every: int = 10_000  # steps between evaluations; log and policy are written at each
-    eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
-    eval_processes: int = -1  # worker processes for them; -1: one per core, 0: none
-    save_every: int = 100_000  # steps between checkpoints, which hold the whole replay
     init_from: str = ""  # run folder of experiments.offline or experiments.online to start from
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
@@ -120,7 +100,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
-        stream = stack.enter_context(stepper(settings))
+        stream = stack.enter_context(interaction.stepper(settings))
         loaded = mixture(settings, stream.spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = transformation(settings, loaded)
@@ -137,47 +117,13 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             about={"preset": presets.stored("online", settings, "env")},
             unit="steps",
             axis="environment steps",
-            leaves=(_ACTORS,),
+            leaves=(interaction.ACTORS,),
         )
-        start = lifecycle.begin(this, trainer.saved())
-        if start.result is not None:
-            return start.result
-        if start.resumed:
-            trainer.resume(start.tree, start.step, lifecycle.notes(this))
-        else:
-            trainer.start(initial(settings, config, learner, stream.spec) if settings.init_from else None)
-        score = stack.enter_context(scorer(settings, learner, seen))
-        session = stack.enter_context(lifecycle.session(this, start))
-        (this.folder / _ACTORS).mkdir(exist_ok=True)
+        initial_state = lambda: (
+            initial(settings, config, learner, stream.spec) if settings.init_from else None
+        )
         slow = getattr(config, "slow_policy", False)
-        _learn(settings, trainer, score, session, this.folder, slow)
-        return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
-
-
-def _learn(
-    settings: Settings,
-    trainer: Trainer,
-    score: Callable[[State, int], dict[str, np.ndarray]],
-    session: lifecycle.Session,
-    folder: Path,
-    slow: bool,
-) -> None:
-    """From evaluation to evaluation until the end, or until asked to stop."""
-    while trainer.evaluated < settings.steps:
-        due = trainer.evaluated + settings.eval_every
-        try:
-            trainer.advance(due, session.bar, session.stopping)
-            scores = score(trainer.carry.state, due // settings.eval_every) if trainer.step == due else None
-        except Exception:
-            if trainer.whole:
-                session.save(trainer.step, trainer.saved(), trainer.notes())
-            raise
-        if scores is not None:
-            session.write(due, trainer.read() | scores)
-            export(folder / _ACTORS / f"{due}.npz", trainer.carry.state, slow=slow)
-            trainer.evaluated = due
-        saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
-        session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
+        return interaction.train(settings, this, trainer, learner, seen, initial_state, slow=slow)
 
 
 def make_trainer(
@@ -194,7 +140,7 @@ def make_trainer(
         learner,
         replay,
         keys.seeds(jax.random.key(settings.seed), settings.seeds),
-        rhythm=rhythm(settings),
+        rhythm=interaction.rhythm(settings),
         learning_starts=settings.learning_starts,
         random=0 if settings.init_from else settings.learning_starts,
         seen=seen,
@@ -203,38 +149,10 @@ def make_trainer(
     )
 
 
-def rhythm(settings: Settings) -> tuple[int, int]:
-    """How many updates are made after every how many steps of the environments together.
-
-    Raises:
-      ValueError: the ratio of updates to steps does not come out even.
-    """
-    ratio = Fraction(settings.utd).limit_denominator(1000) * settings.envs
-    if 1 not in (ratio.numerator, ratio.denominator) or abs(ratio / settings.envs - settings.utd) > 1e-9:
-        raise ValueError(
-            f"--utd={settings.utd} times --envs={settings.envs} must be a whole number, or one over a whole number"
-        )
-    return ratio.numerator, ratio.denominator
-
-
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    common.at_least_one(
-        settings, "seeds", "steps", "envs", "replay", "batch_size", "n_step", "eval_every", "save_every"
-    )
-    common.several_episodes(settings)
-    if settings.utd <= 0:
-        raise ValueError(f"--utd must be positive, not {settings.utd}")
-    rhythm(settings)
-    for whole, part in (
-        *(("steps", "envs"), ("eval_every", "envs")),
-        *(("save_every", "eval_every"), ("steps", "eval_every")),
-    ):
-        common.multiple(settings, whole, part)
-    if settings.learning_starts < 1:
-        raise ValueError(
-            "--learning_starts must be at least 1: there is nothing to draw before the first step"
-        )
+    interaction.check(settings)
+    common.at_least_one(settings, "n_step")
     frames = stacked_frames(settings.env)
     if frames and settings.learning_starts <= settings.envs * (frames + settings.n_step):
         raise ValueError(
@@ -258,27 +176,8 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--relabel_success is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
-    unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head not in ("scalar", "quantile") and unbounded and not settings.init_from:
-        raise ValueError(
-            f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
-            "represent: nothing tells them before there are data"
-        )
-
-
-def stepper(settings: Settings) -> Stream:
-    """The environments to learn in."""
-    processes = settings.env_processes if settings.env_processes >= 0 else None
-    alone = settings.seeds * settings.envs == 1
-    return Stream(
-        settings.env,
-        [
-            (_SEEDS, settings.seed, seed, number)
-            for seed in range(settings.seeds)
-            for number in range(settings.envs)
-        ],
-        0 if processes is None and alone else processes,
-    )
+    if not settings.init_from:
+        interaction.check_head(settings)
 
 
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
@@ -417,33 +316,6 @@ def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             f"--init_from={settings.init_from} does not say how its agent saw rewards: train it again"
         )
     return source
-
-
-@contextmanager
-def scorer(
-    settings: Settings, learner: Learner, seen: Transform
-) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
-    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
-    actor = acting.over_seeds(acting.actor(learner), train.STACKED)
-    actor = acting.observing(actor, functools.partial(transform.observations, seen))
-    cpu = jax.local_devices(backend="cpu")[0]
-    with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
-
-        def score(state: State, index: int) -> dict[str, np.ndarray]:
-            with jax.default_device(cpu):
-                found = episodes(jax.device_put(state, cpu), index)
-            return {f"eval/{name}": value for name, value in found.items()}
-
-        yield score
-
-
-def export(path: Path, state: State, *, slow: bool = False) -> None:
-    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
-
-    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
-    """
-    acting = state.target if slow else state.params
-    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

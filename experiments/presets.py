@@ -43,20 +43,21 @@ def table() -> dict[str, Any]:
 def task_name(task: str) -> str:
     """A dataset's or an environment's name without what does not change the task.
 
-    ``hopper-medium-regen-v5`` and ``minari:D4RL/hopper/medium-v2`` are ``hopper-medium``.
+    ``hopper-medium-regen-v5`` and ``minari:D4RL/hopper/medium-v2`` are ``hopper-medium``, and
+    ``Hopper-v5+distractors10`` is ``Hopper+distractors10``.
     """
     if task.startswith("minari:"):
         task = "-".join(task.removeprefix("minari:").split("/")[1:])
     if task.endswith((".hdf5", ".h5", ".npz")):
         task = Path(task).stem
-    return re.sub(r"(-regen)?-v\d+$", "", task)
+    return re.sub(r"(-regen)?-v\d+(?=$|\+)", "", task)
 
 
 def find(script: str, agent: str, task: str, head: str) -> Preset | None:
     """The published settings of an agent for a task; None where there are none.
 
     Args:
-      script: offline, goals, online or model_based.
+      script: offline, goals, online, mbpo or model_based.
       agent: its name.
       task: a dataset, or an environment's name.
       head: the value head.

@@ -10,8 +10,8 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -50,6 +50,16 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
     return over & (reported > 0)
 
 
+class Retraining(NamedTuple):
+    """What learns between two steps: a model of the environment (`rl.mbpo`)."""
+
+    due: Callable[[int], bool]  # step -> whether it does, before the next one
+    # (carry, step) -> carry, metrics {name: [S]}; an error leaves the carry that it was given as it was
+    run: Callable[[online.Carry, int], tuple[online.Carry, dict[str, np.ndarray]]]
+    # (metrics, step): raises FloatingPointError if they are those of a model that diverged
+    check: Callable[[Mapping[str, np.ndarray], int], None]
+
+
 class Trainer:
     """The environments and the learners in them, from step to step.
 
@@ -64,6 +74,7 @@ class Trainer:
       seen: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them.
       success: which episodes join the demonstrations, as in `succeeded`; None for none.
+      retraining: what learns between steps beside the learners, if anything does.
 
     Raises:
       ValueError: some do, and ``replay`` cannot relabel their steps.
@@ -82,6 +93,7 @@ class Trainer:
         seen: Transform,
         logged: Dataset | None = None,
         success: str | float | None = None,
+        retraining: Retraining | None = None,
     ):
         self.step, self.evaluated, self.deaths = 0, 0, 0  # evaluated: at which step, the last time
         self.whole, self._failed = True, False  # what is here can be saved; an environment failed
@@ -100,6 +112,8 @@ class Trainer:
         self.carry = jax.eval_shape(self._loop.init)  # until `start` or `resume`
         self.action = np.zeros(self.carry.action.shape, self.carry.action.dtype)
         self.relabelled = np.zeros(self._seeds, np.int64)  # episodes that joined the demonstrations
+        self.retrained, self.model_metrics = -1, dict[str, np.ndarray]()  # at which step; its metrics then
+        self._retraining = retraining
         self._updates, self._period = rhythm
         self._learning_starts, self._random_steps = learning_starts, random
 
@@ -114,10 +128,11 @@ class Trainer:
         """Steps and learns until ``step`` is ``until``, or until asked to stop.
 
         Raises:
-          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`.
+          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`; or a model diverged.
         """
         died = -1
         while self.step < until and not stopping:
+            self._retrain()
             try:
                 experience = self._stream.step(self.action.reshape(-1, *self.action.shape[2:]))
                 joining = self._joining(experience)
@@ -150,7 +165,7 @@ class Trainer:
             bar.update(self._environments)
 
     def read(self) -> dict[str, np.ndarray]:
-        """What there is to say of the time since the last call: {"train/...": [S]}.
+        """What there is to say of the time since the last call: {"train/...": [S]}, and {"model/...": [S]}.
 
         Raises:
           train.Diverged: a metric was not finite.
@@ -169,7 +184,7 @@ class Trainer:
             metrics[f"train/{name}"] = np.array([np.mean(x) if x else math.nan for x in values])
         if self._success is not None:
             metrics["train/relabelled_episodes"] = self.relabelled.astype(float)
-        return metrics
+        return metrics | {f"model/{name}": value for name, value in self.model_metrics.items()}
 
     def saved(self) -> dict[str, Any]:
         """What a checkpoint holds; shapes, before `start`."""
@@ -177,13 +192,17 @@ class Trainer:
 
     def notes(self) -> dict[str, Any]:
         """What goes with it; new episodes start from there if an environment failed."""
-        return {
+        notes = {
             "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
             "finished": self._stream.finished,
             "deaths": self.deaths,
             "evaluated": self.evaluated,
             "relabelled": self.relabelled.tolist(),
         }
+        if self._retraining:
+            metrics = {name: value.tolist() for name, value in self.model_metrics.items()}
+            notes["retraining"] = {"step": self.retrained, "metrics": metrics}
+        return notes
 
     def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
         """Goes on from what `saved` and `notes` returned at ``step``."""
@@ -191,10 +210,24 @@ class Trainer:
         self.action = saved["action"]
         self.deaths, self.evaluated = notes["deaths"], notes["evaluated"]
         self.relabelled = np.array(notes["relabelled"])
+        if self._retraining:
+            self.retrained = notes["retraining"]["step"]
+            self.model_metrics = {
+                name: np.array(value) for name, value in notes["retraining"]["metrics"].items()
+            }
         self._stream.finished = [tuple(episode) for episode in notes["finished"]]
         if not self._stream.restore(notes["stream"]):
             print(f"new episodes start here: {notes['stream']['reason']}", file=sys.stderr)
             self._begin()
+
+    def _retrain(self) -> None:
+        """Where that is due, and has not been done: a run that was stopped may go on from either side of it."""
+        retraining = self._retraining
+        if retraining is None or self.retrained == self.step or not retraining.due(self.step):
+            return
+        self.carry, metrics = retraining.run(self.carry, self.step)
+        retraining.check(metrics, self.step)
+        self.retrained, self.model_metrics = self.step, metrics
 
     def _begin(self) -> None:
         observation = self._by_seed(self._see(self._stream.observation))

@@ -11,12 +11,13 @@ root by way of a purpose, and a key that has purposes is used for nothing else:
         ├── init
         ├── update: number of the update, and there one key to draw the batch and one to learn from it
         ├── act: number of the step
-        ├── rollout: number of the update before
-        ├── dynamics, untrained_dynamics: of a model of its own
+        ├── rollout: number of the update before, or of the fit (`rl.mbpo`)
+        ├── dynamics, untrained_dynamics: of a model of its own; online, number of the fit
+        ├── permutation: of the dimensions that a model's loss weighs, as a control
         ├── validate: number of the batch, as below update
         └── fitted_q
 
-`rl.train`, `rl.online` and `rl.model_based` take the keys of seeds and find these purposes themselves.
+`rl.train`, `rl.online`, `rl.model_based` and `rl.mbpo` take the keys of seeds and find these purposes themselves.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ PURPOSES = (
     "evaluate",
     "fitted_q",
     "init",
+    "permutation",
     "rollout",
     "seed",
     "untrained_dynamics",

@@ -157,6 +157,26 @@ def _read_only(
       sample: draws a batch.
       together: (logged data or None, memory) -> the data of ``sample``.
     """
+    return Replay(
+        empty=lambda row: kind.empty(view.keep(row), capacity),
+        insert=lambda memory, rows: kind.insert(memory, view.keep(rows)),
+        split=lambda memory: (memory, None),
+        join=lambda memory, marks: memory,
+        learn=reading_only(learner, sample, together),
+        axes=kind.STACKED,
+    )
+
+
+def reading_only(
+    learner: Learner, sample: source.Source, together: Callable[[Any, Any], Any]
+) -> Callable[[int], Learn]:
+    """`Replay.learn` for updates that change nothing in the memory.
+
+    Args:
+      learner: whose updates are made.
+      sample: draws a batch.
+      together: (logged data or None, memory) -> the data of ``sample``.
+    """
 
     def learn(updates: int) -> Learn:
         epoch = train.scan_updates(learner.update, sample, updates)
@@ -169,14 +189,7 @@ def _read_only(
 
         return run
 
-    return Replay(
-        empty=lambda row: kind.empty(view.keep(row), capacity),
-        insert=lambda memory, rows: kind.insert(memory, view.keep(rows)),
-        split=lambda memory: (memory, None),
-        join=lambda memory, marks: memory,
-        learn=learn,
-        axes=kind.STACKED,
-    )
+    return learn
 
 
 class _Ranked(NamedTuple):

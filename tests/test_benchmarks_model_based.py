@@ -17,20 +17,39 @@ from rl.dynamics import ensemble, rows
 from rl.values import heads, losses
 
 TINY = model_based.Settings(
-    critics=2, diversity=0.0, part=1e-9, transitions=400, repeats=1, no_torch=True
-)  # one update, one rollout
+    critics=2,
+    diversity=0.0,
+    part=1e-9,  # one update, one rollout, one step of the environment
+    transitions=400,
+    steps=20,
+    fit_epochs=1,
+    rollouts=4,
+    repeats=1,
+    no_torch=True,
+)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_table_holds_an_epoch_and_a_fit_beside_their_products(tmp_path: Path) -> None:
     results = model_based.run(dataclasses.replace(TINY, out=str(tmp_path / "new" / "speed.json")))
-    assert [row["work"] for row in results["rows"]] == ["epoch", "fit"]
+    assert [row["work"] for row in results["rows"]] == ["epoch", "fit", "steps", "updates", "retraining"]
+    assert [row["compilations"] for row in results["rows"]] == [0] * 5
     assert all(row["ours"][0] > 0 and row["products"][0] > 0 for row in results["rows"])
     stored = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert stored["rows"] == results["rows"]
     text = (tmp_path / "new" / "speed.md").read_text()
-    assert text == model_based.render(results) and "| epoch |" in text and "| fit" in text
+    assert text == model_based.render(results)
+    for work in ("epoch", "fit", "steps", "updates", "retraining"):
+        assert f"| {work} " in text
+    assert "compiled 0 times in the timed rounds" in text
+
+
+def test_compilations_are_counted() -> None:
+    with model_based.compilations() as names:
+        double = jax.jit(lambda x: 2 * x)
+        for size in (2, 3, 2):
+            double(jnp.zeros(size))
+    assert names.count("<lambda>") == 2
 
 
 @pytest.mark.parametrize(
@@ -82,6 +101,26 @@ def test_the_limit_of_a_fit_is_an_epoch_of_updates_and_one_check(monkeypatch: py
     trained, held = 2 * model_based.BLOCK * 4 // 5, 2 * model_based.BLOCK // 5
     assert done[0] == 3 * 2 * 7 * trained * (3 * sum(layers) - layers[0])
     assert done[1] == 3 * 2 * 7 * held * sum(layers)
+
+
+def test_the_peer_learns_online() -> None:
+    torch = pytest.importorskip("torch")
+    from benchmarks import model_based_peer as peer
+
+    torch.manual_seed(0)
+    agent, model = peer.Agent(cases.SPEC, 2, 0.0, 16, "cpu"), peer.Model(cases.SPEC, "cpu", 16)
+    taken, made = (peer.Buffer(cases.SPEC, size, "cpu") for size in (300, 400))
+    env = model_based.envs.make(model_based.ENVIRONMENT, seed=0)
+    peer.explore(env, taken, 280)
+    inputs = torch.cat(taken.columns[:2], -1)[:50]
+    outputs = torch.cat([taken.columns[3] - taken.columns[0], taken.columns[2]], -1)[:50]
+    before = sum(model.errors(inputs, outputs))
+    peer.refit(model, taken, 20)
+    assert sum(model.errors(inputs, outputs)) < before
+    peer.rollouts(agent, model, made, taken.columns[0][:280], 1)
+    weight = agent.critic.weights[0].clone()
+    peer.steps(env, agent, taken, made, 2, 1, 0.5)
+    assert taken.count == 282 and (agent.critic.weights[0] != weight).any()
 
 
 def test_the_peer_learns() -> None:

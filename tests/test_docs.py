@@ -18,7 +18,7 @@ from absl import flags as absl_flags
 from small_models import random_params
 
 from docs import example_agent
-from experiments import flags, language, offline, quickstart
+from experiments import common, flags, language, mbpo, offline, presets, quickstart
 from rl import agents, data, log, train
 from rl.language import pretrained, tokenizer
 from rl.language.model import Config
@@ -72,6 +72,9 @@ def test_commands_have_the_flags_they_use(
         argv = ["--agent=iql" if word == "--agent=NAME" else word for word in argv]
         flags.parser(offline.Settings(), lambda name: agents.get(name).Config(), values)(["offline", *argv])
         offline.check(flags.read(offline.Settings(), values=values))
+    elif module == "experiments.mbpo":
+        flags.parser(mbpo.PUBLISHED, common.config, values)(["mbpo", *argv])
+        mbpo.check(presets.from_flags("mbpo", mbpo.PUBLISHED, common.config, "env", values)[0])
     elif module == "experiments.language":
         parse = flags.parser(language.Settings(), lambda name: language.agent(name).Config(), values)
         parse(["language", *argv])

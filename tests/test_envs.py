@@ -47,6 +47,8 @@ def episode(env: gymnasium.Env, seed: int, steps: int = 25) -> np.ndarray:
         ("Pendulum-v1", Spec((3,), 1)),
         ("Hopper-v4", Spec((11,), 3)),
         ("toy_environments:Countdown-v0", Spec((3,), 1)),
+        ("CartPoleSwingUp-v0", Spec((5,), 1)),
+        ("toy_environments:Countdown-v0+noise2", Spec((5,), 1)),
     ],
 )
 def test_gymnasium_names(name: str, spec: Spec) -> None:

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import evaluate, fitted_q, keys, model_based, online, train
+from rl import evaluate, fitted_q, keys, mbpo, model_based, online, train
 from rl.agents import bc
-from rl.dynamics import base, termination
+from rl.dynamics import base, ensemble, termination
 from rl.replay.dataset import Dataset
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
@@ -147,7 +147,45 @@ def model_based_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated(note)
 
 
+def mbpo_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 steps, of which 10 are random; four fits, each with rollouts of two steps."""
+    del monkeypatch
+    network = ensemble.make(ensemble.Config(members=2, elites=1, hidden=(4,), decay=(0.0, 0.0)), SPEC)
+
+    def fit(data: Any, fit_keys: Any, model: Any, context: Any) -> Any:
+        for key in fit_keys:
+            note("dynamics", key)
+        return jax.vmap(network.init)(fit_keys)
+
+    def advance(model: Any, observation: Any, action: Any, key: Any) -> Any:
+        note("rollout", key)
+        return observation, observation[..., 0]
+
+    config = mbpo.Config(
+        replay=50,
+        batch_size=4,
+        retrain_every=8,
+        rollouts=4,
+        rollout_length=mbpo.Schedule(0, 0, 2, 2),
+        model_share=mbpo.Schedule(0, 0, 0.5, 0.5),
+        model_replay=16,
+    )
+    run_keys = keys.seeds(jax.random.key(SEED), SEEDS)
+    noted = network._replace(fit=fit, step=advance)
+    rhythm = mbpo.Rhythm(updates=1, period=1, environments=1, learning_starts=10)
+    made = mbpo.make(config, learner(note), noted, termination.never, run_keys, rhythm)
+    loop = online.loop(made.learner, SPEC, made.replay, run_keys)
+    carry, _ = loop.begin(loop.init(), np.zeros((SEEDS, 1, 3), np.float32), False)
+    step = online.Step(np.zeros((2, SEEDS, 1, 3), np.float32), np.zeros((3, SEEDS, 1), np.float32))
+    for time in range(40):
+        if made.retraining.due(time):
+            carry, _ = made.retraining.run(carry, time)
+        carry, _ = loop.step(carry, step, None, int(time >= 10), False)
+    evaluated(note)
+
+
 RUNS = {
+    mbpo_run: {"init", "update", "explore", "evaluate", "dynamics", "rollout"},
     offline_run: {
         "init",
         "update",

@@ -19,7 +19,7 @@ import pytest
 import toy_environments
 import tqdm
 
-from experiments import offline, online
+from experiments import interaction, offline, online
 from rl import agents, checkpoint, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
@@ -388,7 +388,7 @@ def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() ->
     ],
 )
 def test_updates_per_step(utd: float, envs: int, expected: tuple[int, int]) -> None:
-    assert online.rhythm(online.Settings(utd=utd, envs=envs)) == expected
+    assert interaction.rhythm(online.Settings(utd=utd, envs=envs)) == expected
 
 
 # ---- a run --------------------------------------------------------------------------------------------------------

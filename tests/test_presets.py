@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from absl import flags as absl_flags
 
-from experiments import common, flags, model_based, offline, online, presets
+from experiments import common, flags, mbpo, model_based, offline, online, presets
 from rl import agents, data, log
 from rl.model_based import METHODS
 
@@ -23,9 +23,11 @@ SCRIPTS = {
         "dataset",
     ),  # what the presets set besides is a flag of this script, too
     "online": (online, common.config, "env"),
+    "mbpo": (mbpo, common.config, "env"),
     "model_based": (model_based, model_based.config, "dataset"),
 }
-TASKS = [*data.names(), "ALE/Pong-v5"]
+ROBOTS = ["Hopper-v5", "Hopper-v5+distractors10", "Walker2d-v5", "HalfCheetah-v5", "Ant-v5", "Ant-v4+noise3"]
+TASKS = [*data.names(), "ALE/Pong-v5", *ROBOTS, "Pendulum-v1", "CartPoleSwingUp-v0"]
 
 
 def several(names: str | list[str]) -> list[str]:
@@ -88,6 +90,7 @@ def test_what_is_published_can_be_run(script: str) -> None:
         ("/data/walker2d-expert-v2.hdf5", "walker2d-expert"),
         ("cube-single-play-singletask-task2-v0", "cube-single-play-singletask-task2"),
         ("ALE/Pong-v5", "ALE/Pong"),
+        ("Hopper-v5+distractors10-map3", "Hopper+distractors10-map3"),
     ],
 )
 def test_a_task_has_one_name_in_all_its_versions(task: str, name: str) -> None:

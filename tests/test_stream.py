@@ -80,6 +80,7 @@ def test_a_copys_episodes_depend_on_its_own_seed_alone() -> None:
 RESTORABLE = (
     *("CartPole-v1", "Pendulum-v1", "MountainCarContinuous-v0", "Acrobot-v1"),
     *("Hopper-v5", "HalfCheetah-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5", COUNTDOWN),
+    *("CartPoleSwingUp-v0+distractors5", "Pendulum-v1+noise3"),
     pytest.param(
         "AdroitHandDoor-v1", marks=pytest.mark.slow
     ),  # each episode has its door elsewhere in the model

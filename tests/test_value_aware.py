@@ -19,6 +19,8 @@ from rl.replay import ring
 from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 
+pytestmark = pytest.mark.slow  # numbers, which another interpreter does not change
+
 KEY = jax.random.key(0)
 CRITICS, MEMBERS, BATCH, SIZE = 2, 3, 41, 4
 RAW = Settings(normalise=False, clip_quantile=1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from rl import envs
 from rl.dynamics import base, ensemble, rollout, termination, truth
-from rl.envs import pendulum, plane
+from rl.envs import cartpole_swingup, pendulum, plane
 from rl.types import Spec
 
 KEY = jax.random.key(0)
@@ -32,6 +32,55 @@ def test_the_pendulum_is_gymnasiums() -> None:
         following, found = step(observation, action)
         np.testing.assert_allclose(following, expected, atol=2e-5)
         np.testing.assert_allclose(found, reward, rtol=1e-4, atol=1e-4)
+
+
+def test_the_cart_pole_is_gymnasiums_with_any_force() -> None:
+    """Step by step; CartPole-v1 pushes with one force to either side, which is set to the one that is wanted."""
+    env: Any = envs.make("CartPole-v1").unwrapped
+    env.reset(seed=0)
+    rng = np.random.default_rng(0)
+    start, action = rng.uniform([-2, -3, -np.pi, -8], [2, 3, np.pi, 8], (50, 4)), rng.uniform(-1, 1, (50, 1))
+    expected = []
+    for state, force in zip(start, 10 * action[:, 0], strict=True):
+        env.state, env.force_mag, env.steps_beyond_terminated = state, abs(force), None
+        expected.append(env.step(int(force > 0))[0])
+    seen = lambda x: np.stack([x[:, 0], x[:, 1], np.cos(x[:, 2]), np.sin(x[:, 2]), x[:, 3]], -1)
+    following, reward = cartpole_swingup.step(jnp.asarray(seen(start)), jnp.asarray(action))
+    np.testing.assert_allclose(following, seen(np.array(expected)), atol=2e-5)
+    assert reward.min() >= 0 and reward.max() <= 1
+    # gymnasium's own episodes of it are the same step, in float64; action 3 is 1.
+    task: Any = envs.make("CartPoleSwingUp-v0", seed=0)
+    task.reset()
+    for state, push in zip(seen(start), 3 * action, strict=True):
+        task.unwrapped.state = state
+        row = cartpole_swingup.step(jnp.asarray(state), jnp.asarray(push))
+        observation, paid, *ended, _ = task.step(push)
+        np.testing.assert_allclose(observation, row[0], atol=2e-5)
+        np.testing.assert_allclose(paid, row[1], atol=1e-6)
+        assert ended == [False, False]
+
+
+def test_the_swing_ups_reward_starts_and_track() -> None:
+    from dm_control.utils import rewards
+
+    rng = np.random.default_rng(0)
+    position, speed, angle = rng.uniform(-4, 4, 30), rng.uniform(-9, 9, 30), rng.uniform(-4, 4, 30)
+    force = rng.uniform(-1, 1, (30, 1))
+    seen = np.stack([position, np.zeros(30), np.cos(angle), np.sin(angle), speed], -1)
+    expected = (1 + np.cos(angle)) / 2  # dm_control's suite/cartpole.py, with its smooth reward
+    expected *= (1 + rewards.tolerance(position, margin=2)) / 2
+    expected *= (4 + rewards.tolerance(force[:, 0], margin=1, value_at_margin=0, sigmoid="quadratic")) / 5
+    expected *= (1 + rewards.tolerance(speed, margin=5)) / 2
+    found = cartpole_swingup.step(jnp.asarray(seen), jnp.asarray(force))[1]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    start = np.asarray(cartpole_swingup.reset(KEY, 1000))
+    moved = np.stack([start[:, 0], start[:, 1], start[:, 3], start[:, 4]])
+    assert (
+        (start[:, 2] < -0.99).all() and np.abs(moved).max(1).min() > 0.045 and np.abs(moved).max() <= 0.0501
+    )
+    assert np.abs(moved.mean(1)).max() < 0.005  # no start is shared by all
+    following, _ = cartpole_swingup.step(jnp.array([2.39, 3.0, -1.0, 0.0, 0.0]), jnp.ones(1))
+    np.testing.assert_allclose(following[:2], [2.4, 0.0], rtol=1e-6)
 
 
 def test_the_planes_reward_by_hand() -> None:
@@ -76,7 +125,11 @@ def test_the_planes_value_is_that_of_a_discretised_optimal_policy() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5", "InvertedPendulum-v5", "Humanoid-v5"]
+    "name",
+    [
+        *("Hopper-v5", "Walker2d-v5", "Ant-v5", "HalfCheetah-v5", "InvertedPendulum-v5", "Humanoid-v5"),
+        "CartPole-v1",
+    ],
 )
 def test_termination_rules_are_those_of_gymnasium(name: str) -> None:
     env, rule = envs.make(name, seed=0), termination.of(name)

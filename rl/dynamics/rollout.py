@@ -6,6 +6,7 @@ marked as not valid.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,10 +19,17 @@ from rl.types import Array, Key, Transition
 
 
 class Rollouts(NamedTuple):
-    """``B`` episodes of at most ``k`` steps."""
+    """``B`` episodes of at most ``k`` steps; without the axis [k], one step of them."""
 
     transitions: Transition  # [k, B, ...]
     valid: Array  # [k, B] bool: False after the step that terminated the episode
+
+
+class Front(NamedTuple):
+    """Where ``B`` rollouts are."""
+
+    observation: Array  # [B, O]
+    alive: Array  # [B] bool: the episode has not terminated
 
 
 def roll(
@@ -51,8 +59,21 @@ def roll(
       penalty: the world's prediction (mean and deviation [M, B, O + 1]) -> what is taken off the rewards [B].
     """
 
-    def one(carry: tuple[Array, Array], key: Key) -> tuple[tuple[Array, Array], Rollouts]:
-        observation, alive = carry
+    one = step(dynamics, terminates, act, penalty)
+    start = Front(observation, jnp.ones(len(observation), bool))
+    return jax.lax.scan(functools.partial(one, params), start, jax.random.split(key, length))[1]
+
+
+def step(
+    dynamics: Dynamics,
+    terminates: Rule,
+    act: Callable[[Array, Key], Array],
+    penalty: Callable[[Array, Array], Array] | None = None,
+) -> Callable[[Any, Front, Key], tuple[Front, Rollouts]]:
+    """One step of all rollouts, (params, front, key) -> front, rows [B]; the arguments are those of `roll`."""
+
+    def one(params: Any, front: Front, key: Key) -> tuple[Front, Rollouts]:
+        observation, alive = front
         act_key, step_key = jax.random.split(key)
         action = act(observation, act_key)
         following, reward = dynamics.step(params, observation, action, step_key)
@@ -73,7 +94,7 @@ def roll(
         )
         # An episode that is over stands still: a world need not know what follows its end.
         goes_on = alive & ~ended
-        return (jnp.where(goes_on[:, None], following, observation), goes_on), Rollouts(rows, alive)
+        front = Front(jnp.where(goes_on[:, None], following, observation), goes_on)
+        return front, Rollouts(rows, alive)
 
-    start = (observation, jnp.ones(len(observation), bool))
-    return jax.lax.scan(one, start, jax.random.split(key, length))[1]
+    return one

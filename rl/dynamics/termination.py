@@ -1,12 +1,13 @@
 """When an episode ends, as a function of the next observation alone: what models are not asked to learn.
 
-The rules are those of gymnasium's MuJoCo tasks (-v4, -v5) written in terms of observations. Time limits are no part
-of them: a rollout is cut by its own length.
+The rules are those of gymnasium's tasks, MuJoCo's of -v4 and -v5, written in terms of observations. Time limits are no
+part of them: a rollout is cut by its own length.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable
 
@@ -52,8 +53,16 @@ def inverted_pendulum(observation: Array) -> Array:
     return ~(jnp.isfinite(observation).all(-1) & (jnp.abs(observation[..., 1]) <= 0.2))
 
 
+def cartpole(observation: Array) -> Array:
+    """Of CartPole-v1: unless the cart is within 2.4 and the pole's angle within 12 degrees."""
+    position, angle = observation[..., 0], observation[..., 2]
+    return ~((jnp.abs(position) <= 2.4) & (jnp.abs(angle) <= math.radians(12)))
+
+
 RULES: dict[str, Rule] = {
     "ant": ant,
+    "cartpole": cartpole,
+    "cartpoleswingup": never,
     "halfcheetah": never,
     "hopper": hopper,
     "humanoid": humanoid,

@@ -1,8 +1,9 @@
 """True dynamics of environments whose state can be read off the observation: what a perfect model would predict.
 
-The pendulum is pure JAX. MuJoCo's planar robots are simulated on the host, many states at once on threads
-(`mujoco.rollout`), from inside compiled code: their observations are all of the state but the distance covered, on
-which nothing depends. Two things make a step inexact there. Hopper and Walker2d clip the velocities they show to 10
+The pendulum and the cart-pole's swing-up are pure JAX, and so are distractors beside them (`rl.envs.distractors`), but
+for noise, which has no true next value. MuJoCo's planar robots are simulated on the host, many states at once on
+threads (`mujoco.rollout`), from inside compiled code: their observations are all of the state but the distance covered,
+on which nothing depends. Two things make a step inexact there. Hopper and Walker2d clip the velocities they show to 10
 either way; and the contact solver starts cold at every step.
 """
 
@@ -17,6 +18,7 @@ import jax
 import numpy as np
 
 from rl.dynamics.base import Dynamics, true
+from rl.envs import distractors
 from rl.types import Array
 
 ROBOTS = ("halfcheetah", "hopper", "walker2d")
@@ -28,22 +30,27 @@ def of(environment: str, threads: int = 0) -> Dynamics:
     Rewards are the environment's own. Whether an episode ends is `rl.dynamics.termination`'s to say.
 
     Args:
-      environment: Pendulum-v1, or a version of HalfCheetah, Hopper or Walker2d.
+      environment: Pendulum-v1 or CartPoleSwingUp-v0, also with ``+distractors10``; or a version of HalfCheetah, Hopper
+        or Walker2d.
       threads: that simulate MuJoCo; 0 is one per core.
 
     Raises:
       ValueError: there are none for this environment.
     """
-    task = re.split(r"[^a-z0-9]+", environment.lower())[0]
-    if task == "pendulum":
-        from rl.envs import pendulum
+    name = distractors.parse(environment)
+    task = re.split(r"[^a-z0-9]+", name.base.lower())[0]
+    if task in ("pendulum", "cartpoleswingup") and name.kind != "noise":
+        from rl.envs import cartpole_swingup, pendulum
 
-        return true(pendulum.step)
-    if task not in ROBOTS:
+        world: Any = {"pendulum": pendulum, "cartpoleswingup": cartpole_swingup}[task]
+        if name.kind:
+            world = distractors.around(world, name.kind, name.size, name.map_seed)
+        return true(world.step)
+    if task not in ROBOTS or name.kind:
         raise ValueError(
             f"there are no true dynamics for {environment!r}: its state cannot be read off its observations, or nobody "
-            f"has written how. There are some for Pendulum-v1, {', '.join(ROBOTS)}; rl.dynamics.base.true makes them "
-            "from any function (observations, actions) -> (next observations, rewards)"
+            f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}; "
+            "rl.dynamics.base.true makes them from any function (observations, actions) -> (next observations, rewards)"
         )
     simulator = _Simulator(environment, threads or os.cpu_count() or 1)
 

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl import nest
-from rl.envs import atari, pixels
+from rl.envs import atari, distractors, pixels
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -38,8 +38,10 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Names are those of gymnasium (``Hopper-v4``), gymnasium-robotics (``AdroitHandDoor-v1``), OGBench
     (``cube-single-singletask-task1-v0``) and the Arcade Learning Environment (``ALE/Pong-v5``, as `rl.envs.atari`
-    shows it). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment
-    of your own. ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`).
+    shows it). ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`). Behind a ``+``
+    stand distractors that are added to observations: ``Hopper-v5+distractors10``, ``Hopper-v5+noise10``
+    (`rl.envs.distractors`). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an
+    environment of your own.
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
@@ -56,12 +58,17 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Raises:
         ImportError: the package that registers this name is not installed, or MuJoCo cannot render.
-        TypeError: an observation or action space that agents here cannot use.
-        ValueError: no environment has this name (the nearest names are listed), or its version is retired.
+        TypeError: an observation or action space that agents here cannot use, or distractors for observations that
+            are no vectors.
+        ValueError: no environment has this name (the nearest names are listed), its version is retired, or what
+            follows a ``+`` names no distractors.
         RuntimeError: the simulator could not build it.
     """
+    parts = distractors.parse(name)
     with _quiet():
-        env = _uniform(_build(name), name)
+        env = _uniform(_build(parts.base), parts.base)
+    if parts.kind:
+        env = distractors.Distracted(env, parts.kind, parts.size, parts.map_seed)
     if seed is not None:
         env.reset(seed=seed)
         env.action_space.seed(seed)
@@ -125,6 +132,9 @@ def _is_atari(name: str) -> bool:
 def _register(name: str) -> None:
     """Import the package whose import registers ``name``, unless that has happened or gymnasium knows it."""
     if ":" in name or name in gymnasium.registry:
+        return
+    if name.startswith("CartPoleSwingUp"):
+        importlib.import_module("rl.envs.cartpole")
         return
     if name.startswith(_ROBOTICS):
         module, extra = "gymnasium_robotics", "d4rl"

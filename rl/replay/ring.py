@@ -83,9 +83,19 @@ def insert(ring: Ring, rows: Any, valid: Array | None = None) -> Ring:
     )
 
 
-def draw(ring: Ring, key: Key, batch_size: int) -> Array:
-    """Slots [batch_size] of rows, uniform with replacement. The ring must hold at least one."""
-    return jax.random.randint(key, (batch_size,), 0, ring.count)
+def draw(ring: Ring, key: Key, batch_size: int, newest: Array | int | None = None) -> Array:
+    """Slots [batch_size] of rows, uniform with replacement. The ring must hold at least one.
+
+    Args:
+      ring: what to draw from.
+      key: of the draw.
+      batch_size: how many slots.
+      newest: how many of its rows, those written last, may be drawn, at least 1; all by default.
+    """
+    if newest is None:
+        return jax.random.randint(key, (batch_size,), 0, ring.count)
+    age = jax.random.randint(key, (batch_size,), 1, jnp.minimum(ring.count, newest) + 1)
+    return (ring.head - age) % capacity(ring)
 
 
 def take(ring: Ring, slots: Array) -> Any:

@@ -9,7 +9,8 @@ by row, say.
 
 By convention logged data is the first: its rows have the origin `LOGGED`, 0. The rows that a model made have 1
 (`rl.model_based`), and so do those that the learner collected itself, `ONLINE`, also where nothing else is drawn
-(`rl.online`). Agents that treat demonstrations differently ask `is_logged`.
+(`rl.online`). Where both are (`rl.mbpo`), the model's have 2, `MODEL`. Agents that treat demonstrations differently
+ask `is_logged`.
 
 | | a batch is | shares |
 |---|---|---|
@@ -31,6 +32,7 @@ from rl.types import Array, Key, Transition
 
 LOGGED = 0  # the `Transition.origin` of logged data: demonstrations
 ONLINE = 1  # that of the learner's own experience
+MODEL = 2  # that of a model's rows beside it
 
 # (data, key, number of the update [] int32) -> batch
 Source = Callable[[Any, Key, Array | int], Any]

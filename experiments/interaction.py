@@ -1,0 +1,205 @@
+"""What scripts share that learn while they act: settings, environments, the loop from evaluation to evaluation."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments import common
+from rl import acting, checkpoint, lifecycle
+from rl.envs.stream import Stream
+from rl.interaction import Trainer
+from rl.replay import transform
+from rl.replay.transform import Transform
+from rl.train import STACKED
+from rl.types import Learner, State
+
+# Settings that another checkpoint in the same folder must agree on.
+IDENTITY = (
+    *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
+    *("replay", "batch_size", "eval_every", "eval_episodes"),
+)
+ACTORS = "actors"  # in the run folder: the policy of every evaluation
+_SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(common.Head, common.Folder):
+    """Settings: what is learned, where and how long, and how often that is evaluated."""
+
+    agent: str = "sac"  # which agent learns
+    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
+    env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
+    head_low: float = float("nan")  # lower end of a categorical head's support
+    head_high: float = float("nan")  # upper end
+    seeds: int = 1  # seeds trained at once, each with its own environments and replay
+    seed: int = 0  # the run's own seed: another value gives other seeds
+    steps: int = 1_000_000  # environment steps of each seed
+    envs: int = 1  # environments of each seed, stepped together
+    env_processes: int = -1  # worker processes for them; -1: none for one environment, else one per core
+    utd: float = 1.0  # updates per environment step; 0.25 is one in four steps
+    learning_starts: int = 5_000  # steps with random actions, before the first update
+    replay: int = 1_000_000  # steps that are remembered
+    batch_size: int = 256  # transitions per update
+    eval_every: int = 10_000  # steps between evaluations; log and policy are written at each
+    eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
+    eval_processes: int = -1  # worker processes for them; -1: one per core, 0: none
+    save_every: int = 100_000  # steps between checkpoints, which hold the whole replay
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on numbers that no run can have."""
+    common.at_least_one(
+        settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
+    )
+    common.several_episodes(settings)
+    if settings.utd <= 0:
+        raise ValueError(f"--utd must be positive, not {settings.utd}")
+    rhythm(settings)
+    for whole, part in (
+        *(("steps", "envs"), ("eval_every", "envs")),
+        *(("save_every", "eval_every"), ("steps", "eval_every")),
+    ):
+        common.multiple(settings, whole, part)
+    if settings.learning_starts < 1:
+        raise ValueError(
+            "--learning_starts must be at least 1: there is nothing to draw before the first step"
+        )
+
+
+def check_head(settings: Settings) -> None:
+    """Raises ValueError, naming the flags, if a head needs a support and none is given."""
+    unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
+    if settings.head not in ("scalar", "quantile") and unbounded:
+        raise ValueError(
+            f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
+            "represent: nothing tells them before there are data"
+        )
+
+
+def rhythm(settings: Settings) -> tuple[int, int]:
+    """How many updates are made after every how many steps of the environments together.
+
+    Raises:
+      ValueError: the ratio of updates to steps does not come out even.
+    """
+    ratio = Fraction(settings.utd).limit_denominator(1000) * settings.envs
+    if 1 not in (ratio.numerator, ratio.denominator) or abs(ratio / settings.envs - settings.utd) > 1e-9:
+        raise ValueError(
+            f"--utd={settings.utd} times --envs={settings.envs} must be a whole number, or one over a whole number"
+        )
+    return ratio.numerator, ratio.denominator
+
+
+def stepper(settings: Settings) -> Stream:
+    """The environments to learn in."""
+    processes = settings.env_processes if settings.env_processes >= 0 else None
+    alone = settings.seeds * settings.envs == 1
+    return Stream(
+        settings.env,
+        [
+            (_SEEDS, settings.seed, seed, number)
+            for seed in range(settings.seeds)
+            for number in range(settings.envs)
+        ],
+        0 if processes is None and alone else processes,
+    )
+
+
+def train(
+    settings: Settings,
+    run: lifecycle.Run,
+    trainer: Trainer,
+    learner: Learner,
+    seen: Transform,
+    initial: Callable[[], State | None] = lambda: None,
+    *,
+    slow: bool = False,
+) -> dict[str, Any]:
+    """Trains, evaluates and reports from wherever the run is; returns what result.json holds.
+
+    Args:
+      settings: of the script.
+      run: where it lives.
+      trainer: not yet started.
+      learner: that it trains.
+      seen: how the learner sees observations.
+      initial: the state that a new run begins with, if not a fresh one.
+      slow: whether the policies that are exported are the slow ones (`export`).
+    """
+    start = lifecycle.begin(run, trainer.saved())
+    if start.result is not None:
+        return start.result
+    if start.resumed:
+        trainer.resume(start.tree, start.step, lifecycle.notes(run))
+    else:
+        trainer.start(initial())
+    with (
+        scorer(settings, learner, seen) as score,
+        lifecycle.session(run, start) as session,
+    ):
+        (run.folder / ACTORS).mkdir(exist_ok=True)
+        _learn(settings, trainer, score, session, run.folder, slow)
+        return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
+
+
+def _learn(
+    settings: Settings,
+    trainer: Trainer,
+    score: Callable[[State, int], dict[str, np.ndarray]],
+    session: lifecycle.Session,
+    folder: Path,
+    slow: bool,
+) -> None:
+    """From evaluation to evaluation until the end, or until asked to stop."""
+    while trainer.evaluated < settings.steps:
+        due = trainer.evaluated + settings.eval_every
+        try:
+            trainer.advance(due, session.bar, session.stopping)
+            scores = score(trainer.carry.state, due // settings.eval_every) if trainer.step == due else None
+        except Exception:
+            if trainer.whole:
+                session.save(trainer.step, trainer.saved(), trainer.notes())
+            raise
+        if scores is not None:
+            session.write(due, trainer.read() | scores)
+            export(folder / ACTORS / f"{due}.npz", trainer.carry.state, slow=slow)
+            trainer.evaluated = due
+        saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
+        session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
+
+
+@contextmanager
+def scorer(
+    settings: Settings, learner: Learner, seen: Transform
+) -> Iterator[Callable[[State, int], dict[str, np.ndarray]]]:
+    """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
+    actor = acting.over_seeds(acting.actor(learner), STACKED)
+    actor = acting.observing(actor, functools.partial(transform.observations, seen))
+    cpu = jax.local_devices(backend="cpu")[0]
+    with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
+
+        def score(state: State, index: int) -> dict[str, np.ndarray]:
+            with jax.default_device(cpu):
+                scores = episodes(jax.device_put(state, cpu), index)
+            return {f"eval/{name}": value for name, value in scores.items()}
+
+        yield score
+
+
+def export(path: Path, state: State, *, slow: bool = False) -> None:
+    """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
+
+    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
+    """
+    acting = state.target if slow else state.params
+    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
