@@ -427,11 +427,9 @@ def test_images_of_goals_are_shifted_too() -> None:
     steps = random_batch().value._replace(
         observation=goals.conditioned(image, image), next_observation=goals.conditioned(image, image)
     )
-    seen = []
-    plain = Learner(None, lambda state, batch, key: (state, seen.append(batch) or {}), None)  # type: ignore
-    shifted = augmented(plain, spec, Architecture(shift=2))
-    shifted.update(None, GoalBatch(steps, image, image), jax.random.key(0))  # type: ignore
-    batch = seen[0]
+    plain = Learner(None, lambda state, batch, key: (batch, {}), None)  # type: ignore
+    update = augmented(plain, spec, Architecture(shift=2)).update
+    batch = jax.device_get(jax.jit(update)(None, GoalBatch(steps, image, image), jax.random.key(0))[0])  # type: ignore
     assert batch.actor_subgoal is None
     images = [
         batch.value.observation[OBSERVATION],
