@@ -55,19 +55,35 @@ def resetting(actor: Actor) -> Actor:
     return actor._replace(act=act)
 
 
-def refresh(due: Array, compute: Callable[[], Any], held: Any) -> Any:
-    """``held`` with the rows of ``compute()`` where ``due`` [...]: for what a policy plans only now and then.
+def refresh(
+    due: Array, compute: Callable[[Any, Key], Any], inputs: Any, held: Any, key: Key, *, at_once: int = 1
+) -> Any:
+    """``held`` with what ``compute`` makes of ``inputs`` where ``due``: for what a policy plans only now and then.
 
-    ``compute`` runs only in steps in which some row is due, under `jax.vmap` too, where such a condition alone would be
-    computed in every step.
+    Rows are computed in groups, one group after another, so that memory does not grow with their number; groups without
+    a row that is due cost nothing. Under `jax.vmap` too, where such a condition alone would be computed in every step:
+    a group then has the rows of all that are batched together.
 
     Args:
-      due: bool.
-      compute: all rows anew, a pytree like ``held``.
+      due: [...] bool.
+      compute: (one row of ``inputs``, key) -> one row of ``held``.
+      inputs: leaves [..., *any].
       held: leaves [..., *any].
+      key: each row has one of its own.
+      at_once: rows of a group at most; groups are equally large.
     """
-    fresh = jax.lax.cond(_any(due), compute, lambda: held)
-    return choose(due, fresh, held)
+    count = due.size
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(count, *x.shape[due.ndim :]), tree)
+
+    def refreshed(row: tuple[Array, Any, Any, Key]) -> Any:
+        due, inputs, held, key = row
+        fresh = jax.lax.cond(_any(due), lambda: compute(inputs, key), lambda: held)
+        return choose(due, fresh, held)
+
+    group = max(n for n in range(1, min(at_once, count) + 1) if count % n == 0)
+    rows = due.reshape(count), flat(inputs), flat(held), jax.random.split(key, count)
+    result = jax.lax.map(refreshed, rows, batch_size=group)
+    return jax.tree.map(lambda x: x.reshape(*due.shape, *x.shape[1:]), result)
 
 
 def over_seeds(actor: Actor, states: State | int) -> Actor:

@@ -264,6 +264,17 @@ def test_ids_are_one_hot_and_of_episodes_all_different() -> None:
     np.testing.assert_array_equal(entities[1, :, FEATURES:], np.eye(9)[ids[0]])
 
 
+def test_chamfers_distance_knows_no_order_and_asks_each_entity_of_both_sets() -> None:
+    """Against loops; of sets of different sizes, one of which has an entity that is near to none."""
+    some, others = PLAIN.entities, np.concatenate([PLAIN.goal, 9 + 0 * PLAIN.goal[:, :1]], 1)[:, [3, 0, 2]]
+    expected = []
+    for x, y in zip(some, others, strict=True):
+        apart = np.array([[np.abs(one - other).mean() for other in y] for one in x])
+        expected.append(np.mean([min(row) for row in apart]) + np.mean([min(row) for row in apart.T]))
+    assert_close(entity.chamfer(some, others), np.array(expected))
+    assert_close(entity.chamfer(others, some[:, SWAP]), np.array(expected))
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"4 entities, but ids for 3 only: give entities more id slots"):
         entity.with_ids(PLAIN.entities, jnp.arange(4), 3)

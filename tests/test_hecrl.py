@@ -6,6 +6,8 @@ Networks of the learner are linear here; those that it has are rl.networks.entit
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from typing import Any
 
 import jax
@@ -186,7 +188,7 @@ def test_a_random_choice_is_among_all_that_are_feasible() -> None:
 # ---- acting -------------------------------------------------------------------------------------------------
 
 SHARES = np.array([0.25, 0.6, 0.9, 1.3], np.float32)  # of the way to the goal: candidates
-PLAY = {"replan_every": 3, "max_subgoals": 2, "radius": -6.0}
+PLAY = {"candidates": len(SHARES), "replan_every": 3, "max_subgoals": 2, "radius": -6.0}
 
 
 def values(s: Any, g: Any) -> Any:
@@ -227,6 +229,7 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
 ) -> None:
     """Four environments, whose episodes end at different times and whose goals differ in how far they are."""
     monkeypatch.setattr(hecrl, "networks", by_hand)
+    monkeypatch.setattr(hecrl, "AT_ONCE", 2 * len(SHARES))  # two groups
     spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
     actor = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar()).actor
     assert actor is not None
@@ -254,20 +257,24 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
     assert at_goal[:, 0].mean() > 0.3 and at_goal[:3, 3].all() and not at_goal[:4, 1].any()
 
 
-def test_planning_waits_until_it_is_due_for_a_population_of_seeds_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(hecrl, "networks", by_hand)
-    spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
-    actor = acting.over_seeds(hecrl.make(hecrl.Config(), spec, heads.scalar()).actor, 0)
-    state = State({"value": {}, "policy": {}, "subgoal": {}, "critic": {}}, {}, {}, jnp.zeros(2, jnp.int32))
-    seen = jnp.zeros((2, 4, COUNT, FEATURES))
-    observation = {OBSERVATION: seen, GOAL: seen}
-    memory = actor.start(state, observation)
-    program = str(
-        jax.make_jaxpr(actor.act)(state, memory, observation, jnp.zeros((2, 4), bool), jax.random.split(KEY))
+def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_environments() -> None:
+    """Of a population of seeds; traced, not compiled."""
+    config = hecrl.Config(candidates=100, network=TINY)
+    learner = hecrl.make(config, SPEC, heads.scalar())
+    assert learner.actor is not None
+    actor, largest = acting.over_seeds(learner.actor, 0), []
+    states = jax.eval_shape(
+        jax.vmap(lambda key: learner.init(key, batch_of(COUNT, FEATURES))), jax.random.split(KEY)
     )
-    assert " cond[" in program
+    for count in (20, 400):
+        seen = np.zeros((2, count, COUNT, FEATURES), np.float32)
+        observation, first = {OBSERVATION: seen, GOAL: seen}, np.zeros((2, count), bool)
+        memory = jax.eval_shape(actor.start, states, observation)
+        program = str(jax.make_jaxpr(actor.act)(states, memory, observation, first, jax.random.split(KEY)))
+        assert " cond[" in program
+        shapes = re.findall(r"f32\[([\d,]+)\]", program)
+        largest.append(max(math.prod(map(int, shape.split(","))) for shape in shapes))
+    assert largest[0] == largest[1]
 
 
 # ---- with its own networks ----------------------------------------------------------------------------------
@@ -284,6 +291,24 @@ def test_candidates_keep_the_ids_of_the_entities() -> None:
         candidates[..., FEATURES:], jnp.broadcast_to(s[:, None, :, FEATURES:], (2, 5, 3, 3))
     )
     assert len(np.unique(candidates[..., 0])) == 2 * 5 * COUNT
+
+
+def test_regressed_subgoals_keep_ids_and_may_be_compared_as_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entity, "regressor", lambda features, shape: linear(features, moved))
+    s = batch_of(COUNT, 2 * FEATURES).value.observation[OBSERVATION]
+    g, w = s[::-1], s[:, ::-1]
+    params = np.random.default_rng(0).normal(size=(4 * FEATURES, 2 * FEATURES)).astype(np.float32)
+    by_sets = hecrl.Config(subgoals="awr", awr_error="chamfer", awr_temperature=2.0)
+    whole = moved(params, s, g)
+    for config in (by_sets, dataclasses.replace(by_sets, awr_error="squared", ids=FEATURES)):
+        proposal = hecrl.by_regression(config, 2 * FEATURES)
+        drawn = np.array(proposal.draw(params, s, g, KEY))
+        expected = np.concatenate([whole[..., :FEATURES], s[..., FEATURES:]], -1) if config.ids else whole
+        np.testing.assert_allclose(drawn, expected[:, None], rtol=1e-5)
+        square = np.square(whole - w)[..., :FEATURES].mean((1, 2))
+        error = square if config.ids else entity.chamfer(expected, w)
+        loss = proposal.loss(params, s, g, w, KEY, lambda: jnp.arange(ROWS) / 10.0)
+        np.testing.assert_allclose(loss, error * np.exp(np.arange(ROWS) / 5), rtol=1e-4)
 
 
 def test_its_networks_take_vectors_and_more_entities_than_in_training_but_not_than_ids() -> None:
@@ -321,6 +346,7 @@ def test_its_networks_take_vectors_and_more_entities_than_in_training_but_not_th
     [
         ({"subgoals": "difusion"}, "subgoals='difusion': did you mean 'diffusion'"),
         ({"choice": "max"}, "choice='max': choose one of best, random"),
+        ({"awr_error": "l1"}, "awr_error='l1': choose one of squared, chamfer"),
         ({"candidates": 0}, "candidates=0 must be at least 1"),
         ({"replan_every": 0}, "replan_every=0 must be at least 1"),
         ({"max_subgoals": -1}, "max_subgoals=-1"),

@@ -13,7 +13,7 @@ where ``loss`` is the head's: squared error in the paper. Nothing ends at a goal
 where that is nearer, and a diffusion over entities is fitted to it, or one mean with weights:
 
     L_w  = E[ |f(x_t, t, s, g) - e| ],   x_t = a_t w + s_t e                                            diffusion
-           E[ min(exp(beta (V(w, g) - V(s, g))), 100) (f(s, g) - w)^2 ]                                 awr
+           E[ min(exp(beta (V(w, g) - V(s, g))), 100) (f(s, g) - w)^2 ], or Chamfer's distance          awr
 
 Every 25 steps, at most 32 times in an episode, the value selects among candidates ``w_1, ..., w_N`` from it:
 
@@ -62,6 +62,10 @@ from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
 CHOICES = ("best", "random")
+AWR_ERRORS = ("squared", "chamfer")
+AT_ONCE = (
+    2048  # candidates that one seed plans with at the same time, so that many environments fit into memory
+)
 CLIPPED = Adam(clip=20.0)
 SHAPE = entity.Shape()
 GOALS = Hindsight(Goals(0.2, 0.8, 0.0, geometric=False), mask=False, next_state=True, subgoal_steps=50)
@@ -87,9 +91,11 @@ class Config:
     prediction: str = "epsilon"  # of the diffusion: epsilon (the noise) or x0 (the subgoal)
     eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
     awr_temperature: float = 3.0  # beta, inverse
-    ids: int = (
-        0  # last features of each entity that are its one-hot id, for candidates to keep; 0: none are kept
+    awr_error: str = (
+        "squared"  # or chamfer, of sets whose entities have no ids (`rl.networks.entity.chamfer`)
     )
+    # Last features of each entity that are its one-hot id, for candidates to keep; 0: none are kept
+    ids: int = 0
     learning_rate: float = 3e-4  # Adam, all networks
     network: entity.Shape = SHAPE  # widths of every network
     critic_optimiser: Adam = CLIPPED  # of the critics
@@ -99,7 +105,8 @@ class Config:
     goals: Hindsight = GOALS  # which goals a step is relabelled with, and K, the steps to a subgoal
 
     def __post_init__(self) -> None:
-        require_choices(self, {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES})
+        choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
+        require_choices(self, choices)
         for name in ("candidates", "replan_every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -125,8 +132,7 @@ class Proposal(NamedTuple):
 def by_diffusion(config: Config, features: int) -> Proposal:
     """Candidates from a diffusion over the entities of a subgoal, all of which it changes together."""
     process = diffusion.cosine(config.diffusion_steps, config.prediction)
-    network = entity.denoiser(features, config.network)
-    free = jnp.arange(features) < features - config.ids if config.ids else True
+    network, free = entity.denoiser(features, config.network), _not_ids(config, features)
 
     def init(key: Key, s: Array, g: Array) -> Params:
         return network.init(key, s, jnp.zeros(()), s, g)
@@ -147,17 +153,30 @@ def by_diffusion(config: Config, features: int) -> Proposal:
 
 def by_regression(config: Config, features: int) -> Proposal:
     """One candidate, the mean of subgoals weighted by how far they lead (advantage-weighted regression)."""
-    network = entity.regressor(features, config.network)
+    network, free = entity.regressor(features, config.network), _not_ids(config, features)
+
+    def mean(params: Params, s: Array, g: Array) -> Array:
+        return diffusion.hold(network.apply(params, s, g), s, free)
 
     def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
         del key
-        error = jnp.square(network.apply(params, s, g) - w).mean((-2, -1))
+        x = mean(params, s, g)
+        if config.awr_error == "chamfer":
+            error = entity.chamfer(x, w)
+        else:
+            error = jnp.square(x - w).mean((-2, -1), where=jnp.broadcast_to(free, x.shape))
         return losses.awr_weight(advantage(), config.awr_temperature) * error
 
     def draw(params: Params, s: Array, g: Array, key: Key) -> Array:
-        return network.apply(params, s, g)[..., None, :, :]
+        del key
+        return mean(params, s, g)[..., None, :, :]
 
     return Proposal(network.init, loss, draw)
+
+
+def _not_ids(config: Config, features: int) -> Any:
+    """The features of an entity that a subgoal may change: bool, all of them or [F]."""
+    return jnp.arange(features) < features - config.ids if config.ids else True
 
 
 PROPOSALS = {"diffusion": by_diffusion, "awr": by_regression}
@@ -361,13 +380,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     ) -> tuple[Array, Memory]:
         """Acts toward its subgoal, after choosing another one where it is time to."""
         goal, time = observation[GOAL], jnp.where(first, 0, memory.step)
-
-        def replan() -> Array:
-            subgoal = plan(config, nets, head, state.params, *sets(observation), key).subgoal
-            over = time >= config.max_subgoals * config.replan_every
-            return acting.choose(over, goal, subgoal.reshape(goal.shape))
-
-        subgoal = acting.refresh(time % config.replan_every == 0, replan, memory.subgoal)
+        over = time >= config.max_subgoals * config.replan_every
+        due = ~over & (time % config.replan_every == 0)
+        replan = lambda pair, key: plan(config, nets, head, state.params, *pair, key).subgoal
+        group = max(1, AT_ONCE // config.candidates)
+        held = entities(memory.subgoal)
+        subgoal = acting.refresh(due, replan, sets(observation), held, key, at_once=group)
+        subgoal = acting.choose(over, goal, subgoal.reshape(goal.shape))
         return act(state, {**observation, GOAL: subgoal}, key), Memory(time + 1, subgoal)
 
     def continuation(state: State, observation: Any, key: Key) -> Array:

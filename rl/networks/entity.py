@@ -76,6 +76,16 @@ def random_ids(key: Key, count: int, slots: int, fixed: int = 1) -> Array:
     return jnp.concatenate([jnp.arange(fixed), drawn])[:count].astype(jnp.int32)
 
 
+def chamfer(entities: Array, others: Array) -> Array:
+    """How far two sets are apart, [...], of entities [..., N, F] and [..., M, F], in whatever order.
+
+    The mean absolute difference of each entity from the one of the other set that is nearest to it; the mean over the
+    first set plus that over the second. HECRL's error of regressed subgoals where entities are particles without ids.
+    """
+    distance = jnp.abs(entities[..., :, None, :] - others[..., None, :, :]).mean(-1)
+    return distance.min(-1).mean(-1) + distance.min(-2).mean(-1)
+
+
 def require_ids(count: int, slots: int) -> None:
     """Raises ValueError if ``count`` entities cannot all have an id of their own."""
     if count > slots:
