@@ -257,24 +257,26 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
     assert at_goal[:, 0].mean() > 0.3 and at_goal[:3, 3].all() and not at_goal[:4, 1].any()
 
 
-def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_environments() -> None:
+def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_environments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a population of seeds; traced, not compiled."""
-    config = hecrl.Config(candidates=100, network=TINY)
-    learner = hecrl.make(config, SPEC, heads.scalar())
+    monkeypatch.setattr(hecrl, "networks", by_hand)
+    monkeypatch.setattr(hecrl, "AT_ONCE", 10 * len(SHARES))
+    spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
+    learner = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar())
     assert learner.actor is not None
     actor, largest = acting.over_seeds(learner.actor, 0), []
-    states = jax.eval_shape(
-        jax.vmap(lambda key: learner.init(key, batch_of(COUNT, FEATURES))), jax.random.split(KEY)
-    )
-    for count in (20, 400):
+    states = State({"value": {}, "policy": {}, "subgoal": {}, "critic": {}}, {}, {}, jnp.zeros(2, jnp.int32))
+    for count in (20, 60):
         seen = np.zeros((2, count, COUNT, FEATURES), np.float32)
         observation, first = {OBSERVATION: seen, GOAL: seen}, np.zeros((2, count), bool)
         memory = jax.eval_shape(actor.start, states, observation)
         program = str(jax.make_jaxpr(actor.act)(states, memory, observation, first, jax.random.split(KEY)))
         assert " cond[" in program
-        shapes = re.findall(r"f32\[([\d,]+)\]", program)
+        shapes = re.findall(rf"f32\[([\d,]+),{len(SHARES)},{COUNT},{FEATURES}\]", program)
         largest.append(max(math.prod(map(int, shape.split(","))) for shape in shapes))
-    assert largest[0] == largest[1]
+    assert largest == [20, 20]  # candidates of two seeds and ten environments
 
 
 # ---- with its own networks ----------------------------------------------------------------------------------
@@ -311,34 +313,38 @@ def test_regressed_subgoals_keep_ids_and_may_be_compared_as_sets(monkeypatch: py
         np.testing.assert_allclose(loss, error * np.exp(np.arange(ROWS) / 5), rtol=1e-4)
 
 
-def test_its_networks_take_vectors_and_more_entities_than_in_training_but_not_than_ids() -> None:
+def test_updates_of_its_networks_keep_every_shape_and_type() -> None:
+    """Of vectors, down to weak types; traced, not compiled."""
+    config, spec = hecrl.Config(network=TINY), goals.conditioned_spec(Spec((5,), ACTIONS))
+    learner = hecrl.make(config, spec, heads.hl_gauss(-9.0, 0.0, 11))
+    before = jax.eval_shape(learner.init, KEY, batch_of(5))
+    after, metrics = jax.eval_shape(learner.update, before, batch_of(5), KEY)
+    assert set(before.params) == {"critic", "value", "policy", "subgoal"} and set(before.target) == {"critic"}
+    assert jax.tree.structure(before) == jax.tree.structure(after)
+    for x, y in zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True):
+        assert (x.shape, x.dtype, x.weak_type) == (y.shape, y.dtype, y.weak_type)
+    assert all((x.shape, x.dtype) == ((), jnp.float32) for x in metrics.values()) and "clipped" in metrics
+
+
+def test_it_acts_among_more_entities_than_in_training_but_not_than_ids() -> None:
     """Traced, not compiled."""
+    width = FEATURES + 4
+    learner = hecrl.make(
+        hecrl.Config(candidates=3, network=TINY, ids=4, choice="random"),
+        goals.conditioned_spec(Spec((COUNT, width), ACTIONS)),
+        heads.scalar(),
+    )
+    state = jax.eval_shape(learner.init, KEY, batch_of(COUNT, width))
 
-    def traced(shape: tuple[int, ...], seen: tuple[int, ...]) -> tuple[Any, Any]:
-        """Parameters, and what an actor trained on observations of the first shape does with those of the second."""
-        config = hecrl.Config(candidates=3, network=TINY, ids=4 if len(shape) == 2 else 0, choice="random")
-        learner = hecrl.make(
-            config, goals.conditioned_spec(Spec(shape, ACTIONS)), heads.hl_gauss(-9.0, 0.0, 11)
-        )
-        batch = batch_of(*shape)
+    def life(state: State, observation: Any) -> Any:
+        actor, first = acting.actor(learner), jnp.zeros(2, bool)
+        return actor.act(state, actor.start(state, observation), observation, first, KEY)
 
-        def life(key: Any, observation: Any) -> Any:
-            state = learner.init(key, batch)
-            if len(shape) == 2:
-                state, _ = learner.update(state, batch, key)
-            actor, first = acting.actor(learner), jnp.zeros(2, bool)
-            return state.params, actor.act(state, actor.start(state, observation), observation, first, key)
-
-        observation = {name: np.zeros((2, *seen), np.float32) for name in (OBSERVATION, GOAL)}
-        return jax.eval_shape(life, KEY, observation)
-
-    for shape, seen in (((COUNT, FEATURES + 4), (COUNT + 1, FEATURES + 4)), ((5,), (5,))):
-        params, (action, memory) = traced(shape, seen)
-        assert set(params) == {"critic", "value", "policy", "subgoal"}
-        assert action.shape == (2, ACTIONS)
-        assert (memory.step.shape, memory.subgoal.shape) == ((2,), (2, *seen))
+    seen = lambda count: {name: np.zeros((2, count, width), np.float32) for name in (OBSERVATION, GOAL)}
+    action, memory = jax.eval_shape(life, state, seen(COUNT + 1))
+    assert (action.shape, memory.step.shape, memory.subgoal.shape) == ((2, ACTIONS), (2,), (2, 4, width))
     with pytest.raises(ValueError, match="5 entities, but ids for 4 only"):
-        traced((5, FEATURES + 4), (5, FEATURES + 4))
+        jax.eval_shape(life, state, seen(5))
 
 
 @pytest.mark.parametrize(
