@@ -54,15 +54,14 @@ NETWORKS: dict[str, tuple[Network, Any]] = {  # with how each is called
 @functools.cache
 def parameters() -> dict[str, Tree]:
     rng = np.random.default_rng(5)
-
-    def fill(name: str, x: Any) -> np.ndarray:
-        """Smaller ones for the policy, whose actions would all be 1 or -1."""
-        return rng.normal(0.1, 0.4 if name == "policy" else 0.9, x.shape).astype(np.float32)
-
-    return {
-        name: jax.tree.map(functools.partial(fill, name), jax.eval_shape(network.init, KEY, *call(PLAIN)))
+    fill = lambda x: rng.normal(0.1, 0.9, x.shape).astype(np.float32)
+    params = {
+        name: jax.tree.map(fill, jax.eval_shape(network.init, KEY, *call(PLAIN)))
         for name, (network, call) in NETWORKS.items()
     }
+    last = params["policy"]["decode"]
+    last["Dense_3"] = jax.tree.map(lambda x: x / 20, last["Dense_3"])  # or all actions would be 1 or -1
+    return params
 
 
 SWAP, SWAP_GOAL, SWAP_NOISY = (np.random.default_rng(i).permutation(n) for i, n in ((0, 4), (4, 3), (3, 4)))

@@ -25,37 +25,46 @@ def test_a_step_moves_the_object_nearest_to_the_place_at_most_so_far_and_not_off
 
 def test_no_step_comes_nearer_by_more_than_one_and_the_straight_one_by_just_one() -> None:
     """So that the closed form is the fewest steps; at 0 the goal is reached."""
-    keys, count = jax.random.split(KEY, 5), 200
-    position, goal = (movers.reset(key, count, 3) for key in keys[:2])
-    before = np.asarray(movers.steps_between(position, goal))
-    wild = jax.random.uniform(keys[2], (20, count, 4), minval=-1.0, maxval=1.0)
-    wild = wild.at[:10, :, :2].set(position[:, 0])  # half of them at an object
-    after = movers.steps_between(movers.step(jnp.broadcast_to(position, (20, *position.shape)), wild), goal)
+    count = 200
+
+    @jax.jit
+    def play(key: jax.Array) -> tuple[jax.Array, ...]:
+        keys = jax.random.split(key, 3)
+        position, goal = (movers.reset(k, count, 3) for k in keys[:2])
+        wild = jax.random.uniform(keys[2], (20, count, 4), minval=-1.0, maxval=1.0)
+        wild = wild.at[:10, :, :2].set(position[:, 0])  # half of them at an object
+        after = movers.steps_between(
+            movers.step(jnp.broadcast_to(position, (20, *position.shape)), wild), goal
+        )
+
+        def straight(position: jax.Array, _: None) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            """The object that is farthest from its place moves toward that."""
+            distance = jnp.linalg.norm(goal - position, axis=-1)
+            far = jax.nn.one_hot(distance.argmax(-1), 3)[..., None]
+            here, away = (far * position).sum(-2), (far * (goal - position)).sum(-2)
+            position = movers.step(position, jnp.concatenate([here, away / distance.max(-1)[:, None]], -1))
+            return position, (movers.steps_between(position, goal), movers.reached(position, goal))
+
+        _, (left, reached) = jax.lax.scan(straight, position, None, length=100)
+        return movers.steps_between(position, goal), after, left, reached
+
+    before, after, left, reached = (np.asarray(x) for x in play(KEY))
     assert (after >= before - 1).all() and (after == before - 1).any()
-    straight = jax.jit(lambda x: movers.step(x, _towards(x, goal)))
-    for left in range(int(before.max()), 0, -1):
-        position = straight(position)
-        now = np.asarray(movers.steps_between(position, goal))
-        np.testing.assert_array_equal(now, np.maximum(before - (before.max() - left + 1), 0))
-        np.testing.assert_array_equal(movers.reached(position, goal), now == 0)
+    np.testing.assert_array_equal(left, np.maximum(before - np.arange(1, 101)[:, None], 0))
+    np.testing.assert_array_equal(reached, left == 0)
     assert before.max() > 30
 
 
-def _towards(position: jax.Array, goal: jax.Array) -> jax.Array:
-    """At the object that is farthest from its place, in the direction of that."""
-    away = goal - position
-    distance = jnp.linalg.norm(away, axis=-1)
-    far = distance.argmax(-1)[..., None, None]
-    pick = lambda x: jnp.take_along_axis(x, far, -2)[..., 0, :]
-    return jnp.concatenate([pick(position), pick(away) / jnp.maximum(pick(distance[..., None]), 1e-6)], -1)
-
-
 def test_behaviour_takes_one_object_after_another_all_the_way() -> None:
-    episodes = jax.jit(movers.behave, static_argnums=(1, 2, 3))(KEY, 50, 120, 3)
-    position, action = np.asarray(episodes.position), np.asarray(episodes.action)
+    @jax.jit
+    def play(key: jax.Array) -> tuple[movers.Episodes, jax.Array]:
+        episodes = movers.behave(key, 50, 120, 3)
+        return episodes, movers.step(episodes.position[:, :-1], episodes.action)
+
+    (position, action), after = jax.device_get(play(KEY))
     assert position.shape == (50, 121, 3, 2) and action.shape == (50, 120, 4)
     assert np.abs(position).max() <= 1 and np.abs(action).max() <= 1
-    np.testing.assert_allclose(movers.step(position[:, :-1], action), position[:, 1:], atol=1e-6)
+    np.testing.assert_allclose(after, position[:, 1:], atol=1e-6)
     moved = np.linalg.norm(np.diff(position, axis=1), axis=-1)
     assert ((moved > 1e-6).sum(-1) <= 1).all()
     assert (np.abs(moved.max(-1) - movers.SPEED) < 1e-4).mean() > 0.85  # the last step to a place is shorter

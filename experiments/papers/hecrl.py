@@ -156,14 +156,18 @@ def random_ids(key: Key, count: int, objects: int) -> Array:
     return jax.vmap(lambda key: entity.random_ids(key, objects, SLOTS, fixed=0))(jax.random.split(key, count))
 
 
-def logged(settings: Settings, seed: int) -> Trajectories:
-    """The episodes to learn from, each with ids of its own, and the positions after each step."""
+@functools.partial(jax.jit, static_argnums=0)
+def episodes_of(settings: Settings, seed: int) -> tuple[movers.Episodes, Array]:
+    """The episodes of a seed, and their observations [E, T + 1, N, F], with ids that each episode has drawn."""
     key = seed_key(settings, "episodes", seed)
-    episodes = jax.jit(movers.behave, static_argnums=(1, 2, 3))(
-        key, settings.episodes, settings.steps, OBJECTS
-    )
+    episodes = movers.behave(key, settings.episodes, settings.steps, OBJECTS)
     ids = random_ids(seed_key(settings, "ids", seed), settings.episodes, OBJECTS)
-    seen = movers.observe(episodes.position, ids[:, None], SLOTS)
+    return episodes, movers.observe(episodes.position, ids[:, None], SLOTS)
+
+
+def logged(settings: Settings, seed: int) -> Trajectories:
+    """The episodes to learn from, and the positions after each step."""
+    episodes, seen = episodes_of(settings, seed)
     rows = lambda x: np.asarray(x).reshape(-1, *x.shape[2:])
     action, count = rows(episodes.action), settings.episodes * settings.steps
     ones = np.ones(count, np.float32)
@@ -184,11 +188,12 @@ class Pairs(NamedTuple):
     logged: Array | None = None  # the state K steps later on the way, where the data have one
 
 
+@functools.partial(jax.jit, static_argnums=0)
 def pairs(settings: Settings, seed: int) -> dict[str, Pairs]:
     """Of held-out episodes, one for each pair."""
     count, steps, ahead = settings.pairs, settings.steps, settings.subgoal_steps
     keys = jax.random.split(seed_key(settings, "pairs", seed), 6)
-    position = jax.jit(movers.behave, static_argnums=(1, 2, 3))(keys[0], count, steps, OBJECTS).position
+    position = movers.behave(keys[0], count, steps, OBJECTS).position
     ids, row = random_ids(keys[1], count, OBJECTS), jnp.arange(count)
     see = lambda x: movers.observe(x, ids, SLOTS)
     start = jax.random.randint(keys[2], (count,), 0, steps)
