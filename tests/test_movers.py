@@ -58,7 +58,7 @@ def test_no_step_comes_nearer_by_more_than_one_and_the_straight_one_by_just_one(
 def test_behaviour_takes_one_object_after_another_all_the_way() -> None:
     @jax.jit
     def play(key: jax.Array) -> tuple[movers.Episodes, jax.Array]:
-        episodes = movers.behave(key, 50, 120, 3)
+        episodes = movers.behave(key, movers.reset(KEY, 50, 3), 120)
         return episodes, movers.step(episodes.position[:, :-1], episodes.action)
 
     (position, action), after = jax.device_get(play(KEY))

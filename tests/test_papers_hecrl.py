@@ -5,11 +5,9 @@ from __future__ import annotations
 import copy
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,9 +15,18 @@ from experiments import studies
 from experiments.papers import hecrl as study
 from rl import log
 from rl.envs import movers
-from rl.replay import goals
 
-TINY = study.Settings(seeds=2, episodes=6, steps=30, subgoal_steps=5, pairs=40, batch_size=8)
+TINY = study.Settings(
+    seeds=2,
+    episodes=6,
+    steps=30,
+    subgoal_steps=5,
+    pairs=40,
+    batch_size=8,
+    questions=16,
+    candidates=4,
+    farthest=9,
+)
 
 
 def test_pairs_are_of_held_out_episodes_and_subgoals_on_the_way() -> None:
@@ -52,19 +59,63 @@ def test_measures_by_hand() -> None:
     assert {name: float(x) for name, x in found.items()} == {"displaced": 2, "steps": 5, "nearer": 10 - 8}
 
 
+def test_questions_are_what_they_say() -> None:
+    asked = jax.device_get(study.questions(TINY, 0))
+    assert asked.candidates.shape == (16, 4, 3, 7)
+    ids = asked.state[..., 2:]
+    np.testing.assert_array_equal(asked.goal[..., 2:], ids)
+    np.testing.assert_array_equal(asked.candidates[..., 2:], np.broadcast_to(ids[:, None], (16, 4, 3, 5)))
+    s, g, w = (movers.positions(x) for x in asked[:3])
+    near = movers.steps_between(s[:, None], w)
+    np.testing.assert_array_equal(asked.near, near)
+    np.testing.assert_array_equal(asked.far, movers.steps_between(w, g[:, None]))
+    np.testing.assert_array_equal(asked.steps, movers.steps_between(s, g))
+    assert near.max() <= TINY.farthest and np.unique(near, axis=1).shape[1] > 1
+
+
+# Fewest steps to three candidates, from there to the goal, and at once: for four questions
+NEAR, FAR, AT_ONCE = (
+    np.float32([[4, 12, 30]] * 4),
+    np.float32([[40, 35, 10]] * 4),
+    np.float32([44, 44, 8, 36]),
+)
+
+
+@pytest.mark.parametrize(
+    ("radius", "gain", "beyond", "goal"),
+    [
+        # 12 steps away is allowed, 30 are not; the third goal is nearer than from there
+        (-18.0, [9, 9, 8, 1], 0.0, 0.25),
+        # The first candidate alone; the fourth goal is nearer than from there, but too far to be reached
+        (-5.0, [4, 4, 8, 0], 0.25, 0.5),
+        # The last candidate, which is too far
+        (-90.0, [0, 0, 8, 0], 0.75, 0.25),
+    ],
+)
+def test_selections_gain_what_a_low_level_can_reach(
+    radius: float, gain: Any, beyond: float, goal: float
+) -> None:
+    """By true values."""
+    asked = study.Questions(None, None, None, AT_ONCE, NEAR, FAR)  # type: ignore[arg-type]
+    found = study.gained(study.Settings(competence=20), asked, study.truth(asked), radius)  # type: ignore[arg-type]
+    assert {name: float(x) for name, x in found.items()} == {
+        "gain": np.mean(gain),
+        "beyond": beyond,
+        "goal": goal,
+    }
+
+
 def test_values_are_compared_with_the_truth() -> None:
     assert study.true_value(np.array([0, 1, 2, 3])).tolist() == pytest.approx([0, 0, -1, -1.99])
     steps = np.array([[4.0, 2, 9], [5, 5, 5], [3, 8, 1]])
-    exact = study.Answers(
-        *(f(x) for x in (steps[:, 0], steps, steps) for f in (study.true_value, lambda x: x))
-    )
-    found = study.quality(exact)
-    assert found == pytest.approx({"ranking": 1, "order": 1, "bias": 0, "near_bias": 0, "near_error": 0})
-    wrong = exact._replace(far=-exact.far, near=exact.near + np.array([3.0, 1, -1]), value=exact.value + 2)
-    found = study.quality(wrong)
-    assert found == pytest.approx(
-        {"ranking": -1, "order": 1, "bias": 2, "near_bias": 1, "near_error": (11 / 3) ** 0.5}
-    )
+    asked = study.Questions(None, None, None, steps[:, 0], steps, steps)  # type: ignore[arg-type]
+    exact = jax.device_get(study.truth(asked))
+    found = study.quality(asked, exact)
+    perfect = {"ranking": 1, "order": 1, "bias": 0, "error": 0, "far_bias": 0}
+    assert found == pytest.approx(perfect, abs=1e-5)
+    wrong = study.Answers(exact.value + 2, exact.near + np.array([3.0, 1, -1]), -exact.far)
+    expected = perfect | {"ranking": -1, "bias": 1, "error": (11 / 3) ** 0.5, "far_bias": 2}
+    assert study.quality(asked, wrong) == pytest.approx(expected, abs=1e-5)
 
 
 # ---- claims --------------------------------------------------------------------------------------------------------
@@ -78,28 +129,21 @@ def rows() -> dict[str, Any]:
         kinds = {study.LOGGED: logged, study.UNSEEN: unseen, study.MORE: more}
         return {kind: {"displaced": two(x), "nearer": two(9.0)} for kind, x in kinds.items()}
 
-    def agent(success: tuple[float, ...], ranking: float, error: float) -> dict[str, Any]:
-        rates = np.array([success, success]) * np.array([[1.0], [1.001]])
-        values = {"ranking": two(ranking), "near_error": two(error)}
-        return {
-            "radii": {"any": rates},
-            **{name: {"any": two(0.3)} for name in study.BASELINES},
-            "one more": {"subgoals": {"any": two(0.5)}, "no subgoals": {"any": two(0.2)}},
-            "values": values,
-        }
+    def value(gain: tuple[float, ...], ranking: float, error: float) -> dict[str, Any]:
+        gains = np.array([gain, gain]) * np.array([[1.0], [1.001]])
+        return {"gain": gains, "ranking": two(ranking), "error": two(error)}
 
     return {
-        "settings": {"radius": -20, "radii": [-10, -20]},
         "subgoals": {
             "data": {study.DATA: {study.LOGGED: {"displaced": np.array([1.43, 1.45])}}},
             study.DIFFUSION: model(1.4, 1.5, 1.6),
             study.REGRESSION: model(1.8, 2.4, 3.0),
             study.SAME: model(1.7, 2.3, 2.9),
         },
-        "control": {
-            "scalar": agent((0.4, 0.8), 0.5, 9.0),
-            "hl_gauss": agent((0.8, 0.9), 0.7, 5.0),
-            study.AWR: {"any": two(0.3)},
+        "values": {
+            study.TRUTH: {"gain": value((9.0, 10.0), 1, 1)["gain"]},
+            "scalar": value((3.0, 7.0), 0.5, 9.0),
+            "hl_gauss": value((8.0, 9.0), 0.7, 5.0),
         },
     }
 
@@ -112,14 +156,11 @@ def rows() -> dict[str, Any]:
         (("subgoals", study.SAME, study.MORE, "displaced"), [1.7, 3.0], ["one more object.*same network"]),
         (("subgoals", study.REGRESSION, study.LOGGED, "displaced"), [1.44, 1.45], ["closer to the data"]),
         (("subgoals", study.DIFFUSION, study.UNSEEN, "nearer"), [-1.0, 1.0], ["nearer to the goal"]),
-        (("control", "scalar", "no subgoals", "any"), [0.8, 0.9], ["scalar, R = -20.*no subgoals"]),
-        (("control", "hl_gauss", "random feasible", "any"), [0.9, 0.95], ["hl_gauss.*random feasible"]),
-        (("control", "scalar", "one more", "subgoals", "any"), [0.2, 0.2], ["scalar, one more"]),
-        (("control", study.AWR, "any"), [0.8, 0.81], ["AWR"]),
-        (("control", "hl_gauss", "values", "ranking"), [0.5, 0.5], ["ranks candidates"]),
-        (("control", "scalar", "values", "near_error"), [4.0, 4.1], ["smaller error"]),
-        (("control", "scalar", "radii", "any"), [[0.79, 0.8], [0.78, 0.8]], ["less delicate"]),
-        (("control", "hl_gauss", "radii", "any"), [[0.7, 0.7], [0.71, 0.71]], ["at its best"]),
+        (("values", "hl_gauss", "ranking"), [0.5, 0.5], ["ranks candidates"]),
+        (("values", "scalar", "error"), [4.0, 4.1], ["smaller error"]),
+        (("values", "scalar", "gain"), [[6.9, 7.0], [6.8, 7.0]], ["less delicate"]),
+        (("values", "hl_gauss", "gain"), [[6.5, 6.5], [6.51, 6.51]], ["at its best R, the selection gains more"]),
+        (("values", "scalar", "gain"), [[2.0, 4.0], [2.1, 4.2]], ["scalar: at its best R"]),
     ],
 )  # fmt: skip
 def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
@@ -142,50 +183,31 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
 # ---- the study -----------------------------------------------------------------------------------------------------
 
 
-def test_an_agent_that_knows_the_way_succeeds(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trial's loop: goals are shown, memory is carried, success at any step and at the last one is told apart."""
-
-    def act(state: Any, observation: Any, key: Any) -> Any:
-        """Straight to the goal, and away from it once it is reached."""
-        position, goal = (movers.positions(observation[name]) for name in (goals.OBSERVATION, goals.GOAL))
-        far = jax.nn.one_hot(jnp.linalg.norm(goal - position, axis=-1).argmax(-1), 3)[..., None]
-        here, away = (far * position).sum(-2), (far * (goal - position)).sum(-2)
-        sign = jnp.where(movers.reached(position, goal), -1.0, 1.0)[:, None]
-        return jnp.concatenate([here, sign * away / jnp.linalg.norm(away, axis=-1, keepdims=True)], -1)
-
-    learner = SimpleNamespace(actor=None, act=act)
-    monkeypatch.setattr(study.hecrl, "make", lambda *_: learner)
-    settings = study.Settings(trials=20, limit=120)
-    trial = jax.jit(lambda key: study.success(settings, None, None, None, key))  # type: ignore[arg-type]
-    found = trial(jax.random.key(0))
-    assert float(found["any"]) == 1 and float(found["last"]) < 1
-
-
 @pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags to report."""
     monkeypatch.setattr(study, "PIECES", 2)
     settings = study.Settings(
         seeds=2, episodes=6, steps=30, subgoal_steps=5, pairs=8, batch_size=8, updates=4, width=4, layers=1,
-        control_updates=4, control_width=4, control_layers=1, candidates=2, radii=(-5, -20), trials=3, limit=12,
+        value_updates=4, value_width=4, questions=8, candidates=4, farthest=6, radii=(-5, -20),
         out=str(tmp_path / "new"),
     )  # fmt: skip
     result = study.run(settings)
-    assert result["control"]["scalar"]["radii"]["any"].shape == (2, 2)
+    assert result["values"]["scalar"]["gain"].shape == (2, 2)
     stored = studies.load(tmp_path / "new" / log.RESULT)
     assert stored["claims"] == studies.judged(study.claims(stored)) == result["claims"]
     text = (tmp_path / "new" / studies.REPORT).read_text()
-    assert all(f"## {part}" in text for part in ("Subgoals", "Control", "Claims"))
+    assert all(f"## {part}" in text for part in ("Subgoals", "Values", "Claims"))
     assert {path.name for path in (tmp_path / "new").glob("*.png")} == {"displaced.png", "radius.png"}
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"parts": "subgoal"}, "--parts: subgoal is none of subgoals, control"),
+        ({"parts": "subgoal"}, "--parts: subgoal is none of subgoals, values"),
         ({"seeds": 1}, "--seeds=1: an interval over seeds needs at least 2"),
         ({"updates": 25}, "--updates=25 must be a multiple of 10"),
-        ({"radius": -7}, "--radius=-7 must be one of --radii=-5,-10"),
+        ({"value_updates": 7}, "--value_updates=7 must be a multiple of 10"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -82,8 +82,11 @@ class Episodes(NamedTuple):
     action: Array  # [E, T, 4]
 
 
-def behave(key: Key, episodes: int, steps: int, objects: int) -> Episodes:
-    """Episodes of a behaviour without a goal: a random object to a random place, then another one."""
+def behave(key: Key, start: Array, steps: int) -> Episodes:
+    """Episodes of a behaviour without a goal, from positions [E, N, 2]: one random object after another is moved to a
+    random place.
+    """
+    episodes, objects = start.shape[:2]
 
     def choose(key: Key) -> tuple[Array, Array]:
         keys = jax.random.split(key)
@@ -107,8 +110,7 @@ def behave(key: Key, episodes: int, steps: int, objects: int) -> Episodes:
         target = jnp.where(arrived[:, None], new_target, target)
         return (after, mover, target), (after, action)
 
-    keys = jax.random.split(key, 3)
-    start = reset(keys[0], episodes, objects)
-    _, (after, action) = jax.lax.scan(one, (start, *choose(keys[1])), jax.random.split(keys[2], steps))
+    keys = jax.random.split(key)
+    _, (after, action) = jax.lax.scan(one, (start, *choose(keys[0])), jax.random.split(keys[1], steps))
     position = jnp.concatenate([start[None], after]).swapaxes(0, 1)
     return Episodes(position, action.swapaxes(0, 1))
