@@ -31,7 +31,11 @@ TINY = study.Settings(
 
 def test_pairs_are_of_held_out_episodes_and_subgoals_on_the_way() -> None:
     pairs = study.pairs(TINY, 0)
-    assert [x.state.shape[1] for x in pairs.values()] == [3, 3, 4]
+    assert {name: x.state.shape[1] for name, x in pairs.items()} == {
+        study.LOGGED: 3,
+        study.UNSEEN: 3,
+        study.MORE: 4,
+    }
     for pair in pairs.values():  # the same objects in both
         np.testing.assert_array_equal(pair.state[..., 2:], pair.goal[..., 2:])
         assert (pair.state[..., 2:].sum((1, 2)) == pair.state.shape[1]).all()

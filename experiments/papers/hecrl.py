@@ -313,11 +313,8 @@ def of_model(settings: Settings, name: str, work: studies.Work) -> dict[str, Any
 
     rows = []
     for seed in range(settings.seeds):
-        data, of, key = (
-            jax.device_put(logged(settings, seed)),
-            pairs(settings, seed),
-            seed_key(settings, name, seed),
-        )
+        data, of = jax.device_put(logged(settings, seed)), pairs(settings, seed)
+        key = seed_key(settings, name, seed)
         carry, losses = start(key, of[LOGGED]), []
         for piece in range(PIECES):
             carry, loss = advance(carry, data, jax.random.fold_in(key, piece))
