@@ -59,8 +59,10 @@ def parameters() -> dict[str, Tree]:
         name: jax.tree.map(fill, jax.eval_shape(network.init, KEY, *call(PLAIN)))
         for name, (network, call) in NETWORKS.items()
     }
-    last = params["policy"]["decode"]
-    last["Dense_3"] = jax.tree.map(lambda x: x / 20, last["Dense_3"])  # or all actions would be 1 or -1
+    # Centred, or all of the policy's actions would be 1 or -1
+    exact = jax.tree.map(lambda x: x.astype(np.float64), params["policy"])
+    raw = [interaction(exact, PLAIN.entities[row], PLAIN.goal[row]) for row in range(ROWS)]
+    params["policy"]["decode"]["Dense_3"]["bias"] -= np.mean(raw, 0).astype(np.float32)
     return params
 
 

@@ -207,7 +207,8 @@ def pairs(settings: Settings, seed: int) -> dict[str, Pairs]:
 # ---- subgoals ------------------------------------------------------------------------------------------------------
 
 
-def shape(width: int, layers: int) -> entity.Shape:
+def shape(width: int, layers: int = 1) -> entity.Shape:
+    """Four heads; layers are those of a diffusion alone."""
     return entity.Shape(width, 2 * width, 4, layers)
 
 
@@ -414,7 +415,7 @@ def of_truth(settings: Settings, work: studies.Work) -> dict[str, Any]:
 def of_value(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
     """What the selection gains at each radius by learnt values, [S, R]; `quality` [S]; the loss, [S, PIECES]."""
     head = heads.make(name, *goals.value_bounds(hindsight(settings), GAMMA), BINS)
-    network = ensemble(entity.state_value(head.size, shape(settings.value_width, settings.layers)), 1)
+    network = ensemble(entity.state_value(head.size, shape(settings.value_width)), 1)
     sample, optimiser = sampler(settings), optax.adam(settings.learning_rate)
 
     def update(
