@@ -382,7 +382,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         goal, time = observation[GOAL], jnp.where(first, 0, memory.step)
         over = time >= config.max_subgoals * config.replan_every
         due = ~over & (time % config.replan_every == 0)
-        replan = lambda pair, key: plan(config, nets, head, state.params, *pair, key).subgoal
+        replan = lambda pair, key: plan(config, nets, head, state.params, pair[0], pair[1], key).subgoal
         group = max(1, AT_ONCE // config.candidates)
         held = entities(memory.subgoal)
         subgoal = acting.refresh(due, replan, sets(observation), held, key, at_once=group)
