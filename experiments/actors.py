@@ -152,7 +152,8 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
             f"the replay of {folder} holds {count} steps and has {'' if head == count else 'not '}kept the first: "
             f"{steps} from the first on are needed; train with --replay no less than --steps"
         )
-    if settings["envs"] != 1 or record["card"]["transform"] != transform.to_json(Transform()):
+    seen = transform.to_json(transform.from_json(record["card"]["transform"]))
+    if settings["envs"] != 1 or seen != transform.to_json(Transform()):
         raise ValueError(
             "a buffer is written of runs with --envs=1 only, and "
             "without --reward_scale, --reward_shift and --clip_rewards"

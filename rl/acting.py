@@ -49,14 +49,41 @@ def resetting(actor: Actor) -> Actor:
     """``actor`` with its memory back at the start wherever an episode starts, whether it looks at ``first`` or not."""
 
     def act(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
-        def put_back(start: Array, now: Array) -> Array:
-            where = first.reshape(first.shape + (1,) * (now.ndim - first.ndim))
-            return jnp.where(where, start, now)
-
-        memory = jax.tree.map(put_back, actor.start(state, observation), memory)
+        memory = choose(first, actor.start(state, observation), memory)
         return actor.act(state, memory, observation, first, key)
 
     return actor._replace(act=act)
+
+
+def refresh(
+    due: Array, compute: Callable[[Any, Key], Any], inputs: Any, held: Any, key: Key, *, at_once: int = 1
+) -> Any:
+    """``held`` with what ``compute`` makes of ``inputs`` where ``due``: for what a policy plans only now and then.
+
+    Rows are computed in groups, one group after another, so that memory does not grow with their number; groups without
+    a row that is due cost nothing. Under `jax.vmap` too, where such a condition alone would be computed in every step:
+    a group then has the rows of all that are batched together.
+
+    Args:
+      due: [...] bool.
+      compute: (one row of ``inputs``, key) -> one row of ``held``.
+      inputs: leaves [..., *any].
+      held: leaves [..., *any].
+      key: each row has one of its own.
+      at_once: rows of a group at most; groups are equally large.
+    """
+    count = due.size
+    flat = lambda tree: jax.tree.map(lambda x: x.reshape(count, *x.shape[due.ndim :]), tree)
+
+    def refreshed(row: tuple[Array, Any, Any, Key]) -> Any:
+        due, inputs, held, key = row
+        fresh = jax.lax.cond(_any(due), lambda: compute(inputs, key), lambda: held)
+        return choose(due, fresh, held)
+
+    group = max(n for n in range(1, min(at_once, count) + 1) if count % n == 0)
+    rows = due.reshape(count), flat(inputs), flat(held), jax.random.split(key, count)
+    result = jax.lax.map(refreshed, rows, batch_size=group)
+    return jax.tree.map(lambda x: x.reshape(*due.shape, *x.shape[1:]), result)
 
 
 def over_seeds(actor: Actor, states: State | int) -> Actor:
@@ -75,3 +102,24 @@ def observing(actor: Actor, see: Callable[[Any], Any]) -> Actor:
         lambda state, observation: actor.start(state, see(observation)),
         lambda state, memory, observation, first, key: actor.act(state, memory, see(observation), first, key),
     )
+
+
+def choose(where: Array, one: Any, other: Any) -> Any:
+    """The rows of ``one`` ``where`` [...], else those of ``other``: pytrees of leaves [..., *any]."""
+
+    def pick(x: Array, y: Array) -> Array:
+        return jnp.where(where.reshape(where.shape + (1,) * (y.ndim - where.ndim)), x, y)
+
+    return jax.tree.map(pick, one, other)
+
+
+@jax.custom_batching.custom_vmap
+def _any(where: Array) -> Array:
+    """Whether any row is true, of all that are batched together: one condition for all of them."""
+    return where.any()
+
+
+@_any.def_vmap
+def _any_of_a_batch(size: int, batched: Any, where: Array) -> tuple[Array, bool]:
+    del size, batched
+    return _any(where), False

@@ -88,6 +88,35 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
     np.testing.assert_array_equal(found, again)
 
 
+def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:
+    """Of two seeds with six environments each: which rows are computed, and that groups change no result."""
+    due, key = np.zeros((2, 2, 3), bool), jax.random.split(jax.random.key(0))
+    due[0, 1, 0] = due[1, 0, 1] = True  # rows 3 and 1
+    rows = np.arange(12.0, dtype=np.float32).reshape(2, 2, 3)
+    computed: list[int] = []
+
+    def compute(row: Any, key: Any) -> Any:
+        jax.debug.callback(lambda x: computed.append(int(x)), row)
+        return {"plan": row + jax.random.uniform(key, (4,))}
+
+    results = []
+    for at_once, expected in ((1, [1, 3]), (2, [0, 1, 2, 3]), (5, [0, 1, 2, 3, 4, 5])):  # 5 becomes 3
+        computed.clear()
+        refresh = lambda due, rows, held, key, n=at_once: acting.refresh(
+            due, compute, rows, held, key, at_once=n
+        )
+        results.append(
+            jax.jit(jax.vmap(refresh))(due, rows, {"plan": np.full((2, 2, 3, 4), -1.0, np.float32)}, key)
+        )
+        jax.effects_barrier()
+        assert sorted(computed) == [seed * 6 + row for seed in range(2) for row in expected]
+    plan = np.asarray(results[0]["plan"])
+    assert (plan[~due] == -1).all() and (plan[due] // 1 == rows[due][:, None]).all()
+    assert len(np.unique(plan[due] % 1)) == 8  # each with a key of its own
+    for other in results[1:]:
+        np.testing.assert_array_equal(other["plan"], plan)
+
+
 RANDOM, STEPS, STOP = 8, 40, 21  # of each environment
 
 

@@ -73,6 +73,25 @@ def test_each_array_of_a_dictionary_has_its_own_moments_and_images_stay(dataset:
         assert getattr(found, name)["image"] is image
 
 
+def test_entities_share_the_moments_of_a_feature_however_many_there_are_and_end_at_5(
+    dataset: Dataset,
+) -> None:
+    sets = np.random.default_rng(0).normal(3, 2, (5, 4, 3)).astype(np.float32)
+    sets[..., 2] = 0  # as the id of an object that no episode has
+    steps = dataset.transitions._replace(observation=sets, next_observation=sets)
+    seen = transform.fit(dataset._replace(transitions=steps), normalize_observations=True, entities=True)
+    seen = transform.from_json(json.loads(json.dumps(transform.to_json(seen))))
+    agent = transform.observations(seen, sets)
+    np.testing.assert_allclose(agent.mean((0, 1)), 0, atol=1e-5)
+    np.testing.assert_allclose(agent.std((0, 1)), [1, 1, 0], atol=1e-2)
+    more = np.concatenate([sets, np.float32([3, 99, 1]) + np.zeros((5, 1, 3), np.float32)], 1)
+    np.testing.assert_array_equal(transform.observations(seen, more)[:, :4], agent)
+    np.testing.assert_array_equal(transform.observations(seen, more)[:, 4, 1:], 5)
+    assert transform.fit(dataset, entities=True) == Transform()
+    with pytest.raises(ValueError, match=r"observation of shape \(2,\) is no set of entities"):
+        transform.fit(dataset, normalize_observations=True, entities=True)
+
+
 @pytest.mark.parametrize("normalize", [False, True])
 def test_it_is_stored_to_the_bit(dataset: Dataset, normalize: bool) -> None:
     seen = transform.fit(dataset, 1 / 3, 0.1, normalize_observations=normalize)

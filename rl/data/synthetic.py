@@ -100,8 +100,10 @@ def _walks(seed: int, episodes: int) -> Dataset:
         actions.append(np.clip(two_rooms.toward(place, goal) + noise, -1, 1))
         place = two_rooms.move(place, actions[-1])
     rows = episodes * (_WALK + 1)
+    flat = lambda steps: np.stack(steps, 1).reshape(rows, 2)
     return from_steps(
-        *(np.stack(x, 1).reshape(rows, 2) for x in (observations, actions)),
+        flat(observations),
+        flat(actions),
         rewards=np.zeros(rows),
         terminals=np.zeros(rows, bool),
         timeouts=np.arange(1, rows + 1) % (_WALK + 1) == 0,

@@ -15,6 +15,7 @@ from rl import nest
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 
+ENTITY_CLIP = 5.0  # of standardised features of entities
 RETURN_RANGE = "return_range"  # in place of a scale: 1000 over the range of the returns in the data
 
 
@@ -24,10 +25,11 @@ class Transform(NamedTuple):
     reward_scale: float = 1.0
     reward_shift: float = 0.0
     clip_rewards: bool = False  # to [-1, 1]
-    # [*observation] float32, or a dict of such for observations that are dicts; None leaves observations, or one array
-    # of a dict, as they are
+    # [*observation] float32, or the last of these axes, or a dict of such for observations that are dicts; None leaves
+    # observations, or one array of a dict, as they are
     mean: Any = None
     deviation: Any = None
+    clip_observations: float = 0.0  # standardised ones, to [-c, c]; 0: any
 
 
 def fit(
@@ -36,6 +38,7 @@ def fit(
     reward_shift: float = 0.0,
     *,
     normalize_observations: bool = False,
+    entities: bool = False,
 ) -> Transform:
     """The transformation with everything that depends on the data as numbers.
 
@@ -47,6 +50,12 @@ def fit(
       normalize_observations: with mean 0 and deviation 1 in each dimension of the data. 1e-3 is added to the deviation,
         as in TD3+BC, so that a constant dimension stays finite. Images in a dict, of uint8, stay as they are: networks
         scale them.
+      entities: observations are sets of entities [N, F], or dicts of such: each feature has the moments of all
+        entities, so that their number and order do not matter, and ends at `ENTITY_CLIP`, as in HECRL (2026). A feature
+        that never varied, the id of an object that no episode had, would otherwise be huge.
+
+    Raises:
+      ValueError: ``entities``, and an observation is no set of vectors.
     """
     if reward_scale == RETURN_RANGE:
         reward_scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
@@ -54,11 +63,19 @@ def fit(
     if normalize_observations:
         observation = dataset.transitions.observation
         kept = lambda x: isinstance(observation, Mapping) and x.dtype == np.uint8
-        mean = nest.map_structure(lambda x: None if kept(x) else x.mean(0), observation)
+        if entities:
+            for name, x in nest.named("observation", observation).items():
+                if x.ndim != 3:
+                    raise ValueError(
+                        f"{name} of shape {x.shape[1:]} is no set of entities [N, F]: leave entities out"
+                    )
+        axes = (0, 1) if entities else 0
+        mean = nest.map_structure(lambda x: None if kept(x) else x.mean(axes), observation)
         deviation = nest.map_structure(
-            lambda x: None if kept(x) else x.std(0) + np.float32(1e-3), observation
+            lambda x: None if kept(x) else x.std(axes) + np.float32(1e-3), observation
         )
-    return Transform(float(reward_scale), reward_shift, False, mean, deviation)
+    clip = ENTITY_CLIP if entities and normalize_observations else 0.0
+    return Transform(float(reward_scale), reward_shift, False, mean, deviation, clip)
 
 
 def rewards(transform: Transform, reward: Any) -> np.ndarray:
@@ -73,7 +90,10 @@ def observations(transform: Transform, observation: Any) -> Any:
         return observation
 
     def standardized(mean: Any, deviation: Any, array: Any) -> Any:
-        return array if mean is None else (array - mean) / deviation
+        if mean is None:
+            return array
+        scaled, limit = (array - mean) / deviation, transform.clip_observations
+        return scaled.clip(-limit, limit) if limit else scaled
 
     return nest.map_structure(standardized, transform.mean, transform.deviation, observation)
 

@@ -1,0 +1,406 @@
+"""HECRL (Haramati et al., ICLR 2026): entities, a goal-conditioned value, and subgoals that it picks from a diffusion.
+
+Two things are learnt from the same goals in hindsight (`rl.replay.goals`) and meet only when acting. Observations ``s``
+and goals ``g`` are sets of entities (`rl.networks.entity`); with twin critics ``Q_i``, their slow copies ``Q'_i`` and
+expectile ``tau``, the low level is goal-conditioned IQL whose policy ascends a critic:
+
+    L_V  = E[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a, g)) ],   u = min_i Q'_i(s, a, g) - V(s, g)
+    L_Q  = E[ sum_i loss_Qi(clip(r + gamma d V(s', g), -1 / (1 - gamma), 0)) ]
+    L_pi = - lambda E[ Q_1(s, pi(s, g), g) ] + alpha E[ (pi(s, g) - a)^2 ],   lambda = 1 / E |Q_1|
+
+where ``loss`` is the head's: squared error in the paper. Nothing ends at a goal (``d`` = 1 as published; with
+``goals.mask`` it is 0 there). The high level imitates: ``w`` is the state ``K`` steps on the way to ``g``, or ``g``
+where that is nearer, and a diffusion over entities is fitted to it, or one mean with weights:
+
+    L_w  = E[ |f(x_t, t, s, g) - e| ],   x_t = a_t w + s_t e                                            diffusion
+           E[ min(exp(beta (V(w, g) - V(s, g))), 100) (f(s, g) - w)^2 ], or Chamfer's distance          awr
+
+Every 25 steps, at most 32 times in an episode, the value selects among candidates ``w_1, ..., w_N`` from it:
+
+    F  = { j : V(s, w_j) >= R }                     those that the value knows the way to
+    j* = argmax_{j in F} V(w_j, g)                  the one nearest to the goal
+    pursue g if F is empty, or V(s, g) > V(w_j*, g), else w_j*
+
+| as published | settings |
+|---|---|
+| EC-SGIQL, which is HECRL | the defaults |
+| EC-IQL, no subgoals | ``subgoals=none`` |
+| EC-SGIQL with AWR subgoals | ``subgoals=awr filtered=False direct=False`` |
+| a random feasible subgoal | ``choice=random`` |
+| best value without filter | ``filtered=False direct=False`` |
+
+The last row is the authors' switch, which turns off the filter and the direct-goal rule alike; here each has one.
+
+Paper and code. Where the two differ, this is the code: the policy ascends the first critic alone. Gradients are taken
+at the same parameters and applied together, where the code updates V, Q and the policy one after another. The loss of
+the diffusion is that of the subgoal alone, where the code adds a constant for the observation and for the goal, and so
+divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With ``ids``,
+which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a set of
+entities is a set of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl import acting
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import descend, follow, require, start
+from rl.networks import diffusion, entity
+from rl.networks.base import Network, ensemble
+from rl.networks.layers import require_choices
+from rl.replay import goals
+from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
+from rl.types import Actor, Array, Key, Learner, Metrics, Params, Spec, State
+from rl.values import bellman, heads, losses
+from rl.values.heads import ValueHead
+
+CHOICES = ("best", "random")
+AWR_ERRORS = ("squared", "chamfer")
+AT_ONCE = (
+    2048  # candidates that one seed plans with at the same time, so that many environments fit into memory
+)
+CLIPPED = Adam(clip=20.0)
+SHAPE = entity.Shape()
+GOALS = Hindsight(Goals(0.2, 0.8, 0.0, geometric=False), mask=False, next_state=True, subgoal_steps=50)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are the authors' for three cubes that are pushed, picked and placed."""
+
+    discount: float = 0.99  # gamma
+    expectile: float = 0.9  # tau: towards 1 the maximum over logged actions
+    alpha: float = 0.1  # weight of cloning in the policy's loss, to be tuned for each task
+    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    subgoals: str = "diffusion"  # what proposes them: diffusion, awr, or none to pursue the goal at once
+    choice: str = "best"  # among feasible candidates: best (by value) or random
+    filtered: bool = True  # only candidates with V(s, w) >= radius are feasible; False: all
+    direct: bool = True  # pursue the goal itself where V(s, g) is above the candidate's V(w, g)
+    radius: float = -30.0  # R, of competence, as a value; -30 is about 36 steps away at gamma 0.99
+    candidates: int = 256  # N, subgoals drawn from the diffusion each time
+    replan_every: int = 25  # steps for which a subgoal is pursued
+    max_subgoals: int = 32  # of an episode, replans that chose the goal included; then the goal is pursued
+    diffusion_steps: int = 10  # S
+    prediction: str = "epsilon"  # of the diffusion: epsilon (the noise) or x0 (the subgoal)
+    eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
+    awr_temperature: float = 3.0  # beta, inverse
+    awr_error: str = (
+        "squared"  # or chamfer, of sets whose entities have no ids (`rl.networks.entity.chamfer`)
+    )
+    # Last features of each entity that are its one-hot id, for candidates to keep; 0: none are kept
+    ids: int = 0
+    learning_rate: float = 3e-4  # Adam, all networks
+    network: entity.Shape = SHAPE  # widths of every network
+    critic_optimiser: Adam = CLIPPED  # of the critics
+    value_optimiser: Adam = CLIPPED  # of the value
+    policy_optimiser: Adam = CLIPPED  # of the policy
+    subgoal_optimiser: Adam = CLIPPED  # of what proposes subgoals
+    goals: Hindsight = GOALS  # which goals a step is relabelled with, and K, the steps to a subgoal
+
+    def __post_init__(self) -> None:
+        choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
+        require_choices(self, choices)
+        for name in ("candidates", "replan_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.max_subgoals < 0 or self.ids < 0:
+            raise ValueError(f"max_subgoals={self.max_subgoals} and ids={self.ids} must be at least 0")
+        if self.subgoals != "none" and self.goals.subgoal_steps < 1:
+            raise ValueError(
+                "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
+                "50, or subgoals=none"
+            )
+        diffusion.cosine(self.diffusion_steps, self.prediction)
+
+
+class Proposal(NamedTuple):
+    """A model of subgoals ``w`` [..., N, F] on the way from entities ``s`` to goal entities ``g``, both like it."""
+
+    init: Callable[[Key, Array, Array], Params]  # key, s, g
+    # params, s, g, w, key, and what computes V(w, g) - V(s, g) [...] if it is asked for -> [...]
+    loss: Callable[[Params, Array, Array, Array, Key, Callable[[], Array]], Array]
+    draw: Callable[[Params, Array, Array, Key], Array]  # params, s, g, key -> candidates [..., C, N, F]
+
+
+def by_diffusion(config: Config, features: int) -> Proposal:
+    """Candidates from a diffusion over the entities of a subgoal, all of which it changes together."""
+    process = diffusion.cosine(config.diffusion_steps, config.prediction)
+    network, free = entity.denoiser(features, config.network), _not_ids(config, features)
+
+    def init(key: Key, s: Array, g: Array) -> Params:
+        return network.init(key, s, jnp.zeros(()), s, g)
+
+    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
+        del advantage
+        predict = lambda x, t: network.apply(params, x, t, s, g)
+        return diffusion.loss(process, predict, w, key, rank=2, free=free)
+
+    def draw(params: Params, s: Array, g: Array, key: Key) -> Array:
+        s, g = s[..., None, :, :], g[..., None, :, :]
+        known = jnp.broadcast_to(s, (*s.shape[:-3], config.candidates, *s.shape[-2:]))
+        predict = lambda x, t: network.apply(params, x, t, s, g)
+        return diffusion.sample(process, predict, known, key, free=free, eta=config.eta)
+
+    return Proposal(init, loss, draw)
+
+
+def by_regression(config: Config, features: int) -> Proposal:
+    """One candidate, the mean of subgoals weighted by how far they lead (advantage-weighted regression)."""
+    network, free = entity.regressor(features, config.network), _not_ids(config, features)
+
+    def mean(params: Params, s: Array, g: Array) -> Array:
+        return diffusion.hold(network.apply(params, s, g), s, free)
+
+    def loss(params: Params, s: Array, g: Array, w: Array, key: Key, advantage: Callable[[], Array]) -> Array:
+        del key
+        x = mean(params, s, g)
+        if config.awr_error == "chamfer":
+            error = entity.chamfer(x, w)
+        else:
+            error = jnp.square(x - w).mean((-2, -1), where=jnp.broadcast_to(free, x.shape))
+        return losses.awr_weight(advantage(), config.awr_temperature) * error
+
+    def draw(params: Params, s: Array, g: Array, key: Key) -> Array:
+        del key
+        return mean(params, s, g)[..., None, :, :]
+
+    return Proposal(network.init, loss, draw)
+
+
+def _not_ids(config: Config, features: int) -> Any:
+    """The features of an entity that a subgoal may change: bool, all of them or [F]."""
+    return jnp.arange(features) < features - config.ids if config.ids else True
+
+
+PROPOSALS = {"diffusion": by_diffusion, "awr": by_regression}
+
+
+class Networks(NamedTuple):
+    """Functions of entities ``s`` and goal entities ``g``, [..., N, F] both."""
+
+    value: Network  # (s, g) -> outputs [..., K]
+    critic: Network  # (s, g, action [..., D]) -> outputs [..., K], of one of the twins
+    policy: Network  # (s, g) -> action [..., D]
+    proposal: Proposal | None  # None: the goal is pursued at once
+
+
+def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
+    """All that is learnt, by the names of `rl.types.State.params`; the proposal's is ``subgoal``."""
+    shape, kind = goals.plain_spec(spec, "hecrl").observation_shape, PROPOSALS.get(config.subgoals)
+    if isinstance(shape, Mapping) or len(shape) not in (1, 2):
+        raise ValueError(
+            f"agent 'hecrl' reads sets of entities [N, F], or vectors, not observations of shape {shape}"
+        )
+    if config.ids >= shape[-1]:
+        raise ValueError(f"ids={config.ids} leaves nothing of an entity of {shape[-1]} features: give fewer")
+    return Networks(
+        value=entity.state_value(head.size, config.network),
+        critic=entity.critic(head.size, config.network),
+        policy=entity.deterministic_policy(spec.action_size, config.network),
+        proposal=kind(config, shape[-1]) if kind else None,
+    )
+
+
+class Plan(NamedTuple):
+    """What is pursued next, and what it was selected from."""
+
+    subgoal: Array  # [..., N, F], the goal itself where `is_goal`
+    is_goal: Array  # [...] bool
+    candidates: Array  # [..., C, N, F]
+    to_subgoal: Array  # [..., C], V(s, w)
+    to_goal: Array  # [..., C], V(w, g)
+
+
+def plan(
+    config: Config, nets: Networks, head: ValueHead, params: Params, s: Array, g: Array, key: Key
+) -> Plan:
+    """A subgoal for entities ``s`` and goal entities ``g``, [..., N, F] both.
+
+    Args:
+      config: see `Config`.
+      nets: `networks`, with a proposal.
+      head: of the values.
+      params: `rl.types.State.params`.
+      s: entities.
+      g: goal entities.
+      key: of candidates and choice.
+
+    Raises:
+      ValueError: the networks have no proposal.
+    """
+    if nets.proposal is None:
+        raise ValueError("subgoals=none: there is nothing to plan with; choose diffusion or awr")
+    draw_key, choice_key = jax.random.split(key)
+    value = lambda s, g: head.value(nets.value.apply(params["value"], s, g))
+    candidates = nets.proposal.draw(params["subgoal"], s, g, draw_key)
+    to_subgoal, to_goal = value(s[..., None, :, :], candidates), value(candidates, g[..., None, :, :])
+    index, is_goal = select(config, to_subgoal, to_goal, value(s, g), choice_key)
+    chosen = jnp.take_along_axis(candidates, index[..., None, None, None], -3)[..., 0, :, :]
+    subgoal = jnp.where(is_goal[..., None, None], g, chosen)
+    return Plan(subgoal, is_goal, candidates, to_subgoal, to_goal)
+
+
+def select(
+    config: Config, to_subgoal: Array, to_goal: Array, at_once: Array, key: Key
+) -> tuple[Array, Array]:
+    """The number [...] of the candidate to pursue, and bool [...]: pursue the goal instead.
+
+    Args:
+      config: `choice`, `filtered`, `direct` and `radius`.
+      to_subgoal: [..., C], V(s, w) of each candidate.
+      to_goal: [..., C], V(w, g).
+      at_once: [...], V(s, g).
+      key: of a random choice.
+    """
+    feasible = to_subgoal >= config.radius if config.filtered else jnp.ones(to_subgoal.shape, bool)
+    score = to_goal if config.choice == "best" else jax.random.uniform(key, to_goal.shape)
+    index = jnp.where(feasible, score, -jnp.inf).argmax(-1)
+    is_goal = ~feasible.any(-1)
+    if config.direct:
+        is_goal |= at_once > jnp.take_along_axis(to_goal, index[..., None], -1)[..., 0]
+    return index, is_goal
+
+
+class Memory(NamedTuple):
+    """Of the policy within an episode."""
+
+    step: Array  # [...] int32, steps since the episode started
+    subgoal: Array  # [..., *observation], what is pursued
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner of `GoalBatch`; ``act`` pursues the goal at once, ``actor`` subgoals. See `rl.types.Learner`.
+
+    Raises:
+      ValueError: integer actions, a spec without goals, or observations that are neither entities nor vectors.
+    """
+    require(spec, "hecrl", discrete=False)
+    nets = networks(config, spec, head)
+    value, member, policy, proposal = nets
+    critic = ensemble(member, 2)
+    is_set = len(spec.observation_shape[GOAL]) == 2
+    settings = {
+        "critic": config.critic_optimiser,
+        "value": config.value_optimiser,
+        "policy": config.policy_optimiser,
+        "subgoal": config.subgoal_optimiser,
+    }
+    if proposal is None:
+        del settings["subgoal"]
+    optimisers = {name: build(adam, config.learning_rate, optimiser) for name, adam in settings.items()}
+
+    def entities(observation: Array) -> Array:
+        """[..., N, F] of one part of an observation. Raises ValueError if there are more than ids."""
+        if config.ids and is_set:
+            entity.require_ids(observation.shape[-2], config.ids)
+        return observation if is_set else observation[..., None, :]
+
+    def sets(observation: Mapping[str, Array]) -> tuple[Array, Array]:
+        return entities(observation[OBSERVATION]), entities(observation[GOAL])
+
+    def values(params: Params, s: Array, g: Array) -> Array:
+        return head.value(value.apply(params["value"], s, g))
+
+    def init(key: Key, batch: GoalBatch) -> State:
+        keys, (s, g) = jax.random.split(key, 4), sets(batch.value.observation)
+        params = {
+            "critic": critic.init(keys[0], s, g, batch.value.action),
+            "value": value.init(keys[1], s, g),
+            "policy": policy.init(keys[2], s, g),
+        }
+        if proposal is not None:
+            params["subgoal"] = proposal.init(keys[3], s, g)
+        return start(params, optimisers, targets=["critic"])
+
+    def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
+        steps, (low, high) = batch.value, goals.value_bounds(config.goals, config.discount)
+        (s, g), (s_next, _) = sets(steps.observation), sets(steps.next_observation)
+        g_actor = entities(batch.actor_goal)
+        q_slow = bellman.min_member(head, critic.apply(state.target["critic"], s, g, steps.action))
+        v_next = value.apply(state.params["value"], s_next, g)
+        backup = (steps.reward, config.discount * steps.discount, v_next)
+        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
+        if head.are_values:  # other heads have a support
+            q_target = jnp.clip(q_target, low, high)
+        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
+
+        def loss(params):
+            v = value.apply(params["value"], s, g)
+            weight = losses.expectile_weight(head.value(q_slow) - head.value(v), config.expectile)
+            value_loss = (weight * head.loss(v, v_target)).mean()
+
+            q = critic.apply(params["critic"], s, g, steps.action)
+            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+
+            action = policy.apply(params["policy"], s, g_actor)
+            q_policy = head.value(member.apply(first_critic, s, g_actor, action))
+            cloning = jnp.square(action - steps.action).mean()
+            policy_loss = config.alpha * cloning - losses.q_scale(q_policy) * q_policy.mean()
+
+            metrics = {
+                "critic_loss": critic_loss,
+                "value_loss": value_loss,
+                "policy_loss": policy_loss,
+                "cloning": cloning,
+                "clipped": head.clipped(*backup).mean(),
+                "q": head.value(q).mean(),
+                "v": head.value(v).mean(),
+            }
+            total = critic_loss + value_loss + policy_loss
+            if proposal is not None:
+                w = entities(batch.actor_subgoal)
+                lead = lambda: values(state.params, w, g_actor) - values(state.params, s, g_actor)
+                each = proposal.loss(params["subgoal"], s, g_actor, w, key, lead)
+                metrics["subgoal_loss"] = each.mean()
+                total = total + metrics["subgoal_loss"]
+            return total, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        state = follow(descend(state, gradients, optimisers), config.target_rate)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Any, key: Key) -> Array:
+        del key
+        return policy.apply(state.params["policy"], *sets(observation))
+
+    def remember(state: State, observation: Any) -> Memory:
+        goal = observation[GOAL]
+        lead = goal.shape[: goal.ndim - len(spec.observation_shape[GOAL])]
+        return Memory(jnp.zeros(lead, jnp.int32), goal)
+
+    def pursue(
+        state: State, memory: Memory, observation: Any, first: Array, key: Key
+    ) -> tuple[Array, Memory]:
+        """Acts toward its subgoal, after choosing another one where it is time to."""
+        goal, time = observation[GOAL], jnp.where(first, 0, memory.step)
+        over = time >= config.max_subgoals * config.replan_every
+        due = ~over & (time % config.replan_every == 0)
+        replan = lambda pair, key: plan(config, nets, head, state.params, pair[0], pair[1], key).subgoal
+        group = max(1, AT_ONCE // config.candidates)
+        held = entities(memory.subgoal)
+        subgoal = acting.refresh(due, replan, sets(observation), held, key, at_once=group)
+        subgoal = acting.choose(over, goal, subgoal.reshape(goal.shape))
+        return act(state, {**observation, GOAL: subgoal}, key), Memory(time + 1, subgoal)
+
+    def continuation(state: State, observation: Any, key: Key) -> Array:
+        del key
+        return values(state.params, *sets(observation))
+
+    def critics(state: State, observation: Any, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], *sets(observation), action))
+
+    actor = Actor(remember, pursue) if proposal is not None else None
+    return Learner(init, update, act, continuation, critics=critics, actor=actor)
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """All that steps to a goal can be worth, whatever rewards were logged."""
+    del spec, low, high
+    return goals.value_bounds(config.goals, config.discount)
