@@ -43,7 +43,7 @@ def test_batches_of_the_host_are_batches_of_the_sampler() -> None:
     np.testing.assert_allclose(distances(theirs), distances(ours), atol=0.04)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_every_loop_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = cases.subject(agents.get("hiql"), agents.get("hiql").Config(hidden=(8,)))
