@@ -38,6 +38,7 @@ from rl.envs.goals import TASKS
 from rl.networks import mlp
 from rl.types import Array, Key
 
+AGENTS = ("crl", "gcbc", "gciql", "gcivl", "hiql", "qrl")  # OGBench's
 MODES = ("scan", "host")
 EPISODES, COPIES = 20, 10  # of an evaluation that is timed
 
@@ -46,7 +47,7 @@ EPISODES, COPIES = 20, 10  # of an evaluation that is timed
 class Settings:
     """What to measure."""
 
-    agents: str = ",".join(agents.GOALS)  # comma-separated
+    agents: str = ",".join(AGENTS)  # comma-separated
     batches: tuple[int, ...] = (256, 1024)  # rows per update
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once
     environments: str = "TwoRooms-v0,pointmaze-medium-v0"  # to evaluate in, comma-separated; "": none
@@ -95,7 +96,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _subjects(settings: Settings) -> dict[str, tuple[cases.Subject, int]]:
     """{label in the table: what is trained, with which batches}, after looking at all of the settings."""
-    names = studies.names("agents", settings.agents, agents.GOALS)
+    names = studies.names("agents", settings.agents, AGENTS)
     for flag in ("batches", "seeds"):
         if not getattr(settings, flag) or min(getattr(settings, flag)) < 1:
             raise ValueError(f"--{flag} needs numbers of at least 1")

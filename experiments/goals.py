@@ -44,7 +44,7 @@ _IDENTITY = (*logged.IDENTITY, "protocol")
 class Settings(logged.Settings):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hiql, qrl, or my.agent
+    agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hecrl, hiql, qrl, or my.agent
     dataset: str = "synthetic-goals"  # OGBench's without a task (pointmaze-medium-navigate-v0), or file
     protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
     eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
