@@ -187,12 +187,12 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
         ({"models": "4x200,9x9"}, "--models: 9x9 is none of 4x200, 3x64, 2x16"),
         ({"losses": "vaml"}, "--losses: vaml is none of mle, mse, vagram, anisotropic"),
         ({"seeds": 1}, "--seeds=1: an interval"),
-        ({"hopper_seeds": 1}, "--seeds=1: an interval"),
+        ({"hopper_seeds": 1}, "--hopper_seeds=1: an interval"),
         ({"pendulum_steps": 50}, "--pendulum_steps=50 is not a multiple of --retrainings=20"),
         ({"cartpole_steps": 40, "evaluations": 3}, "--cartpole_steps=40 is not a multiple of --evaluations=3"),
         ({"utd": 0}, "--utd must be at least 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
-        ({"members": 1}, "elites=2 must be between 1 and members=1"),
+        ({"model_members": 1}, "--model_elites=2 must be between 1 and members=1"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused_before_anything_is_made(
@@ -230,7 +230,7 @@ def test_from_training_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         batch_size=8,
         hidden=(8,),
         retrainings=2,
-        max_epochs=2,
+        model_max_epochs=2,
         rollouts=8,
         evaluations=2,
         eval_episodes=2,

@@ -92,10 +92,10 @@ class Settings(studies.Settings):
     hidden: tuple[int, ...] = (64, 64)  # widths of the agent's layers
     hopper_hidden: tuple[int, ...] = (128, 128)  # the same in Hopper
     learning_rate: float = 1e-3  # of the agent
-    members: int = 3  # networks of the model
-    elites: int = 2  # of which the best make rollouts
+    model_members: int = 3  # networks of the model
+    model_elites: int = 2  # of which the best make rollouts
     retrainings: int = 20  # a model is fitted every steps / retrainings
-    max_epochs: int = 10  # of each fit
+    model_max_epochs: int = 10  # of each fit
     rollouts: int = 2_000  # of one step, after each fit
     evaluations: int = 20  # of each run
     eval_episodes: int = 5  # per seed and evaluation
@@ -149,7 +149,7 @@ def check(settings: Settings) -> None:
     studies.names("models", settings.models, MODELS)
     studies.names("losses", settings.losses, LOSSES)
     studies.check_seeds(settings.seeds)
-    studies.check_seeds(settings.hopper_seeds)
+    studies.check_seeds(settings.hopper_seeds, "hopper_seeds")
     common.at_least_one(settings, "utd", "retrainings", "evaluations")
     for task in settings.parts.split(","):
         common.multiple(settings, f"{task}_steps", "retrainings")
@@ -220,12 +220,12 @@ def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], A
         utd=float(settings.utd),
         model_loss=run.method,
         plain_steps=every,  # plain errors are added in the first fit
-        model_members=settings.members,
-        model_elites=settings.elites,
+        model_members=settings.model_members,
+        model_elites=settings.model_elites,
         model_hidden=MODELS[run.model],
         model_batch_size=256,
         model_patience=2,
-        model_max_epochs=settings.max_epochs,
+        model_max_epochs=settings.model_max_epochs,
         retrain_every=every,
         rollouts=settings.rollouts,
         rollout_length="1",
@@ -271,11 +271,13 @@ def trained(
         diverged = str(error)  # which is a result here
     steps = np.arange(chosen.eval_every, chosen.steps + 1, chosen.eval_every)
     scores = np.zeros((len(steps), chosen.seeds))
-    if diverged and not any("eval/return" in row for row in log.read(work.folder)):
-        return outcome(steps, scores, diverged)
-    returns = log.series(work.folder, "eval/return")[1].mean(-1)
-    scores[:] = evaluate.normalize(returns[-1], reference)
-    scores[: len(returns)] = evaluate.normalize(returns, reference)
+    try:
+        known = evaluate.normalize(log.series(work.folder, "eval/return")[1].mean(-1), reference)
+    except (FileNotFoundError, KeyError):
+        if not diverged:
+            raise
+    else:
+        scores[: len(known)], scores[len(known) :] = known, known[-1]
     return outcome(steps, scores, diverged)
 
 
@@ -435,7 +437,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"{settings.utd} updates of the agent per environment step, batches of {settings.batch_size}, "
-        f"{settings.members} networks in a model, {settings.retrainings} fits of at most {settings.max_epochs} epochs. "
+        f"{settings.model_members} networks in a model, {settings.retrainings} fits of at most {settings.model_max_epochs} epochs. "
         "The paper makes 20 to 40 updates with layers of 1024, with 7 networks and fits that end by themselves: these "
         "are small budgets. *Area* is the mean score over all evaluations, with half of Student's 95 % interval "
         "over seeds, and *last* that of the last quarter."
@@ -481,6 +483,9 @@ def task_report(settings: Settings, rows: Mapping[Run, Mapping[str, Any]], task:
         cells = [rows.get(Run(task, kind, model, method)) for kind in kinds]
         lines.append((model, f"`{method}`", *map(area_last, cells)))
     yield studies.table(("model", "loss", *kinds), lines)
+    for run, row in rows.items():
+        if run.task == task and row["diverged"]:
+            yield f"{run.name} diverged, and keeps its last score: {row['diverged']}"
     yield "One cell alone, in a folder of its own (scores are those of returns in its log):"
     example = [run for run in rows if run.task == task][-1]
     yield f"```sh\n# {example.name}\n{command(settings, example)}\n```"
