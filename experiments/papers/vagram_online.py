@@ -68,6 +68,14 @@ SAC, SAC_MORE = "sac", "sac, as many updates"
 ALONE = (SAC, SAC_MORE)
 NO_MODEL = "-"
 
+# CPU time of a run at the default sizes, beside its START, on an AMD EPYC.
+SECONDS: dict[str, dict[str, float]] = {
+    "pendulum": {SAC: 20, SAC_MORE: 50, "4x200": 200, "3x64": 120, "2x16": 100},
+    "cartpole": {SAC: 40, SAC_MORE: 100, "4x200": 400, "3x64": 240, "2x16": 200},
+    "hopper": {SAC: 100, SAC_MORE: 300, "3x64": 700},
+}
+START = 15.0  # compilation
+
 MARGIN = 5.0  # points of score that count as nothing
 AUTHORS = "in words, of Hopper: the authors' blog"
 OURS = "ours; nothing is published"
@@ -437,7 +445,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     )
     yield (
         f"{settings.utd} updates of the agent per environment step, batches of {settings.batch_size}, "
-        f"{settings.model_members} networks in a model, {settings.retrainings} fits of at most {settings.model_max_epochs} epochs. "
+        f"{settings.model_members} networks in a model, {settings.retrainings} fits of at most "
+        f"{settings.model_max_epochs} epochs. "
         "The paper makes 20 to 40 updates with layers of 1024, with 7 networks and fits that end by themselves: these "
         "are small budgets. *Area* is the mean score over all evaluations, with half of Student's 95 % interval "
         "over seeds, and *last* that of the last quarter."
