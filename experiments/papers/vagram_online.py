@@ -51,11 +51,8 @@ class Task(NamedTuple):
 
 
 NONE, OFFICIAL, NOISE = "none", "official", "noise"
-DISTRACTORS = {
-    NONE: "",
-    OFFICIAL: "+distractors10",
-    NOISE: "+noise10",
-}  # {name here: behind the environment's}
+# {name here: what stands behind the environment's}
+DISTRACTORS = {NONE: "", OFFICIAL: "+distractors10", NOISE: "+noise10"}
 MODELS = {"4x200": (200,) * 4, "3x64": (64,) * 3, "2x16": (16,) * 2}  # {name: widths of layers}
 LARGEST = "4x200"
 TASKS = {
@@ -103,7 +100,8 @@ class Settings(studies.Settings):
     model_members: int = 3  # networks of the model
     model_elites: int = 2  # of which the best make rollouts
     retrainings: int = 20  # a model is fitted every steps / retrainings
-    model_max_epochs: int = 10  # of each fit
+    model_batch_size: int = 64  # rows per update and network of the model
+    model_max_epochs: int = 20  # of each fit
     rollouts: int = 2_000  # of one step, after each fit
     evaluations: int = 20  # of each run
     eval_episodes: int = 5  # per seed and evaluation
@@ -231,8 +229,8 @@ def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], A
         model_members=settings.model_members,
         model_elites=settings.model_elites,
         model_hidden=MODELS[run.model],
-        model_batch_size=256,
-        model_patience=2,
+        model_batch_size=settings.model_batch_size,
+        model_patience=3,
         model_max_epochs=settings.model_max_epochs,
         retrain_every=every,
         rollouts=settings.rollouts,
