@@ -171,10 +171,10 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
             assert repr((chosen, config)) == repr(parsed(paper.command(settings, run))), run  # NaN is in both
             different.add(repr(paper.variant(settings, run).settings))
         changes = {"model_loss": "mle", "model_hidden": (200,) * 4, "env": paper.TASKS[task].env}
-        with_model = [chosen for script, chosen, _ in every.values() if script is mbpo.run]
+        with_model = [chosen for script, chosen, _ in every.values() if script is mbpo]
         assert len({repr(dataclasses.replace(chosen, **changes)) for chosen in with_model}) == 1
         assert len({repr(config) for _, _, config in every.values()}) == 1
-        alone = [chosen for script, chosen, _ in every.values() if script is online.run]
+        alone = [chosen for script, chosen, _ in every.values() if script is online]
         same = ("seeds", "seed", "steps", "learning_starts", "batch_size", "eval_every", "eval_episodes")
         for name in same:
             assert {getattr(chosen, name) for chosen in (*alone, *with_model)} == {getattr(alone[0], name)}

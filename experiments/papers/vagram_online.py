@@ -162,7 +162,7 @@ def check(settings: Settings) -> None:
         common.multiple(settings, f"{task}_steps", "evaluations")
     for one in planned(settings):
         script, chosen, _ = training(settings, one)
-        (mbpo if script is mbpo.run else online).check(chosen)
+        script.check(chosen)
 
 
 def planned(settings: Settings) -> list[Run]:
@@ -187,14 +187,14 @@ def variant(settings: Settings, run: Run) -> studies.Variant:
     """What is trained for a run, and all that its outcome depends on."""
     script, chosen, config = training(settings, run)
     return studies.Variant(
-        functools.partial(trained, script, chosen, config, TASKS[run.task].reference),
+        functools.partial(trained, script.run, chosen, config, TASKS[run.task].reference),
         {**dataclasses.asdict(chosen), "config": dataclasses.asdict(config)},
         round(seconds(settings, run)),
     )
 
 
-def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], Any, Any]:
-    """The script of a run, its settings, and the agent's hyper-parameters."""
+def training(settings: Settings, run: Run) -> tuple[Any, Any, Any]:
+    """The script of a run, a module; its settings; and the agent's hyper-parameters."""
     hopper, steps = run.task == "hopper", getattr(settings, f"{run.task}_steps")
     config = dataclasses.replace(
         common.config("sac"),
@@ -211,7 +211,7 @@ def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], A
         "batch_size": settings.batch_size,
         "eval_every": steps // settings.evaluations,
         "eval_episodes": settings.eval_episodes,
-        "save_every": steps,
+        "save_every": steps // settings.evaluations * max(1, settings.evaluations // 4),
         # In this process: environments are cheaper than a process for them.
         "env_processes": 0,
         "eval_processes": 0,
@@ -219,7 +219,7 @@ def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], A
     }
     if run.method in ALONE:
         utd = 1.0 if run.method == SAC else float(settings.utd)
-        return online.run, online.Settings(**shared, utd=utd), config
+        return online, online.Settings(**shared, utd=utd), config
     every = steps // settings.retrainings
     chosen = mbpo.Settings(
         **shared,
@@ -238,7 +238,7 @@ def training(settings: Settings, run: Run) -> tuple[Callable[[Any, Any], Any], A
         model_share=f"0,{steps // 10},0,0.95",
         model_replay=4 * settings.rollouts,  # of four retrainings, as in the paper
     )
-    return mbpo.run, chosen, config
+    return mbpo, chosen, config
 
 
 def seconds(settings: Settings, run: Run) -> float:
@@ -253,10 +253,11 @@ def seconds(settings: Settings, run: Run) -> float:
 def command(settings: Settings, run: Run) -> str:
     """What trains a run outside this study, in a folder of its own."""
     script, chosen, config = training(settings, run)
-    default = mbpo.Settings() if script is mbpo.run else online.Settings()
-    module = "mbpo" if script is mbpo.run else "online"
-    words = [*flags.written(chosen, default), *flags.written(config, common.config(chosen.agent), "agent.")]
-    return f"python -m experiments.{module} --preset=none {' '.join(words)}"
+    words = [
+        *flags.written(chosen, script.Settings()),
+        *flags.written(config, common.config(chosen.agent), "agent."),
+    ]
+    return f"python -m {script.__name__} --preset=none {' '.join(words)}"
 
 
 def trained(
