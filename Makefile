@@ -1,6 +1,6 @@
 # make train: a real dataset made on the spot, an offline agent and behaviour cloning on it, side by side.
-# make test:  every law and contract; make test-ci: every command, study and benchmark besides, from its flags to its files;
-# make test-all: what trains for minutes, too.
+# make test:  every law and contract; make test-ci: commands, studies and benchmarks besides, from their flags to their files;
+# make test-all: studies that take over ten seconds and what trains for minutes, too.
 # All create .venv on first use and need nothing but Python 3.11 or newer.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \

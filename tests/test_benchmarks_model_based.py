@@ -29,8 +29,7 @@ TINY = model_based.Settings(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_table_holds_an_epoch_and_a_fit_beside_their_products(tmp_path: Path) -> None:
     results = model_based.run(dataclasses.replace(TINY, out=str(tmp_path / "new" / "speed.json")))
     assert [row["work"] for row in results["rows"]] == ["epoch", "fit", "steps", "updates", "retraining"]

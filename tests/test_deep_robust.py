@@ -248,6 +248,7 @@ def test_every_agent_with_every_head_takes_robust_targets(agent: str, kind: str,
     assert wrapped.act is learner.act
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("agent", "kind"), [("iql", "continuous"), ("dqn", "discrete")])
 def test_a_model_that_is_sure_changes_nothing(agent: str, kind: str) -> None:
     """Where all proposals are the logged next state: to the bit, for agents that use no randomness."""

@@ -319,6 +319,7 @@ def test_widths_must_be_whole_numbers(value: Any) -> None:
         flags.with_fields(iql.Config(), {"hidden": value})
 
 
+@pytest.mark.slow
 @pytest.mark.command
 def test_at_the_command_line() -> None:
     """The wiring of the above: exit codes, streams, and no traceback."""

@@ -40,8 +40,7 @@ def test_what_the_table_cannot_have_is_refused_at_once(wrong: dict, message: str
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_a_table_from_collection_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = locomotion.Settings(
         datasets="hopper-medium-regen-v5",

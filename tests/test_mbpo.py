@@ -131,21 +131,18 @@ def test_batches_are_wholly_of_one_source_with_the_share_asked_for_and_of_the_ne
     rhythm = mbpo.Rhythm(updates=4, period=1, environments=1, learning_starts=30)
     network = ensemble.make(SMALL, SPEC)
     replay = mbpo.replay(chosen, reporter(), network, rhythm)
-    row = jax.tree.map(
-        lambda x: x[0], ring.Row(*(jnp.zeros((1, *s)) for s in ((2,), (1,), (), (), (2,), ())))
-    )
-    memory = replay.insert(
-        replay.empty(row._replace(first=jnp.zeros((), bool))), jax.tree.map(lambda x: x[None], row)
-    )
-    rewards = jnp.concatenate([jnp.arange(30.0)[10:], jnp.zeros(0)])  # of the model's rows, in order of age
+    seen, scalar = np.zeros(2, np.float32), np.float32(0)
+    row = ring.Row(seen, np.zeros(1, np.float32), scalar, scalar, seen, np.zeros((), bool))
+    memory = replay.insert(replay.empty(row), jax.tree.map(lambda x: x[None], row))
+    rewards = jnp.arange(10.0, 30.0)  # of the model's rows, in order of age
     rows = memory.rollouts.rows._replace(reward=rewards)
     memory = memory._replace(rollouts=ring.Ring(rows, jnp.int32(0), jnp.int32(20)), newest=jnp.int32(5))
     learn = jax.jit(replay.learn(400))
     at = lambda step: State({}, {}, {}, jnp.int32(4 * step))
     key = jax.random.key(0)
     early, midway, late = (learn(at(step), memory, None, None, key)[2].metrics for step in (0, 100, 200))
-    for said in (early, midway, late):
-        assert said["mixed"] == 0 and said["logged"] == 0 and said["other"] == 0
+    for metrics in (early, midway, late):
+        assert metrics["mixed"] == 0 and metrics["logged"] == 0 and metrics["other"] == 0
     # 400 updates are 100 steps of the schedule: none, from 0 to 1, all.
     assert early["model"] == 0 and late["model"] == 1
     assert abs(midway["model"] - 0.5) < 0.08
@@ -328,6 +325,7 @@ def test_a_model_that_diverged_is_named_with_its_step() -> None:
 # ---- the script --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.command
 def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

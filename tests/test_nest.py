@@ -43,7 +43,9 @@ def test_shapes_are_leaves_and_keys_are_sorted() -> None:
             "a dynamics ensemble takes one array",
         ),
         (
-            lambda: frames.compress(ring.Row({"screen": np.zeros((8, 8, 4), np.uint8)}, 0, 0, 0, {}, True)),
+            lambda: frames.compress(
+                ring.Row({"screen": np.zeros((8, 8, 4), np.uint8)}, 0, 0, 0, {}, True), 4
+            ),
             "not of the dictionary screen: keep whole steps",
         ),
     ],

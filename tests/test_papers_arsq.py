@@ -105,8 +105,7 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
     assert len(failed) == len(fails) and all(text in claim for text, claim in zip(fails, failed, strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags to report, each part with what it compares at least, and numbers that say that agents learnt."""
     for table, names in {

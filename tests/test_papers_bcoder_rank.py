@@ -52,8 +52,7 @@ def write_model(folder: Path) -> None:
     huggingface.save(folder, config, params, words, end=0)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one of its two heads: each arm is a program to compile."""
     pytest.importorskip("tokenizers")

@@ -17,8 +17,7 @@ pytest.importorskip("mujoco")
 pytest.importorskip("h5py")
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = paper.Settings(
         transitions=600,

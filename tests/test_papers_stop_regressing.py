@@ -52,8 +52,7 @@ def fewer(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(study, name, value)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study(tmp_path, fewer) -> None:
     tiny = dataclasses.replace(SMALL, phase_steps=20, logged=100, updates=10, hidden=8)
     result = study.run(dataclasses.replace(tiny, out=str(tmp_path / "new")))

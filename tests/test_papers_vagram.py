@@ -278,8 +278,7 @@ def test_the_sentence_is_what_the_control_decides(returns: dict[str, Any], words
 # ---- the study -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags to report, and numbers that say that something was learnt."""
     few = {study.MANY: ("distractors", 2)}

@@ -19,7 +19,7 @@ pytest.importorskip("ogbench")
 
 from rl.data.recipes import LOCOMOTION, RECIPES, collect, pool, read_card
 
-pytestmark = pytest.mark.command
+pytestmark = [pytest.mark.command, pytest.mark.slow]
 
 ROOT = Path(__file__).parent.parent
 DATASET = "pointmaze-medium-navigate-v0"
@@ -84,7 +84,6 @@ def workers(out: Path, dataset: str = DATASET) -> list[str]:
     return found
 
 
-@pytest.mark.slow
 def test_makes_the_files_and_then_leaves_them_alone(tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=45", "--episode_steps=20", "--processes=2")
     status, stdout, stderr = run(tmp_path, *flags)
@@ -103,7 +102,6 @@ def test_the_default_folder(tmp_path: Path) -> None:
     assert (tmp_path / "home" / "ogbench" / f"{DATASET}.npz").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     whole = collect(DATASET, out=tmp_path / "whole", transitions=20000, episode_steps=500, progress=False)
@@ -121,7 +119,7 @@ def test_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     assert not chunks(out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc").exists(), reason="reads /proc")
 def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
@@ -143,7 +141,6 @@ def test_locomotion_killed_and_continued_is_uninterrupted(tmp_path: Path) -> Non
     assert read_card(out / whole.name)["steps_resumed"] > 0
 
 
-@pytest.mark.slow
 def test_describes_and_converts(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     pytest.importorskip("minari")
@@ -186,7 +183,6 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert chunks(tmp_path)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, 2])
 def test_disk_full(processes: int, tmp_path: Path) -> None:
     # A limit on the size of a file stands for a full disk: the first chunk fits, the joined file does not.
@@ -238,7 +234,6 @@ print(json.dumps(ends))
 """
 
 
-@pytest.mark.slow
 def test_wrong_flags(tmp_path: Path) -> None:
     status, stdout, stderr = run(tmp_path)
     assert status == 1
@@ -252,7 +247,6 @@ def test_wrong_flags(tmp_path: Path) -> None:
         assert message in text + str(status), flags
 
 
-@pytest.mark.slow
 def test_other_settings_are_refused_with_the_remedy(tmp_path: Path) -> None:
     flags = (f"--dataset={DATASET}", "--transitions=2", "--episode_steps=2")
     collect(DATASET, out=tmp_path, transitions=2, episode_steps=2, progress=False)
