@@ -195,7 +195,7 @@ def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> N
         ({"parts": "cartpole", "cartpole_steps": 40, "evaluations": 3}, "--cartpole_steps=40 .* --evaluations=3"),
         ({"utd": 0}, "--utd must be at least 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
-        ({"model_members": 1}, "--model_elites=2 must be between 1 and members=1"),
+        ({"model_members": 0}, "--model_members must be at least 1"),
     ],
 )  # fmt: skip
 def test_wrong_settings_are_refused_before_anything_is_made(
@@ -217,8 +217,7 @@ def test_a_run_that_diverges_before_its_first_evaluation_scores_as_random_action
     assert found["diverged"] and found["area"]["each"].tolist() == [0, 0]
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_from_training_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """The settings are those that the script with a model takes, and the report is of what it leaves."""
     monkeypatch.setattr(paper, "ALONE", ())
@@ -234,7 +233,6 @@ def test_from_training_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         hidden=(8,),
         retrainings=2,
         model_max_epochs=2,
-        model_members=2,
         rollouts=8,
         evaluations=2,
         eval_episodes=2,
