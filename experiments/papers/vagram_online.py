@@ -75,11 +75,11 @@ NO_MODEL = "-"
 
 # CPU time of a run at the default sizes, beside its START, on an AMD EPYC.
 SECONDS: dict[str, dict[str, float]] = {
-    "pendulum": {SAC: 30, SAC_MORE: 75, "4x200": 250, "3x64": 160, "2x16": 140},
-    "cartpole": {SAC: 40, SAC_MORE: 100, "4x200": 290, "3x64": 180, "2x16": 150},
-    "hopper": {SAC: 150, SAC_MORE: 400, "3x64": 700},
+    "pendulum": {SAC: 10, SAC_MORE: 45, "4x200": 120, "3x64": 65, "2x16": 55},
+    "cartpole": {SAC: 14, SAC_MORE: 60, "4x200": 170, "3x64": 90, "2x16": 75},
+    "hopper": {SAC: 100, SAC_MORE: 300, "3x64": 600},
 }
-START = 30.0  # compilation
+START = 25.0  # compilation
 
 MARGIN = 5.0  # points of score that count as nothing
 AUTHORS = "in words, of Hopper: the authors' blog"
@@ -96,8 +96,8 @@ class Settings(studies.Settings):
     models: str = ",".join(MODELS)  # sizes of the model, comma-separated
     losses: str = ",".join(LOSSES)  # of the model, comma-separated
     seeds: int = 5  # of each run, in one program
-    pendulum_steps: int = 5_000  # environment steps of each seed, a tenth of them random
-    cartpole_steps: int = 6_000  # the same in the cart-pole swing-up
+    pendulum_steps: int = 3_000  # environment steps of each seed, a tenth of them random
+    cartpole_steps: int = 4_000  # the same in the cart-pole swing-up
     hopper_steps: int = 20_000  # the same in Hopper
     hopper_seeds: int = 2  # of each run in Hopper
     utd: int = 5  # updates of the agent per environment step
