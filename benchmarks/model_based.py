@@ -55,6 +55,7 @@ EPOCH_UPDATES, EPOCH_ROLLOUTS, LENGTH = 1000, 50_000, 5
 FIT_BLOCKS, BLOCK = 200, 5120  # of rows to fit: 16 batches, and 1024 rows that are held out
 STEPS, UPDATES_PER_STEP = 250, 20  # between two retrainings
 SHARE = 0.95  # of batches that are the model's
+PEER_BATCH = 256  # rows of an update in PyTorch
 ENVIRONMENT = "HalfCheetah-v5"  # of the sizes of `cases.SPEC`
 # What there is of each work in a second
 UNITS = {"epoch": (1, "epochs"), "fit": (1, "fits"), "retraining": (1, "retrainings")}
@@ -86,12 +87,18 @@ def run(settings: Settings) -> dict[str, Any]:
     """Measures, writes and returns the results.
 
     Raises:
-      ValueError: a part that is no share, or nothing to time.
+      ValueError: a part that is no share, nothing to time, or fewer rows than a batch of PyTorch's.
     """
     if not 0 < settings.part <= 1 or min(settings.seeds, default=0) < 1 or settings.repeats < 1:
         raise ValueError("--part must be in (0, 1], --seeds and --repeats at least 1")
     results: dict[str, Any] = {**log.provenance(), "settings": dataclasses.asdict(settings), "rows": []}
     results["torch"] = _torch_version() if not settings.no_torch else None
+    few = min(settings.transitions, settings.steps, settings.rollouts) < PEER_BATCH
+    if results["torch"] and (few or _scaled(EPOCH_ROLLOUTS, settings) * LENGTH < PEER_BATCH):
+        raise ValueError(
+            f"PyTorch draws {PEER_BATCH} different rows for a batch: give --transitions, --steps and --rollouts of at "
+            f"least {PEER_BATCH} and a --part of at least 0.002, or --no_torch"
+        )
     path = Path(settings.out or f"results/benchmarks/model_based-{table.slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
     torch = {epoch: _torch_epoch, fit: _torch_fit, steps: _torch_steps, updates: _torch_updates}
@@ -375,7 +382,7 @@ def _torch_epoch(settings: Settings) -> Callable[[], Any]:
 
     def call() -> None:
         peer.rollouts(agent, model, made, logged.sample(rollouts)[0], LENGTH)
-        peer.updates(agent, logged, made, updates, 256, 0.05)
+        peer.updates(agent, logged, made, updates, PEER_BATCH, 0.05)
         if device == "cuda":
             torch.cuda.synchronize()
 

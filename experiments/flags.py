@@ -81,6 +81,16 @@ def given(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS)
     return {name: values[prefix + name].value for name in names(config) if values[prefix + name].present}
 
 
+def written(config: T, default: T, prefix: str = "") -> list[str]:
+    """The flags by which a command line turns ``default`` into ``config``, another instance of its type."""
+    listed = []
+    for name in names(config):
+        value, usual = _text(_field(config, name)), _text(_field(default, name))
+        if value != usual:
+            listed.append(f"--{prefix}{name}={value}")
+    return listed
+
+
 def names(config: Any) -> list[str]:
     """The names of all fields, those of a nested dataclass with a dot: ``network.activation``."""
     listed = []
@@ -220,6 +230,11 @@ def _agent(argv: Sequence[str], default: str) -> str:
 def _field(config: Any, name: str) -> Any:
     """The value of ``network.activation``, say."""
     return functools.reduce(getattr, name.split("."), config)
+
+
+def _text(value: Any) -> str:
+    """As a flag has it."""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _convert(name: str, value: Any, default: Any) -> Any:

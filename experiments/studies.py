@@ -407,10 +407,10 @@ def names(flag: str, text: str, known: Collection[str], separator: str = ",") ->
     return given
 
 
-def check_seeds(seeds: int) -> None:
-    """Raises ValueError if there are too few seeds for an interval."""
+def check_seeds(seeds: int, flag: str = "seeds") -> None:
+    """Raises ValueError, naming the flag, if there are too few seeds for an interval."""
     if seeds < 2:
-        raise ValueError(f"--seeds={seeds}: an interval over seeds needs at least 2")
+        raise ValueError(f"--{flag}={seeds}: an interval over seeds needs at least 2")
 
 
 def finish(

@@ -19,13 +19,12 @@ from rl.values import heads, losses
 TINY = model_based.Settings(
     critics=2,
     diversity=0.0,
-    part=1e-9,  # one update, one rollout, one step of the environment
+    part=0.002,  # two updates, 100 rollouts, one step of the environment
     transitions=400,
-    steps=20,
+    steps=256,
     fit_epochs=1,
-    rollouts=4,
+    rollouts=256,
     repeats=1,
-    no_torch=True,
 )
 
 
@@ -34,7 +33,8 @@ def test_the_table_holds_an_epoch_and_a_fit_beside_their_products(tmp_path: Path
     results = model_based.run(dataclasses.replace(TINY, out=str(tmp_path / "new" / "speed.json")))
     assert [row["work"] for row in results["rows"]] == ["epoch", "fit", "steps", "updates", "retraining"]
     assert [row["compilations"] for row in results["rows"]] == [0] * 5
-    assert all(row["ours"][0] > 0 and row["products"][0] > 0 for row in results["rows"])
+    programs = ["ours", "products", *(["torch"] if results["torch"] else [])]
+    assert all(row[name][0] > 0 for row in results["rows"] for name in programs)
     stored = json.loads((tmp_path / "new" / "speed.json").read_text())
     assert stored["rows"] == results["rows"]
     text = (tmp_path / "new" / "speed.md").read_text()
@@ -57,6 +57,13 @@ def test_compilations_are_counted() -> None:
 )
 def test_nothing_to_time_is_refused(fields: dict) -> None:
     with pytest.raises(ValueError, match="--part must be in"):
+        model_based.run(dataclasses.replace(TINY, **fields))
+
+
+@pytest.mark.parametrize("fields", [{"part": 0.001}, {"transitions": 255}, {"steps": 255}, {"rollouts": 255}])
+def test_less_than_a_batch_of_the_peers_is_refused(fields: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_based, "_torch_version", lambda: "2.0")
+    with pytest.raises(ValueError, match=r"PyTorch draws 256 different rows.*or --no_torch"):
         model_based.run(dataclasses.replace(TINY, **fields))
 
 

@@ -246,6 +246,22 @@ def test_flags_reach_the_settings_of_networks_and_optimisers() -> None:
     assert of_file.network.initialiser == plain.network.initialiser
 
 
+def test_flags_as_they_are_written_give_the_same_settings() -> None:
+    """Numbers, lists, switches either way, nested dataclasses, and NaN, which is not itself."""
+    chosen = dataclasses.replace(
+        offline.Settings(), seeds=3, clip_actions=True, tensorboard=False, reward_shift=-1e-7
+    )
+    config = flags.with_fields(iql.Config(), {"hidden": (8, 16), "network.activation": "gelu"})
+    words = [
+        *flags.written(chosen, offline.Settings()),
+        *flags.written(config, iql.Config(), "agent."),
+    ]
+    assert len(words) == 6
+    values = parse(*words)
+    assert str(flags.read(offline.Settings(), values=values)) == str(chosen)
+    assert flags.read(iql.Config(), "agent.", values) == config
+
+
 def test_defaults_are_what_parsing_nothing_gives() -> None:
     values = parse()
     assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
