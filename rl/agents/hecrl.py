@@ -91,9 +91,7 @@ class Config:
     prediction: str = "epsilon"  # of the diffusion: epsilon (the noise) or x0 (the subgoal)
     eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
     awr_temperature: float = 3.0  # beta, inverse
-    awr_error: str = (
-        "squared"  # or chamfer, of sets whose entities have no ids (`rl.networks.entity.chamfer`)
-    )
+    awr_error: str = "squared"  # or chamfer, of sets of entities without ids (`rl.networks.entity.chamfer`)
     # Last features of each entity that are its one-hot id, for candidates to keep; 0: none are kept
     ids: int = 0
     learning_rate: float = 3e-4  # Adam, all networks
