@@ -92,8 +92,7 @@ class Config:
     eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
     awr_temperature: float = 3.0  # beta, inverse
     awr_error: str = "squared"  # or chamfer, of sets of entities without ids (`rl.networks.entity.chamfer`)
-    # Last features of each entity that are its one-hot id, for candidates to keep; 0: none are kept
-    ids: int = 0
+    ids: int = 0  # last features of an entity that are its one-hot id, for candidates to keep; 0: none
     learning_rate: float = 3e-4  # Adam, all networks
     network: entity.Shape = SHAPE  # widths of every network
     critic_optimiser: Adam = CLIPPED  # of the critics
