@@ -73,7 +73,7 @@ class Settings(studies.Settings):
     batch_size: int = 128
     learning_rate: float = 5e-4
     updates: int = 2_500  # of each model of subgoals
-    width: int = 64  # of its entities; hidden layers are twice as wide
+    width: int = 32  # of its entities; hidden layers are twice as wide
     layers: int = 3
     value_updates: int = 5_000  # of each value
     value_width: int = 32
