@@ -26,8 +26,8 @@ at the return of random actions and 100 at that of a good policy. What is claime
 all evaluations of a run: how good the agent was while it learned, which is what a model is for. *Last* is the mean of
 the last quarter of them.
 
-Hours of one core (AMD EPYC) at the default sizes, all seeds in one program, extrapolated from short runs: pendulum 2.3,
-cart-pole 2.5, Hopper 2.0. A command that is killed loses at most a quarter of the run that it was training, and the
+Hours of one core (AMD EPYC) at the default sizes, all seeds in one program, extrapolated from single runs: pendulum 1.1,
+cart-pole 1.5, Hopper 1.7. A command that is killed loses at most a quarter of the run that it was training, and the
 same command goes on.
 """
 
