@@ -48,7 +48,7 @@ _VALIDATION = 10  # batches of held-out data
 class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or my.agent
+    agent: str = "iql"  # arsq bc cql cqn dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
     preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)

@@ -137,7 +137,7 @@ def sample(
     after = np.append(signal[1:], np.float32(1)), np.append(noise[1:], np.float32(0))
     spread = after[1] / noise * np.sqrt(np.maximum(1 - np.square(signal / after[0]), 0))  # w_t at eta 1
 
-    def step(x: Array, at: tuple[Array, ...], key: Key) -> Array:
+    def step(x: Array, at: tuple[Array, ...], key: Key | None) -> Array:
         time, signal, noise, next_signal, next_noise, spread = at
         x = hold(x, known, free)
         data, epsilon = _estimate(process, predict(x, time), x, signal, noise)
@@ -151,13 +151,17 @@ def sample(
     return hold(drawn, known, free)
 
 
-def integrate(step: Callable[[Array, Any, Key], Array], start: Array, times: Any, key: Key) -> Array:
-    """``start`` after a ``step`` at each of ``times``, a pytree with leading axes [S]; every step has its own key.
+def integrate(
+    step: Callable[[Array, Any, Key | None], Array], start: Array, times: Any, key: Key | None = None
+) -> Array:
+    """``start`` after a ``step`` at each of ``times``, a pytree with leading axes [S].
 
-    One loop, whose body is compiled once: ancestral sampling, or the solution of a differential equation.
+    One loop, whose body is compiled once: ancestral sampling, whose steps have a key each, or without a key the
+    solution of a differential equation.
     """
     length = len(jax.tree.leaves(times)[0])
-    return jax.lax.scan(lambda x, at: (step(x, *at), None), start, (times, jax.random.split(key, length)))[0]
+    keys = None if key is None else jax.random.split(key, length)
+    return jax.lax.scan(lambda x, at: (step(x, *at), None), start, (times, keys))[0]
 
 
 def hold(x: Array, known: Array, free: Any) -> Array:
