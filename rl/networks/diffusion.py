@@ -137,7 +137,7 @@ def sample(
     after = np.append(signal[1:], np.float32(1)), np.append(noise[1:], np.float32(0))
     spread = after[1] / noise * np.sqrt(np.maximum(1 - np.square(signal / after[0]), 0))  # w_t at eta 1
 
-    def step(x: Array, at: tuple[Array, ...], key: Key | None) -> Array:
+    def step(x: Array, at: tuple[Array, ...], key: Key) -> Array:
         time, signal, noise, next_signal, next_noise, spread = at
         x = hold(x, known, free)
         data, epsilon = _estimate(process, predict(x, time), x, signal, noise)
@@ -152,12 +152,12 @@ def sample(
 
 
 def integrate(
-    step: Callable[[Array, Any, Key | None], Array], start: Array, times: Any, key: Key | None = None
+    step: Callable[[Array, Any, Any], Array], start: Array, times: Any, key: Key | None = None
 ) -> Array:
-    """``start`` after a ``step`` at each of ``times``, a pytree with leading axes [S].
+    """``start`` after a ``step`` (x, time, key) at each of ``times``, a pytree with leading axes [S].
 
-    One loop, whose body is compiled once: ancestral sampling, whose steps have a key each, or without a key the
-    solution of a differential equation.
+    One loop, whose body is compiled once: ancestral sampling, whose steps have a key each, or the solution of a
+    differential equation, whose steps are given None.
     """
     length = len(jax.tree.leaves(times)[0])
     keys = None if key is None else jax.random.split(key, length)

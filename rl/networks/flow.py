@@ -83,8 +83,7 @@ def sample(field: Field, noise: Array, steps: int, integrator: str = "euler") ->
     require_steps(steps, integrator)
     width = 1 / steps
 
-    def step(x: Array, time: Array, key: Key | None) -> Array:
-        del key
+    def step(x: Array, time: Array, no_key: None) -> Array:
         if integrator == "midpoint":
             return x + width * field(x + 0.5 * width * field(x, time), time + 0.5 * width)
         return x + width * field(x, time)
