@@ -155,11 +155,11 @@ def describe(action: Array) -> dict[str, Array]:
     return {"modes": near.mean(0), "near": near.any(-1).mean(), "reward": reward(action).mean()}
 
 
-def judge(settings: Settings, act: Callable[[State, Array, Key], Array], state: State, key: Key) -> Any:
-    """`describe` of as many draws as the settings say."""
-    return jax.device_get(
-        jax.jit(lambda s, k: describe(act(s, jnp.zeros((settings.draws, 1)), k)))(state, key)
-    )
+def judge(
+    settings: Settings, act: Callable[[State, Array, Key], Array]
+) -> Callable[[State, Key], dict[str, Array]]:
+    """`describe` of as many draws as the settings say, compiled: a function of the agent's state and a key."""
+    return jax.jit(lambda state, key: describe(act(state, jnp.zeros((settings.draws, 1)), key)))
 
 
 def shared(settings: Settings) -> dict[str, Any]:
@@ -178,25 +178,29 @@ def of_cloning(settings: Settings, work: studies.Work) -> dict[str, Any]:
     def sample(state: State, observation: Array, key: Key) -> Array:
         return policy.apply(state.params["policy"], observation).sample(seed=key)
 
-    rows = []
+    rows, judged = [], judge(settings, sample)
     for state, key in trained(settings, "cloning", learner, work):
         mean = learner.act(state, jnp.zeros(1), key)
-        drawn = judge(settings, sample, state, key)
-        rows.append({**drawn, "distance": float(distances(mean).min()), "mean_reward": float(reward(mean))})
+        rows.append(
+            {
+                **judged(state, key),
+                "distance": float(distances(mean).min()),
+                "mean_reward": float(reward(mean)),
+            }
+        )
     return studies.stacked(rows)
 
 
 def of_flow(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
     """The draws of IFQL's policy that its critics choose from N, for each N; [S] each."""
     config = ifql.Config(**shared(settings), flow_steps=settings.flow_steps)
-    choosing = {
+    learners = {
         str(count): ifql.make(dataclasses.replace(config, candidates=count), SPEC, value_head(settings, name))
         for count in settings.candidates
     }
-    rows = []
-    for state, key in trained(settings, f"flow, {name}", choosing["1"], work):
-        rows.append({count: judge(settings, x.act, state, key) for count, x in choosing.items()})
-    return studies.stacked(rows)
+    judged = {count: judge(settings, learner.act) for count, learner in learners.items()}
+    found = trained(settings, f"flow, {name}", learners["1"], work)  # N is of acting alone
+    return studies.stacked([{count: of(state, key) for count, of in judged.items()} for state, key in found])
 
 
 def of_distilled(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
@@ -205,8 +209,9 @@ def of_distilled(settings: Settings, name: str, work: studies.Work) -> dict[str,
         **shared(settings), flow_steps=settings.flow_steps, alpha=settings.alpha, normalize_q=True
     )
     learner = fql.make(config, SPEC, value_head(settings, name))
+    judged = judge(settings, learner.act)
     found = trained(settings, f"distilled, {name}", learner, work)
-    return studies.stacked([judge(settings, learner.act, state, key) for state, key in found])
+    return studies.stacked([judged(state, key) for state, key in found])
 
 
 # ---- what may be said ----------------------------------------------------------------------------------------------
