@@ -25,6 +25,7 @@ from rl import agents, nest, train
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
+from rl.networks import mlp as networks
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
 from rl.replay.dataset import Dataset
@@ -890,6 +891,31 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
     found = jax.jit(case.learner.critics)(case.state, case.batch.observation, case.batch.action)
     assert found.shape == expected.shape and found.shape[1:] == case.batch.reward.shape
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("agent", ["fql", "ifql", "iql"])
+def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
+    """One step of FQL's policy; of several draws of a flow, or of IQL's policy, the critics' minimum decides."""
+    fields = {"candidates": 5} if agent == "iql" else {}
+    learner, batch = build("continuous", agent, network=Architecture(), **fields)
+    state, key, rows = start(learner, batch), jax.random.key(3), batch.observation
+    found = jax.jit(learner.act)(state, rows, key)
+    params = float64(state.params)
+    if agent == "fql":
+        noise = np.asarray(jax.random.normal(key, (8, 2)))
+        drawn = [mlp(params["policy"], np.concatenate([rows, noise], -1))]
+    elif agent == "ifql":
+        drawn = list(np.asarray(jax.random.normal(key, (8, 3, 2))).swapaxes(0, 1))
+        for time in (0.0, 0.5):
+            drawn = [x + 0.5 * velocity(params["policy"], rows, x, time) for x in drawn]
+    else:
+        policy = networks.behaviour_policy(Spec((3,), 2), (4, 4), Architecture())
+        drawn = list(policy.apply(state.params["policy"], rows).sample(seed=key, sample_shape=(5,)))
+    actions = np.clip(np.stack(drawn), -1, 1)
+    q = np.stack([critics(params["critic"], rows, action)[..., 0].min(0) for action in actions])
+    expected = actions[q.argmax(0), np.arange(8)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert agent == "fql" or len(set(q.argmax(0))) > 1
 
 
 def poison(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
