@@ -898,7 +898,7 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     """One step of FQL's policy; of several draws of a flow, or of IQL's policy, the critics' minimum decides."""
     fields = {"candidates": 5} if agent == "iql" else {}
     learner, batch = build("continuous", agent, network=Architecture(), **fields)
-    state, key, rows = start(learner, batch), jax.random.key(3), batch.observation
+    state, key, rows = start(learner, batch), jax.random.key(3), random_batch(False).observation
     found = jax.jit(learner.act)(state, rows, key)
     params = float64(state.params)
     if agent == "fql":

@@ -43,9 +43,7 @@ class Config:
     discount: float = 0.99  # gamma
     alpha: float = 10.0  # weight of distillation against Q, to be tuned for each task
     aggregation: str = "mean"  # of the critics in targets: mean or min
-    normalize_q: bool = (
-        False  # divide Q by its mean size over the batch, so that alpha does not depend on its scale
-    )
+    normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # that carry noise to an action
     integrator: str = "euler"  # of the flow: euler or midpoint
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
