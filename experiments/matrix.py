@@ -27,7 +27,7 @@ _COMMON: dict[str, Any] = {"learning_rate": 1e-3, "target_rate": 0.05, "hidden":
 
 # Larger steps than the papers', so that values cross the maze in thousands of updates. The weights between value
 # and cloning were chosen on medium-navigate with the scalar head and two seeds (results/README.md says among
-# which), and hold for every head and dataset. Those of arsq and cqn are not tuned.
+# which), and hold for every head and dataset. Those of arsq, cqn, fql and ifql are not tuned.
 CONFIGS: dict[str, dict[str, Any]] = {
     "bc": {"learning_rate": 1e-3, "hidden": (128, 128)},
     "iql": _COMMON | {"expectile": 0.9, "temperature": 4.0},
@@ -37,6 +37,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "sac_n": _COMMON | {"critics": 4},
     "edac": _COMMON | {"critics": 4},
     "arsq": _COMMON | {"bc_weight": 0.1},
+    "fql": _COMMON | {"alpha": 1.0, "normalize_q": True},
+    "ifql": _COMMON | {"expectile": 0.9},
     "cqn": _COMMON | {"dominance_weight": 0.1, "margin_weight": 0.1},
 }
 

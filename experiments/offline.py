@@ -45,7 +45,7 @@ _IDENTITY = (
 class Settings(logged.Settings):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # arsq, bc, cql, cqn, dqn, edac, iql, rebrac, sac, sac_n, td3, td3_bc, or my.agent
+    agent: str = "iql"  # arsq bc cql cqn dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze

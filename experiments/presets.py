@@ -1,5 +1,7 @@
 """Published settings as data: ``--preset=paper`` gives an agent those of its paper for the family of its task.
 
+``--preset=ogbench-fql`` gives it those of one comparison, a protocol, and refuses what was not in it.
+
 ``presets.yaml`` holds the numbers and where they are from. They stand where no flag says otherwise; a run prints them
 at its start and stores them with its card. Functions (``offline.run`` and so on) take settings as they are.
 """
@@ -53,7 +55,12 @@ def task_name(task: str) -> str:
     return re.sub(r"(-regen)?-v\d+(?=$|\+)", "", task)
 
 
-def find(script: str, agent: str, task: str, head: str) -> Preset | None:
+def protocols() -> list[str]:
+    """Comparisons whose settings ``--preset=NAME`` chooses."""
+    return sorted({block["protocol"] for block in table()["presets"] if "protocol" in block})
+
+
+def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> Preset | None:
     """The published settings of an agent for a task; None where there are none.
 
     Args:
@@ -61,6 +68,7 @@ def find(script: str, agent: str, task: str, head: str) -> Preset | None:
       agent: its name.
       task: a dataset, or an environment's name.
       head: the value head.
+      preset: paper, or one of `protocols`, whose blocks alone are taken then.
     """
     name = task_name(task)
     families = {
@@ -75,6 +83,7 @@ def find(script: str, agent: str, task: str, head: str) -> Preset | None:
             or agent not in _several(block["agent"])
             or not families.intersection(_several(block["family"]))
             or head not in block.get("heads", [head])
+            or preset not in (PAPER, block.get("protocol"))
         ):
             continue
         chosen |= block["flags"]
@@ -104,13 +113,17 @@ def resolve(
       given: {flag: value}; the agent's own are called agent.NAME.
 
     Raises:
-      ValueError: an unknown preset, a field that does not exist, or a value of another type.
+      ValueError: an unknown preset, a protocol without this agent and task, a field that does not exist, or a value of
+        another type.
     """
     asked: Any = flags.with_fields(settings, _plain(given))
-    if asked.preset not in (PAPER, NONE):
-        raise ValueError(f"--preset={asked.preset} is neither {PAPER} nor {NONE}")
-    preset = find(script, asked.agent, getattr(asked, task), asked.head) if asked.preset == PAPER else None
-    chosen = {**(preset.flags if preset else {}), **given, "preset": PAPER if preset else NONE}
+    known = (PAPER, *protocols(), NONE)
+    if asked.preset not in known:
+        raise ValueError(f"--preset={asked.preset} is none of {', '.join(known)}")
+    preset = _of_settings(script, asked, task)
+    if preset is None and asked.preset in protocols():
+        raise ValueError(_outside(script, asked, task))
+    chosen = {**(preset.flags if preset else {}), **given, "preset": asked.preset if preset else NONE}
     return flags.with_fields(settings, _plain(chosen)), flags.with_fields(
         config_of(asked.agent), _own(chosen)
     )
@@ -139,10 +152,27 @@ def from_flags(
 
 def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
     """What a run's card says of the preset that its settings were resolved with; None if it was none."""
-    if settings.preset != PAPER:
-        return None
-    preset = find(script, settings.agent, getattr(settings, task), settings.head)
+    preset = _of_settings(script, settings, task)
     return preset._asdict() if preset else None
+
+
+def _of_settings(script: str, settings: Any, task: str) -> Preset | None:
+    """The preset that ``settings`` name; None for none."""
+    if settings.preset == NONE:
+        return None
+    return find(script, settings.agent, getattr(settings, task), settings.head, settings.preset)
+
+
+def _outside(script: str, settings: Any, task: str) -> str:
+    """What a protocol has instead of an agent and a task that are not in it."""
+    blocks = [block for block in table()["presets"] if block.get("protocol") == settings.preset]
+    agents = sorted({agent for block in blocks for agent in _several(block["agent"])})
+    families = sorted({family for block in blocks for family in _several(block["family"])})
+    return (
+        f"--preset={settings.preset} has no settings of {settings.agent} for --{task}={getattr(settings, task)}: it "
+        f"has {', '.join(agents)} on {', '.join(families)} (see experiments/presets.yaml). Choose one of them, or "
+        "--preset=paper"
+    )
 
 
 def _several(names: str | list[str]) -> list[str]:

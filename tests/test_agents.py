@@ -25,6 +25,7 @@ from rl import agents, nest, train
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
+from rl.networks import mlp as networks
 from rl.networks.cnn import random_shift
 from rl.networks.layers import Architecture
 from rl.replay.dataset import Dataset
@@ -234,30 +235,104 @@ def bc(s: Setting) -> Expected:
     )
 
 
-def iql(s: Setting) -> Expected:
+class Implicit(NamedTuple):
+    """What IQL says of value and critics, whatever the policy is."""
+
+    losses: dict[str, Loss]
+    advantage: np.ndarray  # [B]
+    metrics: dict[str, Any]
+
+
+def implicit(s: Setting) -> Implicit:
     c, h, b = s.config, s.head, s.batch
     slow = smallest(h, critics(s.target["critic"], b.observation, b.action))
     u = h.value(slow) - h.value(mlp(s.params["value"], b.observation))
     y_value = h.target(0 * b.reward, 1 + 0 * b.reward, slow)
     backup = b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation)
-    y_critic = h.target(*backup)
     losses: dict[str, Loss] = {
         "value": lambda v: (
             np.where(u < 0, 1 - c.expectile, c.expectile) * h.loss(mlp(v, b.observation), y_value)
         ).mean(),
-        "critic": s.critic_loss(y_critic),
-        "policy": lambda pi: (
-            -(np.minimum(np.exp(c.temperature * u), 100) * log_likelihood(pi, b.observation, b.action)).mean()
-        ),
+        "critic": s.critic_loss(h.target(*backup)),
     }
-    params = descend(s.params, c.learning_rate, **losses)
-    metrics = {f"{name}_loss": loss(s.params[name]) for name, loss in losses.items()} | {
+    metrics = {
         "q": s.q(s.params["critic"]).mean(),
         "clipped": h.clipped(*backup),
         "v": h.value(mlp(s.params["value"], b.observation)).mean(),
         "advantage": u.mean(),
     }
-    return Expected(params, {"critic": follow(s.target["critic"], params["critic"], c.target_rate)}, metrics)
+    return Implicit(losses, u, metrics)
+
+
+def of_losses(s: Setting, losses: dict[str, Loss]) -> tuple[dict[str, Tree], dict[str, Any]]:
+    """Parameters after one step of each, all taken at the same ones, and their values before it."""
+    params = descend(s.params, s.config.learning_rate, **losses)
+    return params, {f"{name}_loss": loss(s.params[name]) for name, loss in losses.items()}
+
+
+def iql(s: Setting) -> Expected:
+    c, b, (losses, u, metrics) = s.config, s.batch, implicit(s)
+    weight = np.minimum(np.exp(c.temperature * u), 100)
+    policy = lambda pi: -(weight * log_likelihood(pi, b.observation, b.action)).mean()
+    params, values = of_losses(s, {**losses, "policy": policy})
+    target = {"critic": follow(s.target["critic"], params["critic"], c.target_rate)}
+    return Expected(params, target, metrics | values)
+
+
+def velocity(params: Tree, observation: np.ndarray, x: np.ndarray, time: np.ndarray | float) -> np.ndarray:
+    time = np.broadcast_to(time, (len(x), 1))
+    return mlp(params, np.concatenate([observation, x, time], -1))
+
+
+def flow_loss(s: Setting) -> Loss:
+    """The straight path from the table's noise to the logged actions."""
+    a, z = s.batch.action, normal_table(s.batch.action.shape)
+    t = uniform_table(s.batch.reward.shape, 0.0, 1.0)[:, None].astype(float)
+    return lambda v: ((velocity(v, s.batch.observation, (1 - t) * z + t * a, t) - (a - z)) ** 2).mean()
+
+
+def ifql(s: Setting) -> Expected:
+    losses, _, metrics = implicit(s)
+    params, values = of_losses(s, {**losses, "policy": flow_loss(s)})
+    target = follow(s.target["critic"], s.params["critic"], s.config.target_rate)
+    return Expected(params, {"critic": target}, metrics | values)
+
+
+def fql(s: Setting) -> Expected:
+    c, h, b = s.config, s.head, s.batch
+    z = normal_table(b.action.shape)
+    act = lambda pi, observation: mlp(pi, np.concatenate([observation, z], -1))
+    box = lambda x: np.clip(x, -1, 1)
+    q_next = critics(s.target["critic"], b.next_observation, box(act(s.params["policy"], b.next_observation)))
+    together = smallest(h, q_next) if c.aggregation == "min" else q_next.mean(0)  # of outputs that are values
+    backup = b.reward, c.discount * b.discount, together
+
+    x, width = z, 1 / c.flow_steps
+    for t in np.arange(c.flow_steps) * width:
+        field = lambda x, t: velocity(s.params["flow"], b.observation, x, t)
+        if c.integrator == "midpoint":
+            x = x + width * field(x + width / 2 * field(x, t), t + width / 2)
+        else:
+            x = x + width * field(x, t)
+
+    distillation = lambda pi: ((act(pi, b.observation) - box(x)) ** 2).mean()
+    q = lambda pi: h.value(critics(s.params["critic"], b.observation, box(act(pi, b.observation)))).mean(0)
+    of_policy = q(s.params["policy"])
+    scale = 1 / np.abs(of_policy).mean() if c.normalize_q else 1.0
+    losses: dict[str, Loss] = {
+        "critic": s.critic_loss(h.target(*backup)),
+        "flow": flow_loss(s),
+        "policy": lambda pi: c.alpha * distillation(pi) - scale * q(pi).mean(),
+    }
+    params, metrics = of_losses(s, losses)
+    metrics |= {
+        "distillation": distillation(s.params["policy"]),
+        "policy_q": of_policy.mean(),
+        "q": s.q(s.params["critic"]).mean(),
+        "clipped": h.clipped(*backup),
+    }
+    target = follow(s.target["critic"], s.params["critic"], c.target_rate)
+    return Expected(params, {"critic": target}, metrics)
 
 
 def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable[..., Any]) -> Expected:
@@ -594,6 +669,8 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
     "cqn": cqn,
     "dqn": dqn,
     "edac": sac_n,
+    "fql": fql,
+    "ifql": ifql,
     "iql": iql,
     "rebrac": rebrac,
     "sac": sac_n,
@@ -617,6 +694,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "dqn": DISCOUNTED,
     "edac": {**DISCOUNTED, "critics": 3, "diversity": 0.7},
+    "fql": {**DISCOUNTED, "alpha": 0.6, "flow_steps": 3, "network": Architecture()},
+    "ifql": {**DISCOUNTED, "candidates": 3, "flow_steps": 2, "network": Architecture()},
     "iql": DISCOUNTED,
     "rebrac": {**DISCOUNTED, "policy_cloning": 0.3, "critic_cloning": 0.4},
     "sac": DISCOUNTED,
@@ -624,7 +703,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "td3": DISCOUNTED,
     "td3_bc": DISCOUNTED,
 }
-CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = (
+    *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
+)
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
@@ -639,6 +720,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("continuous", "cql", "scalar", {"target_gap": 0.4}),
     ("continuous", "cql", "scalar", {"backup_entropy": True}),
     ("continuous", "cql", "hl_gauss", {"max_backup": True, "samples": 5}),
+    ("continuous", "fql", "hl_gauss", {"aggregation": "min", "normalize_q": True, "integrator": "midpoint"}),
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
     *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
     *(("discrete", "dqn", head, {}) for head in heads.NAMES if head != "scalar"),
@@ -811,6 +893,31 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("agent", ["fql", "ifql", "iql"])
+def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
+    """One step of FQL's policy; of several draws of a flow, or of IQL's policy, the critics' minimum decides."""
+    fields = {"candidates": 5} if agent == "iql" else {}
+    learner, batch = build("continuous", agent, network=Architecture(), **fields)
+    state, key, rows = start(learner, batch), jax.random.key(3), random_batch(False).observation
+    found = jax.jit(learner.act)(state, rows, key)
+    params = float64(state.params)
+    if agent == "fql":
+        noise = np.asarray(jax.random.normal(key, (8, 2)))
+        drawn = [mlp(params["policy"], np.concatenate([rows, noise], -1))]
+    elif agent == "ifql":
+        drawn = list(np.asarray(jax.random.normal(key, (8, 3, 2))).swapaxes(0, 1))
+        for time in (0.0, 0.5):
+            drawn = [x + 0.5 * velocity(params["policy"], rows, x, time) for x in drawn]
+    else:
+        policy = networks.behaviour_policy(Spec((3,), 2), (4, 4), Architecture())
+        drawn = list(policy.apply(state.params["policy"], rows).sample(seed=key, sample_shape=(5,)))
+    actions = np.clip(np.stack(drawn), -1, 1)
+    q = np.stack([critics(params["critic"], rows, action)[..., 0].min(0) for action in actions])
+    expected = actions[q.argmax(0), np.arange(8)]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert agent == "fql" or len(set(q.argmax(0))) > 1
+
+
 def poison(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """``x`` with the rows marked True replaced by large values (any other integer action)."""
     wrong = (x + 1) % ACTIONS if x.dtype.kind == "i" else 1e6 * np.sign(x)
@@ -871,10 +978,12 @@ def test_cqls_multiplier_is_that_of_the_authors_code(log_multiplier: float) -> N
 
 
 def test_every_draw_has_its_own_key(case: Case) -> None:
-    """The next action; SAC's action, which temperature and actor share; CQL's three kinds of proposals; CQN's ties."""
-    draws = {"cqn": 2, "td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}.get(
-        case.agent, 0
-    )
+    """The next action; SAC's action, which temperature and actor share; CQL's three kinds of proposals; CQN's ties.
+
+    A flow's noise and times, and the noise that FQL's policy shares with the flow.
+    """
+    draws = {"cqn": 2, "td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}
+    draws = (draws | {"fql": 4, "ifql": 2}).get(case.agent, 0)
     if case.agent == "cql" and case.config.variant != "h":
         draws = 3  # the policy's own proposals alone
     assert case.draws == (0 if (case.agent, "q" in case.state.params) == ("cql", True) else draws)
@@ -901,6 +1010,8 @@ PUBLISHED = {  # initialisers of each agent's published code
     "cqn": "orthogonal",
     "dqn": "glorot",
     "edac": "rlkit",
+    "fql": "glorot",
+    "ifql": "glorot",
     "iql": "orthogonal",
     "rebrac": "rlkit",
     "sac": "glorot",
@@ -915,7 +1026,7 @@ def build(
 ) -> tuple[Learner, Transition]:
     """A learner on observations of this shape (images of uint8), or these shapes, and a batch for it."""
     discrete = kind == "discrete"
-    sizes = ("bins", "critics", "features", "levels", "samples")
+    sizes = ("bins", "candidates", "critics", "features", "flow_steps", "levels", "samples")
     small = {name: value for name, value in SETTINGS[agent].items() if name in sizes}
     config = agents.get(agent).Config(hidden=hidden, **small, **fields)
     spec = Spec(shape, ACTIONS if discrete else DIMENSIONS, discrete)
@@ -968,7 +1079,8 @@ def test_settings_reach_every_network(kind: str, agent: str) -> None:
     more = program.count("random_bits") - plain_program.count("random_bits")
     assert (more > 0) == has_policy
     for of_one, its_state in ((learner, state), (plain, other)):
-        assert "random_bits" not in code(of_one.act, its_state, batch.observation, key)
+        drawn = code(of_one.act, its_state, batch.observation, key).count("random_bits")
+        assert drawn == (agent in ("fql", "ifql")), "more than the noise that an action is made of"
     assert "logistic" in program and "custom_jvp_call[name=relu" not in program
 
 
@@ -997,7 +1109,7 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
     """Of any leading axes where it acts; an update keeps every shape and type of the state."""
     key = jax.random.key(0)
     shapes: list[tuple[Any, tuple[int, ...]]] = [((8, 8, 2), (4,)), ({"goal": (3,), "view": (8, 8, 2)}, (4,))]
-    shapes += [((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "iql", "td3") else []
+    shapes += [((5, 3), (8,))] if agent in ("arsq", "cqn", "dqn", "fql", "iql", "td3") else []
     for shape, hidden in shapes:
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)

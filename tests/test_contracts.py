@@ -37,9 +37,12 @@ GOALS = (
     "hiql",
     "qrl",
 )  # they learn from trajectories, with goals in hindsight
-CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
-# One head will do: sac and td3 are the code of sac_n and td3_bc, and cqn, slow to compile, has its heads in test_agents
-ONE_HEAD = {"cqn": "hl_gauss", "sac": "scalar", "td3": "scalar"}
+CONTINUOUS = (
+    *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
+)
+# One head will do: sac and td3 are the code of sac_n and td3_bc, the heads of fql and of cqn, slow to compile, are in
+# test_agents, and ifql has values as iql has them
+ONE_HEAD = {"cqn": "hl_gauss", "fql": "c51", "ifql": "two_hot", "sac": "scalar", "td3": "scalar"}
 # Of the agents with goals crl, gcbc and qrl use none; test_goal_agents has the other heads. hecrl, whose networks take
 # half a minute to compile, has its promises in test_hecrl
 ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss"}
@@ -84,6 +87,8 @@ SMALL: dict[str, dict[str, Any]] = {
     "cqn": {"bins": 3, "features": 4, "levels": 1},
     "crl": {"latent": 8},
     "edac": {"critics": 3},
+    "fql": {"flow_steps": 2},
+    "ifql": {"flow_steps": 2, "candidates": 3},
     "hecrl": {"network": entity.Shape(4, 4, 1, 1)},
     "qrl": {"latent": 8},
     "sac_n": {"critics": 3},
@@ -95,6 +100,7 @@ OWN = {
     "value_loss": ("value", "representation"),
     "contrastive_loss": ("critic",),
     "distance_loss": ("distance",),
+    "flow_loss": ("flow",),
     "dynamics_loss": ("dynamics", "distance"),
     # it asks the critic, or the distance to what the dynamics say, and is weighted by alpha
     "policy_loss": ("policy", "critic", "log_alpha", "distance", "dynamics"),

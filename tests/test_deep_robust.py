@@ -26,7 +26,7 @@ from rl.values.robust import REGULARISED
 
 KEY = jax.random.key(0)
 DIVERGENCES = sorted(REGULARISED)
-CONTINUOUS = ("arsq", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
+CONTINUOUS = ("arsq", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
 DISCRETE = ("cql", "dqn", "iql")
 
 
@@ -165,7 +165,7 @@ def test_two_states_learn_their_closed_form() -> None:
 
 
 def small(agent: str, kind: str, **fields: Any) -> Any:
-    own = {"hidden": (8,), "critics": 2, "samples": 2} | fields
+    own = {"hidden": (8,), "critics": 2, "samples": 2, "flow_steps": 2} | fields
     config = agents.get(agent).Config
     known = {field.name for field in dataclasses.fields(config)}
     return config(**{name: value for name, value in own.items() if name in known})
@@ -205,7 +205,9 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     if agent == "arsq":
         still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
-    number, of = {"sac": (1, 2), "sac_n": (1, 2), "edac": (1, 2), "cql": (1, 3)}.get(agent, (0, 2))
+    number, of = {"cql": (1, 3), "fql": (0, 5), "edac": (1, 2), "sac": (1, 2), "sac_n": (1, 2)}.get(
+        agent, (0, 2)
+    )
 
     @jax.jit
     def targets() -> tuple[Array, Array]:

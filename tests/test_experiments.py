@@ -49,14 +49,17 @@ from rl.values import heads
 
 ROOT = Path(__file__).parent.parent
 DISCRETE = ("bc", "cql", "dqn", "iql")
-CONTINUOUS = ("arsq", "bc", "cql", "cqn", "edac", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc")
-LARGE = ("cql", "cqn", "edac", "rebrac", "sac", "sac_n", "td3")  # slow to compile
+CONTINUOUS = (
+    *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
+)
+LARGE = ("cql", "cqn", "edac", "fql", "ifql", "rebrac", "sac", "sac_n", "td3")  # slow to compile
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
 EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}
 
 
 def config(agent: str = "iql", **changes: Any) -> Any:
     sizes = {"hidden": (8, 8), "critics": 2, "samples": 2, "levels": 2, "bins": 3, "features": 4}
+    sizes |= {"flow_steps": 2}
     small = sizes | changes
     fields = {field.name for field in dataclasses.fields(agents.get(agent).Config)}
     return agents.get(agent).Config(**{name: value for name, value in small.items() if name in fields})

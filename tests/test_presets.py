@@ -139,8 +139,32 @@ def test_what_was_tuned_for_other_datasets_is_missing() -> None:
 
 
 def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ValueError, match="--preset=best is neither paper nor none"):
+    with pytest.raises(ValueError, match="--preset=best is none of paper, ogbench-fql, none"):
         command_line("--preset=best")
+
+
+def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> None:
+    """Its own blocks alone, whatever an agent's paper says of the task; and a run's card says which it follows."""
+    given = ("--preset=ogbench-fql", "--dataset=antmaze-giant-navigate-singletask-v0")
+    settings, config = command_line("--agent=fql", *given)
+    assert (config.alpha, config.aggregation, config.discount) == (10.0, "min", 0.995)
+    assert settings.preset == "ogbench-fql" and settings.updates == 1_000_000
+    stored = presets.stored("offline", settings, "dataset")
+    assert stored and "FQL" in stored["sources"][0]
+    for argv in (("--agent=bc", *given), ("--agent=fql", given[0], "--dataset=pen-human-v1")):
+        with pytest.raises(
+            ValueError, match=r"ogbench-fql has no settings of .* it has fql, ifql, iql, rebrac on ogb"
+        ):
+            command_line(*argv)
+    assert command_line("--agent=fql", "--dataset=pen-human-v1")[1].alpha == 10_000
+
+
+@pytest.mark.parametrize("agent", ["fql", "ifql", "iql", "rebrac"])
+def test_every_agent_of_the_fql_paper_has_its_settings_on_the_manipulation_tasks(agent: str) -> None:
+    for task in ("cube-single", "cube-double", "scene", "puzzle-3x3", "puzzle-4x4"):
+        found = presets.find("offline", agent, f"{task}-play-singletask-task1-v0", "hl_gauss", "ogbench-fql")
+        assert found and found.flags["updates"] == 1_000_000
+        assert not any("tuned for" in text and "alone" in text for text in found.missing)
 
 
 def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

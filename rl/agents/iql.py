@@ -12,7 +12,9 @@ factor keeps the expectile as the fixed point of its expected value (`losses.exp
 Differences. The three gradients are taken at the same parameters and applied together, while the
 authors' code updates V first and uses the new one in the other two. Integer actions are accepted: they
 enter the critics one-hot and the policy is categorical. As in that code layers start orthogonal with gain sqrt(2)
-and biases of 0, and the policy's learning rate falls along a cosine over 1,000,000 updates.
+and biases of 0, and the policy's learning rate falls along a cosine over 1,000,000 updates. It acts with the policy's
+mode, or, with ``candidates``, with the best of several draws (Hansen-Estruch et al. 2023 do so with a diffusion, see
+`rl.agents.ifql`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, start
-from rl.networks import mlp
+from rl.networks import flow, mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -43,12 +45,18 @@ class Config:
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
+    candidates: int = (
+        1  # actions drawn at each step, of which the critics' best is taken; 1: the policy's mode
+    )
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in critics and value
     network: Architecture = Architecture(initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value
     policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy
+
+    def __post_init__(self) -> None:
+        flow.require_candidates(self.candidates)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -110,11 +118,16 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return state._replace(step=state.step + 1), metrics
 
     def act(state: State, observation: Array, key: Key) -> Array:
-        del key
-        return policy.apply(state.params["policy"], observation).mode()
+        if config.candidates == 1:
+            return policy.apply(state.params["policy"], observation).mode()
+        actions = draw(state, observation, key, (config.candidates,))
+        return flow.best_of(actions, critics(state, observation, actions).min(0))
 
     def explore(state: State, observation: Array, key: Key) -> Array:
-        action = policy.apply(state.params["policy"], observation).sample(seed=key)
+        return draw(state, observation, key)
+
+    def draw(state: State, observation: Array, key: Key, count: tuple[int, ...] = ()) -> Array:
+        action = policy.apply(state.params["policy"], observation).sample(seed=key, sample_shape=count)
         return action if spec.discrete else jnp.clip(action, -1.0, 1.0)
 
     def continuation(state: State, observation: Array, key: Key) -> Array:

@@ -151,13 +151,17 @@ def sample(
     return hold(drawn, known, free)
 
 
-def integrate(step: Callable[[Array, Any, Key], Array], start: Array, times: Any, key: Key) -> Array:
-    """``start`` after a ``step`` at each of ``times``, a pytree with leading axes [S]; every step has its own key.
+def integrate(
+    step: Callable[[Array, Any, Any], Array], start: Array, times: Any, key: Key | None = None
+) -> Array:
+    """``start`` after a ``step`` (x, time, key) at each of ``times``, a pytree with leading axes [S].
 
-    One loop, whose body is compiled once: ancestral sampling, or the solution of a differential equation.
+    One loop, whose body is compiled once: ancestral sampling, whose steps have a key each, or the solution of a
+    differential equation, whose steps are given None.
     """
     length = len(jax.tree.leaves(times)[0])
-    return jax.lax.scan(lambda x, at: (step(x, *at), None), start, (times, jax.random.split(key, length)))[0]
+    keys = None if key is None else jax.random.split(key, length)
+    return jax.lax.scan(lambda x, at: (step(x, *at), None), start, (times, keys))[0]
 
 
 def hold(x: Array, known: Array, free: Any) -> Array:

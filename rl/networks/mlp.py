@@ -8,7 +8,7 @@ the dense layers, all of them, take the features of all entries side by side, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -96,6 +96,25 @@ def _body(
 
     The vector may have more leading axes than the observation, which is encoded once then.
     """
+    init, given = _conditional(spec, outputs, hidden, layer_norm, architecture, joined, last, dropout, gain)
+    return Network(
+        init,
+        lambda params, observation, *vector, key=None: given(params, observation, key=key)(*vector),
+    )
+
+
+def _conditional(
+    spec: Spec,
+    outputs: int,
+    hidden: Sequence[int],
+    layer_norm: bool,
+    architecture: Architecture,
+    joined: bool,
+    last: float,
+    dropout: float,
+    gain: float = 1.0,
+) -> Network:
+    """observation -> a function of what `_body` takes beside it, to [..., outputs]."""
     shape = spec.observation_shape
     encode = encoder(shape, hidden, architecture)
     hidden = dense_widths(shape, hidden, joined=joined)
@@ -107,23 +126,20 @@ def _body(
         features = jnp.broadcast_to(features, vector[0].shape[:-1] + features.shape[-1:])
         return jnp.concatenate([features, *vector], -1)
 
-    if encode is None:
-        return Network(
-            init=lambda key, observation, *vector: dense.init(key, join(observation, vector)),
-            apply=lambda params, observation, *vector, key=None: dense.apply(
-                params, join(observation, vector), key=key
-            ),
-        )
-
     def init(key: Key, observation: Any, *vector: Array) -> Params:
+        if encode is None:
+            return dense.init(key, join(observation, vector))
         keys = jax.random.split(key)
         params = encode.init(keys[0], observation)
         features = encode.apply(params, observation)
         return {"encoder": params, "dense": dense.init(keys[1], join(features, vector))}
 
-    def apply(params: Params, observation: Any, *vector: Array, key: Key | None = None) -> Array:
-        features = encode.apply(params["encoder"], observation)
-        return dense.apply(params["dense"], join(features, vector), key=key)
+    def apply(params: Params, observation: Any, key: Key | None = None) -> Callable[..., Array]:
+        if encode is None:
+            features, own = observation, params
+        else:
+            features, own = encode.apply(params["encoder"], observation), params["dense"]
+        return lambda *vector: dense.apply(own, join(features, vector), key=key)
 
     return Network(init, apply)
 
@@ -184,6 +200,18 @@ def _policy(
 ) -> Network:
     a = architecture
     return _body(spec, outputs, hidden, a.policy_layer_norm, a, last=1e-3, dropout=a.dropout, gain=gain)
+
+
+def conditional_policy(
+    spec: Spec, outputs: int, hidden: Sequence[int], architecture: Architecture = DEFAULT
+) -> Network:
+    """observation -> a function of vectors [..., J], to [..., outputs] without bounds; ``init`` takes both.
+
+    The observation is encoded once, however often the function is called (`rl.networks.flow`). Vectors may have more
+    leading axes than the observation: several at each.
+    """
+    a = architecture
+    return _conditional(spec, outputs, hidden, a.policy_layer_norm, a, True, 1e-3, a.dropout)
 
 
 def deterministic_policy(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:

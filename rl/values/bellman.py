@@ -10,6 +10,8 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -97,6 +99,10 @@ def subset_min_member(head: ValueHead, outputs: Array, key: Key, subset: int) ->
     if not 1 <= subset <= outputs.shape[0]:
         raise ValueError(f"cannot draw {subset} of {outputs.shape[0]} ensemble members")
     return min_member(head, outputs[jax.random.permutation(key, outputs.shape[0])[:subset]])
+
+
+# How critics become one value, by the names that settings give them.
+MEMBERS: dict[str, Callable[[ValueHead, Array], Array]] = {"min": min_member, "mean": mean_member}
 
 
 def _member(outputs: Array, index: Array) -> Array:

@@ -1,0 +1,303 @@
+"""Policies that propose, and critics that choose: what each can do where the best answer is known.
+
+    python -m experiments.papers.proposals
+
+- bandit: one state, actions in the square [-1, 1]^2, logged around four modes. The best one has a tenth of the data,
+  and between modes the reward is next to nothing. A Gaussian policy clones the mean of all; a flow clones the modes
+  (`rl.networks.flow`). The best of N draws is of the best mode if one of them is, with probability ``1 - 0.9^N``, as
+  far as the flow has the shares of the data and the critic ranks the modes. A policy that is distilled from the flow
+  and ascends the critic (FQL) should earn more than the flow.
+
+Batches are drawn from the distribution itself, so that agents alone can err. All value heads are run; Gaussian cloning
+has none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import studies
+from rl import plot, train
+from rl.agents import bc, fql, ifql
+from rl.networks import mlp
+from rl.types import Array, Key, Learner, Spec, State, Transition
+from rl.values import heads
+
+PARTS = ("bandit",)
+PIECES = 10  # steps of the progress bar in each training
+
+# The bandit: where the modes are, how much of the data each has, and what it pays at its centre.
+MODES = np.float32([[0.5, 0.5], [-0.5, 0.5], [-0.5, -0.5], [0.5, -0.5]])
+SHARES = np.float32([0.1, 0.3, 0.3, 0.3])
+WORTH = np.float32([10.0, 6.0, 4.0, 2.0])
+DEVIATION = 0.05  # of the data around a mode
+REACH = 0.25  # of the reward around a mode, a Gaussian's deviation
+NOISE = 1.0  # deviation of a logged reward
+NEAR = 0.2  # an action is of a mode if it is no farther away: four deviations of the data
+BEST = 0
+SPEC = Spec((1,), 2)
+
+GAUSSIAN, FLOW, DISTILLED = "Gaussian cloning", "flow", "distilled"
+OURS = "our prediction"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(studies.Settings):
+    """What can be chosen about this study."""
+
+    parts: str = ",".join(PARTS)  # which to run, comma-separated
+    heads: str = ",".join(heads.NAMES)  # of the critics, comma-separated
+    seeds: int = 5
+    updates: int = 10_000  # of each agent
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    hidden: tuple[int, ...] = (64, 64)  # widths of every network's layers
+    flow_steps: int = 10
+    candidates: tuple[int, ...] = (1, 4, 16, 32)  # N
+    alpha: float = 1.0  # of FQL, whose Q is divided by its mean size
+    atoms: int = 51  # of the categorical heads, on [-5, 15]
+    draws: int = 4_000  # actions by which a policy is judged
+    seed: int = 0  # of all
+    out: str = "results/papers/proposals"
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Runs the parts, and writes and returns what came out.
+
+    Raises:
+      ValueError: an unknown part or head, too few seeds, no candidates, or updates that the steps of progress do not
+        divide.
+    """
+    studies.names("parts", settings.parts, PARTS)
+    names = studies.names("heads", settings.heads, heads.NAMES)
+    studies.check_seeds(settings.seeds)
+    if settings.updates % PIECES:
+        raise ValueError(f"--updates={settings.updates} must be a multiple of {PIECES}")
+    if 1 not in settings.candidates or min(settings.candidates) < 1:
+        given = ",".join(map(str, settings.candidates))
+        raise ValueError(
+            f"--candidates={given} must be positive, with 1 among them: the flow without a choice"
+        )
+    common = studies.chosen(settings, "heads")
+    work: dict[str, Callable[..., Any]] = {"bandit, cloning": functools.partial(of_cloning, settings)}
+    for head in names:
+        work[f"bandit, {FLOW}, {head}"] = functools.partial(of_flow, settings, head)
+        work[f"bandit, {DISTILLED}, {head}"] = functools.partial(of_distilled, settings, head)
+    variants = {
+        name: studies.Variant(function, common, settings.seeds * PIECES) for name, function in work.items()
+    }
+    finished = studies.train(settings, variants, "proposals")
+    bandit: dict[str, Any] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
+    for kind in (FLOW, DISTILLED):
+        bandit[kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
+    result = studies.finish(settings, {"wall_seconds": finished.seconds, "bandit": bandit}, report, claims)
+    draw(Path(settings.out), result)
+    return result
+
+
+# ---- the bandit ----------------------------------------------------------------------------------------------------
+
+
+def reward(action: Array) -> Array:
+    """What an action [..., 2] pays on average, [...]: that of the mode that it is nearest to, less with distance."""
+    return (jnp.asarray(WORTH) * jnp.exp(-0.5 * jnp.square(distances(action) / REACH))).max(-1)
+
+
+def distances(action: Array) -> Array:
+    """To each mode, [..., 4]."""
+    return jnp.linalg.norm(action[..., None, :] - MODES, axis=-1)
+
+
+def batch(settings: Settings, key: Key) -> Transition:
+    """Logged steps, each an episode of its own."""
+    keys, count = jax.random.split(key, 3), settings.batch_size
+    mode = jax.random.choice(keys[0], len(MODES), (count,), p=jnp.asarray(SHARES))
+    action = jnp.asarray(MODES)[mode] + DEVIATION * jax.random.normal(keys[1], (count, 2))
+    paid = reward(action) + NOISE * jax.random.normal(keys[2], (count,))
+    state, none = jnp.zeros((count, 1)), jnp.zeros(count)
+    return Transition(state, action, paid, none, state, action, none)
+
+
+def value_head(settings: Settings, name: str) -> heads.ValueHead:
+    return heads.make(name, -5.0, 15.0, settings.atoms)
+
+
+def trained(
+    settings: Settings, purpose: str, learner: Learner, work: studies.Work
+) -> Iterator[tuple[State, Key]]:
+    """The agent of each seed, one after another, and a key to judge it with."""
+    sample = lambda _, key, step: batch(settings, key)
+    epoch = jax.jit(train.scan_updates(learner.update, sample, settings.updates // PIECES), donate_argnums=0)
+    root = jax.random.fold_in(jax.random.key(settings.seed), np.uint32(zlib.crc32(purpose.encode())))
+    init = jax.jit(learner.init)
+    for seed in range(settings.seeds):
+        init_key, update_key, judge_key = jax.random.split(jax.random.fold_in(root, seed), 3)
+        state = init(init_key, batch(settings, init_key))
+        for _ in range(PIECES):
+            state, told = epoch(state, None, update_key)
+            train.check_finite(told)
+            work.progress(1)
+        yield state, judge_key
+
+
+def describe(action: Array) -> dict[str, Array]:
+    """Of draws [n, 2]: the share of each mode, of all modes together, and the mean reward."""
+    near = distances(action) < NEAR
+    return {"modes": near.mean(0), "near": near.any(-1).mean(), "reward": reward(action).mean()}
+
+
+def judge(
+    settings: Settings, act: Callable[[State, Array, Key], Array]
+) -> Callable[[State, Key], dict[str, Array]]:
+    """`describe` of as many draws as the settings say, compiled: a function of the agent's state and a key."""
+    return jax.jit(lambda state, key: describe(act(state, jnp.zeros((settings.draws, 1)), key)))
+
+
+def shared(settings: Settings) -> dict[str, Any]:
+    """Hyper-parameters of every agent."""
+    return {"learning_rate": settings.learning_rate, "hidden": settings.hidden}
+
+
+def of_cloning(settings: Settings, work: studies.Work) -> dict[str, Any]:
+    """A Gaussian policy's draws, and how far its mean is from the nearest mode; [S] each."""
+    config = bc.Config(**shared(settings))
+    learner, policy = (
+        bc.make(config, SPEC, heads.scalar()),
+        mlp.behaviour_policy(SPEC, settings.hidden, config.network),
+    )
+
+    def sample(state: State, observation: Array, key: Key) -> Array:
+        return policy.apply(state.params["policy"], observation).sample(seed=key)
+
+    rows, judged = [], judge(settings, sample)
+    for state, key in trained(settings, "cloning", learner, work):
+        mean = learner.act(state, jnp.zeros(1), key)
+        rows.append(
+            {
+                **judged(state, key),
+                "distance": float(distances(mean).min()),
+                "mean_reward": float(reward(mean)),
+            }
+        )
+    return studies.stacked(rows)
+
+
+def of_flow(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
+    """The draws of IFQL's policy that its critics choose from N, for each N; [S] each."""
+    config = ifql.Config(**shared(settings), flow_steps=settings.flow_steps)
+    learners = {
+        str(count): ifql.make(dataclasses.replace(config, candidates=count), SPEC, value_head(settings, name))
+        for count in settings.candidates
+    }
+    judged = {count: judge(settings, learner.act) for count, learner in learners.items()}
+    found = trained(settings, f"flow, {name}", learners["1"], work)  # N is of acting alone
+    return studies.stacked([{count: of(state, key) for count, of in judged.items()} for state, key in found])
+
+
+def of_distilled(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
+    """The draws of FQL's policy, [S] each."""
+    config = fql.Config(
+        **shared(settings), flow_steps=settings.flow_steps, alpha=settings.alpha, normalize_q=True
+    )
+    learner = fql.make(config, SPEC, value_head(settings, name))
+    judged = judge(settings, learner.act)
+    found = trained(settings, f"distilled, {name}", learner, work)
+    return studies.stacked([judged(state, key) for state, key in found])
+
+
+# ---- what may be said ----------------------------------------------------------------------------------------------
+
+
+def expected(candidates: int) -> float:
+    """How often the best mode is among draws that have the shares of the data."""
+    return float(1 - (1 - SHARES[BEST]) ** candidates)
+
+
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the construction predicts."""
+    found, every = result["bandit"], studies.every
+    gaussian = found[GAUSSIAN]
+    text = f"Gaussian cloning: the mean is between modes (distance to the nearest, beyond {NEAR})"
+    yield studies.Claim(text, OURS, gaussian["distance"] - NEAR, every(lambda x: x > 0))
+    for head, flow in found[FLOW].items():
+        alone = flow["1"]
+        text = f"{head}: more of the flow's draws than of the Gaussian's are of a mode (difference)"
+        yield studies.Claim(text, OURS, alone["near"] - gaussian["near"], studies.positive)
+        text = f"{head}: the flow covers all four modes (the least share, in that of the data)"
+        yield studies.Claim(text, OURS, (alone["modes"] / SHARES).min(1), every(lambda x: x > 0.5))
+        for count in result["settings"]["candidates"]:
+            text = f"{head}: the best of {count} is of the best mode as often as it should be, to 0.03 (difference)"
+            off = flow[str(count)]["modes"][:, BEST] - expected(count)
+            published = f"1 - 0.9^{count} = {expected(count):.3f}"
+            yield studies.Claim(text, published, off, studies.summarised(lambda x: abs(x) < 0.03))
+        text = f"{head}: the distilled policy earns more than the flow (difference)"
+        ahead = found[DISTILLED][head]["reward"] - alone["reward"]
+        yield studies.Claim(text, "FQL (Park et al., ICML 2025), in words", ahead, studies.positive)
+
+
+def rows_of(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every policy with its name."""
+    yield GAUSSIAN, found[GAUSSIAN]
+    for head, flow in found[FLOW].items():
+        for count, row in flow.items():
+            yield (f"{head}: a draw of the flow" if count == "1" else f"{head}: the best of {count}"), row
+        yield f"{head}: distilled", found[DISTILLED][head]
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The blocks of a Markdown report."""
+    settings, found = result["settings"], result["bandit"]
+    yield "# Policies that propose, and critics that choose"
+    yield (
+        f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
+        f"[The program](../../../experiments/papers/proposals.py) says what is compared. {settings['seeds']} seeds, "
+        f"{settings['updates']:,} updates of {settings['batch_size']} rows, layers of "
+        f"{' and '.join(map(str, settings['hidden']))}. Mean and 95 % interval."
+    )
+    yield "## Four modes"
+    logged = ", ".join(f"{share:.0%}" for share in SHARES)
+    yield (
+        f"The modes have {logged} of the data and pay {', '.join(f'{x:g}' for x in WORTH)}; the first one is the best. "
+        f"*Of a mode* is an action within {NEAR} of it. The Gaussian's mean is "
+        f"{studies.between(found[GAUSSIAN]['distance'])} from the nearest mode and pays "
+        f"{studies.between(found[GAUSSIAN]['mean_reward'])}; the row below is of its draws."
+    )
+    yield studies.table(
+        ("", "of the best mode", "of the others", "of any mode", "reward"),
+        [
+            (
+                name,
+                studies.between(row["modes"][:, BEST]),
+                " / ".join(f"{x:.2f}" for x in row["modes"].mean(0)[1:]),
+                studies.between(row["near"]),
+                studies.between(row["reward"]),
+            )
+            for name, row in rows_of(found)
+        ],
+    )
+    yield "![share of the best mode](best_of.png)"
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """The share of the best mode against N, beside what it should be."""
+    counts = result["settings"]["candidates"]
+    curves = {
+        head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts]))
+        for head, flow in result["bandit"][FLOW].items()
+    }
+    exact = [expected(n) for n in counts]
+    curves["1 - 0.9^N"] = (counts, exact, exact, exact)
+    plot.lines(folder / "best_of.png", curves, "N", "share of the best mode", title="The best of N draws")
+
+
+if __name__ == "__main__":
+    studies.main(Settings(), run)

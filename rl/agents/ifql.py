@@ -1,0 +1,136 @@
+"""Implicit flow Q-learning (IFQL: Park, Li & Levine, ICML 2025, a baseline there; IDQL by a flow).
+
+IQL's critics and value, the cloned policy of a flow, and the best of its draws. With twin critics ``Q_i``, their slow
+copies ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
+
+    L_V  = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a)) ],   u = min_i Q'_i(s, a) - V(s)
+    L_Q  = E_D[ sum_i loss_Qi(r + gamma d V(s')) ]
+    L_pi = E_D[ (v(s, x_t, t) - (a - z))^2 ],   x_t = (1 - t) z + t a
+
+    a(s) = argmax_j min_i Q_i(s, a_j),   a_1, ..., a_N: draws of the flow v (`rl.networks.flow`), clipped to the box
+
+where ``loss`` is the head's: squared error in the paper. IDQL (Hansen-Estruch et al. 2023) has a diffusion in place of
+the flow. Nothing improves the policy but the choice among its draws, online and offline alike.
+
+Paper and code. Where they differ this is the code: ``L_pi`` is the mean over action dimensions, and targets follow the
+critics *before* each update. The code's choice takes one observation at a time; here each of many has candidates of its
+own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from rl import nest
+from rl.agents.optimisers import Adam, Optimiser, build
+from rl.agents.state import augmented, descend, follow, require, start
+from rl.networks import flow, mlp
+from rl.networks.base import ensemble
+from rl.networks.layers import OGBENCH, Architecture
+from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.values import bellman, heads, losses
+from rl.values.heads import ValueHead
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Hyper-parameters; defaults are those of the authors' code."""
+
+    discount: float = 0.99  # gamma
+    expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
+    candidates: int = 32  # N, actions drawn at each step, of which the best is taken
+    flow_steps: int = 10  # that carry noise to an action
+    integrator: str = "euler"  # of the flow: euler or midpoint
+    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    learning_rate: float = 3e-4  # Adam, all networks
+    critics: int = 2  # members of the critic ensemble, combined by their minimum
+    hidden: tuple[int, ...] = (512, 512, 512, 512)  # widths of every network's layers
+    layer_norm: bool = True  # in critics and value
+    network: Architecture = OGBENCH  # of every network
+    critic_optimiser: Adam = Adam()  # of the critics
+    value_optimiser: Adam = Adam()  # of the value
+    policy_optimiser: Adam = Adam()  # of the flow
+
+    def __post_init__(self) -> None:
+        flow.require_steps(self.flow_steps, self.integrator)
+        flow.require_candidates(self.candidates)
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
+    require(spec, "ifql", discrete=False)
+    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
+    critic = ensemble(member, config.critics)
+    value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
+    policy = flow.velocity(spec, config.hidden, config.network)
+    optimisers = {
+        "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
+        "value": build(config.value_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+    }
+
+    def init(key: Key, batch: Transition) -> State:
+        keys = jax.random.split(key, 3)
+        params = {
+            "critic": critic.init(keys[0], batch.observation, batch.action),
+            "value": value.init(keys[1], batch.observation),
+            "policy": policy.init(keys[2], batch.observation, batch.action),
+        }
+        return start(params, optimisers, targets=["critic"])
+
+    def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
+        flow_key, dropout_key = jax.random.split(key)
+        q_slow = bellman.min_member(
+            head, critic.apply(state.target["critic"], batch.observation, batch.action)
+        )
+        v_next = value.apply(state.params["value"], batch.next_observation)
+        backup = (batch.reward, config.discount * batch.discount, v_next)
+        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
+
+        def loss(params):
+            v = value.apply(params["value"], batch.observation)
+            advantage = head.value(q_slow) - head.value(v)
+            weight = losses.expectile_weight(advantage, config.expectile)
+            value_loss = (weight * head.loss(v, v_target)).mean()
+
+            q = critic.apply(params["critic"], batch.observation, batch.action)
+            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+
+            field = policy.apply(params["policy"], batch.observation, key=dropout_key)
+            policy_loss = flow.loss(field, batch.action, flow_key).mean()
+            metrics = {
+                "critic_loss": critic_loss,
+                "value_loss": value_loss,
+                "policy_loss": policy_loss,
+                "q": head.value(q).mean(),
+                "clipped": head.clipped(*backup).mean(),
+                "v": head.value(v).mean(),
+                "advantage": advantage.mean(),
+            }
+            return critic_loss + value_loss + policy_loss, metrics
+
+        gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
+        state = descend(follow(state, config.target_rate), gradients, optimisers)
+        return state._replace(step=state.step + 1), metrics
+
+    def act(state: State, observation: Array, key: Key) -> Array:
+        lead = nest.leading(observation, spec.observation_shape)
+        noise = jax.random.normal(key, (*lead, config.candidates, spec.action_size))
+        field = policy.apply(state.params["policy"], observation)
+        drawn = flow.sample(field, jnp.moveaxis(noise, -2, 0), config.flow_steps, config.integrator)
+        actions = jnp.clip(drawn, -1.0, 1.0)
+        return flow.best_of(actions, critics(state, observation, actions).min(0))
+
+    def continuation(state: State, observation: Array, key: Key) -> Array:
+        del key
+        return head.value(value.apply(state.params["value"], observation))
+
+    def critics(state: State, observation: Array, action: Array) -> Array:
+        return head.value(critic.apply(state.params["critic"], observation, action))
+
+    learner = Learner(init, update, act, continuation, explore=act, critics=critics)
+    return augmented(learner, spec, config.network)
