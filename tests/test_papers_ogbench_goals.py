@@ -57,7 +57,7 @@ def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("agent", paper.AGENTS)
 def test_agents_have_what_was_published_for_the_dataset_but_the_sizes_of_the_study(agent: str) -> None:
-    settings = paper.Settings(latent=64)
+    settings = paper.Settings(batch_size=256, updates=20_000, hidden=(128, 128, 128))
     variant = paper.variant(settings, "pointmaze-large-stitch-v0", agent, "data.npz", "digest")
     chosen, config = variant.train.args
     assert (chosen.dataset, chosen.batch_size, chosen.eval_every) == ("data.npz", 256, 4000)
