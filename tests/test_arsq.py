@@ -156,6 +156,7 @@ def test_without_conditioning_the_greedy_path_is_the_best_action_and_with_it_nee
     assert 0 < apart["paper"] < 100
 
 
+@pytest.mark.slow
 def test_exploring_draws_bins_in_proportion_to_the_smaller_advantages() -> None:
     """Frequencies of all 81 actions against products of the enumerated probabilities."""
     e = enumerated("paper")

@@ -102,7 +102,7 @@ def test_dopamines_numbers_stand_where_no_flag_says_otherwise(head: str) -> None
     assert presets.find("online", "dqn", "CartPole-v1", "scalar") is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_a_game_is_played_and_its_frames_are_kept_once(tmp_path: Path) -> None:
     settings, config = published("hl_gauss")

@@ -62,6 +62,7 @@ def test_side_by_side_and_one_after_another_every_token_is_its_block_of_a_plain_
     np.testing.assert_allclose(alone, expected[0, 0, 1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_members_differ_and_one_encoder_of_each_serves_value_and_advantages() -> None:
     spec = Spec({"goal": (3,), "view": (8, 8, 1)}, SIZE)
     network = soft_dueling(spec, 5, TRUNKS["shared"], CHOICES, (4,), members=3)

@@ -196,7 +196,7 @@ SMALL = offline.Settings(
 )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> None:
     settings = offline.dataclasses.replace(

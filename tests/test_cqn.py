@@ -186,6 +186,7 @@ def test_terminations_are_ignored_only_where_asked_for() -> None:
         assert (losses[0] == losses[1]) == ignores
 
 
+@pytest.mark.slow
 def test_weights_scale_rows_and_priorities_are_the_rows_own() -> None:
     _, every, priority = updated("td")
     assert priority.shape == (ROWS,) and (priority > 0).all()

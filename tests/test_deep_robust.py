@@ -187,6 +187,7 @@ def test_every_agent_but_cloning_has_a_value() -> None:
     assert {"bc", *CONTINUOUS, *DISCRETE, *agents.GOALS} == set(agents.AGENTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "kind", "entropy"),
     [(*pair, False) for pair in AGENTS if pair[0] != "cqn"] + [("cql", "continuous", True)],
@@ -276,6 +277,7 @@ def test_a_model_that_is_sure_costs_nothing_under_a_noisy_policy() -> None:
     assert metrics["robust_loss"] == metrics["robust_price"] == 0
 
 
+@pytest.mark.slow
 def test_weighted_updates_have_robust_targets_too() -> None:
     """With weights of 1 they are those of ``update``, which is not the plain one."""
     learner, batch = built("dqn", "discrete", heads.scalar())
@@ -293,6 +295,7 @@ def test_weighted_updates_have_robust_targets_too() -> None:
     assert any((a != b).any() for a, b in zip(*map(jax.tree.leaves, params), strict=True))
 
 
+@pytest.mark.slow
 def test_a_deep_agent_turns_from_a_gamble_when_shifts_are_cheap() -> None:
     """Action 0 leads to a state worth 0.5; action 1 to one worth 1.2 or 0, at even odds: 0.6, or 0.2 at price 0.4."""
     start, safe, win, lose = np.eye(4, dtype=np.float32)

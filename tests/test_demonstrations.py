@@ -8,10 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from rl.replay import demonstrations
 
 
+@pytest.mark.slow
 def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None:
     """Episodes of random lengths, some longer than the ring; half of them succeed, several at once too."""
     rng, capacity, environments = np.random.default_rng(0), 17, 3
@@ -49,6 +51,7 @@ def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None
     assert ever > 5 and cut > 0 and together > 0
 
 
+@pytest.mark.slow
 def test_draws_are_uniform_over_the_marked_rows() -> None:
     memory = demonstrations.insert(demonstrations.empty(jnp.zeros(()), 10), jnp.zeros(8))
     memory = demonstrations.mark(memory, jnp.array([0, 1, 1, 0, 0, 0, 0, 5]))  # of the last there is one only

@@ -166,6 +166,7 @@ def test_it_learns_means_and_deviations(fitted: tuple[ensemble.Ensemble, ensembl
     assert 0.2 < spread[0] < 0.45 and spread[1] < 0.15  # 0.3 and 0
 
 
+@pytest.mark.slow
 def test_error_is_that_of_the_parameters_that_are_returned(
     fitted: tuple[ensemble.Ensemble, ensemble.Model],
 ) -> None:
@@ -205,6 +206,7 @@ def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, e
     np.testing.assert_allclose(drawn.std(0), np.asarray(deviation)[:, :-1], rtol=0.06)
 
 
+@pytest.mark.slow
 def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
     world = built(deterministic=True, updates=20)
     model = world.fit(log(), KEY)
@@ -331,6 +333,7 @@ def test_inputs_that_begin_or_cease_to_vary_do_not_swamp_the_others(
     np.testing.assert_allclose(found[:, 1], 10 * kernel[:, 1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_fit_goes_on_from_the_model_and_returns_it_where_nothing_is_better(
     fitted: tuple[ensemble.Ensemble, ensemble.Model],
 ) -> None:
@@ -384,6 +387,7 @@ def test_same_key_same_bits_and_a_seed_of_many_is_that_seed_alone() -> None:
 # ---- when it stops --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "checks", "lowered"),
     [

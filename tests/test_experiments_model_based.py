@@ -84,26 +84,28 @@ def without_fit(make: Callable[..., ensemble.Ensemble]) -> Callable[..., ensembl
 def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a world half-way between the learned one and the truth."""
-    whole = script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())
-    assert np.isfinite(whole["scores"]["return"]["last"]["mean"]) and whole["updates"] == 8
-    script.run(settings(pendulum, tmp_path / "cut", truth=0.5, epochs=1), config())
-    (tmp_path / "cut" / "result.json").unlink()
-    shutil.copytree(tmp_path / "cut", tmp_path / "fitted")
-    shutil.rmtree(tmp_path / "fitted" / "checkpoints" / "4")  # as if it had been killed right after the fit
+    """In a world half-way between the learned one and the truth.
+
+    Of the run whose epochs were made one by one, both were: an epoch after the fit, and one after that epoch.
+    """
+    cut, fitted = tmp_path / "cut", tmp_path / "fitted"
+    script.run(settings(pendulum, cut, truth=0.5, epochs=1), config())
+    (cut / "result.json").unlink()
+    shutil.copytree(cut, fitted)
+    shutil.rmtree(fitted / "checkpoints" / "4")  # as if it had been killed right after the fit
     monkeypatch.setattr(ensemble, "make", without_fit(ensemble.make))
-    rows = log.read(tmp_path / "whole")
-    for name in ("cut", "fitted"):
-        script.run(settings(pendulum, tmp_path / name, truth=0.5), config())
-        assert log.read(tmp_path / name) == rows
+    ends = [script.run(settings(pendulum, folder, truth=0.5), config()) for folder in (cut, fitted)]
+    assert np.isfinite(ends[0]["scores"]["return"]["last"]["mean"]) and ends[0]["updates"] == 8
+    rows = log.read(cut)
+    assert log.read(fitted) == rows
     with pytest.raises(ValueError, match="holds a run of 2 epochs, more than --epochs=1"):
-        script.run(settings(pendulum, tmp_path / "cut", truth=0.5, epochs=1), config())
+        script.run(settings(pendulum, cut, truth=0.5, epochs=1), config())
     with pytest.raises(checkpoint.CheckpointError, match=r"settings\.seed: 0 in the checkpoint, 1 in this"):
-        script.run(settings(pendulum, tmp_path / "cut", truth=0.5, seed=1), config())
+        script.run(settings(pendulum, cut, truth=0.5, seed=1), config())
     assert {"train/edge_share", "train/reward_error", "train/spread_aleatoric", "eval/return"} <= set(
         rows[-1]
     )
-    assert script.run(settings(pendulum, tmp_path / "whole", truth=0.5), config())["updates"] == 8  # finished
+    assert script.run(settings(pendulum, cut, truth=0.5), config())["updates"] == 8  # finished
 
 
 @pytest.mark.slow

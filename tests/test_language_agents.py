@@ -244,6 +244,7 @@ def test_unknown_operators() -> None:
         bcoder.make(dataclasses.replace(FAST, operator="soft"), language_model(), head("scalar"))
 
 
+@pytest.mark.slow
 def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
     """The heads' outputs are made enormous, so that values come to their bounds."""
     config, lm = dataclasses.replace(FAST, maximum=0.3), without_trunk()

@@ -47,6 +47,7 @@ def stored(name: str) -> tuple[Batch, list[int]]:
     return jax.jit(cached.gather)(replay.pack(episodes, 8, together=False), store), sizes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_reading_is_that_of_the_whole_text(name: str) -> None:
     config, params = CONFIGS[name], random_params(CONFIGS[name])

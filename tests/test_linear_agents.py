@@ -235,6 +235,7 @@ def test_vmap_over_prices_radii_and_replications_is_one_at_a_time() -> None:
         np.testing.assert_allclose(together[1, 1], alone, rtol=1e-8, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_radius_for_each_step_and_factor() -> None:
     radius = np.zeros((HORIZON, 5))
     radius[1, 3] = 0.4

@@ -33,6 +33,7 @@ def test_a_game_is_the_one_of_gymnax_seen_as_a_vector() -> None:
     assert ended
 
 
+@pytest.mark.slow
 def test_actions_are_sticky() -> None:
     """The paddle of Breakout goes where it is told to, but for one step in ten."""
     game = minatar.make("Breakout-MinAtar")

@@ -86,6 +86,7 @@ def run(
     return carry, reports
 
 
+@pytest.mark.slow
 def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
     """And every row says in ``origin`` which it is."""
     plain = stub()
@@ -99,6 +100,7 @@ def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
     assert report.metrics["logged_least"] == LOGGED and report.metrics["model_most"] < 2
 
 
+@pytest.mark.slow
 def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is() -> None:
     _, [report] = run(loop(change(real=0.0)), 1)
     assert report.metrics["logged"] == 0 and report.metrics["model_most"] < 2

@@ -337,6 +337,7 @@ def test_success_is_what_is_asked_for() -> None:
         assert np.flatnonzero(succeeded(said, success)).tolist() == episodes
 
 
+@pytest.mark.slow
 def test_a_run_with_successes_goes_on_to_the_same_bits() -> None:
     """In the middle of episodes, from a checkpoint's notes as JSON."""
     whole, rest = Demonstrated(), Demonstrated()

@@ -14,6 +14,7 @@ from experiments.papers import arsq as study
 from rl import log
 
 
+@pytest.mark.slow
 def test_logs_are_those_of_the_problems() -> None:
     """Rewards and shares of modes, and what of them a Q-function of one dimension can know."""
     bandit = study.bandit_log(jax.random.key(0), 20_000).transitions

@@ -52,6 +52,7 @@ def test_variants_of_several_parts_are_trained_once() -> None:
     )
 
 
+@pytest.mark.slow
 def test_initial_weights_are_those_of_the_start_asked_for() -> None:
     learner = sac_n.make(sac_n.Config(critics=3, hidden=(64, 64)), plane.SPEC, heads.scalar())
     pair, one = np.zeros((2, 2), np.float32), np.zeros(2, np.float32)

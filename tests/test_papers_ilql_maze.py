@@ -121,6 +121,7 @@ def test_heads_start_alike(recipe: study.Recipe) -> None:
         assert float(head.value(jnp.full(head.size, bias))) == pytest.approx(recipe.start, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_the_model_reads_one_turn() -> None:
     lm = study.language_model(TINY)
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -191,6 +192,7 @@ def test_predictions_hold_or_do_not() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_figures_and_table_of_the_corrected_design(tmp_path: Path) -> None:
     parts = made_up()
     study.draw(tmp_path, TINY, parts)

@@ -229,7 +229,7 @@ def test_strike_is_the_number_of_trajectories() -> None:
 # ---- the script ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.command
 def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a small size: fewer replications, one timing, two put rows."""

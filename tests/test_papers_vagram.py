@@ -25,6 +25,7 @@ from rl.envs import distractors, pendulum
 # ---- the pendulum on a grid ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_values_of_the_grid_are_those_of_policy_iteration() -> None:
     """Of dense matrices in float64, solved exactly."""
     points = 9
@@ -83,6 +84,7 @@ def test_gradients_by_observations_become_those_by_states() -> None:
     np.testing.assert_allclose(ours, np.stack([by_angle, by_speed], -1), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_greedy_control_is_as_good_as_its_model() -> None:
     """With the true model and the grid's value the pole goes up; with a model that foresees nothing it hangs."""
     world = distractors.around(pendulum, "noise", 2)

@@ -276,7 +276,12 @@ def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["pointmaze-large-navigate-v0", "cube-single-play-singletask-v0", "puzzle-3x3-noisy-v0"]
+    "name",
+    [
+        "pointmaze-large-navigate-v0",
+        "cube-single-play-singletask-v0",
+        pytest.param("puzzle-3x3-noisy-v0", marks=pytest.mark.long),
+    ],
 )
 def test_ogbench_itself_loads_the_files(name: str, tmp_path: Path) -> None:
     import ogbench

@@ -328,6 +328,7 @@ def test_values_of_a_token_equal_those_of_all() -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-3), one, other)
 
 
+@pytest.mark.slow
 def test_values_are_float32_on_bfloat16_features() -> None:
     half = FEATURES.astype(jnp.bfloat16)
     q, v = token_heads.vocabulary_values(A, 3, 8), token_heads.state_values(3, 8, bias=2.0)

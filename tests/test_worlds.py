@@ -237,6 +237,7 @@ def small_ensemble() -> tuple[base.Dynamics, ensemble.Model]:
     return base.learned(made), jax.jit(made.init)(KEY)
 
 
+@pytest.mark.slow
 def test_a_mixture_is_on_the_line_between_its_worlds() -> None:
     model, params = small_ensemble()
     real = truth.of("Pendulum-v1")
