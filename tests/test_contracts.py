@@ -40,18 +40,27 @@ GOALS = (
 CONTINUOUS = (
     *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
 )
-# One head will do: sac and td3 are the code of sac_n and td3_bc, the heads of fql and of cqn, slow to compile, are in
-# test_agents, and ifql has values as iql has them
+# One head will do: sac and td3 are the code of sac_n and td3_bc, and the heads of fql and of cqn, slow to compile, are
+# in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "fql": "c51", "ifql": "two_hot", "sac": "scalar", "td3": "scalar"}
 # Of the agents with goals crl, gcbc and qrl use none; test_goal_agents has the other heads. hecrl, whose networks take
 # half a minute to compile, has its promises in test_hecrl
 ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss", "hiql": "c51"}
 DISCRETE = ("bc", "cql", "dqn", "iql")
+
+
+def left_out(agent: str, head: str) -> Any:
+    """What a case is marked with: ifql has the values of iql and the flow of fql, and is for make test-all."""
+    if agent == "ifql":
+        return pytest.mark.long
+    return [] if head == "hl_gauss" or agent in ONE_HEAD else pytest.mark.slow
+
+
 CASES = [
     pytest.param(
         (kind, agent, head),
         id=f"{kind}-{agent}-{head}",
-        marks=[] if head == "hl_gauss" or agent in ONE_HEAD else pytest.mark.slow,
+        marks=left_out(agent, head),
     )
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE), ("goals", GOALS))
     for agent in names
