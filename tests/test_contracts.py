@@ -40,19 +40,28 @@ GOALS = (
 CONTINUOUS = (
     *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
 )
-# One head will do: sac and td3 are the code of sac_n and td3_bc, the heads of fql and of cqn, slow to compile, are in
-# test_agents, and ifql has values as iql has them
+# One head will do: sac and td3 are the code of sac_n and td3_bc, and the heads of fql and of cqn, slow to compile, are
+# in test_agents
 ONE_HEAD = {"cqn": "hl_gauss", "fql": "c51", "ifql": "two_hot", "sac": "scalar", "td3": "scalar"}
 # Of the agents with goals crl, gcbc and qrl use none; test_goal_agents has the other heads. hecrl, whose networks take
 # half a minute to compile, has its promises in test_hecrl
 ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss"}
 TRAINED_GOALS = ("hiql",)  # the one with the most parts; test_goal_agents has every part of an update of each
 DISCRETE = ("bc", "cql", "dqn", "iql")
+
+
+def left_out(kind: str, agent: str, head: str) -> Any:
+    """What a case is marked with: ifql has the values of iql and the flow of fql, and is for make test-all."""
+    if agent == "ifql":
+        return pytest.mark.long
+    return [] if (head == "hl_gauss" or agent in ONE_HEAD) and kind != "goals" else pytest.mark.slow
+
+
 TRACED = [
     pytest.param(
         (kind, agent, head),
         id=f"{kind}-{agent}-{head}",
-        marks=[] if (head == "hl_gauss" or agent in ONE_HEAD) and kind != "goals" else pytest.mark.slow,
+        marks=left_out(kind, agent, head),
     )
     for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE), ("goals", GOALS))
     for agent in names

@@ -52,7 +52,9 @@ DISCRETE = ("bc", "cql", "dqn", "iql")
 CONTINUOUS = (
     *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
 )
-LARGE = ("cql", "cqn", "edac", "fql", "ifql", "rebrac", "sac", "sac_n", "td3")  # slow to compile
+LARGE = ("cql", "cqn", "edac", "fql", "rebrac", "sac", "sac_n", "td3")  # slow to compile
+# ifql has the values of iql and the flow of fql
+LEFT_OUT = {**dict.fromkeys(LARGE, pytest.mark.slow), "ifql": pytest.mark.long}
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
 EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}
 
@@ -127,10 +129,7 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
 @pytest.mark.parametrize(
     ("agent", "kind"),
     [
-        *(
-            pytest.param(agent, "continuous", marks=[pytest.mark.slow] * (agent in LARGE))
-            for agent in CONTINUOUS
-        ),
+        *(pytest.param(agent, "continuous", marks=LEFT_OUT.get(agent, [])) for agent in CONTINUOUS),
         *((agent, "discrete") for agent in DISCRETE),
     ],
 )

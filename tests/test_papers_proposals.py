@@ -20,11 +20,15 @@ TINY = study.Settings(seeds=2, batch_size=4000)
 
 def test_the_bandit_is_logged_around_its_modes_with_their_shares() -> None:
     """The best mode, by reward, is the rarest; what a step pays is the reward with noise; nothing follows it."""
-    rows = study.batch(TINY, jax.random.key(0))
-    found = study.describe(rows.action)
+
+    @jax.jit
+    def logged() -> tuple[Any, ...]:
+        rows = study.batch(TINY, jax.random.key(0))
+        return rows, study.describe(rows.action), rows.reward - study.reward(rows.action)
+
+    rows, found, noise = jax.device_get(logged())
     np.testing.assert_allclose(found["modes"], study.SHARES, atol=0.03)
     assert found["near"] > 0.995 and not np.any(rows.discount)
-    noise = np.asarray(rows.reward - study.reward(rows.action))
     assert abs(noise.mean()) < 0.07 and abs(noise.std() - study.NOISE) < 0.05
     assert study.WORTH.argmax() == study.SHARES.argmin() == study.BEST
 
@@ -36,7 +40,8 @@ def test_rewards_and_shares_by_hand() -> None:
     drawn = np.float32([[0.5, 0.5], [0.4, 0.6], [-0.5, -0.31], [0, 0]])
     found = study.describe(drawn)
     assert found["modes"].tolist() == [0.5, 0, 0.25, 0] and found["near"] == 0.75
-    assert study.expected(1) == pytest.approx(0.1) and study.expected(32) == pytest.approx(0.9657, abs=1e-4)
+    assert study.expected(0.1, 1) == pytest.approx(0.1)
+    assert study.expected(0.1, 32) == pytest.approx(0.9657, abs=1e-4)
 
 
 def rows() -> dict[str, Any]:
@@ -45,7 +50,7 @@ def rows() -> dict[str, Any]:
         np.array([x, x]) * np.array([[1.0], [1.001]]) if np.ndim(x) else x * np.array([1.0, 1.001])
     )
     flow = {
-        str(n): {"modes": two([study.expected(n), 0.3, 0.3, 0.2]), "near": two(0.95), "reward": two(4.0)}
+        str(n): {"modes": two([study.expected(0.1, n), 0.3, 0.3, 0.2]), "near": two(0.95), "reward": two(4.0)}
         for n in (1, 16)
     }
     return {
@@ -64,8 +69,8 @@ def rows() -> dict[str, Any]:
         ((study.GAUSSIAN, "distance"), [0.5, 0.19], ["the mean is between modes"]),
         ((study.GAUSSIAN, "near"), [0.95, 0.96], ["more of the flow's draws"]),
         ((study.FLOW, "c51", "1", "modes"), [[0.1, 0.3, 0.3, 0.3], [0.1, 0.3, 0.3, 0.1]], ["covers all four"]),
-        ((study.FLOW, "c51", "1", "modes"), [[0.2, 0.3, 0.3, 0.2]] * 2, ["best of 1 is"]),
-        ((study.FLOW, "c51", "16", "modes"), [[0.7, 0.1, 0.1, 0.1]] * 2, ["best of 16 is"]),
+        ((study.FLOW, "c51", "1", "modes"), [[0.2, 0.3, 0.3, 0.2]] * 2, ["best of 1 is", "the flow's own share"]),
+        ((study.FLOW, "c51", "16", "modes"), [[0.7, 0.1, 0.1, 0.1]] * 2, ["best of 16 is", "the flow's own share"]),
         ((study.DISTILLED, "c51", "reward"), [3.9, 4.2], ["distilled policy earns more"]),
     ],
 )  # fmt: skip
