@@ -540,17 +540,22 @@ def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
 
 
 @pytest.mark.slow
-def test_every_field_that_can_be_swept_is_accepted_by_its_agent() -> None:
+@pytest.mark.parametrize(
+    ("kind", "agent"),
+    [
+        *[("continuous", agent) for agent in CONTINUOUS],
+        *[("discrete", agent) for agent in DISCRETE],
+        *[("goals", agent) for agent in GOALS],
+        pytest.param("goals", "hecrl", marks=pytest.mark.long),  # half a minute of tracing
+    ],
+)
+def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent: str) -> None:
     """No float field is used where the program is built: each survives being a tracer."""
-    for kind, names in (("continuous", CONTINUOUS), ("discrete", DISCRETE), ("goals", (*GOALS, "hecrl"))):
-        for agent in names:
-            config, make = small(agent), maker(agent, load(kind), "scalar")
-            dataset, sample = source(kind, config)
-            floats = [
-                f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)
-            ]
-            sweep = {name: [getattr(config, name)] * 2 for name in floats}
-            runs = train.population(make, config, sample, STEPS, sweep=sweep)
-            keys = jax.random.split(jax.random.key(0), 2)
-            state = jax.eval_shape(runs.init, keys, two_rows(kind))
-            jax.eval_shape(runs.epoch, state, dataset, keys)
+    config, make = small(agent), maker(agent, load(kind), "scalar")
+    dataset, sample = source(kind, config)
+    floats = [f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)]
+    sweep = {name: [getattr(config, name)] * 2 for name in floats}
+    runs = train.population(make, config, sample, STEPS, sweep=sweep)
+    keys = jax.random.split(jax.random.key(0), 2)
+    state = jax.eval_shape(runs.init, keys, two_rows(kind))
+    jax.eval_shape(runs.epoch, state, dataset, keys)

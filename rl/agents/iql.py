@@ -45,9 +45,7 @@ class Config:
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
-    candidates: int = (
-        1  # actions drawn at each step, of which the critics' best is taken; 1: the policy's mode
-    )
+    candidates: int = 1  # actions drawn at each step, whose best by the critics is taken; 1: the mode
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in critics and value
     network: Architecture = Architecture(initialiser="orthogonal")  # of every network
