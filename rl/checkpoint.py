@@ -139,6 +139,13 @@ def inspect(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     return found and found[1]
 
 
+def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """The card of the checkpoint of ``step``, which is known to be whole: its files are not read again."""
+    names = (str(step), f"{step}.saving")
+    path = next(path for name in names if (path := Path(folder) / name / _CARD).exists())
+    return json.loads(path.read_text())["card"]
+
+
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """What `inspect` returns, and every array by its name ('state/params/critic/...'), whatever run wrote them.
 

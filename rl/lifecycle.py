@@ -349,8 +349,8 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
 
 def _warn_of_lost_lines(run: Run, step: int) -> bool:
     """Whether metrics.jsonl has fewer lines than it had at the checkpoint of ``step``; with a warning."""
-    record = checkpoint.inspect(run.folder / CHECKPOINTS) or {"card": {}}
-    held, written = _lines(run.folder, step), record["card"].get("lines", 0)
+    card = checkpoint.card(run.folder / CHECKPOINTS, step)
+    held, written = _lines(run.folder, step), card.get("lines", 0)
     if held < written:
         warnings.warn(
             f"{run.folder / log.METRICS} holds {held} of the {written} lines that were written up to {run.unit} "
