@@ -15,7 +15,7 @@ What is drawn here may be held in part at known values (``free``), as inpainting
 neither in training nor in sampling, and no loss is taken on them.
 
 Nothing here knows a network: ``predict`` is a function of x and time, which closes over parameters and over what it is
-conditioned on. `TimeEmbedding`, `integrate` and `hold` know no schedule, and serve flow matching alike.
+conditioned on. `integrate` knows no schedule, and serves flow matching alike.
 """
 
 from __future__ import annotations
