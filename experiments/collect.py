@@ -88,6 +88,9 @@ _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace files, or unfinis
 _CLIP_ACTIONS = flags.DEFINE_boolean(
     "clip_actions", False, "With --describe and --to_minari: clip actions that lie outside their box."
 )
+_SHUFFLED = flags.DEFINE_boolean(
+    "shuffled", False, "With --describe and --to_minari: the file holds single transitions in no order."
+)
 _MINARI_ID = flags.DEFINE_string(
     "minari_id", None, "With --to_minari: the dataset's id. Default: headway/ and the file's name."
 )
@@ -172,7 +175,7 @@ def _speed(card: dict[str, Any], digest: str) -> str:
 def describe(name: str) -> None:
     """Print the card of a dataset, with what its file records of its making, and write it as PNG and text."""
     name = _file(name)
-    loaded = data.load(name, clip_actions=_CLIP_ACTIONS.value)
+    loaded = data.load(name, clip_actions=_CLIP_ACTIONS.value, shuffled=_SHUFFLED.value)
     card = cards.describe(loaded)
     made = d4rl.recorded(name) if name.endswith((".hdf5", ".h5")) else {}
     text = "\n".join([cards.text(card, loaded), *_lines(made)])
@@ -204,7 +207,7 @@ def _lines(made: Any, prefix: str = "") -> Iterator[str]:
 
 def to_minari(name: str) -> None:
     """Store a dataset where Minari keeps its own, and say how to load it."""
-    loaded = data.load(_file(name), clip_actions=_CLIP_ACTIONS.value)
+    loaded = data.load(_file(name), clip_actions=_CLIP_ACTIONS.value, shuffled=_SHUFFLED.value)
     chosen = _MINARI_ID.value or f"headway/{_stem(name)}"
     minari.write(loaded, chosen)
     print(f"minari.load_dataset({chosen!r}): {len(loaded.dataset.transitions.reward):,} transitions")

@@ -50,6 +50,7 @@ class Data:
     environment: str = ""  # where to evaluate, if not in the dataset's own environment
     clip_actions: bool = False  # clip logged actions that lie outside the action box; an error without it
     flatten_observations: bool = False  # concatenate the entries of observations that are dictionaries
+    shuffled: bool = False  # the file holds single transitions in no order; an error without it
 
 
 class Problem(NamedTuple):
@@ -89,6 +90,7 @@ def problem(
         environment=settings.environment or None,
         validation=validation,
         flatten_observations=settings.flatten_observations,
+        shuffled=settings.shuffled,
     )
     seen = transform.fit(
         loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations

@@ -77,6 +77,7 @@ class Settings(interaction.Settings):
     offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
     offline_ratio: float = 0.5  # share of each batch that is drawn from it
     clip_actions: bool = False  # clip its actions that lie outside the action box; an error without it
+    shuffled: bool = False  # it holds single transitions in no order; an error without it
     relabel_success: str = ""  # episodes that join it: success, final_success, or the least last reward
 
 
@@ -217,7 +218,12 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
     """The logged data of ``--offline_data``, with the rewards of the environment's task where logs have none."""
     if not settings.offline_data:
         return None
-    loaded = data.load(settings.offline_data, clip_actions=settings.clip_actions, environment=settings.env)
+    loaded = data.load(
+        settings.offline_data,
+        clip_actions=settings.clip_actions,
+        environment=settings.env,
+        shuffled=settings.shuffled,
+    )
     if loaded.spec != spec:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"

@@ -91,7 +91,7 @@ def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
     path = write(tmp_path / "mine.hdf5", log)
     with h5py.File(path, "a") as file:
         file.create_group("rewards")
-    with pytest.raises(DataError, match="cannot be read as HDF5"):
+    with pytest.raises(DataError, match=r"mine.hdf5: 'rewards' is a group or a type, not an array"):
         data.load(path)
 
 
@@ -154,7 +154,7 @@ def test_a_download_that_is_no_hdf5_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(
         download.urllib.request, "urlopen", lambda request, timeout: open_url(f"file://{page}")
     )
-    with pytest.raises(DataError, match="not an HDF5 file"):
+    with pytest.raises(DataError, match=r"the download cannot be read as HDF5 .*something else"):
         data.load("door-human-v1", folder=tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
 

@@ -169,5 +169,5 @@ def test_actions_that_no_agent_takes_are_refused(create):
 
 
 def test_an_absent_dataset_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"Minari cannot load .*none.*minari list local"):
+    with pytest.raises(DataError, match=r"there is no folder .*none; 'minari list local'"):
         data.load(f"minari:{tmp_path}/none")

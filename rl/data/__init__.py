@@ -24,6 +24,7 @@ def load(
     environment: str | None = None,
     validation: bool = False,
     flatten_observations: bool = False,
+    shuffled: bool = False,
 ) -> Loaded:
     """The dataset called ``name``: one of `names`, or a file.
 
@@ -40,6 +41,8 @@ def load(
         environment: to evaluate in, if not the dataset's own.
         validation: read what was published beside it as held-out data, too, if it is there (OGBench's -val.npz).
         flatten_observations: concatenate the entries of observations that are dictionaries (Minari has such).
+        shuffled: a file in D4RL's layout holds single transitions in no order (with ``next_observations``); without it
+            such a log is an error, as one whose next observations are wrong looks the same.
 
     Raises:
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
@@ -54,7 +57,13 @@ def load(
             flatten_observations=flatten_observations,
         )
     if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
-        return d4rl.load(name, folder=folder, clip_actions=clip_actions, environment=environment)
+        return d4rl.load(
+            name,
+            folder=folder,
+            clip_actions=clip_actions,
+            environment=environment,
+            shuffled=shuffled,
+        )
     if ogbench.known(name) or name.endswith(".npz"):
         return ogbench.load(
             name,

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl.data import download
-from rl.data.steps import DataError, Loaded, from_steps, loaded, require
+from rl.data.files import existing, expanded, reading
+from rl.data.steps import DataError, Loaded, check_length, from_steps, loaded, require
 
 _SERVER = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -144,6 +145,7 @@ def load(
     sha256: str | None = None,
     clip_actions: bool = False,
     environment: str | None = None,
+    shuffled: bool = False,
 ) -> Loaded:
     """A D4RL dataset by its name, downloaded if it is not in ``folder``, or any file in its layout by path.
 
@@ -164,6 +166,7 @@ def load(
         sha256: the checksum the file must have.
         clip_actions: clip actions to [-1, 1] rather than refuse values outside.
         environment: to evaluate in, instead of the dataset's own.
+        shuffled: the file holds single transitions in no order, with their ``next_observations``.
 
     Raises:
         DataError: the file cannot be had or is not usable; see `rl.data.steps.from_steps`.
@@ -178,8 +181,9 @@ def load(
         task = entry.task
     else:
         path = _path(name_or_path, folder)
-        task = _task(path, environment)
-        source = f"D4RL layout{', regenerated' * ('regenerated' in recorded(path))}: {path.name}"
+        card = _card(path)
+        task = _task(path, card, environment)
+        source = f"D4RL layout{', regenerated' if card else ''}: {path.name}"
     download.verify(path, sha256)
     steps = _read(path)
     dataset = from_steps(
@@ -187,6 +191,7 @@ def load(
         source=str(path),
         discrete=steps["actions"].dtype.kind in "iu",
         actions_outside="clip" if clip_actions else "error",
+        shuffled=shuffled,
     )
     return loaded(
         dataset,
@@ -199,7 +204,7 @@ def load(
 
 def _folder(folder: str | Path | None) -> Path:
     chosen = folder or os.environ.get("D4RL_DATASET_DIR") or "~/.d4rl/datasets"
-    return Path(chosen).expanduser()
+    return expanded(chosen)
 
 
 def _file(entry: Entry) -> str:
@@ -214,35 +219,48 @@ def recorded(path: str | Path) -> dict[str, Any]:
         DataError: the file cannot be read as HDF5.
         ImportError: h5py is not installed.
     """
-    with _open(Path(path).expanduser()) as file:
-        return {name: _parsed(value) for name, value in file.attrs.items()}
+    with _open(expanded(path)) as file:
+        return _attributes(file)
+
+
+def _attributes(file: Any) -> dict[str, Any]:
+    return {name: _parsed(value) for name, value in file.attrs.items()}
 
 
 def _parsed(value: Any) -> Any:
+    """JSON as what it stands for; a text that only begins like JSON as it is."""
     if isinstance(value, str) and value.startswith(("{", "[")):
-        return json.loads(value)
+        with contextlib.suppress(ValueError, RecursionError):
+            return json.loads(value)
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
+
+
+def _card(path: Path) -> dict[str, Any]:
+    """What a regenerated file records; nothing of others, whose attributes may be anything."""
+    with _open(path) as file:
+        return _attributes(file) if "regenerated" in file.attrs else {}
 
 
 def _path(name_or_path: str, folder: str | Path | None) -> Path:
     """Where a file lies that nobody publishes."""
     from rl.data import recipes
 
-    path, remedy = Path(name_or_path).expanduser(), ""
-    if name_or_path in recipes.LOCOMOTION:
-        recipe = recipes.LOCOMOTION[name_or_path]
-        path = Path(folder or recipes.default_folder(recipe.family)).expanduser() / recipe.file
-        remedy = f"; make it on this machine: python -m experiments.collect --dataset={name_or_path}"
-    if not path.is_file():
-        raise DataError(f"there is no file {path}{remedy}")
-    return path
+    if name_or_path not in recipes.LOCOMOTION:
+        return existing(name_or_path)
+    recipe = recipes.LOCOMOTION[name_or_path]
+    return existing(
+        expanded(folder or recipes.default_folder(recipe.family)) / recipe.file,
+        f"make it on this machine: python -m experiments.collect --dataset={name_or_path}",
+    )
 
 
-def _task(path: Path, environment: str | None) -> Task:
+def _task(path: Path, card: Mapping[str, Any], environment: str | None) -> Task:
     """What is known of a file: what it records, or by its name if that is a published one, or by its environment."""
-    known = recorded(path)
-    if "regenerated" in known:
-        return Task(tuple(known["reference_d4rl"]), known["environment"], _regenerated_note(known))
+    if card:
+        require(card, ("reference_d4rl", "environment"), f"{path}, attributes")
+        with reading(path, "a regenerated tier", "make it again: python -m experiments.collect"):
+            random, expert = map(float, card["reference_d4rl"])
+            return Task((random, expert), str(card["environment"]), _regenerated_note(card))
     for entry in DATASETS.values():
         if _file(entry) == path.name:
             return entry.task
@@ -252,46 +270,48 @@ def _task(path: Path, environment: str | None) -> Task:
     return Task(None, None, "no environment: the file does not name one; choose it (environment=...)")
 
 
-def _regenerated_note(known: Mapping[str, Any]) -> str:
-    own = ""
-    if "reference_recipe" in known:
-        own = " (those of the policies that made it: {:.1f} and {:.1f})".format(*known["reference_recipe"])
+def _regenerated_note(card: Mapping[str, Any]) -> str:
+    policies = ""
+    if "reference_recipe" in card:
+        policies = " (those of the policies that made it: {:.1f} and {:.1f})".format(
+            *card["reference_recipe"]
+        )
     return (
         "regenerated, not D4RL's file: normalised by D4RL's random and expert returns, "
-        "{:.1f} and {:.1f}".format(*known["reference_d4rl"])
-        + own
+        "{:.1f} and {:.1f}".format(*card["reference_d4rl"])
+        + policies
     )
 
 
 def _read(path: Path) -> dict[str, Any]:
     """The arrays `from_steps` takes, as they are in the file."""
+    h5py = _h5py()
     with _open(path) as file:
         require(file, _REQUIRED, str(path))
-        return {name: np.asarray(file[name][()]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+        arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+        for name, array in arrays.items():
+            if not isinstance(array, h5py.Dataset):
+                raise DataError(
+                    f"{path}: {name!r} is a group or a type, not an array; the arrays of D4RL's layout lie at the top"
+                )
+        # Before they are read: a damaged length may be one that no memory holds.
+        observations = arrays["observations"].shape
+        for name, array in arrays.items():
+            check_length(name, array.shape, observations[0] if observations else 0, str(path))
+        return {name: np.asarray(array[()]) for name, array in arrays.items()}
 
 
 @contextlib.contextmanager
 def _open(path: Path) -> Iterator[Any]:
     h5py = _h5py()
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, TypeError) as error:  # TypeError: a group where an array should be
-        raise DataError(
-            f"{path} cannot be read as HDF5 ({error}): cut short, or another format; delete it and load "
-            "again by name, or copy it again"
-        ) from error
+    with reading(path, "HDF5"), h5py.File(path, "r") as file:
+        yield file
 
 
 def _check(path: Path) -> None:
     h5py = _h5py()
-    try:
-        with h5py.File(path, "r") as file:
-            require(file, _REQUIRED, "the downloaded file")
-    except OSError as error:
-        raise DataError(
-            f"the download is not an HDF5 file ({error}): the server sent something else"
-        ) from error
+    with reading("the download", "HDF5", "the server sent something else"), h5py.File(path, "r") as file:
+        require(file, _REQUIRED, "the downloaded file")
 
 
 def _h5py() -> Any:

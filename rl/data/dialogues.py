@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from rl.data.files import existing, reading
 from rl.data.steps import DataError
 from rl.envs.text import Dialogue, Turn
 
@@ -36,8 +37,7 @@ def read(path: str | Path) -> list[Dialogue]:
     They are the fields of `rl.envs.text.Dialogue` and of its turns, with the same defaults; ``imitate`` is a weight.
 
     Raises:
-      DataError: a row that is not like that, or none at all; the message names its line.
-      FileNotFoundError: there is no such file.
+      DataError: a row that is not like that, or none at all; the message names its line. Or there is no such file.
     """
     return list(_rows(path, _dialogue, _DIALOGUE))
 
@@ -46,7 +46,7 @@ def read_candidates(path: str | Path) -> list[Candidates]:
     """The rows ``{"prompt": "...", "candidates": ["...", ...]}`` of a file of JSON lines.
 
     Raises:
-      DataError, FileNotFoundError: as `read`.
+      DataError: as `read`.
     """
     return list(_rows(path, _candidates, _CANDIDATES))
 
@@ -84,12 +84,12 @@ def _check(row: Any, needed: Mapping[str, Any], others: Mapping[str, Any]) -> No
 
 
 def _rows(path: str | Path, parse: Callable[[Any], T], layout: str) -> Iterator[T]:
-    count = 0
-    with open(path, encoding="utf-8") as file:
+    path, count = existing(path), 0
+    with reading(path, "JSON lines", "save it as UTF-8"), open(path, encoding="utf-8") as file:
         for count, line in enumerate(file, start=1):
             try:
                 yield parse(json.loads(line))
-            except ValueError as error:
+            except (ValueError, OverflowError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {count}: {error}. A row is {layout}: mend it, or leave the line out"
                 ) from None

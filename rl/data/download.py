@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from rl.data.files import reading
 from rl.data.steps import DataError
 
 _CHUNK = 1 << 20  # bytes
@@ -78,7 +79,8 @@ def verify(path: Path, sha256: str | None = None) -> None:
         DataError: the file has changed.
     """
     sidecar = _sidecar(path)
-    recorded = sidecar.read_text().split() if sidecar.exists() else []
+    with reading(sidecar, "the checksum of its download", f"delete it if {path.name} is as it should be"):
+        recorded = sidecar.read_text().split() if sidecar.exists() else []
     if sha256 is None and not recorded:
         return
     found = _hash(path)
@@ -135,7 +137,7 @@ def _transfer(url: str, partial: Path) -> str:
     with _network():
         response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     announced = response.headers.get("Content-Length")
-    total = int(announced) if announced is not None else None
+    total = int(announced) if (announced or "").isdecimal() else None  # some servers announce no number
     bar = tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1])
     with response, bar, partial.open("wb") as file:
         while chunk := _read(response):

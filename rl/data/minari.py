@@ -15,7 +15,11 @@ import numpy as np
 from tqdm import tqdm
 
 from rl import nest
-from rl.data.steps import DataError, Loaded, from_steps, loaded
+from rl.data.files import expanded, reading
+from rl.data.steps import DataError, Loaded, flags, from_steps, loaded
+
+_PER_STEP = ("actions", "rewards", "terminations", "truncations")
+_REMEDY = "'minari list local' and 'minari list remote' show what there is; delete a damaged one and download it again"
 
 
 def load(
@@ -48,36 +52,36 @@ def load(
         DataError: there is no such dataset, or it is not usable; see `rl.data.steps.from_steps`.
         ImportError: minari is not installed.
     """
-    data = _open(name_or_path, folder)
-    low, high, choices, first = _box(data.action_space, data.id)
-    columns = [
-        _columns(episode, data, flatten_observations)
-        for episode in tqdm(data, total=len(data), desc=data.id, delay=2)
-    ]
-    if not columns:
-        raise DataError(f"Minari {data.id}: the dataset has no episodes")
-    observations, actions, rewards, terminals, timeouts, successors = (
-        nest.concatenate(*parts) for parts in zip(*columns, strict=True)
-    )
+    source = f"Minari {name_or_path}"
+    minari = _minari()
+    with reading(source, "a Minari dataset", _REMEDY):
+        data = _open(minari, name_or_path, folder)
+        low, high, choices = _box(data.action_space, source)
+        observations, actions, rewards, terminations, truncations, successors, ends = _steps(
+            data, flatten_observations, source
+        )
+        recorded, note = _environment(data, flatten_observations)
+        reference = _reference(data)
+    terminals = flags("terminations", terminations, len(ends), source)
+    timeouts = flags("truncations", truncations, len(ends), source) | ends & ~terminals
     dataset = from_steps(
         observations,
-        actions - first if first else actions,
+        actions,
         rewards,
         terminals,
         timeouts,
         successors,
-        source=f"Minari {data.id}",
-        discrete=choices is not None,
+        source=source,
+        discrete=choices or False,
         actions_outside="clip" if clip_actions else "error",
         low=low,
         high=high,
     )
-    recorded, note = _environment(data, flatten_observations)
     return loaded(
         dataset,
         environment=environment or recorded,
-        reference=_reference(data),
-        choices=choices,
+        reference=reference,
+        choices=len(choices) if choices else None,
         source=f"Minari {data.id}",
         note="" if environment else note,
     )
@@ -160,21 +164,16 @@ def _unit_environment(data: Loaded) -> str | None:
     return data.environment
 
 
-def _open(name_or_path: str, folder: str | Path | None) -> Any:
-    minari = _minari()
-    try:
-        if name_or_path.startswith(("/", ".", "~")):
-            path = Path(name_or_path).expanduser()
-        elif folder is not None:
-            path = Path(folder).expanduser() / name_or_path
-        else:
-            return minari.load_dataset(name_or_path, download=True)
-        return minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
-    except Exception as error:  # Minari passes on whatever its storage, its remotes and HDF5 raise
-        raise DataError(
-            f"Minari cannot load {name_or_path} ({type(error).__name__}: {error}); 'minari list local' and "
-            "'minari list remote' show what there is"
-        ) from error
+def _open(minari: Any, name_or_path: str, folder: str | Path | None) -> Any:
+    if name_or_path.startswith(("/", ".", "~")):
+        path = expanded(name_or_path)
+    elif folder is not None:
+        path = expanded(folder) / name_or_path
+    else:
+        return minari.load_dataset(name_or_path, download=True)
+    if not path.is_dir():
+        raise DataError(f"there is no folder {path}; {_REMEDY}")
+    return minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
 
 
 def _minari() -> Any:
@@ -185,33 +184,60 @@ def _minari() -> Any:
     return minari
 
 
-def _box(space: Any, source: str) -> tuple[Any, Any, int | None, int]:
-    """(low, high, number of choices, first choice) of an action space."""
+def _box(space: Any, source: str) -> tuple[Any, Any, range | None]:
+    """(low, high, choices) of an action space."""
     from gymnasium import spaces
 
     if isinstance(space, spaces.Discrete):
-        return -1.0, 1.0, int(space.n), int(space.start)
+        return -1.0, 1.0, range(int(space.start), int(space.start) + int(space.n))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
-        return space.low, space.high, None, 0
+        return space.low, space.high, None
     raise DataError(
-        f"Minari {source}: actions are {space}; agents here take an integer (Discrete) or a real vector (Box)"
+        f"{source}: actions are {space}; agents here take an integer (Discrete) or a real vector (Box)"
     )
 
 
-def _columns(episode: Any, data: Any, flatten: bool) -> tuple[Any, ...]:
-    """The arrays of one episode of T steps, as `from_steps` takes them: it has T + 1 observations."""
+def _steps(data: Any, flatten: bool, source: str) -> Iterator[Any]:
+    """The arrays of all episodes, one after another: those of `_columns`."""
+    columns = [
+        _columns(episode, data, flatten, f"{source}, episode {number}")
+        for number, episode in enumerate(tqdm(data, total=len(data), desc=data.id, delay=2))
+    ]
+    if not columns:
+        raise DataError(f"{source}: the dataset has no episodes; {_REMEDY}")
+    steps = sum(len(column[-1]) for column in columns)
+    if steps != data.total_steps:
+        raise DataError(
+            f"{source}: its metadata counts {data.total_steps} steps in {len(data)} episodes, but they hold {steps}: "
+            f"episodes are missing, or the metadata is damaged; {_REMEDY}"
+        )
+    return (nest.concatenate(*parts) for parts in zip(*columns, strict=True))
+
+
+def _columns(episode: Any, data: Any, flatten: bool, source: str) -> tuple[Any, ...]:
+    """Of an episode of T steps: T observations, actions, rewards, terminations, truncations, next observations, ends.
+
+    Minari keeps T + 1 observations, and keeps episodes apart: the last step is an end, whether or not it is flagged.
+    """
     read = _flat if flatten else _arrays
-    observations = read(data.observation_space, episode.observations, data.id)
-    terminals = np.asarray(episode.terminations, bool)
-    timeouts = np.asarray(episode.truncations, bool).copy()
-    timeouts[-1:] |= ~terminals[-1:]  # Minari keeps episodes apart, whether or not their end is flagged
+    observations = read(data.observation_space, episode.observations, source)
+    columns = {name: np.asarray(getattr(episode, name)) for name in _PER_STEP}
+    lengths = {name: sum(array.shape[:1]) for name, array in columns.items()}
+    lengths |= {
+        name: sum(array.shape[:1]) - 1 for name, array in nest.named("observations", observations).items()
+    }
+    steps = lengths["actions"]
+    if steps < 1 or set(lengths.values()) != {steps}:
+        listed = ", ".join(f"{count} {name}" for name, count in lengths.items())
+        raise DataError(
+            f"{source}: it has {listed} (without the last observation), but needs equally many, and at least one; "
+            "write the dataset again without this episode"
+        )
     return (
         nest.map_structure(lambda x: x[:-1], observations),
-        np.asarray(episode.actions),
-        np.asarray(episode.rewards),
-        terminals,
-        timeouts,
+        *columns.values(),
         nest.map_structure(lambda x: x[1:], observations),
+        np.arange(1, steps + 1) == steps,
     )
 
 
@@ -222,10 +248,15 @@ def _arrays(space: Any, values: Any, source: str) -> Any:
     def array(box: Any, values: Any) -> np.ndarray:
         if not isinstance(box, spaces.Box):
             raise DataError(
-                f"Minari {source}: observations are {space}; boxes and dictionaries of boxes can be read. "
+                f"{source}: observations are {space}; boxes and dictionaries of boxes can be read. "
                 "Convert the dataset with a wrapper that gives one array"
             )
         values = np.asarray(values)
+        if math.prod(values.shape[1:]) != math.prod(box.shape):
+            raise DataError(
+                f"{source}: observations have shape {values.shape}, but their space is {box}: the dataset is damaged; "
+                f"{_REMEDY}"
+            )
         return values if values.dtype == np.uint8 else values.reshape(len(values), math.prod(box.shape))
 
     return nest.map_structure(array, space, values)
@@ -238,7 +269,7 @@ def _flat(space: Any, values: Any, source: str) -> np.ndarray:
     parts = [_flat(part, values[key], source) for key, part in space.items()]
     if any(part.dtype == np.uint8 for part in parts):
         raise DataError(
-            f"Minari {source}: observations are {space}, and images are not flattened with the rest: load it without "
+            f"{source}: observations are {space}, and images are not flattened with the rest: load it without "
             "--flatten_observations (flatten_observations=True)"
         )
     return np.concatenate(parts, axis=1)

@@ -11,7 +11,6 @@ import contextlib
 import functools
 import json
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,16 @@ from typing import Any
 import numpy as np
 
 from rl.data import download
-from rl.data.steps import DataError, Loaded, finite, from_steps, loaded, require
+from rl.data.files import existing, expanded, reading
+from rl.data.steps import DataError, Loaded, finite, flags, from_steps, loaded, require
 from rl.replay.dataset import Dataset
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 _CACHE = "~/.ogbench/data"
 _REQUIRED = ("observations", "actions", "terminals")
 _STATE = ("qpos", "button_states")  # what rewards are computed from
+_OPTIONAL = (*_STATE, "rewards")
+_DOWNLOADED = "OGBench (downloaded)"
 _TASKS = ("", "-task1", "-task2", "-task3", "-task4", "-task5")
 _NO_REWARDS = (
     "OGBench's plain datasets have no rewards: all are 0; a -singletask- name has its task's rewards"
@@ -108,12 +110,10 @@ def load(
         path = _find(name, folder)
         source = f"{_origin(path)}: {name_or_path}"
     else:
-        path = Path(name_or_path).expanduser()
+        path = existing(name_or_path)
         published = path.stem in DATASETS
         implied = _split(path.stem)[1] if published else None
         source = f"{_origin(path) if published else 'OGBench layout'}: {path.name}"
-    if not path.is_file():
-        raise DataError(f"there is no file {path}")
     environment = environment or implied
     held_out = path.with_name(f"{path.stem}-val.npz")
     with contextlib.ExitStack() as stack:
@@ -137,14 +137,26 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
     """The steps in a file, with the rewards of the environment's task."""
     download.verify(path)
     arrays = _read(path)
-    steps = {"rewards": np.zeros(len(arrays["observations"]), np.float32)}
+    rows = sum(arrays["observations"].shape[:1])
+    ends = flags("terminals", arrays["terminals"], rows, str(path))
+    if not ends.any():
+        raise DataError(
+            f"{path}: no trajectory ends in {rows} steps; write 1 into 'terminals' at the last state of each"
+        )
     if environment is not None and _has_task(environment):
         steps = _label(arrays, environment, build, str(path))
+    elif np.count_nonzero(arrays.get("rewards", 0)):
+        raise DataError(
+            f"{path} holds 'rewards', but OGBench's layout has none, and they would be ignored: save the log as .hdf5 "
+            "in D4RL's layout (rl.data.d4rl), or leave them out"
+        )
+    else:
+        steps = {"rewards": np.zeros(rows, np.float32)}
     return from_steps(
         observations=arrays["observations"],
         actions=arrays["actions"],
-        terminals=np.zeros(len(arrays["observations"]), bool),
-        timeouts=arrays["terminals"],
+        terminals=np.zeros(rows, bool),
+        timeouts=ends,
         source=str(path),
         discrete=arrays["actions"].dtype.kind in "iu",
         actions_outside="clip" if clip_actions else "error",
@@ -175,8 +187,8 @@ def _find(name: str, folder: str | Path | None) -> Path:
     """Where the dataset lies; it is downloaded if it lies nowhere."""
     from rl.data import recipes
 
-    cache = Path(_CACHE).expanduser()
-    chosen = Path(folder).expanduser() if folder else cache
+    cache = expanded(_CACHE)
+    chosen = expanded(folder) if folder else cache
     for place in (chosen, cache, recipes.default_folder("ogbench")):
         if (place / f"{name}.npz").is_file():
             return place / f"{name}.npz"
@@ -195,52 +207,43 @@ def _find(name: str, folder: str | Path | None) -> Path:
 def _origin(path: Path) -> str:
     card = path.with_suffix(".json")
     if not card.exists():
-        return "OGBench (downloaded)"
-    try:
-        made_again = json.loads(card.read_text())["regenerated"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(
-            f"{card} does not say whether {path.name} was regenerated ({error!r}); repair or delete it"
-        ) from error
-    return "OGBench layout, regenerated" if made_again else "OGBench (downloaded)"
+        return _DOWNLOADED
+    with reading(card, f"the card that says whether {path.name} was regenerated", "repair or delete it"):
+        return "OGBench layout, regenerated" if json.loads(card.read_text())["regenerated"] else _DOWNLOADED
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """The arrays of the layout that are in the file; pickled objects, which could run code, are refused."""
-    try:
-        file = np.load(path, allow_pickle=False)
-        if not isinstance(file, np.lib.npyio.NpzFile):
-            raise DataError(f"{path} is a single array, not an npz archive")
-        with file:
-            require(file, _REQUIRED, str(path))
-            return {name: file[name] for name in (*_REQUIRED, *_STATE) if name in file}
-    except DataError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        if "allow_pickle" in str(error):
+    with reading(path, "npz"):
+        try:
+            file = np.load(path, allow_pickle=False)
+            if not isinstance(file, np.lib.npyio.NpzFile):
+                raise DataError(
+                    f"{path} is a single array, not an npz archive: save several with numpy.savez"
+                )
+            with file:
+                require(file, _REQUIRED, str(path))
+                return {name: np.asarray(file[name]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+        except ValueError as error:
+            if "allow_pickle" not in str(error):
+                raise
             raise DataError(
                 f"{path} holds pickled Python objects, which can run any code when read: refused. Save plain "
                 "numeric arrays with numpy.savez"
             ) from error
-        raise DataError(
-            f"{path} cannot be read as npz ({error}): cut short, or another format; delete it and load "
-            "again by name, or copy it again"
-        ) from error
 
 
 def _check(path: Path) -> None:
     """A download must be a zip archive with the right arrays; their values are checked when it is loaded."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            require(
-                {name.removesuffix(".npy"): None for name in archive.namelist()},
-                _REQUIRED,
-                "the downloaded file",
-            )
-    except zipfile.BadZipFile as error:
-        raise DataError(
-            f"the download is not an npz archive ({error}): the server sent something else"
-        ) from error
+    with (
+        reading("the download", "npz", "the server sent something else"),
+        zipfile.ZipFile(path) as archive,
+    ):
+        require(
+            {name.removesuffix(".npy"): None for name in archive.namelist()},
+            _REQUIRED,
+            "the downloaded file",
+        )
 
 
 def _build(environment: str) -> Any:
@@ -264,8 +267,11 @@ def _label(
     require(arrays, needed, source)
     states = {name: arrays[name] for name in needed}
     for name, state in states.items():
-        if state.ndim != 2 or len(state) != len(arrays["observations"]):
-            raise DataError(f"{source}: {name} have shape {state.shape}, but one row per step is needed")
+        if state.ndim != 2 or len(state) != len(arrays["terminals"]) or state.dtype.kind not in "fiub":
+            raise DataError(
+                f"{source}: {name} have shape {state.shape}, but one row per step is needed, of numbers "
+                f"({state.dtype} here)"
+            )
         finite(name, state, source)
     env = build(environment)  # this imports ogbench, or says what to install
     from ogbench.relabel_utils import relabel_dataset

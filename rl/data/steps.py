@@ -18,6 +18,10 @@ from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
 _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an action outside unnoticed
+MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
+_UNMARKED = (
+    10  # steps or per cent of them: more ends of episodes than that are marked, or the log is not in order
+)
 
 
 class DataError(ValueError):
@@ -47,16 +51,19 @@ def from_steps(
     *,
     source: str,
     discounts: np.ndarray | None = None,
-    discrete: bool = False,
+    discrete: bool | range = False,
     actions_outside: Literal["error", "clip"] = "error",
     low: Any = -1.0,
     high: Any = 1.0,
+    shuffled: bool = False,
 ) -> Dataset:
     """Transitions from ``N`` steps in the order they were logged, episodes one after another.
 
     An episode ends at a terminal step, at a timeout (a time limit: the discount stays 1) and, where
     ``next_observations`` are given, at a step whose next observation is not what the log shows next: some
-    published logs leave resets unmarked (D4RL's medium-replay files do). A log that stops inside an episode
+    published logs leave resets unmarked (D4RL's medium-replay files do). Where more than a tenth of the steps are such
+    (and more than ten), ``next_observations`` are wrong, or the log holds single transitions in no order, which
+    ``shuffled`` says is meant: most transitions then are episodes of their own. A log that stops inside an episode
     was cut by a size limit, and its end counts as a timeout, but only if some episode does end: a log without
     any end was written without its flags.
 
@@ -68,39 +75,45 @@ def from_steps(
     Args:
         observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors; or a nested dict
             of such arrays.
-        actions: [N, ...] floats, or [N] integers from 0 if ``discrete``.
+        actions: [N, ...] floats, or [N] integers if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
         timeouts: [N] likewise: the episode was cut. A step that is both is terminal.
         next_observations: like ``observations``.
         source: names the log in error messages.
         discounts: [N] of 0 and 1, where it is not ``1 - terminals``: logs that go on after a success.
-        discrete: actions are integers.
+        discrete: actions are integers from 0, below `MAX_ACTIONS`; or those of a range, of which the first becomes 0.
         actions_outside: whether an action outside the box is an error or clipped to it.
         low: the action box's lower bounds, a number or one per dimension; mapped to -1.
         high: its upper bounds; mapped to 1.
+        shuffled: steps are transitions in no order.
 
     Raises:
-        DataError: wrong type or length, no steps, NaN or infinity, an action outside the box, a flag that is
-            not 0 or 1, no end of an episode anywhere.
+        DataError: wrong type or length, no steps, NaN or infinity, an action outside the box or the range, a flag that
+            is not 0 or 1, no end of an episode anywhere, next observations that do not follow.
     """
     observations = _observations("observations", observations, source)
     rows = len(nest.leaves(observations)[0])
     for name, array in nest.named("observations", observations).items():
-        _check_length(name, array, rows, source)
-    clip = actions_outside == "clip"
-    actions = _choices(actions, rows, source) if discrete else _boxed(actions, rows, low, high, clip, source)
+        check_length(name, array.shape, rows, source)
+    if discrete:
+        actions = _choices(actions, rows, discrete if isinstance(discrete, range) else None, source)
+    else:
+        actions = _boxed(actions, rows, low, high, actions_outside == "clip", source)
     rewards = _vector("rewards", rewards, rows, source)
-    terminal = _flags("terminals", terminals, rows, source)
+    terminal = flags("terminals", terminals, rows, source)
     last = terminal.copy()
     if timeouts is not None:
-        last |= _flags("timeouts", timeouts, rows, source)
-    discount = ~terminal if discounts is None else _flags("discounts", discounts, rows, source)
+        last |= flags("timeouts", timeouts, rows, source)
+    discount = ~terminal if discounts is None else flags("discounts", discounts, rows, source)
     if next_observations is not None:
         next_observations = _observations("next_observations", next_observations, source)
         _check_like(next_observations, observations, source)
         pairs = zip(nest.leaves(observations), nest.leaves(next_observations), strict=True)
-        last[:-1] |= np.any([_jumps(*pair) for pair in pairs], axis=0)
+        jumps = np.any([_jumps(*pair) for pair in pairs], axis=0)
+        if not shuffled:
+            _check_order(jumps & ~last[:-1], source)
+        last[:-1] |= jumps
     if not last.any():
         raise DataError(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
@@ -119,7 +132,16 @@ def loaded(
     choices: int | None = None,
     note: str = "",
 ) -> Loaded:
-    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known."""
+    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known.
+
+    Raises:
+        DataError: a reference that cannot normalise returns.
+    """
+    if reference is not None and not (np.isfinite(reference).all() and reference[0] < reference[1]):
+        raise DataError(
+            f"{source}: its reference returns are {reference}, but must be two numbers, that of a random policy below "
+            "that of an expert: mend them where they are recorded, or remove both"
+        )
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
     size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
@@ -222,14 +244,18 @@ def _vector(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
     array = np.asarray(array)
     if array.dtype.kind not in "fiub":
         raise DataError(f"{source}: {name} are {array.dtype}; save them as numbers")
-    _check_length(name, array, rows, source)
+    check_length(name, array.shape, rows, source)
     if array.size != rows:
         raise DataError(f"{source}: {name} have shape {array.shape}, but one number per step is needed")
     return _float32(name, array.reshape(rows), source)
 
 
-def _flags(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
-    """[N] or [N, 1] of 0 and 1 as [N] bool."""
+def flags(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
+    """[N] or [N, 1] of 0 and 1 as [N] bool.
+
+    Raises:
+        DataError: another length, or a value that is neither.
+    """
     values = _vector(name, array, rows, source)
     odd = (values != 0) & (values != 1)
     if odd.any():
@@ -241,17 +267,32 @@ def _flags(name: str, array: np.ndarray, rows: int, source: str) -> np.ndarray:
     return values.astype(bool)
 
 
-def _choices(actions: np.ndarray, rows: int, source: str) -> np.ndarray:
-    """Discrete actions as [N] int32."""
+def _choices(actions: np.ndarray, rows: int, choices: range | None, source: str) -> np.ndarray:
+    """Discrete actions as [N] int32 from 0; ``choices`` are those of the environment, if known."""
     actions = np.asarray(actions)
     if actions.dtype.kind not in "iu":
         raise DataError(f"{source}: discrete actions must be integers, but they are {actions.dtype}")
-    _check_length("actions", actions, rows, source)
+    check_length("actions", actions.shape, rows, source)
     if actions.size != rows:
         raise DataError(f"{source}: discrete actions have shape {actions.shape}, but one per step is needed")
-    if actions.min() < 0:
-        raise DataError(f"{source}: discrete actions count from 0, but the smallest is {actions.min()}")
-    return actions.reshape(rows).astype(np.int32)
+    smallest, largest = int(actions.min()), int(actions.max())  # before int32, where they may wrap
+    if choices is None:
+        if smallest < 0:
+            raise DataError(f"{source}: discrete actions count from 0, but the smallest is {smallest}")
+        choices = range(largest + 1)
+    if smallest < choices.start or largest >= choices.stop:
+        raise DataError(
+            f"{source}: discrete actions lie between {smallest} and {largest}, but the environment's between "
+            f"{choices.start} and {choices.stop - 1}: the log is of another environment, or damaged"
+        )
+    if choices.stop - choices.start > MAX_ACTIONS:
+        raise DataError(
+            f"{source}: actions are integers up to {largest}, of {choices.stop - choices.start} choices, but agents "
+            f"have an output for each, and at most {MAX_ACTIONS} can be learned. If they are names rather than "
+            "numbers, number those that occur from 0, as numpy.unique(actions, return_inverse=True) does; if they are "
+            "quantities, save them as float32 in [-1, 1]"
+        )
+    return (actions.reshape(rows).astype(np.int64) - choices.start).astype(np.int32)
 
 
 def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, source: str) -> np.ndarray:
@@ -259,12 +300,21 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
     actions = np.asarray(actions)
     if actions.dtype.kind != "f":
         raise DataError(
-            f"{source}: continuous actions must be floats, but they are {actions.dtype}; integer actions "
-            "need discrete=True"
+            f"{source}: continuous actions must be floats, but they are {actions.dtype}; save them as float32. Integer "
+            "actions need discrete=True"
         )
-    _check_length("actions", actions, rows, source)
+    check_length("actions", actions.shape, rows, source)
+    if actions.size == 0:
+        raise DataError(
+            f"{source}: actions have shape {actions.shape}: not one number per step; log them again"
+        )
     actions = _float32("actions", actions.reshape(rows, -1), source)
     size = actions.shape[1]
+    if any(np.size(bound) not in (1, size) for bound in (low, high)):
+        raise DataError(
+            f"{source}: actions have {size} numbers per step, but their box has {max(np.size(low), np.size(high))}: "
+            "the log is of another environment, or damaged"
+        )
     low, high = (np.broadcast_to(np.ravel(bound).astype(np.float32), size) for bound in (low, high))
     if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
         raise DataError(
@@ -289,26 +339,40 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
 
 def _jumps(observations: np.ndarray, next_observations: np.ndarray) -> np.ndarray:
     """[N - 1] bool: the next observation of a step is not the observation of the step after it."""
-    said = next_observations.reshape(len(next_observations), -1)[:-1]
-    shown = observations.reshape(len(observations), -1)[1:]
-    jumps = (said != shown).any(axis=1)
+    successors = next_observations.reshape(len(next_observations), -1)[:-1]
+    following = observations.reshape(len(observations), -1)[1:]
+    jumps = (successors != following).any(axis=1)
     rows = np.flatnonzero(jumps)  # few: only these are worth a comparison up to rounding
-    jumps[rows] = ~np.isclose(said[rows], shown[rows], rtol=1e-5, atol=1e-6).all(axis=1)
+    jumps[rows] = ~np.isclose(successors[rows], following[rows], rtol=1e-5, atol=1e-6).all(axis=1)
     return jumps
 
 
-def _check_length(name: str, array: np.ndarray, rows: int, source: str) -> None:
-    if array.ndim == 0 or len(array) != rows:
+def _check_order(unmarked: np.ndarray, source: str) -> None:
+    """``unmarked`` [N - 1]: the next observation does not follow, and no flag says that an episode ends."""
+    count, steps = np.count_nonzero(unmarked), len(unmarked)
+    if count > max(_UNMARKED, _UNMARKED * steps / 100):
         raise DataError(
-            f"{source}: {name} have shape {array.shape}, but there are {rows} observations; every array "
-            "needs one row per step"
+            f"{source}: for {count} of {steps} steps next_observations are not the observations of the step after, and "
+            f"no terminal or timeout marks an end there; the first is step {unmarked.argmax()}. If the steps are in "
+            "order, next_observations are wrong, or the ends of episodes are not marked in 'timeouts': mend them, or "
+            "leave next_observations out. If the log holds single transitions in no order, load it with --shuffled "
+            "(shuffled=True)"
+        )
+
+
+def check_length(name: str, shape: tuple[int, ...] | None, rows: int, source: str) -> None:
+    """Raises a `DataError` unless an array of this shape has ``rows`` rows."""
+    if not shape or shape[0] != rows:
+        raise DataError(
+            f"{source}: {name} have shape {shape}, but there are {rows} observations; every array needs one row per "
+            "step"
         )
 
 
 def _check_like(next_observations: Any, observations: Any, source: str) -> None:
-    there, here = (
+    successors, observed = (
         nest.map_structure(lambda x: f"{x.dtype} {x.shape}", tree)
         for tree in (next_observations, observations)
     )
-    if there != here:
-        raise DataError(f"{source}: next_observations are {there}, but observations are {here}")
+    if successors != observed:
+        raise DataError(f"{source}: next_observations are {successors}, but observations are {observed}")

@@ -1,0 +1,93 @@
+"""Files that are there and can be read, or a message that names them. Nothing here knows what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rl.data.steps import DataError
+
+_AGAIN = "delete it and load again by name, or copy it again"
+
+
+def expanded(path: str | Path) -> Path:
+    """``path`` with ``~`` replaced by the user's home folder.
+
+    Raises:
+        DataError: there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(
+            f"{path}: no home folder is known for {Path(path).parts[0]!r}; give the whole path"
+        ) from error
+
+
+def existing(path: str | Path, remedy: str = "") -> Path:
+    """``path``, expanded, if it is a file that may be read.
+
+    Args:
+        path: may start with ``~``.
+        remedy: what to do where there is none, beside choosing one of the files there, which are listed.
+
+    Raises:
+        DataError: it is not.
+    """
+    path = expanded(path)
+    with reading(path, "a path", "choose another path"):
+        if path.is_file():
+            if not os.access(path, os.R_OK):
+                raise DataError(f"{path} may not be read by this user: change its permissions, or copy it")
+            return path
+        raise DataError(
+            f"there is no file {path}{_instead(path)}; {remedy or 'give the path of one that is there'}"
+        )
+
+
+def _instead(path: Path) -> str:
+    """What there is in its place, in words."""
+    folder = path.parent.absolute()
+    if path.is_dir():
+        return ": that is a folder"
+    if not folder.is_dir():
+        return f" and no folder {folder}"
+    names = [file.name for file in folder.iterdir() if file.suffix == path.suffix]
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.0)
+    return f"; {folder} holds {', '.join(near) if near else f'no {path.suffix} file'}"
+
+
+@contextlib.contextmanager
+def reading(name: str | Path, kind: str, remedy: str = _AGAIN) -> Iterator[None]:
+    """The guard around every library that reads data: its errors become a `DataError` with the file and a remedy.
+
+    h5py, NumPy, zipfile, json and Minari raise errors of many types on a damaged file, and rarely say which file it is.
+
+    Args:
+        name: of the file.
+        kind: what it should be, as in "cannot be read as HDF5".
+        remedy: what to do.
+    """
+    try:
+        yield
+    except (DataError, ImportError):  # explained already
+        raise
+    except MemoryError as error:
+        raise DataError(
+            f"{name} cannot be read as {kind}: it asks for more memory than there is ({_reason(error)}). If it is not "
+            f"that large, it is damaged: {remedy}"
+        ) from error
+    except Exception as error:
+        raise DataError(
+            f"{name} cannot be read as {kind} ({_reason(error)}): cut short, damaged, or another format; {remedy}"
+        ) from error
+
+
+def _reason(error: Exception) -> str:
+    """The error on one line, without the contents of the file that some libraries quote."""
+    text = " ".join(str(error).split())
+    short = text if len(text) <= 200 else f"{text[:200]} ..."
+    return f"{type(error).__name__}: {short}" if short else type(error).__name__
