@@ -20,7 +20,7 @@ import numpy as np
 
 from rl.data import download
 from rl.data.files import existing, expanded, reading
-from rl.data.steps import DataError, Loaded, check_length, from_steps, loaded, require
+from rl.data.steps import DataError, Loaded, check_length, from_steps, loaded, reference, require
 
 _SERVER = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -120,10 +120,10 @@ def _entries() -> Iterator[tuple[str, Entry]]:
         )
     for kind, file in _KITCHEN_FILES.items():
         yield f"kitchen-{kind}-v0", Entry(f"{_SERVER}/kitchen/{file}-v0.hdf5", _KITCHEN)
-    for maze, (file, reference) in _MAZE2D.items():
+    for maze, (file, returns) in _MAZE2D.items():
         yield (
             f"maze2d-{maze}",
-            Entry(f"{_SERVER}/maze2d/maze2d-{file}.hdf5", Task(reference, None, _MAZE2D_NOTE)),
+            Entry(f"{_SERVER}/maze2d/maze2d-{file}.hdf5", Task(returns, None, _MAZE2D_NOTE)),
         )
 
 
@@ -259,8 +259,10 @@ def _task(path: Path, card: Mapping[str, Any], environment: str | None) -> Task:
     if card:
         require(card, ("reference_d4rl", "environment"), f"{path}, attributes")
         with reading(path, "a regenerated tier", "make it again: python -m experiments.collect"):
-            random, expert = map(float, card["reference_d4rl"])
-            return Task((random, expert), str(card["environment"]), _regenerated_note(card))
+            random, expert = card["reference_d4rl"]
+            return Task(
+                reference(random, expert, str(path)), str(card["environment"]), _regenerated_note(card)
+            )
     for entry in DATASETS.values():
         if _file(entry) == path.name:
             return entry.task
@@ -288,7 +290,8 @@ def _read(path: Path) -> dict[str, Any]:
     h5py = _h5py()
     with _open(path) as file:
         require(file, _REQUIRED, str(path))
-        arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
+        names = set(file)  # which has links that are broken, too
+        arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in names}
         for name, array in arrays.items():
             if not isinstance(array, h5py.Dataset):
                 raise DataError(

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from rl import nest
 from rl.data.files import expanded, reading
-from rl.data.steps import DataError, Loaded, flags, from_steps, loaded
+from rl.data.steps import DataError, Loaded, flags, from_steps, loaded, reference
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 _REMEDY = "'minari list local' and 'minari list remote' show what there is; delete a damaged one and download it again"
@@ -57,20 +57,19 @@ def load(
     with reading(source, "a Minari dataset", _REMEDY):
         data = _open(minari, name_or_path, folder)
         low, high, choices = _box(data.action_space, source)
-        observations, actions, rewards, terminations, truncations, successors, ends = _steps(
-            data, flatten_observations, source
-        )
+        steps = _steps(data, flatten_observations, source)
         recorded, note = _environment(data, flatten_observations)
-        reference = _reference(data)
-    terminals = flags("terminations", terminations, len(ends), source)
-    timeouts = flags("truncations", truncations, len(ends), source) | ends & ~terminals
+        returns = _reference(data, source)
+    terminals, timeouts = (
+        flags(name, steps[name], len(steps["ends"]), source) for name in ("terminations", "truncations")
+    )
     dataset = from_steps(
-        observations,
-        actions,
-        rewards,
+        steps["observations"],
+        steps["actions"],
+        steps["rewards"],
         terminals,
-        timeouts,
-        successors,
+        timeouts | steps["ends"] & ~terminals,
+        steps["next_observations"],
         source=source,
         discrete=choices or False,
         actions_outside="clip" if clip_actions else "error",
@@ -80,7 +79,7 @@ def load(
     return loaded(
         dataset,
         environment=environment or recorded,
-        reference=reference,
+        reference=returns,
         choices=len(choices) if choices else None,
         source=f"Minari {data.id}",
         note="" if environment else note,
@@ -197,7 +196,7 @@ def _box(space: Any, source: str) -> tuple[Any, Any, range | None]:
     )
 
 
-def _steps(data: Any, flatten: bool, source: str) -> Iterator[Any]:
+def _steps(data: Any, flatten: bool, source: str) -> dict[str, Any]:
     """The arrays of all episodes, one after another: those of `_columns`."""
     columns = [
         _columns(episode, data, flatten, f"{source}, episode {number}")
@@ -205,17 +204,28 @@ def _steps(data: Any, flatten: bool, source: str) -> Iterator[Any]:
     ]
     if not columns:
         raise DataError(f"{source}: the dataset has no episodes; {_REMEDY}")
-    steps = sum(len(column[-1]) for column in columns)
+    steps = sum(len(column["ends"]) for column in columns)
     if steps != data.total_steps:
         raise DataError(
             f"{source}: its metadata counts {data.total_steps} steps in {len(data)} episodes, but they hold {steps}: "
             f"episodes are missing, or the metadata is damaged; {_REMEDY}"
         )
-    return (nest.concatenate(*parts) for parts in zip(*columns, strict=True))
+    return {name: _joined(name, [column[name] for column in columns], source) for name in columns[0]}
 
 
-def _columns(episode: Any, data: Any, flatten: bool, source: str) -> tuple[Any, ...]:
-    """Of an episode of T steps: T observations, actions, rewards, terminations, truncations, next observations, ends.
+def _joined(name: str, parts: list[Any], source: str) -> Any:
+    """One array after another; those of a space must be of one kind, or they would become what holds them all."""
+    kinds = {tuple(array.dtype.kind for array in nest.leaves(part)): part for part in parts}
+    if len(kinds) > 1 and name in ("observations", "actions"):
+        types = " and ".join(str(nest.map_structure(lambda x: x.dtype, part)) for part in kinds.values())
+        raise DataError(
+            f"{source}: {name} are {types} in different episodes; write the dataset again with one type"
+        )
+    return nest.concatenate(*parts)
+
+
+def _columns(episode: Any, data: Any, flatten: bool, source: str) -> dict[str, Any]:
+    """The arrays of an episode of T steps, each with T rows.
 
     Minari keeps T + 1 observations, and keeps episodes apart: the last step is an end, whether or not it is flagged.
     """
@@ -233,12 +243,12 @@ def _columns(episode: Any, data: Any, flatten: bool, source: str) -> tuple[Any, 
             f"{source}: it has {listed} (without the last observation), but needs equally many, and at least one; "
             "write the dataset again without this episode"
         )
-    return (
-        nest.map_structure(lambda x: x[:-1], observations),
-        *columns.values(),
-        nest.map_structure(lambda x: x[1:], observations),
-        np.arange(1, steps + 1) == steps,
-    )
+    return {
+        **columns,
+        "observations": nest.map_structure(lambda x: x[:-1], observations),
+        "next_observations": nest.map_structure(lambda x: x[1:], observations),
+        "ends": np.arange(1, steps + 1) == steps,
+    }
 
 
 def _arrays(space: Any, values: Any, source: str) -> Any:
@@ -288,8 +298,8 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
     return data.env_spec.id, ""
 
 
-def _reference(data: Any) -> tuple[float, float] | None:
+def _reference(data: Any, source: str) -> tuple[float, float] | None:
     recorded = data.storage.metadata
     if recorded.get("ref_min_score") is None or recorded.get("ref_max_score") is None:
         return None
-    return float(recorded["ref_min_score"]), float(recorded["ref_max_score"])
+    return reference(recorded["ref_min_score"], recorded["ref_max_score"], source)

@@ -132,16 +132,7 @@ def loaded(
     choices: int | None = None,
     note: str = "",
 ) -> Loaded:
-    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known.
-
-    Raises:
-        DataError: a reference that cannot normalise returns.
-    """
-    if reference is not None and not (np.isfinite(reference).all() and reference[0] < reference[1]):
-        raise DataError(
-            f"{source}: its reference returns are {reference}, but must be two numbers, that of a random policy below "
-            "that of an expert: mend them where they are recorded, or remove both"
-        )
+    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known."""
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
     size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
@@ -158,6 +149,20 @@ def digest(dataset: Dataset) -> str:
         result.update(f"{jax.tree_util.keystr(path)} {array.dtype.str} {array.shape}\n".encode())
         result.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return result.hexdigest()
+
+
+def reference(random: Any, expert: Any, source: str) -> tuple[float, float]:
+    """The recorded returns of a random policy and an expert, as numbers by which others are normalised.
+
+    Raises:
+        DataError: they are not.
+    """
+    if not all(isinstance(x, int | float) and np.isfinite(x) for x in (random, expert)) or random >= expert:
+        raise DataError(
+            f"{source}: its reference returns are {random!r} and {expert!r}, but must be numbers, that of a random "
+            "policy below that of an expert: mend them where they are recorded, or remove both"
+        )
+    return float(random), float(expert)
 
 
 def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> None:
