@@ -664,7 +664,7 @@ def sound(loaded: Loaded) -> bool:
 
 
 def run(mutations: int, seed: int, folder: Path, first: int = 0) -> Iterator[Outcome]:
-    """Their outcomes in turn, in this process; the files lie in ``folder``, where the next replaces the last of its kind."""
+    """Their outcomes in turn, in this process; in ``folder`` a file replaces the last of its kind."""
     all_layouts = layouts()
     for index in range(first, mutations):
         yield trial(all_layouts, index, seed, folder)
@@ -702,7 +702,8 @@ def watched(mutations: int, seed: int) -> Iterator[Outcome]:
                     outcome = lost = outcome._replace(mutation=f"number {index}")
                 yield outcome
                 index += 1
-            process.kill()
+            if lost is not None:
+                process.kill()
             process.join()
 
 

@@ -95,6 +95,65 @@ def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
         data.load(path)
 
 
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (h5py.SoftLink("/none"), "timeouts|cannot be read as HDF5"),
+        (h5py.Empty("f4"), r"timeouts have shape None, but there are 12 observations"),
+        (np.dtype("f4"), "'timeouts' is a group or a type"),
+        (np.zeros(12, [("x", "f4")]), "timeouts are \\[\\('x'"),
+        (np.bool_(True), r"timeouts have shape \(\), but there are 12 observations"),
+        (np.full(12, b"True"), "timeouts are \\|S4; save them as numbers"),
+    ],
+)
+def test_what_is_no_array_of_numbers_is_refused_by_its_name(tmp_path, node, message):
+    """Also where it is optional: a link that is broken is not as if it were absent."""
+    with pytest.raises(DataError, match=f"mine.hdf5.*{message}"):
+        data.load(write(tmp_path / "mine.hdf5", steps() | {"timeouts": node}))
+
+
+def test_a_length_that_no_memory_holds_is_refused_before_it_is_read(tmp_path):
+    path = write(tmp_path / "mine.hdf5", steps())
+    with h5py.File(path, "a") as file:
+        del file["rewards"]
+        file.create_dataset("rewards", (2**50,), np.float32, chunks=(1024,))
+    with pytest.raises(DataError, match=r"rewards have shape \(1125899906842624,\), but there are 12"):
+        data.load(path)
+
+
+def test_attributes_that_only_look_like_json_are_text(tmp_path):
+    path = write(tmp_path / "mine.hdf5", steps())
+    with h5py.File(path, "a") as file:
+        file.attrs.update({"note": "[draft] my log", "more": "{", "list": "[1, 2]"})
+    assert data.load(path).dataset.last.any()
+    assert d4rl.recorded(path) == {"note": "[draft] my log", "more": "{", "list": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        ({}, "attributes: no 'reference_d4rl', 'environment'"),
+        ({"reference_d4rl": "low", "environment": "Hopper-v5"}, "cannot be read as a regenerated tier"),
+        ({"reference_d4rl": "[2, 1]", "environment": "Hopper-v5"}, "reference returns are 2 and 1"),
+    ],
+)
+def test_a_regenerated_file_without_its_card_is_refused(tmp_path, card, message):
+    path = write(tmp_path / "mine.hdf5", steps())
+    with h5py.File(path, "a") as file:
+        file.attrs.update({"regenerated": True, **card})
+    with pytest.raises(DataError, match=f"mine.hdf5.*{message}"):
+        data.load(path)
+
+
+def test_transitions_in_no_order_need_a_word(tmp_path):
+    log = steps(120)
+    log["next_observations"] = log["observations"] + 1
+    path = write(tmp_path / "mine.hdf5", log)
+    with pytest.raises(DataError, match="90 of 119 steps"):
+        data.load(path)
+    assert data.load(path, shuffled=True).dataset.last.all()
+
+
 @pytest.mark.parametrize("keep", [0, 100, 3000, -1])
 def test_a_truncated_file_is_refused(tmp_path, keep):
     path = tmp_path / "mine.hdf5"

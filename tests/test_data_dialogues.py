@@ -51,6 +51,9 @@ def test_rows_arrive(tmp_path: Path) -> None:
         ({"turns": [{"text": "4", "is_action": "yes"}]}, 'its is_action is "yes"'),
         ({"turns": [{"text": "4", "reward": "much"}]}, 'its reward is "much"'),
         ({"turns": [{"text": "4", "reward": float("nan")}]}, "it has a reward of nan"),
+        ({"turns": [{"text": "4", "reward": 10**400}]}, "int too large"),
+        ("1" * 5000 + "\n", "Exceeds the limit"),
+        ("[" * 100_000 + "\n", "maximum recursion depth"),
     ],
 )
 def test_a_bad_row_is_named_with_its_line(bad: Any, message: str, tmp_path: Path) -> None:
@@ -58,6 +61,15 @@ def test_a_bad_row_is_named_with_its_line(bad: Any, message: str, tmp_path: Path
     with pytest.raises(DataError, match=re.escape(f"{path}, line 2: {message}")) as refused:
         dialogues.read(path)
     assert 'A row is {"turns": [' in str(refused.value) and "leave the line out" in str(refused.value)
+
+
+def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
+    path = write(tmp_path / "log.jsonl", GOOD)
+    path.write_bytes(path.read_bytes() + b'{"turns": "\xe4"}')
+    with pytest.raises(DataError, match=r"log.jsonl cannot be read as JSON lines .*save it as UTF-8"):
+        dialogues.read(path)
+    with pytest.raises(DataError, match=r"there is no file .*lag.jsonl; .* holds log.jsonl"):
+        dialogues.read(tmp_path / "lag.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -28,9 +28,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def ok(handler, body=BODY):
+def ok(handler, body=BODY, length=None):
     handler.send_response(200)
-    handler.send_header("Content-Length", str(len(BODY)))
+    handler.send_header("Content-Length", length or str(len(BODY)))
     handler.end_headers()
     handler.wfile.write(body)
 
@@ -92,6 +92,19 @@ def test_a_short_body_is_no_file(server, tmp_path):
     with pytest.raises(DataError, match=rf"{len(BODY) - 1}.*\(2 attempts\)"):
         download.fetch(server.url, tmp_path / "log.hdf5", retries=1)
     assert files(tmp_path) == []
+
+
+def test_a_length_that_is_no_number_is_not_compared(server, tmp_path):
+    server.script = [functools.partial(ok, length="many")]
+    download.fetch(server.url, tmp_path / "log.hdf5")
+    assert (tmp_path / "log.hdf5").read_bytes() == BODY
+
+
+def test_a_checksum_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "log.hdf5").write_bytes(BODY)
+    (tmp_path / "log.hdf5.sha256").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"log.hdf5.sha256 cannot be read as the checksum .*delete it"):
+        download.verify(tmp_path / "log.hdf5")
 
 
 def test_a_missing_page_is_not_asked_for_again(server, tmp_path):

@@ -14,7 +14,7 @@ from rl.values import heads
 
 minari = pytest.importorskip("minari")
 spaces = pytest.importorskip("gymnasium").spaces
-pytest.importorskip("h5py")
+h5py = pytest.importorskip("h5py")
 
 
 @pytest.fixture
@@ -166,6 +166,82 @@ def test_actions_that_no_agent_takes_are_refused(create):
     create([log], BOX, spaces.MultiDiscrete([3, 3]))
     with pytest.raises(DataError, match="actions are MultiDiscrete"):
         data.load("minari:test/log-v0")
+
+
+@pytest.fixture
+def stored(create, tmp_path):
+    """A function that changes arrays of a stored dataset of two episodes of 4 steps, and gives its name."""
+    log = episode(4, np.zeros((4, 1), np.float32), True)
+    create([log, log], BOX, spaces.Box(-1, 1, (1,), np.float32))
+    folder = tmp_path / "test" / "log-v0" / "data"
+
+    def change(**replaced):
+        with h5py.File(folder / "main_data.hdf5", "a") as file:
+            for name, value in replaced.items():
+                del file["episode_1"][name]
+                file["episode_1"][name] = value
+        return f"minari:{tmp_path}/test/log-v0"
+
+    change.folder = folder
+    return change
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"terminations": np.full(4, b"False")}, r"terminations are \|S5"),
+        (
+            {"terminations": np.array([0, 0, 0, 7])},
+            "terminations must be 0 or 1, but 1 are not.* 7 in step 7",
+        ),
+        ({"truncations": np.array([0, 0, 0, np.nan])}, "1 values of truncations are NaN"),
+        ({"rewards": np.zeros(0)}, "episode 1: it has 4 actions, 0 rewards"),
+        ({"actions": np.zeros((4, 1), bool)}, "actions are float32 and bool in different episodes"),
+        ({"actions": np.zeros((4, 2), np.float32)}, "cannot be read as a Minari dataset"),
+        ({"observations": np.zeros((5, 2))}, r"episode 1: observations have shape \(5, 2\), but their space"),
+        (
+            {name: np.zeros(0) for name in ("actions", "rewards", "terminations", "truncations")}
+            | {"observations": np.zeros((1, 3), np.float32)},
+            "episode 1: it has 0 actions, .*without this episode",
+        ),
+    ],
+)
+def test_a_damaged_episode_is_refused(stored, replaced, message):
+    with pytest.raises(DataError, match=f"^Minari .*log-v0.*{message}"):
+        data.load(stored(**replaced))
+
+
+def test_flags_that_are_numbers_are_read(stored):
+    dataset = data.load(stored(terminations=np.array([0, 0, 0, 1.0]))).dataset
+    np.testing.assert_array_equal(dataset.transitions.discount, [1, 1, 1, 0] * 2)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "message"),
+    [
+        ("main_data.hdf5", lambda content: content[:-400], "cannot be read as a Minari dataset"),
+        (
+            "metadata.json",
+            lambda content: content[:-1],
+            "cannot be read as a Minari dataset .*JSONDecodeError",
+        ),
+        (
+            "metadata.json",
+            lambda content: content.replace(b'"total_episodes": 2', b'"total_episodes": 1'),
+            "its metadata counts 8 steps in 1 episodes, but they hold 4",
+        ),
+        (
+            "metadata.json",
+            lambda content: content.replace(b'"total_episodes": 2', b'"total_episodes": 3'),
+            "cannot be read as a Minari dataset .*KeyError.*delete a damaged one and download it again",
+        ),
+    ],
+)
+def test_damage_is_told_at_opening_and_while_episodes_are_read(stored, file, damage, message):
+    name, path = stored(), stored.folder / file
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=f"^Minari .*log-v0.*{message}"):
+        data.load(name)
 
 
 def test_an_absent_dataset_is_named(tmp_path):

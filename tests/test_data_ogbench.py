@@ -243,6 +243,59 @@ def test_a_truncated_file_is_refused(tmp_path, keep):
         data.load(str(path))
 
 
+def replace_header(path, name, text):
+    """What the array says of its type and shape; the checksum is right again."""
+    with zipfile.ZipFile(path) as archive:
+        parts = {member: archive.read(member) for member in archive.namelist()}
+    line = text.encode().ljust(117) + b"\n"
+    part = parts[f"{name}.npy"]
+    parts[f"{name}.npy"] = part[:8] + len(line).to_bytes(2, "little") + line + part[128:]
+    with zipfile.ZipFile(path, "w") as archive:
+        for member, content in parts.items():
+            archive.writestr(member, content)
+
+
+def header(shape):
+    return f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{'descr': '<f4', ((", "TokenError"),
+        ("[" * 110, "cannot be read as npz"),
+        ("{}", "cannot be read as npz"),
+        (header((2**45, 2)), "more memory than there is"),
+        (header((2**130,)), "cannot be read as npz"),
+        (header((-30, 2)), "cannot be read as npz"),
+        (header(()), r"actions have shape \(\), but there are 30"),
+    ],
+)
+def test_a_damaged_header_is_refused(tmp_path, text, message):
+    path = write(tmp_path / "mine.npz")
+    replace_header(path, "actions", text)
+    with pytest.raises(DataError, match=f"mine.npz.*{message}"):
+        data.load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"observations": np.float32(1)}, "there are 0 observations"),
+        ({"terminals": np.zeros(30)}, "no trajectory ends in 30 steps; write 1 into 'terminals'"),
+        ({"terminals": np.full(30, 7)}, "terminals must be 0 or 1, but 30 are not"),
+        ({"terminals": np.full(30, "True")}, "terminals are <U4"),
+        ({"rewards": np.ones(30)}, "mine.npz holds 'rewards', but OGBench's layout has none"),
+        ({"actions": np.zeros((30, 0), np.float32)}, r"actions have shape \(30, 0\)"),
+    ],
+)
+def test_what_the_layout_has_not_is_refused_by_its_name(tmp_path, replaced, message):
+    with pytest.raises(DataError, match=message):
+        data.load(str(write(tmp_path / "mine.npz", **replaced)))
+    zeros = write(tmp_path / "zeros.npz", rewards=np.zeros(30))
+    assert not data.load(str(zeros)).dataset.transitions.reward.any()
+
+
 @pytest.mark.parametrize("start", [200, 66])  # the one breaks the checksum, the other the compression
 def test_a_damaged_array_is_refused(tmp_path, start):
     path = write(tmp_path / "mine.npz")

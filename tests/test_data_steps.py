@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.data.steps import DataError, digest, from_steps, loaded
+from rl.data.steps import MAX_ACTIONS, DataError, digest, from_steps, loaded, reference
 from rl.replay.dataset import Dataset
 from rl.types import Transition
 
@@ -119,6 +119,42 @@ def test_unmarked_resets_are_found_where_next_observations_are_given():
     np.testing.assert_array_equal(dataset.transitions.has_next_action, [1, 1, 0] * 3)
     np.testing.assert_array_equal(dataset.last, [0, 0, 1] * 3)
     np.testing.assert_array_equal(dataset.transitions.discount, np.ones(9))
+
+
+def chained(n):
+    """``n`` steps with next observations, the last of each ten marked as cut."""
+    observations = np.arange(n, dtype=np.float32)[:, None]
+    return {
+        "observations": observations,
+        "actions": np.zeros((n, 1), np.float32),
+        "rewards": np.zeros(n, np.float32),
+        "terminals": np.zeros(n, bool),
+        "timeouts": np.arange(n) % 10 == 9,
+        "next_observations": observations + 1,
+    }
+
+
+def test_next_observations_that_do_not_follow_are_refused_unless_the_log_is_said_to_be_shuffled():
+    """And then every step is an episode of its own, where it would be one without a word."""
+    order = np.random.default_rng(0).permutation(1000)
+    log = {name: array[order] for name, array in chained(1000).items()}
+    with pytest.raises(
+        DataError, match=r"for (89\d|90\d) of 999 steps next_observations .*--shuffled \(shuffled=True\)"
+    ):
+        from_steps(**log, source="mine")
+    dataset = from_steps(**log, source="mine", shuffled=True)
+    assert dataset.last.mean() > 0.99
+    np.testing.assert_array_equal(dataset.transitions.next_observation, log["next_observations"])
+
+
+def test_a_tenth_of_the_steps_may_end_unmarked():
+    log = chained(200)
+    resets = np.arange(2, 190, 10)
+    log["next_observations"][resets] = -1
+    assert from_steps(**log, source="mine").last.sum() == 20 + 19
+    log["next_observations"][4] = -1
+    with pytest.raises(DataError, match=r"for 20 of 199 steps .*the first is step 2"):
+        from_steps(**log, source="mine")
 
 
 def test_rounding_is_no_reset():
@@ -290,6 +326,11 @@ BAD = {
         set_value("terminals", 2, 0.5),
         "terminals must be 0 or 1, but 1 are not.* 0.5 in step 2",
     ),
+    "actions without width": (
+        replace("actions", np.zeros((7, 0), np.float32)),
+        r"actions have shape \(7, 0\): not one number",
+    ),
+    "complex rewards": (replace("rewards", np.zeros(7, complex)), "rewards are complex128"),
     "text terminals": (replace("terminals", np.full(7, "a")), "terminals are <U1"),
     "no end": (replace("timeouts", np.zeros(7, bool)), "no episode ends in 7 steps.*write 'timeouts'"),
     "no end, no flag": (replace("timeouts", None), "no episode ends in 7 steps"),
@@ -312,11 +353,45 @@ def test_a_bad_log_is_refused(case):
         (np.array([0, 1, 2, -1, 0, 0, 0]), "count from 0, but the smallest is -1"),
         (np.zeros((7, 2), int), r"shape \(7, 2\), but one per step"),
         (np.zeros(6, int), r"shape \(6,\), but there are 7"),
+        *(
+            (
+                np.array([0, 1, 2, 3, 0, 0, largest]),
+                f"actions are integers up to {largest}, .*at most 65536.*numpy.unique",
+            )
+            for largest in (2**16, 2**31 - 1, 2**31, 2**40, 2**63 - 1)
+        ),
+        (np.array([0, 1, 2, 3, 0, 0, 2**64 - 1], np.uint64), "up to 18446744073709551615"),
     ],
 )
 def test_bad_discrete_actions_are_refused(actions, message):
     with pytest.raises(DataError, match=message):
         from_steps(**{**episodes([4, 3]), "actions": actions}, source="mine", discrete=True)
+
+
+def test_the_choices_of_the_environment_decide_what_is_0_and_what_is_an_error():
+    log = episodes([4, 3]) | {"actions": np.array([2, 3, 4, 2, 6, 2, 2], np.uint8)}
+    transitions = from_steps(**log, source="mine", discrete=range(2, 7)).transitions
+    np.testing.assert_array_equal(transitions.action, [0, 1, 2, 4, 0])
+    for choices in (range(3, 9), range(2, 6), range(-300, 6)):
+        with pytest.raises(DataError, match="lie between 2 and 6, but the environment's between"):
+            from_steps(**log, source="mine", discrete=choices)
+    with pytest.raises(DataError, match=f"of {2**62} choices"):
+        from_steps(**log, source="mine", discrete=range(2**62))
+    log["actions"] = log["actions"].astype(np.int64) + MAX_ACTIONS - 7
+    assert from_steps(**log, source="mine", discrete=True).transitions.action.max() == MAX_ACTIONS - 1
+
+
+def test_a_box_of_another_width_is_refused():
+    with pytest.raises(DataError, match="actions have 2 numbers per step, but their box has 3"):
+        from_steps(**episodes([4]), source="mine", low=[-1] * 3, high=[1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("random", "expert"), [("low", 1.0), (np.nan, 1.0), (2.0, 1.0), (1.0, 1.0), ([0], [1])]
+)
+def test_a_reference_must_be_two_numbers_in_order(random, expert):
+    with pytest.raises(DataError, match="mine: its reference returns are"):
+        reference(random, expert, "mine")
 
 
 @pytest.mark.parametrize(("low", "high"), [(-np.inf, np.inf), (1, -1), ([0, 0], [1, 0])])

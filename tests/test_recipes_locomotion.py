@@ -171,6 +171,7 @@ def test_a_published_policy_is_the_single_snapshot(tmp_path: Path) -> None:
         (None, "cannot be read as npz"),
         (b"not an npz", "cannot be read as npz"),
         ({"weights": np.zeros(3)}, "holds no actors: it has weights"),
+        ({"card": np.array("[]")}, r"actors.npz cannot be read as actors .*--actors"),
         ("Walker2d-v5", "act in Walker2d-v5, not in Hopper-v5"),
     ],
 )

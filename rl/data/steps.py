@@ -19,9 +19,8 @@ from rl.types import Spec, Transition
 
 _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an action outside unnoticed
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
-_UNMARKED = (
-    10  # steps or per cent of them: more ends of episodes than that are marked, or the log is not in order
-)
+# Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
+_UNMARKED = 10
 
 
 class DataError(ValueError):

@@ -14,12 +14,12 @@ import hashlib
 import json
 import math
 import os
-import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rl.data.files import expanded, reading
 from rl.data.recipes import storage
 
 FOLDER = Path(__file__).parent / "actors"
@@ -89,27 +89,27 @@ def load(path: str | os.PathLike | None, environment: str) -> Actors:
     Raises:
       ValueError: there are none, the file is damaged or of another layout, or they act in another environment.
     """
-    file = FOLDER / f"{environment}.npz" if path is None else Path(path).expanduser()
+    file = FOLDER / f"{environment}.npz" if path is None else expanded(path)
     if path is None and not shipped(environment):
         raise ValueError(
             f"no actors for {environment} are shipped: train them (experiments/actors.py says how) and name "
             "the file with --actors"
         )
-    try:
-        with np.load(file, allow_pickle=False) as npz:
-            arrays = {name: npz[name] for name in npz.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-        raise ValueError(f"actors {file} cannot be read as npz ({error}): name another file") from error
-    if "mu.weight" in arrays:
-        actors = _from_stable_baselines(arrays, environment, file.name)
-    elif "card" in arrays:
-        actors = _from_arrays(arrays)
-    else:
+    remedy = "name another file with --actors"
+    with reading(file, "npz", remedy), np.load(file, allow_pickle=False) as npz:
+        arrays = {name: npz[name] for name in npz.files}
+    if "mu.weight" not in arrays and "card" not in arrays:
         raise ValueError(
             f"{file} holds no actors: it has {', '.join(sorted(arrays))}. experiments/actors.py writes such files"
         )
-    if actors.card["environment"] != environment:
-        raise ValueError(f"the actors in {file} act in {actors.card['environment']}, not in {environment}")
+    with reading(file, "actors", remedy):
+        if "mu.weight" in arrays:
+            actors = _from_stable_baselines(arrays, environment, file.name)
+        else:
+            actors = _from_arrays(arrays)
+        known = actors.card["environment"]
+    if known != environment:
+        raise ValueError(f"the actors in {file} act in {known}, not in {environment}")
     return actors
 
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from rl.data.files import expanded
 from rl.data.recipes import pool, storage
 from rl.data.recipes.pool import Chunk
 
@@ -58,7 +59,7 @@ def default_folder(family: str) -> Path:
 
     It is ``$HEADWAY_HOME/<family>``, by default ``~/.headway/<family>``.
     """
-    return Path(os.environ.get("HEADWAY_HOME") or "~/.headway").expanduser() / family
+    return expanded(os.environ.get("HEADWAY_HOME") or "~/.headway") / family
 
 
 def run(plan: Plan, folder: Path, *, processes: int | None, overwrite: bool, progress: bool) -> Path:
