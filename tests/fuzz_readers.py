@@ -34,7 +34,8 @@ from tqdm import tqdm
 
 from rl import data, nest
 from rl.data import dialogues
-from rl.data.steps import MAX_ACTIONS, DataError, Loaded
+from rl.data.files import DataError
+from rl.data.steps import MAX_ACTIONS, Loaded
 
 STEPS, EPISODE = 48, 6
 EPISODES = 3  # of Minari's, which are slow to write

@@ -7,7 +7,7 @@ import pytest
 
 from rl import data
 from rl.data import files
-from rl.data.steps import DataError
+from rl.data.files import DataError
 
 
 @pytest.mark.parametrize("name", ["~nouser-here/log.hdf5", "~nouser-here/log.npz", "minari:~nouser-here/log"])
@@ -52,13 +52,16 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (KeyError("x"), "log.npz cannot be read as npz (KeyError: 'x'): cut short"),
+        (KeyError("x"), "log.npz cannot be read as npz (KeyError: 'x'): copy it again"),
         (RuntimeError("line one\nline two"), "(RuntimeError: line one line two)"),
         (OSError(5, "Input/output error"), "OSError: [Errno 5] Input/output error"),
-        (AssertionError(), "(AssertionError): cut short, damaged, or another format; copy it again"),
+        (AssertionError(), "(AssertionError): copy it again"),
         (tokenize.TokenError("EOF"), "(TokenError: EOF)"),
         (RecursionError("deep"), "(RecursionError: deep)"),
-        (MemoryError("4 TiB"), "it asks for more memory than there is (MemoryError: 4 TiB)"),
+        (
+            MemoryError("4 TiB"),
+            "(MemoryError: 4 TiB): it asks for more memory than there is, or copy it again",
+        ),
         (ValueError("y" * 1000), f"({'ValueError: ' + 'y' * 200} ...)"),
     ],
 )

@@ -337,6 +337,19 @@ def test_states_that_give_no_rewards_are_refused(tmp_path, replaced, message):
         data.load("pointmaze-medium-navigate-singletask-v0", folder=path.parent)
 
 
+@pytest.mark.parametrize(
+    ("environment", "reason"),
+    [("nothing-singletask-v0", "NameNotFound"), ("pointmaze-medium-singletask-v0", "ValueError: operands")],
+)
+def test_states_of_another_environment_are_refused(tmp_path, environment, reason):
+    pytest.importorskip("ogbench")
+    path = write(tmp_path / "mine.npz", qpos=np.zeros((30, 0), np.float32))
+    with pytest.raises(
+        DataError, match=f"mine.npz cannot be read as a log of {environment} .{reason}.*--environment"
+    ):
+        data.load(str(path), environment=environment)
+
+
 def test_actions_outside_the_box_are_refused_or_clipped(tmp_path):
     path = write(tmp_path / "mine.npz", actions=np.full((30, 2), 2, np.float32))
     with pytest.raises(DataError, match="60 action values"):

@@ -426,6 +426,29 @@ def test_what_cannot_be_trained_together_is_refused(
     assert not (tmp_path / "run").exists()
 
 
+def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> None:
+    """Transitions in no order are refused with a flag, by which offline and online runs then read them."""
+    h5py = pytest.importorskip("h5py")
+    rng = np.random.default_rng(0)
+    log = {
+        "observations": rng.normal(size=(40, 3)),
+        "next_observations": rng.normal(size=(40, 3)),
+        "actions": rng.uniform(-1, 1, (40, 1)),
+        "rewards": np.zeros(40),
+        "terminals": np.zeros(40),
+    }
+    path = tmp_path / "log.hdf5"
+    with h5py.File(path, "w") as file:
+        file.update(log)
+    for read in (
+        lambda **given: offline.problem(settings(tmp_path, dataset=str(path), **given), [config()]).loaded,
+        lambda **given: online.mixture(online.Settings(offline_data=str(path), **given), Spec((3,), 1)),
+    ):
+        with pytest.raises(DataError, match=r"for 39 of 39 steps .*--shuffled"):
+            read()
+        assert read(shuffled=True).dataset.last.all()
+
+
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     found = data.load("synthetic-discrete")
     common.check_fit(found, Spec((8,), 5, True))

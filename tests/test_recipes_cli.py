@@ -263,6 +263,7 @@ WRONG_FLAGS = [
     (["--dataset=hopper-medium-regen-v5", "--episode_steps=5"], "episode_steps is not for hopper-medium"),
     ([f"--dataset={DATASET}", "--actors=x.npz"], "behaviour is scripted"),
     (["--describe=nothing.hdf5"], "there is no file nothing.hdf5"),
+    (["--describe=nothing.hdf5", "--shuffled"], "there is no file nothing.hdf5"),
     (["--dataset=cube-singel-play-v0"], "Did you mean cube-single-play-v0"),
     (
         [f"--dataset={DATASET}", "--transition=5"],

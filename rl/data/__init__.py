@@ -11,7 +11,8 @@ import difflib
 from pathlib import Path
 
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
-from rl.data.steps import DataError, Loaded, digest, from_steps
+from rl.data.files import DataError
+from rl.data.steps import Loaded, digest, from_steps
 
 __all__ = ["DataError", "Loaded", "digest", "from_steps", "load", "names"]
 

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rl.data import download
-from rl.data.files import existing, expanded, reading
-from rl.data.steps import DataError, Loaded, check_length, from_steps, loaded, reference, require
+from rl.data.files import DataError, existing, expanded, reading
+from rl.data.steps import Loaded, check_length, from_steps, loaded, reference, require
 
 _SERVER = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")

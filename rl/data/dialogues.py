@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from rl.data.files import existing, reading
-from rl.data.steps import DataError
+from rl.data.files import DataError, existing, reading
 from rl.envs.text import Dialogue, Turn
 
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from rl.data.files import reading
-from rl.data.steps import DataError
+from rl.data.files import DataError, reading
 
 _CHUNK = 1 << 20  # bytes
 _TIMEOUT = 30  # seconds without any data before an attempt counts as failed

@@ -1,4 +1,7 @@
-"""Files that are there and can be read, or a message that names them. Nothing here knows what is in them."""
+"""Files that are there and can be read, or an error that names them. Nothing here knows what is in them.
+
+No JAX is imported: processes that make data use this too.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from rl.data.steps import DataError
-
-_AGAIN = "delete it and load again by name, or copy it again"
+_AGAIN = "it is cut short, damaged or in another format; delete it and load again by name, or copy it again"
 
 
-def expanded(path: str | Path) -> Path:
+class DataError(ValueError):
+    """A dataset that cannot be used as it is; the message names what is wrong and the remedy."""
+
+
+def expanded(path: str | os.PathLike) -> Path:
     """``path`` with ``~`` replaced by the user's home folder.
 
     Raises:
@@ -27,7 +32,7 @@ def expanded(path: str | Path) -> Path:
         ) from error
 
 
-def existing(path: str | Path, remedy: str = "") -> Path:
+def existing(path: str | os.PathLike, remedy: str = "") -> Path:
     """``path``, expanded, if it is a file that may be read.
 
     Args:
@@ -69,21 +74,15 @@ def reading(name: str | Path, kind: str, remedy: str = _AGAIN) -> Iterator[None]
     Args:
         name: of the file.
         kind: what it should be, as in "cannot be read as HDF5".
-        remedy: what to do.
+        remedy: what may be wrong with it, and what to do.
     """
     try:
         yield
     except (DataError, ImportError):  # explained already
         raise
-    except MemoryError as error:
-        raise DataError(
-            f"{name} cannot be read as {kind}: it asks for more memory than there is ({_reason(error)}). If it is not "
-            f"that large, it is damaged: {remedy}"
-        ) from error
     except Exception as error:
-        raise DataError(
-            f"{name} cannot be read as {kind} ({_reason(error)}): cut short, damaged, or another format; {remedy}"
-        ) from error
+        too_large = "it asks for more memory than there is, or " if isinstance(error, MemoryError) else ""
+        raise DataError(f"{name} cannot be read as {kind} ({_reason(error)}): {too_large}{remedy}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -15,8 +15,8 @@ import numpy as np
 from tqdm import tqdm
 
 from rl import nest
-from rl.data.files import expanded, reading
-from rl.data.steps import DataError, Loaded, flags, from_steps, loaded, reference
+from rl.data.files import DataError, expanded, reading
+from rl.data.steps import Loaded, flags, from_steps, loaded, reference
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 _REMEDY = "'minari list local' and 'minari list remote' show what there is; delete a damaged one and download it again"
@@ -54,7 +54,7 @@ def load(
     """
     source = f"Minari {name_or_path}"
     minari = _minari()
-    with reading(source, "a Minari dataset", _REMEDY):
+    with reading(source, "a Minari dataset", f"there is none, or it is damaged; {_REMEDY}"):
         data = _open(minari, name_or_path, folder)
         low, high, choices = _box(data.action_space, source)
         steps = _steps(data, flatten_observations, source)

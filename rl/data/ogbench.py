@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from rl.data import download
-from rl.data.files import existing, expanded, reading
-from rl.data.steps import DataError, Loaded, finite, flags, from_steps, loaded, require
+from rl.data.files import DataError, existing, expanded, reading
+from rl.data.steps import Loaded, finite, flags, from_steps, loaded, require
 from rl.replay.dataset import Dataset
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
@@ -273,8 +273,10 @@ def _label(
                 f"({state.dtype} here)"
             )
         finite(name, state, source)
-    env = build(environment)  # this imports ogbench, or says what to install
-    from ogbench.relabel_utils import relabel_dataset
+    remedy = "choose the environment that its states are of with --environment (environment=...)"
+    with reading(source, f"a log of {environment}", remedy):
+        env = build(environment)  # this imports ogbench, or says what to install
+        from ogbench.relabel_utils import relabel_dataset
 
-    relabel_dataset(environment, env, states)
+        relabel_dataset(environment, env, states)
     return {"rewards": states["rewards"], "discounts": states["masks"]}

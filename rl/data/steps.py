@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from rl import nest
+from rl.data.files import DataError
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
@@ -21,10 +22,6 @@ _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an ac
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
 # Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
 _UNMARKED = 10
-
-
-class DataError(ValueError):
-    """A dataset that cannot be used as it is; the message names what is wrong and the remedy."""
 
 
 class Loaded(NamedTuple):
