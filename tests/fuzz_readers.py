@@ -39,7 +39,7 @@ from rl.data.steps import MAX_ACTIONS, Loaded
 
 STEPS, EPISODE = 48, 6
 EPISODES = 3  # of Minari's, which are slow to write
-LIMIT = 10.0  # seconds for a file of some kilobytes; more is a hang
+LIMIT = 20.0  # seconds for a file of some kilobytes; more is a hang
 MEMORY = 8 * 2**30  # bytes that a reader may ask for beyond what the process has, in the command
 
 Fields = dict[str, Any]  # arrays by their place in the file

@@ -1,6 +1,7 @@
 """Logged experience: names and files in, a `Dataset` of NumPy arrays out.
 
-Each reader knows one layout and ends in `rl.data.steps.from_steps`, where steps become transitions. No
+Each reader knows one layout and ends in `rl.data.steps.from_steps`, where steps become transitions; what a library
+raises while it reads a file, `rl.data.files.reading` turns into a `DataError` with the file and a remedy. No
 simulator runs here, except that OGBench's rewards need one; data is made in ``rl.data.recipes``. Nothing here
 knows a device or an agent, and optional packages are imported only by the reader that needs them.
 """

@@ -290,8 +290,7 @@ def _read(path: Path) -> dict[str, Any]:
     h5py = _h5py()
     with _open(path) as file:
         require(file, _REQUIRED, str(path))
-        names = set(file)  # which has links that are broken, too
-        arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in names}
+        arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
         for name, array in arrays.items():
             if not isinstance(array, h5py.Dataset):
                 raise DataError(
