@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rl import agents, data, evaluate, lifecycle, log
 from rl.agents.optimisers import Adam
+from rl.envs import entities
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -91,7 +92,11 @@ def problem(
         flatten_observations=settings.flatten_observations,
     )
     seen = transform.fit(
-        loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
+        loaded.dataset,
+        reward_scale,
+        reward_shift,
+        normalize_observations=normalize_observations,
+        entities=settings.dataset.endswith(entities.SUFFIX),
     )
     dataset = transform.apply(seen, loaded.dataset)
     of_rewards = {gamma: replay.value_bounds(dataset, gamma) for gamma in {discount(c) for c in configs}}
