@@ -36,7 +36,7 @@ from rl.replay import goals, transform
 from rl.replay.dataset import Dataset
 from rl.replay.goals import Trajectories
 from rl.replay.source import Source
-from rl.types import Key, Learner, Spec, State
+from rl.types import Actor, Key, Learner, Spec, State
 
 # Of each protocol the environments, and the score that says whether a goal was reached.
 PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
@@ -255,8 +255,7 @@ def scorer(
     Raises:
       ValueError: the environment has no goals, or does not fit the data.
     """
-    seen = functools.partial(transform.observations, task.data.transform)
-    actor = acting.observing(population.actor, functools.partial(nest.map_structure, seen))
+    actor = observing(population.actor, task)
     with ExitStack() as stack:
         episodes = None
         if task.environment and settings.eval_episodes and shard.is_main():
@@ -272,6 +271,12 @@ def scorer(
             return scores
 
         yield score
+
+
+def observing(actor: Actor, task: Problem) -> Actor:
+    """The actor in the environment, whose observations and goals it sees as in its data."""
+    seen = functools.partial(transform.observations, task.data.transform)
+    return acting.observing(actor, functools.partial(nest.map_structure, seen))
 
 
 def _tasks(environment: str) -> int:
