@@ -263,7 +263,7 @@ def of_subgoals(settings: Settings, path: str, head: str, kind: str, work: studi
     of = trained(settings, path, head, kind, work)
     held_out = of.task.validation or of.task.trajectories
     draw = goals.source(dataclasses.replace(of.settings, batch_size=settings.pairs), of.config)
-    batch = draw(jax.device_put(held_out), keys.of(jax.random.key(settings.seed), "pairs"), 0)
+    batch = draw(jax.device_put(held_out), jax.random.key(settings.seed), 0)
     s, g = batch.value.observation[OBSERVATION], batch.actor_goal
     nets = hecrl.networks(of.config, of.task.data.loaded.spec, of.task.data.head)
 
