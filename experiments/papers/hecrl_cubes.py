@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import common, goals, studies
-from rl import checkpoint, keys, lifecycle, plot, shard
+from rl import checkpoint, lifecycle, plot, shard
 from rl.agents import hecrl
 from rl.data import recipes
 from rl.envs import entities
