@@ -261,19 +261,26 @@ def check_fit(loaded: data.Loaded, environment: Spec) -> None:
         )
 
 
+def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What a result has ``scores`` of: itself without a label or, of a sweep, the variants with theirs."""
+    variants = result.get("variants", [])
+    labels = lifecycle.labels([variant["parameters"] for variant in variants])
+    return list(zip(labels, variants, strict=True)) or [("", result)]
+
+
 def show(result: Mapping[str, Any]) -> None:
     """Prints the last scores of a run, and where everything lies."""
-    for name, score in result["scores"].items():
-        last = score["last"]
-        print(
-            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
-        )
+    for label, part in parts(result):
+        for name, score in part["scores"].items():
+            mean, (low, high) = score["last"]["mean"], score["last"]["ci95"]
+            what = f"{label}: {name}" if label else name
+            print(f"{what}: {mean:.4g}, 95 % interval [{low:.4g}, {high:.4g}] over seeds")
     show_folder(result)
 
 
 def show_folder(result: Mapping[str, Any]) -> None:
     """Prints where everything of a run lies, and what to look at first."""
-    if not result["scores"]:
+    if not any(part["scores"] for _, part in parts(result)):
         print("no episodes were played, so there are no scores: see --eval_episodes")
     first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS
     print(f"Everything is in {result['folder']}; look at {first} first.")

@@ -27,7 +27,7 @@ from rl.programs.pool import IsolationError
 T = TypeVar("T")
 
 # Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
-_EXPLAINED = (
+EXPLAINED = (
     ValueError,
     ImportError,
     OSError,
@@ -184,7 +184,7 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         except (train.Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
             raise SystemExit(130) from None
-        except _EXPLAINED as error:
+        except EXPLAINED as error:
             if flags.FLAGS["verbosity"].value >= logging.INFO:
                 raise
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
