@@ -212,11 +212,14 @@ def check_schedules(config: Any, updates: int) -> None:
 
 
 def number(flag: str, text: str) -> float:
-    """The number in a flag's text. Raises ValueError, naming the flag, if there is none."""
+    """The finite number in a flag's text. Raises ValueError, naming the flag, if there is none."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
+    if not math.isfinite(value):
+        raise ValueError(f"--{flag}={text} must be finite")
+    return value
 
 
 @contextmanager

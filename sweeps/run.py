@@ -64,6 +64,7 @@ SCRIPTS = {
 FAILED, SWEEP = "failed.json", "sweep.json"
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
+_DIVERGED = "diverged"
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 
@@ -223,6 +224,7 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
         planned[place] = program
         if (place / log.CONFIG).exists() and not settings.overwrite:
             _check_same(place, settings, config, sweep)
+            _check_length(place, SCRIPTS[script].length, settings)
     return planned
 
 
@@ -246,6 +248,16 @@ def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any
         raise checkpoint.CheckpointError(
             f"{place} holds a run of other code or defaults:\n  {listed}\nNothing was trained. Choose another "
             "--workdir, or move that folder away to train it again"
+        )
+
+
+def _check_length(place: Path, length: str, settings: Any) -> None:
+    """Raises ValueError if the run in the folder is longer than the sweep asks for."""
+    count = log.read_json(place / log.RESULT).get(length, 0) if (place / log.RESULT).exists() else 0
+    if count > getattr(settings, length):
+        raise ValueError(
+            f"{place} holds a run of {count} {length}, more than the sweep's {length}={getattr(settings, length)}: "
+            "choose another --workdir"
         )
 
 
@@ -306,7 +318,7 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
         if len(each) > 1:
             parts = enumerate(each)
             return [row for i, part in parts for row in execute(part, workdir / f"{i:03d}", metric)]
-        return [_row(program, workdir) | {"error": f"diverged: {error}"}]
+        return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
     return scored(program, workdir, metric)
 
 
@@ -492,7 +504,7 @@ def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:
         score = (
             f"{row['score']:10.4g}  [{row['ci95'][0]:.4g}, {row['ci95'][1]:.4g}]"
             if "score" in row
-            else row["error"]
+            else row["error"].splitlines()[0]
         )
         yield f"{score}  {own}"
     if len(rows) > _SHOWN:
@@ -557,7 +569,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     shard.initialize()
     file = argv[1]
     budget = duration(values.budget) if values.budget else math.inf
-    sweep = overridden(read(file), _overrides(values.set))
+    sweep = overridden(read(file), _overrides(values.set) | ({"overwrite": True} if values.overwrite else {}))
     root = Path(values.workdir or f"runs/sweeps/{Path(file).stem}").expanduser()
     runs = list(combinations(sweep, values.count, values.seed))
     if not runs:
@@ -592,10 +604,14 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         say(
             f"the budget of {values.budget} is spent; the same command continues, and --status says what is left"
         )
-    failed = sum("error" in row for row in rows)
+    failed = [row["error"] for row in rows if "error" in row]
     if failed:
-        say(f"{failed} of {len(runs)} runs failed, see {root / SWEEP}; the same command tries them again")
+        say(
+            f"{len(failed)} of {len(runs)} runs failed, see {root / SWEEP}; the same command tries them again"
+        )
     say(f"Everything is in {root}; look at {SWEEP} first.")
+    if not all(error.startswith(_DIVERGED) for error in failed):  # which is a result of hyper-parameters
+        raise SystemExit(1)
 
 
 def define(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -616,9 +632,10 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_bool(
         "status", False, "only say what is done, running, failed and how long the rest takes", values
     )
+    flags.DEFINE_bool("overwrite", False, "train all of the sweep again, also what is finished", values)
     flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
 
 
 if __name__ == "__main__":
     define()
-    app.run(config_flags.reporting(main))
+    app.run(config_flags.reporting(main), flags_parser=config_flags.parser(words=1))

@@ -14,6 +14,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from rl.data import synthetic
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.replay.source import Source
+from rl.shard import hosts
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -472,6 +474,32 @@ def pretend(
         SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
     )
     return calls
+
+
+def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
+    """From the moment that it is silent for long enough, unless it said that it ends."""
+    heard: dict[str, tuple[str, float]] = {}
+    lost = functools.partial(hosts.lost, heard, silence=20.0)
+    assert lost({"0": "0", "1": "0", "2": "0"}, 100.0) == []
+    assert lost({"0": "1", "1": "1", "2": "done"}, 115.0) == []
+    assert lost({"0": "2", "1": "1", "2": "done"}, 134.0) == []
+    assert lost({"0": "3", "1": "1", "2": "done"}, 135.0) == ["1"]
+    assert lost({"0": "4", "1": "2", "2": "done"}, 140.0) == []  # it was only slow
+
+
+@pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
+def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
+    own: str, ends: bool, said: list[str]
+) -> None:
+    ended, heard = threading.Event(), []
+
+    def fail(*_: object, **__: object) -> None:
+        if ends:
+            ended.set()
+        raise RuntimeError("UNAVAILABLE")
+
+    hosts._listen(SimpleNamespace(key_value_set=fail), own, ended, heard.append)
+    assert heard == said
 
 
 # ---- one device ---------------------------------------------------------------------------------------

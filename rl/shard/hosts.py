@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 # How launchers that `jax.distributed` can read say that they started several processes.
 _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+_SIGNS, _DONE = "headway/alive/", "done"
+_PERIOD = 5.0  # seconds between two signs of life
+SILENCE = 20.0  # seconds without one after which a process is said to be lost; JAX waits longer
 
 
 def initialize() -> None:
@@ -32,6 +42,73 @@ def initialize() -> None:
     elif "tpu" in (getattr(jax.config, "jax_platforms", None) or ""):  # JAX writes it where it finds TPUs
         with contextlib.suppress(ValueError):  # a TPU in no cluster, as in a notebook
             jax.distributed.initialize()
+    if jax.distributed.is_initialized():
+        _watch()
+
+
+def lost(
+    heard: dict[str, tuple[str, float]], signs: Mapping[str, str], now: float, silence: float = SILENCE
+) -> list[str]:
+    """The processes whose sign of life has not changed for ``silence`` seconds and that have not said that they end.
+
+    Args:
+      heard: {process: (its last sign, when it changed)}, which is brought up to date.
+      signs: {process: its sign now}.
+      now: the time.
+      silence: see above.
+    """
+    for process, sign in signs.items():
+        if heard.get(process, ("", 0.0))[0] != sign:
+            heard[process] = sign, now
+    return [process for process, (sign, since) in heard.items() if sign != _DONE and now - since >= silence]
+
+
+def _watch() -> None:
+    """Gives signs of life, and says on stderr which other process gives none any more.
+
+    JAX ends a run that has lost a process with a dump of its stack, up to two minutes later. This is to be read first.
+    """
+    from jax._src import distributed  # its store of keys has no public name
+
+    client, own = distributed.global_state.client, str(jax.process_index())
+    ended = threading.Event()
+
+    def end() -> None:
+        ended.set()
+        with contextlib.suppress(Exception):  # another process may have taken the store with it
+            client.key_value_set(f"{_SIGNS}{own}", _DONE, allow_overwrite=True)
+
+    atexit.register(end)
+    watching = threading.Thread(target=_listen, args=(client, own, ended, _say), daemon=True)
+    watching.start()
+
+
+def _listen(client: Any, own: str, ended: threading.Event, say: Callable[[str], None]) -> None:
+    heard: dict[str, tuple[str, float]] = {}
+    known: set[str] = set()
+    count = 0
+    while not ended.is_set():
+        try:
+            client.key_value_set(f"{_SIGNS}{own}", str(count), allow_overwrite=True)
+            signs = {name.rpartition("/")[2]: sign for name, sign in client.key_value_dir_get(_SIGNS)}
+        except Exception:  # of the connection, by whatever name
+            if not ended.is_set() and own != "0":
+                say("0")
+            return
+        for process in set(lost(heard, signs, time.monotonic())) - known:
+            known.add(process)
+            say(process)
+        count += 1
+        ended.wait(_PERIOD)
+
+
+def _say(process: str) -> None:
+    print(
+        f"process {process} of this run gives no sign of life: see its log. JAX will end this process, too, with a long "
+        "report. Then start the same command again on every host: it continues from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _number(variable: str) -> int:
