@@ -271,19 +271,23 @@ def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return list(zip(labels, variants, strict=True)) or [("", result)]
 
 
+UNSCORED = "no episodes were played, so there are no scores: see --eval_episodes"
+
+
 def show(result: Mapping[str, Any]) -> None:
     """Prints the last scores of a run, and where everything lies."""
-    for label, part in parts(result):
-        for name, score in part["scores"].items():
+    scored = [(label, part["scores"]) for label, part in parts(result) if part["scores"]]
+    for label, scores in scored:
+        for name, score in scores.items():
             mean, (low, high) = score["last"]["mean"], score["last"]["ci95"]
             what = f"{label}: {name}" if label else name
             print(f"{what}: {mean:.4g}, 95 % interval [{low:.4g}, {high:.4g}] over seeds")
+    if not scored:
+        print(UNSCORED)
     show_folder(result)
 
 
 def show_folder(result: Mapping[str, Any]) -> None:
     """Prints where everything of a run lies, and what to look at first."""
-    if not any(part["scores"] for _, part in parts(result)):
-        print("no episodes were played, so there are no scores: see --eval_episodes")
     first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS
     print(f"Everything is in {result['folder']}; look at {first} first.")

@@ -288,6 +288,8 @@ def show(result: Mapping[str, Any]) -> None:
     ]
     if rows:
         print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+    else:
+        print(common.UNSCORED)
     common.show_folder(result)
 
 

@@ -446,6 +446,7 @@ def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
         given = flags.read(settings)
         run(given)
         print((Path(given.out) / name).read_text())
+        print(f"Everything is in {given.out}; look at {name} first.")
 
     app.run(flags.reporting(command), flags_parser=flags.parser(settings))
 

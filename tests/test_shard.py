@@ -477,7 +477,7 @@ def pretend(
 
 
 def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
-    """From the moment that it is silent for long enough, unless it said that it ends."""
+    """From the moment that it is silent for long enough, or that the others go on long after it has ended."""
     heard: dict[str, tuple[str, float]] = {}
     lost = functools.partial(hosts.lost, heard, silence=20.0)
     assert lost({"0": "0", "1": "0", "2": "0"}, 100.0) == []
@@ -485,6 +485,8 @@ def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
     assert lost({"0": "2", "1": "1", "2": "done"}, 134.0) == []
     assert lost({"0": "3", "1": "1", "2": "done"}, 135.0) == ["1"]
     assert lost({"0": "4", "1": "2", "2": "done"}, 140.0) == []  # it was only slow
+    assert lost({"0": "5", "1": "3", "2": "done"}, 174.0) == []
+    assert lost({"0": "6", "1": "4", "2": "done"}, 175.0) == ["2"]
 
 
 @pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])

@@ -49,7 +49,9 @@ def initialize() -> None:
 def lost(
     heard: dict[str, tuple[str, float]], signs: Mapping[str, str], now: float, silence: float = SILENCE
 ) -> list[str]:
-    """The processes whose sign of life has not changed for ``silence`` seconds and that have not said that they end.
+    """The processes whose sign of life has not changed for ``silence`` seconds.
+
+    Of those that said that they end, three times as long: the first one draws when the others have nothing left to do.
 
     Args:
       heard: {process: (its last sign, when it changed)}, which is brought up to date.
@@ -60,7 +62,8 @@ def lost(
     for process, sign in signs.items():
         if heard.get(process, ("", 0.0))[0] != sign:
             heard[process] = sign, now
-    return [process for process, (sign, since) in heard.items() if sign != _DONE and now - since >= silence]
+    patience = {_DONE: 3 * silence}
+    return [process for process, (sign, since) in heard.items() if now - since >= patience.get(sign, silence)]
 
 
 def _watch() -> None:
@@ -104,8 +107,8 @@ def _listen(client: Any, own: str, ended: threading.Event, say: Callable[[str], 
 
 def _say(process: str) -> None:
     print(
-        f"process {process} of this run gives no sign of life: see its log. JAX will end this process, too, with a long "
-        "report. Then start the same command again on every host: it continues from the last checkpoint",
+        f"process {process} of this run has ended or gives no sign of life: see its log. JAX will end this process, "
+        "too, with a long report. Then start the same command again on every host: it continues from the last checkpoint",
         file=sys.stderr,
         flush=True,
     )
