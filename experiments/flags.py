@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -21,8 +22,9 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
-from rl import checkpoint, train
+from rl import checkpoint, shard, train
 from rl.programs.pool import IsolationError
+from rl.shard import hosts
 
 T = TypeVar("T")
 
@@ -199,13 +201,28 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         except (train.Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
             raise SystemExit(130) from None
-        except EXPLAINED as error:
+        except Exception as error:
+            if shard.is_loss(error):
+                print(
+                    f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(
+                    1
+                )  # to leave in order takes the one that is lost: JAX would wait, and then dump its stack
+            if not isinstance(error, EXPLAINED):
+                raise
             if flags.FLAGS["verbosity"].value >= logging.INFO:
                 raise
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise SystemExit(1) from None
 
     return run
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:

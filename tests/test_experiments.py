@@ -399,19 +399,28 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         for path in files
         if '__name__ == "__main__"' in path.read_text()
     ]
-    assert len(names) > 30 and "experiments.papers.hecrl" in names
+    papers = [name for name in names if name.startswith("experiments.papers.")]
+    assert len(papers) > 15 and len(names) > 30
+    for name in papers:  # one command, tried with one of them
+        assert "\n    studies.main(Settings(), run" in (root / f"{name.replace('.', '/')}.py").read_text(), (
+            name
+        )
+    names = [name for name in names if name not in papers[1:]]
     asked = json.dumps(
         [[name, *(["--agent=cql"] if name == "experiments.offline" else [])] for name in names]
     )
     process = subprocess.run(
-        [sys.executable, "-c", HELP, asked, str(tmp_path / "out")], cwd=root, capture_output=True, text=True
+        [sys.executable, "-W", "ignore", "-c", HELP, asked, str(tmp_path / "out")],
+        cwd=root,
+        capture_output=True,
+        text=True,
     )
     assert process.returncode == 0, process.stderr
     answers = json.loads(process.stdout)
     assert {name: code for name, (code, _) in answers.items() if code} == {}
     shown = {name: text for name, (_, text) in answers.items()}
     listing = shown.pop("experiments.studies")  # no command: it lists those that are studies
-    assert "python -m experiments.papers.hecrl" in listing and "experiments.classic_control" in listing
+    assert all(f"python -m {name} " in listing for name in (*papers, "experiments.classic_control"))
     for name, text in shown.items():
         assert re.search(r"^  --(\[no\])?\w+:", text, re.MULTILINE), name
     text = shown["experiments.offline"]
@@ -530,6 +539,22 @@ def test_errors_end_with_their_message(
         flags.reporting(main)([])
     assert stopped.value.code == code
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_lost_process_is_said_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: Sequence[str]) -> None:
+        raise RuntimeError("Gloo AllGather failed: Connection closed by peer\n  at a line of C++")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as stopped:
+        flags.reporting(main)([])
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
+    assert "start the same command again on every host" in said and "C++" not in said
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback() -> None:

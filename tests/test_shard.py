@@ -490,10 +490,22 @@ def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
+def test_errors_by_which_a_lost_process_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [
+        "INTERNAL: Error dispatching computation: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:43949",
+        "Timeout waiting at barrier '[op=3.state] save_and_finalize'. Barrier used process ids: [0, 1]",
+        "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats)",
+    ]
+    assert not any(hosts.is_loss(RuntimeError(text)) for text in shown)  # of a single process
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert all(hosts.is_loss(RuntimeError(text)) for text in shown)
+    assert not hosts.is_loss(ValueError("--seeds=3 is not a multiple of --mesh_seed=2"))
+
+
 def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
     own: str, ends: bool, said: list[str]
 ) -> None:
-    ended, heard = threading.Event(), []
+    ended, heard = threading.Event(), list[str]()
 
     def fail(*_: object, **__: object) -> None:
         if ends:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
+import re
 import sys
 import threading
 import time
@@ -18,6 +20,11 @@ _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 _SIGNS, _DONE = "headway/alive/", "done"
 _PERIOD = 5.0  # seconds between two signs of life
+_LOSS = re.compile("closed by peer|reset by peer|heartbeat|barrier|unhealthy", re.IGNORECASE)
+REMEDY = (
+    "JAX ends the other processes, too, perhaps with a long report. Then start the same command again on every host, "
+    "which continues from the last checkpoint"
+)
 SILENCE = 20.0  # seconds without one after which a process is said to be lost; JAX waits longer
 
 
@@ -66,6 +73,11 @@ def lost(
     return [process for process, (sign, since) in heard.items() if now - since >= patience.get(sign, silence)]
 
 
+def is_loss(error: BaseException) -> bool:
+    """Whether the error, of a step or a barrier, means that another process of this run has gone."""
+    return jax.process_count() > 1 and bool(_LOSS.search(str(error)))
+
+
 def _watch() -> None:
     """Gives signs of life, and says on stderr which other process gives none any more.
 
@@ -73,42 +85,34 @@ def _watch() -> None:
     """
     from jax._src import distributed  # its store of keys has no public name
 
-    client, own = distributed.global_state.client, str(jax.process_index())
     ended = threading.Event()
-
-    def end() -> None:
-        ended.set()
-        with contextlib.suppress(Exception):  # another process may have taken the store with it
-            client.key_value_set(f"{_SIGNS}{own}", _DONE, allow_overwrite=True)
-
-    atexit.register(end)
-    watching = threading.Thread(target=_listen, args=(client, own, ended, _say), daemon=True)
-    watching.start()
+    atexit.register(ended.set)
+    arguments = (distributed.global_state.client, str(jax.process_index()), ended, _say)
+    threading.Thread(target=_listen, args=arguments, daemon=True).start()
 
 
 def _listen(client: Any, own: str, ended: threading.Event, say: Callable[[str], None]) -> None:
+    """Until the store of keys is gone: then the first process has, or this one is at its end."""
     heard: dict[str, tuple[str, float]] = {}
     known: set[str] = set()
-    count = 0
-    while not ended.is_set():
+    for count in itertools.count():
+        sign = _DONE if ended.is_set() else str(count)
         try:
-            client.key_value_set(f"{_SIGNS}{own}", str(count), allow_overwrite=True)
+            client.key_value_set(f"{_SIGNS}{own}", sign, allow_overwrite=True)
             signs = {name.rpartition("/")[2]: sign for name, sign in client.key_value_dir_get(_SIGNS)}
         except Exception:  # of the connection, by whatever name
             if not ended.is_set() and own != "0":
                 say("0")
             return
-        for process in set(lost(heard, signs, time.monotonic())) - known:
+        for process in set(lost(heard, signs, time.monotonic())) - known - {own}:
             known.add(process)
             say(process)
-        count += 1
-        ended.wait(_PERIOD)
+        time.sleep(_PERIOD)
 
 
 def _say(process: str) -> None:
     print(
-        f"process {process} of this run has ended or gives no sign of life: see its log. JAX will end this process, "
-        "too, with a long report. Then start the same command again on every host: it continues from the last checkpoint",
+        f"process {process} of this run has ended or gives no sign of life: see its log. {REMEDY}",
         file=sys.stderr,
         flush=True,
     )
