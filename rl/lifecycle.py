@@ -185,7 +185,7 @@ class Session:
         Raises:
           train.Interrupted: Ctrl-C or SIGTERM before the last step, after the checkpoint.
         """
-        stop = _anywhere(bool(self.stopping))
+        stop = anywhere(bool(self.stopping))
         if due or stop:
             self.save(step, tree, notes())
         if stop and step < self._run.total:
@@ -442,6 +442,6 @@ def _lines(folder: Path, step: int) -> int:
     return 0
 
 
-def _anywhere(stop: bool) -> bool:
-    """Whether any host was asked to stop: all must leave after the same epoch."""
+def anywhere(stop: bool) -> bool:
+    """Whether it is so on any host, so that all leave after the same epoch; all must call it."""
     return bool(np.any(multihost_utils.process_allgather(np.asarray(stop))))

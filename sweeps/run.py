@@ -462,7 +462,7 @@ def _alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM)
     try:
-        yield lambda: time.monotonic() >= end
+        yield lambda: lifecycle.anywhere(time.monotonic() >= end)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

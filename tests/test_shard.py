@@ -489,7 +489,6 @@ def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
     assert lost({"0": "6", "1": "4", "2": "done"}, 175.0) == ["2"]
 
 
-@pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
 def test_errors_by_which_a_lost_process_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [
         "INTERNAL: Error dispatching computation: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:43949",
@@ -502,6 +501,7 @@ def test_errors_by_which_a_lost_process_shows(monkeypatch: pytest.MonkeyPatch) -
     assert not hosts.is_loss(ValueError("--seeds=3 is not a multiple of --mesh_seed=2"))
 
 
+@pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
 def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
     own: str, ends: bool, said: list[str]
 ) -> None:
