@@ -800,6 +800,7 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         processes[1].kill()
     assert [code for code, _, _ in ends] == [0, 0], ends
     (_, first, _), (_, second, progress) = ends
+    assert not any("sign of life" in said for _, _, said in ends)
     assert "return: " in first and "return: " not in second and "it/s" not in progress  # one of them speaks
     hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
     assert (hardware["processes"], hardware["devices"]) == (2, 4)
