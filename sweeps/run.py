@@ -49,6 +49,7 @@ class Script(NamedTuple):
 
     task: str  # the setting that names what is learned from or in
     length: str = "updates"  # the setting that says how long, and the entry in result.json
+    per_unit: str = ""  # the agent's setting that says how many steps one unit of the length is; without, one
     together: bool = False  # whether it trains runs together that differ in float hyper-parameters
     presets: bool = True  # whether it has published settings
 
@@ -58,7 +59,7 @@ SCRIPTS = {
     "goals": Script("dataset", together=True),
     "online": Script("env", "steps"),
     "mbpo": Script("env", "steps"),
-    "model_based": Script("dataset", "epochs"),
+    "model_based": Script("dataset", "epochs", per_unit="updates"),
     "language": Script("log", presets=False),
 }
 FAILED, SWEEP = "failed.json", "sweep.json"
@@ -171,9 +172,10 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
     """What the script's ``run`` takes. Raises ValueError on a parameter that does not exist or has another type."""
     script, module = SCRIPTS[program.script], _module(program.script)
     given = program.fixed | {"workdir": str(workdir)}
-    for name in ("workdir", *(["wandb"] if program.runs > 1 else [])):
-        if program.fixed.get(name):
-            raise ValueError(f"the sweep sets {name}, which decides where runs are stored: leave it out")
+    if "workdir" in program.fixed:
+        raise ValueError(
+            "the sweep sets workdir, which decides where runs are stored: give --workdir to the runner"
+        )
     defaults, config_of = _defaults(program.script), _config_of(program.script)
     config = config_of(str(given.get("agent", defaults.agent)))
     for name in given:
@@ -233,10 +235,11 @@ def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any
 
     Their flags are the same, so that what differs are defaults, presets or the code of this version.
     """
-    stored = log.read_json(place / log.CONFIG)["config"]
+    stored = log.read_json(place / log.CONFIG).get("config", {})
+    identity = [name for name in stored.get("settings", {}) if hasattr(settings, name)]
     now = {
         "agent": settings.agent,
-        "settings": {name: getattr(settings, name) for name in stored["settings"] if hasattr(settings, name)},
+        "settings": {name: getattr(settings, name) for name in identity},
         "config": dataclasses.asdict(config),
         **({"sweep": sweep} if "sweep" in stored else {}),
     }
@@ -263,16 +266,13 @@ def _check_length(place: Path, length: str, settings: Any) -> None:
 
 def state(program: Program, place: Path) -> State:
     """How far the program in the folder is; reads only small files."""
-    settings, *_ = arguments(program, place)
-    length = SCRIPTS[program.script].length
-    total = getattr(settings, length)
+    settings, config, _ = arguments(program, place)
+    script = SCRIPTS[program.script]
+    total = getattr(settings, script.length)
     if finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
     rows = log.read(place) if (place / log.METRICS).exists() else []
-    per_unit = 1
-    if rows and program.script == "model_based":
-        per_unit = rows[0]["step"]
-    step = rows[-1]["step"] // per_unit if rows else 0
+    step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
     if lifecycle.holder(place):
         return State("running", step, total, seconds)
