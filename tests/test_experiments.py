@@ -38,7 +38,7 @@ from experiments import (
 from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
-from rl.data import DataError
+from rl.data import DataError, recipes
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
@@ -426,10 +426,9 @@ def test_every_script_has_help(tmp_path: Path) -> None:
     text = shown["experiments.offline"]
     assert "--agent.target_gap" in text and "--agent.expectile:" not in text and "--eval_episodes" in text
     assert {"--[no]status:", "--budget:"} <= set(shown["sweeps.run"].split())
-    assert (
-        "Examples:" in shown["experiments.collect"]
-        and "hopper-medium-regen-v5" in shown["experiments.collect"]
-    )
+    text = shown["experiments.collect"]
+    assert "Examples:" in text and "--transitions" in text
+    assert {*recipes.RECIPES, *recipes.LOCOMOTION} <= set(text.split())
 
 
 # ---- settings that cannot be run ----------------------------------------------------------------------

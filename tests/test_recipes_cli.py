@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("ogbench")
 
-from rl.data.recipes import LOCOMOTION, RECIPES, collect, pool, read_card
+from rl.data.recipes import collect, pool, read_card
 
 pytestmark = [pytest.mark.command, pytest.mark.slow]
 
@@ -310,13 +310,6 @@ def test_other_settings_are_refused_with_the_remedy(ask: Ask, tmp_path: Path) ->
     assert status == 1
     assert "pass --overwrite" in stderr
     assert ask(*flags, "--seed=1", "--overwrite")[0] == 0
-
-
-def test_help_teaches(ask: Ask) -> None:
-    _, stdout, _ = ask("--help")
-    assert set(RECIPES) | set(LOCOMOTION) <= set(stdout.split())
-    assert "Examples:" in stdout
-    assert "--transitions" in stdout
 
 
 def test_a_worker_starts_without_jax(tmp_path: Path) -> None:
