@@ -231,8 +231,8 @@ def _file(name: str) -> str:
         file = pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser() / recipe.file
         if not file.exists():
             raise FileNotFoundError(
-                f"there is no {file} yet: make it with python -m experiments.collect --dataset={name}, or give the "
-                "folder that it lies in by --out"
+                f"there is no {file} yet: give the folder that it lies in by --out, or make it with "
+                f"python -m experiments.collect --dataset={name}"
             )
         return str(file)
     if file.suffix in (".hdf5", ".h5", ".npz") and not file.exists():

@@ -270,7 +270,11 @@ WRONG_FLAGS = [
         1,
         "python -m experiments.collect --dataset=hopper-medium-regen-v5",
     ),
-    (["--to_minari=hopper-medium-regen-v5"], 1, "make it with python -m experiments.collect"),
+    (
+        ["--to_minari=hopper-medium-regen-v5"],
+        1,
+        "or make it with python -m experiments.collect --dataset=hopper-medium-regen-v5",
+    ),
     (["--dataset=cube-singel-play-v0"], 1, "Did you mean cube-single-play-v0"),
     (
         ["--dataset=cube-single-play-singletask-v0"],
