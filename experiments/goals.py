@@ -109,6 +109,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "transform": transform.to_json(task.data.transform),
         },
         about={"preset": presets.stored("goals", settings, "dataset")},
+        variants=logged.parameters(sweep),
     )
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
@@ -135,9 +136,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             lambda state, number: score(state, number) | validate(state),
         )
         return session.finish(
+            lambda part, parts: {"reached": reached(settings, this.folder, task.environment, part, parts)},
             source=task.data.loaded.source,
             environment=task.environment,
-            reached=reached(settings, this.folder, task.environment),
         )
 
 
@@ -289,8 +290,16 @@ def _tasks(environment: str) -> int:
     return count
 
 
-def reached(settings: Settings, folder: Path, environment: str | None) -> dict[str, Any]:
+def reached(
+    settings: Settings, folder: Path, environment: str | None, part: int = 0, parts: int = 1
+) -> dict[str, Any]:
     """How often goals were reached in the last evaluations: of each task, and the mean over tasks.
+
+    Args:
+      settings: of the run.
+      folder: of the run.
+      environment: where it was evaluated, if anywhere.
+      part, parts: which of how many equal shares of the logged seeds, such as those of a variant of a sweep.
 
     Returns:
       ``updates`` of the evaluations, and {task: summary over seeds} as ``tasks`` ("all" is their mean); nothing where
@@ -299,7 +308,7 @@ def reached(settings: Settings, folder: Path, environment: str | None) -> dict[s
     if not environment or not settings.eval_episodes:
         return {}
     steps, scores = log.series(folder, f"eval/{PROTOCOLS[settings.protocol][1]}")
-    last = scores[-EVALUATIONS:]
+    last = np.split(scores[-EVALUATIONS:], parts, 1)[part]
     each = last.reshape(*last.shape[:2], settings.eval_episodes, -1).mean((0, 2))  # [S, tasks]
     named = {f"task{i + 1}": x for i, x in enumerate(each.T)} if each.shape[1] > 1 else {}
     columns = {**named, "all": each.mean(1)}
@@ -315,11 +324,16 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
-    tasks = result["reached"].get("tasks", {})
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
-    rows = [(name, studies.between(scores, ".3f")) for name, scores in tasks.items()]
+    rows = [
+        (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
+        for label, part in common.parts(result)
+        for name, scores in part["reached"].get("tasks", {}).items()
+    ]
     if rows:
         print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+    else:
+        print(common.UNSCORED)
     common.show_folder(result)
 
 
