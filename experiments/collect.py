@@ -37,21 +37,24 @@ costs a few seconds of work, and the same command continues. If the files are th
 from __future__ import annotations
 
 import pathlib
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 from absl import app, flags
 
+from experiments import flags as config_flags
 from rl import data, log, plot
 from rl.data import card as cards
-from rl.data import d4rl, minari, recipes
+from rl.data import d4rl, files, minari, recipes
 
 _SCRIPTED = (
     " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)
     for env in dict.fromkeys(recipe.env for recipe in recipes.RECIPES.values())
 )
 _NAMES = "\n".join([*_SCRIPTED, *recipes.LOCOMOTION])
+_TASK = re.compile(r"-singletask(-task\d+)?")
 _DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}")
 _DESCRIBE = flags.DEFINE_string(
     "describe", None, "A dataset, by file or name, to describe: writes NAME-card.png and NAME-card.txt."
@@ -94,28 +97,34 @@ _SHUFFLED = flags.DEFINE_boolean(
 _MINARI_ID = flags.DEFINE_string(
     "minari_id", None, "With --to_minari: the dataset's id. Default: headway/ and the file's name."
 )
-flags.mark_flags_as_mutual_exclusive(["dataset", "describe", "to_minari"], required=True)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"Not a flag: {' '.join(argv[1:])}. Flags are written --name=value.")
+def main(_: list[str]) -> None:
+    jobs = [
+        (flag.value, job) for flag, job in ((_DATASET, make), (_DESCRIBE, describe), (_TO_MINARI, to_minari))
+    ]
+    given = [(name, job) for name, job in jobs if name]
+    if len(given) != 1:
+        raise ValueError(
+            "give one of --dataset=NAME to make, --describe=NAME and --to_minari=NAME; see --help"
+        )
+    ((name, job),) = given
     try:
-        if _DATASET.value:
-            make(_DATASET.value)
-        elif _DESCRIBE.value:
-            describe(_DESCRIBE.value)
-        else:
-            to_minari(_TO_MINARI.value)
+        job(name)
     except KeyboardInterrupt:
         print("\nStopped. What is finished is kept; run the same command again to continue.", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
-        sys.exit(f"{error}")
+        raise SystemExit(130) from None
+    except RuntimeError as error:  # of a worker process, with a message that says how to go on
+        raise SystemExit(f"{type(error).__name__}: {error}") from None
 
 
 def make(dataset: str) -> None:
     """Make ``dataset`` and say what came out."""
+    if "-singletask" in dataset:
+        raise ValueError(
+            f"--dataset={dataset}: a dataset is made without its task, which is chosen where it is learned from. Drop "
+            f"singletask: --dataset={_TASK.sub('', dataset)}"
+        )
     recipe = recipes.find(dataset)
     folder = pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser()
     path = folder / recipe.file
@@ -214,11 +223,23 @@ def to_minari(name: str) -> None:
 
 
 def _file(name: str) -> str:
-    """The file of a tier of locomotion, in --out or where it was made; other names as they are."""
-    if name not in recipes.LOCOMOTION:
-        return name
-    recipe = recipes.LOCOMOTION[name]
-    return str(pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser() / recipe.file)
+    """The file of a tier of locomotion, in --out or where it was made; other names as they are.
+
+    Raises:
+      DataError: there is no such file; the message says how to get one.
+    """
+    if name in recipes.LOCOMOTION:
+        recipe = recipes.LOCOMOTION[name]
+        folder = files.expanded(_OUT.value or recipes.default_folder(recipe.family))
+        remedy = (
+            "give the folder that it lies in by --out, or make it with "
+            f"python -m experiments.collect --dataset={name}"
+        )
+        return str(files.existing(folder / recipe.file, remedy))
+    if name.endswith((".hdf5", ".h5", ".npz")):
+        remedy = "give the path of one, or the name of a dataset; --dataset=NAME makes one, and --help lists the names"
+        return str(files.existing(name, remedy))
+    return name
 
 
 def _stem(name: str) -> str:
@@ -228,4 +249,4 @@ def _stem(name: str) -> str:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    app.run(config_flags.reporting(main), flags_parser=config_flags.parser())

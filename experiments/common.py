@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from rl import agents, data, evaluate, lifecycle, log
 from rl.agents.optimisers import Adam
+from rl.envs import entities
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.replay.dataset import Dataset
@@ -93,7 +94,11 @@ def problem(
         shuffled=settings.shuffled,
     )
     seen = transform.fit(
-        loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
+        loaded.dataset,
+        reward_scale,
+        reward_shift,
+        normalize_observations=normalize_observations,
+        entities=settings.dataset.endswith(entities.SUFFIX),
     )
     dataset = transform.apply(seen, loaded.dataset)
     of_rewards = {gamma: replay.value_bounds(dataset, gamma) for gamma in {discount(c) for c in configs}}
@@ -214,11 +219,14 @@ def check_schedules(config: Any, updates: int) -> None:
 
 
 def number(flag: str, text: str) -> float:
-    """The number in a flag's text. Raises ValueError, naming the flag, if there is none."""
+    """The finite number in a flag's text. Raises ValueError, naming the flag, if there is none."""
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
+    if not math.isfinite(value):
+        raise ValueError(f"--{flag}={text} must be finite")
+    return value
 
 
 @contextmanager
@@ -263,19 +271,30 @@ def check_fit(loaded: data.Loaded, environment: Spec) -> None:
         )
 
 
+def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """What a result has ``scores`` of: itself without a label or, of a sweep, the variants with theirs."""
+    variants = result.get("variants", [])
+    labels = lifecycle.labels([variant["parameters"] for variant in variants])
+    return list(zip(labels, variants, strict=True)) or [("", result)]
+
+
+UNSCORED = "no episodes were played, so there are no scores: see --eval_episodes"
+
+
 def show(result: Mapping[str, Any]) -> None:
     """Prints the last scores of a run, and where everything lies."""
-    for name, score in result["scores"].items():
-        last = score["last"]
-        print(
-            f"{name}: {last['mean']:.4g}, 95 % interval [{last['ci95'][0]:.4g}, {last['ci95'][1]:.4g}] over seeds"
-        )
+    scored = [(label, part["scores"]) for label, part in parts(result) if part["scores"]]
+    for label, scores in scored:
+        for name, score in scores.items():
+            mean, (low, high) = score["last"]["mean"], score["last"]["ci95"]
+            what = f"{label}: {name}" if label else name
+            print(f"{what}: {mean:.4g}, 95 % interval [{low:.4g}, {high:.4g}] over seeds")
+    if not scored:
+        print(UNSCORED)
     show_folder(result)
 
 
 def show_folder(result: Mapping[str, Any]) -> None:
     """Prints where everything of a run lies, and what to look at first."""
-    if not result["scores"]:
-        print("no episodes were played, so there are no scores: see --eval_episodes")
     first = lifecycle.CURVE if (Path(result["folder"]) / lifecycle.CURVE).exists() else log.METRICS
     print(f"Everything is in {result['folder']}; look at {first} first.")

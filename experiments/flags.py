@@ -13,6 +13,7 @@ import dataclasses
 import difflib
 import functools
 import inspect
+import os
 import re
 import sys
 import warnings
@@ -21,13 +22,14 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
-from rl import checkpoint, train
+from rl import checkpoint, shard, train
 from rl.programs.pool import IsolationError
+from rl.shard import hosts
 
 T = TypeVar("T")
 
 # Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
-_EXPLAINED = (
+EXPLAINED = (
     ValueError,
     ImportError,
     OSError,
@@ -36,6 +38,14 @@ _EXPLAINED = (
     train.Diverged,
     checkpoint.CheckpointError,
 )
+
+# What absl passes on of Python's own messages, which name a function and no remedy.
+_KINDS = {
+    "invalid literal for int": "is not a whole number",
+    "could not convert string to float": "is not a number",
+    "('Non-boolean argument to boolean flag": "is neither true nor false",
+}
+_WRONG_VALUE = re.compile(rf"^flag (--.*?): ({'|'.join(map(re.escape, _KINDS))}).*", re.DOTALL)
 
 _FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
 
@@ -65,6 +75,7 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
             flags.DEFINE_float(name, default, text, flag_values=values)
         elif isinstance(default, tuple):
             flags.DEFINE_list(name, [str(x) for x in default], text + " (comma-separated)", values)
+            flags.register_validator(name, _are_whole, "must be whole numbers, such as 256,256", values)
         else:
             flags.DEFINE_string(name, default, text, values)
         # absl's --help lists the flags of the main module, which it knows by this name.
@@ -132,21 +143,25 @@ def with_fields(config: T, given: dict[str, Any]) -> T:
 
 
 def parser(
-    settings: Any,
+    settings: Any = None,
     config_of: Callable[[str], Any] | None = None,
     values: flags.FlagValues = flags.FLAGS,
+    *,
+    words: int = 0,
 ) -> Callable[[Sequence[str]], list[str]]:
     """A ``flags_parser`` for `absl.app.run` with the flags of ``settings`` and, if asked for, of the chosen agent.
 
     Args:
-      settings: dataclass instance whose fields become plain flags.
+      settings: dataclass instance whose fields become plain flags; None where all flags are defined elsewhere.
       config_of: agent name -> its default config, if ``settings`` has a field ``agent``; raises ValueError on an
         unknown one.
       values: where the flags are defined.
+      words: the most words beside flags, a file's name say.
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
-        define(settings, values=values)
+        if settings is not None:
+            define(settings, values=values)
         try:
             if config_of:
                 define(config_of(_agent(argv, settings.agent)), "agent.", values)
@@ -154,8 +169,10 @@ def parser(
                 rest = values(argv)
             except SystemExit:  # absl's, after --help; it ends as if that were wrong
                 raise SystemExit(0) from None
-            if len(rest) > 1:
-                raise ValueError(f"not a flag: {' '.join(rest[1:])}. Flags are written --name=value.")
+            if len(rest) > 1 + words:
+                raise ValueError(
+                    f"not a flag: {' '.join(rest[1 + words :])}. Flags are written --name=value."
+                )
         except (flags.Error, ValueError, ImportError) as error:
             print(
                 f"error: {_explain(error, values)}\nTry --help for all flags and what they mean.",
@@ -184,13 +201,28 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         except (train.Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
             raise SystemExit(130) from None
-        except _EXPLAINED as error:
+        except Exception as error:
+            if shard.is_loss(error):
+                print(
+                    f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(
+                    1
+                )  # to leave in order takes the one that is lost: JAX would wait, and then dump its stack
+            if not isinstance(error, EXPLAINED):
+                raise
             if flags.FLAGS["verbosity"].value >= logging.INFO:
                 raise
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise SystemExit(1) from None
 
     return run
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
@@ -200,6 +232,8 @@ def _show_warning(message: Warning | str, category: type[Warning], *where: Any, 
 
 def _explain(error: Exception, values: flags.FlagValues) -> str:
     """The message; for an unknown flag with the nearest one, or else with those that there are."""
+    if isinstance(error, flags.IllegalFlagValueError):
+        return _WRONG_VALUE.sub(lambda match: f"{match[1]} {_KINDS[match[2]]}", str(error))
     if not isinstance(error, flags.UnrecognizedFlagError):
         return str(error)
     group = error.flagname.rpartition(".")[0]  # "agent", "agent.network", or nothing
@@ -230,6 +264,10 @@ def _agent(argv: Sequence[str], default: str) -> str:
 def _field(config: Any, name: str) -> Any:
     """The value of ``network.activation``, say."""
     return functools.reduce(getattr, name.split("."), config)
+
+
+def _are_whole(words: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"\s*[-+]?\d+\s*", word) for word in words)
 
 
 def _text(value: Any) -> str:

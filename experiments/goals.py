@@ -9,12 +9,16 @@ reached later, or elsewhere (`rl.replay.goals`, ``--agent.goals...``). ``--proto
              over the last three evaluations
     hecrl    ``--eval_episodes`` in all, random starts and goals, success at the last step (Haramati et al. 2026)
 
+``--dataset=cube-double-play-v0+entities`` shows the scene as a set of objects (`rl.envs.entities`), which HECRL's
+networks read; goals are then reached where every cube is within 4 cm, and not where the very state is.
+
 The run folder is that of `experiments.offline`, and the same command continues an interrupted run to the same bits.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,11 +29,14 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, logged, presets, studies
-from rl import agents, envs, lifecycle, log, shard, statistics, train
+from rl import acting, agents, envs, lifecycle, log, nest, shard, statistics, train
+from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
-from rl.replay import goals
+from rl.replay import goals, transform
+from rl.replay.dataset import Dataset
 from rl.replay.goals import Trajectories
-from rl.types import Key, Learner, Spec, State
+from rl.replay.source import Source
+from rl.types import Actor, Key, Learner, Spec, State
 
 # Of each protocol the environments, and the score that says whether a goal was reached.
 PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
@@ -37,7 +44,7 @@ PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
 EVALUATIONS = 3  # the last ones, over which a run's score is the mean
 
 # Settings that another checkpoint in the same folder must agree on.
-_IDENTITY = (*logged.IDENTITY, "protocol")
+_IDENTITY = (*logged.IDENTITY, "protocol", "normalize_observations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +54,9 @@ class Settings(logged.Settings):
     agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hecrl, hiql, qrl, or my.agent
     dataset: str = "synthetic-goals"  # OGBench's without a task (pointmaze-medium-navigate-v0), or file
     protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
+    normalize_observations: bool = (
+        False  # standardise observations and goals by the dataset's mean and deviation
+    )
     eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
 
 
@@ -92,10 +102,16 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         settings.updates,
         task=Path(settings.dataset).name,
         identity=_IDENTITY,
-        card={"sweep": sweep, "digest": task.data.loaded.digest, "support": task.data.support},
+        card={
+            "sweep": sweep,
+            "digest": task.data.loaded.digest,
+            "support": task.data.support,
+            "transform": transform.to_json(task.data.transform),
+        },
         about={"preset": presets.stored("goals", settings, "dataset")},
+        variants=logged.parameters(sweep),
     )
-    state = jax.jit(population.init)(run_keys, example(config, task.trajectories))
+    state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         return start.result
@@ -120,9 +136,9 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             lambda state, number: score(state, number) | validate(state),
         )
         return session.finish(
+            lambda part, parts: {"reached": reached(settings, this.folder, task.environment, part, parts)},
             source=task.data.loaded.source,
             environment=task.environment,
-            reached=reached(settings, this.folder, task.environment),
         )
 
 
@@ -162,7 +178,13 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
     def target_range(config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
         return agents.target_range(settings.agent, config, spec, low, high)
 
-    task = common.problem(settings, configs, target_range, validation=settings.validation)
+    task = common.problem(
+        settings,
+        configs,
+        target_range,
+        normalize_observations=settings.normalize_observations,
+        validation=settings.validation,
+    )
     environment = task.loaded.environment
     if "singletask" in (environment or ""):
         raise ValueError(
@@ -172,15 +194,33 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
     agents.check_data(settings.agent, config, task.dataset.transitions)
     return Problem(
         task._replace(loaded=task.loaded._replace(spec=goals.conditioned_spec(task.loaded.spec))),
-        goals.trajectories(task.dataset, config.goals),
-        goals.trajectories(task.validation, config.goals) if task.validation else None,
+        trajectories(settings, config, task.dataset, task.loaded.dataset),
+        trajectories(settings, config, task.validation, task.loaded.validation) if task.validation else None,
         f"{PROTOCOLS[settings.protocol][0]}{environment}" if environment else None,
     )
 
 
-def example(config: Any, data: Trajectories) -> goals.GoalBatch:
+def trajectories(settings: Settings, config: Any, seen: Dataset, as_logged: Dataset) -> Trajectories:
+    """The trajectories as the agent sees them; where a scene is a set, with the positions that say what is reached."""
+    steps = as_logged.transitions
+    logged_at = steps.next_observation if config.goals.next_state else steps.observation
+    return goals.trajectories(seen, config.goals, entities.positions(logged_at) if is_set(settings) else None)
+
+
+def is_set(settings: Settings) -> bool:
+    """Whether observations are sets of entities."""
+    return settings.dataset.endswith(entities.SUFFIX)
+
+
+def source(settings: Settings, config: Any) -> Source:
+    """Batches of the agent's."""
+    success = entities.reached if is_set(settings) else None
+    return goals.sampler(settings.batch_size, config.goals, common.discount(config), success)
+
+
+def example(settings: Settings, config: Any, data: Trajectories) -> goals.GoalBatch:
     """A batch that says what shapes they have, and nothing else."""
-    draw = goals.sampler(2, config.goals, common.discount(config))
+    draw = source(dataclasses.replace(settings, batch_size=2), config)
     shapes = jax.eval_shape(draw, data, jax.random.key(0), 0)
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
 
@@ -200,7 +240,7 @@ def learners(
         config,
         sweep,
         lambda config: wrap(module.make(config, task.data.loaded.spec, task.data.head)),
-        goals.sampler(settings.batch_size, config.goals, common.discount(config)),
+        source(settings, config),
         mesh,
     )
 
@@ -216,13 +256,12 @@ def scorer(
     Raises:
       ValueError: the environment has no goals, or does not fit the data.
     """
+    actor = observing(population.actor, task)
     with ExitStack() as stack:
         episodes = None
         if task.environment and settings.eval_episodes and shard.is_main():
             options = [{"task_id": i + 1} for i in range(_tasks(task.environment))]
-            of_task = common.evaluator(
-                settings, population.actor, task.environment, count, task.data.loaded, options
-            )
+            of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
             episodes = logged.on_cpu(stack.enter_context(of_task))
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
@@ -235,6 +274,12 @@ def scorer(
         yield score
 
 
+def observing(actor: Actor, task: Problem) -> Actor:
+    """The actor in the environment, whose observations and goals it sees as in its data."""
+    seen = functools.partial(transform.observations, task.data.transform)
+    return acting.observing(actor, functools.partial(nest.map_structure, seen))
+
+
 def _tasks(environment: str) -> int:
     """How many tasks are tested one by one; 0 where goals are drawn at random."""
     if not environment.startswith(TASKS):
@@ -245,8 +290,16 @@ def _tasks(environment: str) -> int:
     return count
 
 
-def reached(settings: Settings, folder: Path, environment: str | None) -> dict[str, Any]:
+def reached(
+    settings: Settings, folder: Path, environment: str | None, part: int = 0, parts: int = 1
+) -> dict[str, Any]:
     """How often goals were reached in the last evaluations: of each task, and the mean over tasks.
+
+    Args:
+      settings: of the run.
+      folder: of the run.
+      environment: where it was evaluated, if anywhere.
+      part, parts: which of how many equal shares of the logged seeds, such as those of a variant of a sweep.
 
     Returns:
       ``updates`` of the evaluations, and {task: summary over seeds} as ``tasks`` ("all" is their mean); nothing where
@@ -255,7 +308,7 @@ def reached(settings: Settings, folder: Path, environment: str | None) -> dict[s
     if not environment or not settings.eval_episodes:
         return {}
     steps, scores = log.series(folder, f"eval/{PROTOCOLS[settings.protocol][1]}")
-    last = scores[-EVALUATIONS:]
+    last = np.split(scores[-EVALUATIONS:], parts, 1)[part]
     each = last.reshape(*last.shape[:2], settings.eval_episodes, -1).mean((0, 2))  # [S, tasks]
     named = {f"task{i + 1}": x for i, x in enumerate(each.T)} if each.shape[1] > 1 else {}
     columns = {**named, "all": each.mean(1)}
@@ -271,11 +324,16 @@ PUBLISHED = Settings(preset=presets.PAPER)
 
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
-    tasks = result["reached"].get("tasks", {})
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
-    rows = [(name, studies.between(scores, ".3f")) for name, scores in tasks.items()]
+    rows = [
+        (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
+        for label, part in common.parts(result)
+        for name, scores in part["reached"].get("tasks", {}).items()
+    ]
     if rows:
         print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+    else:
+        print(common.UNSCORED)
     common.show_folder(result)
 
 

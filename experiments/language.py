@@ -416,7 +416,7 @@ def main(_: list[str]) -> None:
     for name, value in result["last"].items():
         if name.startswith("eval/"):
             print(f"{name.removeprefix('eval/')}: {value:.4g}")
-    print(common.folder(settings, _name(settings)))
+    common.show_folder(result)
 
 
 if __name__ == "__main__":

@@ -70,9 +70,13 @@ def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:
 
 def variants(config: Any, sweep: Mapping[str, Sequence[float]]) -> list[Any]:
     """The hyper-parameters of every run of a sweep."""
-    names, columns = list(sweep), list(sweep.values())
-    rows = zip(*columns, strict=True) if names else [()]
-    return [dataclasses.replace(config, **dict(zip(names, row, strict=True))) for row in rows]
+    return [dataclasses.replace(config, **values) for values in parameters(sweep) or ({},)]
+
+
+def parameters(sweep: Mapping[str, Sequence[float]]) -> tuple[dict[str, float], ...]:
+    """What tells the runs of a sweep apart, as `rl.lifecycle.Run` takes it; nothing without a sweep."""
+    columns = sweep.values()
+    return tuple(dict(zip(sweep, row, strict=True)) for row in zip(*columns, strict=True))
 
 
 def population(

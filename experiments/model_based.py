@@ -221,9 +221,9 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_ke
 def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
     try:
         return truth.of(name)
-    except ValueError:
+    except ValueError as error:
         if needed:
-            raise
+            raise ValueError(f"--truth above 0 needs true dynamics: {error}. Leave it at 0") from None
         return None
 
 
@@ -235,7 +235,15 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     """
     if config.real == 1:
         return termination.never
-    rule = termination.of(name)
+    try:
+        rule = termination.of(name)
+    except ValueError as error:
+        if environment:  # the data's own, or the flag's
+            raise
+        raise ValueError(
+            f"{error}. Give the --environment that the data are of, such as --environment=Hopper-v5; the agents of "
+            "experiments.offline need no such rule"
+        ) from None
     limit = envs.make(environment).spec.max_episode_steps if environment else None
     if limit and config.length > limit:
         raise ValueError(f"--agent.length={config.length}: episodes of {environment} end after {limit} steps")

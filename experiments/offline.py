@@ -94,6 +94,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
         },
+        variants=logged.parameters(sweep),
     )
     state = shard.place_state(
         jax.jit(population.init)(run_keys, replay.take(task.dataset, np.arange(2))), mesh

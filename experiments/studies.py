@@ -446,5 +446,24 @@ def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
         given = flags.read(settings)
         run(given)
         print((Path(given.out) / name).read_text())
+        print(f"Everything is in {given.out}; look at {name} first.")
 
     app.run(flags.reporting(command), flags_parser=flags.parser(settings))
+
+
+def listing() -> Iterator[str]:
+    """The commands that are studies, one line for each: how it is called, and the first sentence of what it says."""
+    here = Path(__file__).parent
+    for path in sorted([*here.glob("*.py"), *here.glob("papers/*.py")]):
+        text = path.read_text()
+        if path.stem != "studies" and "\n    studies.main(" in text:
+            module = ".".join(path.relative_to(_ROOT).with_suffix("").parts)
+            about = (ast.get_docstring(ast.parse(text)) or "").partition("\n\n")[0].replace("\n", " ")
+            yield f"  python -m {module:42s} {about}"
+
+
+if __name__ == "__main__":
+    print(
+        "experiments.studies is what studies share, and no command itself. Each of these has a --help of its own:\n"
+    )
+    print("\n".join(listing()))

@@ -160,6 +160,21 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.n
     return record, _read_arrays(path / _ARRAYS, like)
 
 
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line for each entry, by its name 'config.expectile', that only one card has or whose values differ."""
+    saved, now = _flat(saved), _flat(now)
+
+    def say(side: Mapping[str, Any], name: str) -> str:
+        return repr(side[name]) if name in side else "nothing"
+
+    names = [*saved, *(name for name in now if name not in saved)]
+    return [
+        f"{name}: {say(saved, name)} in the checkpoint, {say(now, name)} in this run"
+        for name in names
+        if say(saved, name) != say(now, name)
+    ]
+
+
 def export(path: str | os.PathLike[str], params: Any) -> None:
     """Writes parameters alone as one .npz that NumPy reads anywhere: names 'a/b/c', no pickles.
 
@@ -369,32 +384,18 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
     now = card.pop("versions", None)
     saved = record["card"].get("versions")
     if saved is not None and now is not None and saved != now:
-        changed = "; ".join(_differences(_flat(saved), _flat(now)))
+        changed = "; ".join(differences(saved, now))
         warnings.warn(
             f"{path} was saved with other versions, the last bits may differ: {changed}", stacklevel=3
         )
     theirs = {name: record["card"].get(name) for name in card}
-    differences = _differences(_flat(theirs), _flat(card)) or _differences(
+    wrong = differences(theirs, card) or differences(
         record["leaves"], {name: _describe(leaf) for name, leaf in wanted.items()}
     )
-    if differences:
-        more = len(differences) - _LISTED
-        listed = differences[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
+    if wrong:
+        more = len(wrong) - _LISTED
+        listed = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
-
-
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line for each name that only one has, or whose values differ."""
-
-    def say(side: Mapping[str, Any], name: str) -> str:
-        return repr(side[name]) if name in side else "nothing"
-
-    names = [*saved, *(name for name in now if name not in saved)]
-    return [
-        f"{name}: {say(saved, name)} in the checkpoint, {say(now, name)} in this run"
-        for name in names
-        if say(saved, name) != say(now, name)
-    ]
 
 
 def _flat(card: Any, prefix: str = "") -> dict[str, Any]:

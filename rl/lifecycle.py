@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,8 +46,16 @@ RATES = ("success", "final_success")
 _LEAVES = (log.CONFIG, log.METRICS, log.RESULT, CURVE, CHECKPOINTS, "events.out.tfevents.*", "wandb*")
 
 
+class InUse(checkpoint.CheckpointError):
+    """Another process has the run folder open."""
+
+
 class Run(NamedTuple):
-    """A run: where it lives, what identifies it, and how far it goes."""
+    """A run: where it lives, what identifies it, and how far it goes.
+
+    Metrics of ``variants`` are logged as one array [V * S, ...], the seeds of the first variant first. Their curves,
+    scores and intervals are apart: hyper-parameters are no seeds.
+    """
 
     folder: Path
     card: Mapping[str, Any]  # JSON; what a checkpoint in the folder must agree on
@@ -59,6 +67,7 @@ class Run(NamedTuple):
     title: str = ""  # of the curve
     axis: str = "updates"  # name of the curve's x axis
     leaves: tuple[str, ...] = ()  # patterns of further files that the run leaves in its folder
+    variants: tuple[Mapping[str, float], ...] = ()  # hyper-parameters of runs that are trained together
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True
     wandb: bool = False
@@ -132,7 +141,7 @@ class Session:
         self.bar, self.stopping = bar, stopping
         self._run, self._record, self._began = run, record, time.time() - start.seconds
         self._versions = versions()
-        self._lines = _lines(run.folder, start.step) if start.step else 0
+        self._lines = _written(run, start.step) if start.step else 0
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
@@ -144,10 +153,13 @@ class Session:
         self._record.write(step, {**trained, **scores})
         self._lines += 1
         names = [name for name in (*HEADLINE, "played") if f"eval/{name}" in scores]
-        self.bar.set_postfix(
-            {name: f"{np.mean(scores[f'eval/{name}']):.4g}" for name in names}, refresh=False
-        )
+        self.bar.set_postfix({name: self._mean(scores[f"eval/{name}"]) for name in names}, refresh=False)
         self.bar.update(step - self.bar.n)
+
+    def _mean(self, score: Any) -> str:
+        """The mean over seeds in words; of several variants, the worst and the best."""
+        means = [np.mean(part) for part in np.split(np.asarray(score), len(self._run.variants) or 1)]
+        return " to ".join(f"{mean:.4g}" for mean in sorted({min(means), max(means)}))
 
     def save(self, step: int, tree: Mapping[str, Any], notes: Any = None) -> None:
         """Writes a checkpoint; see `rl.checkpoint.save`."""
@@ -173,25 +185,35 @@ class Session:
         Raises:
           train.Interrupted: Ctrl-C or SIGTERM before the last step, after the checkpoint.
         """
-        stop = _anywhere(bool(self.stopping))
+        stop = anywhere(bool(self.stopping))
         if due or stop:
             self.save(step, tree, notes())
         if stop and step < self._run.total:
             where = f"{self._run.axis.split()[-1].removesuffix('s')} {step}"
             raise train.Interrupted(f"stopped at {where}; the same command continues from {self._run.folder}")
 
-    def finish(self, **outcome: Any) -> dict[str, Any]:
+    def finish(
+        self, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}, **outcome: Any
+    ) -> dict[str, Any]:
         """Writes and returns result.json, with ``outcome`` among its entries, and draws the learning curve.
 
-        What is returned says which ``folder`` it is in, too.
+        It has the ``scores`` of the run or, of several variants, a list ``variants`` of the ``parameters`` and
+        ``scores`` of each. Where lines of metrics.jsonl were lost, ``lost_lines`` says how many. What is returned says
+        which ``folder`` it is in, too.
+
+        Args:
+          each: (number of the variant, how many there are) -> what else is known of it; (0, 1) of a single run.
+          outcome: what is known of all.
         """
         run = self._run
+        lost = self._lines - _lines(run.folder, run.total)
         result = {
             **run.card,
             **run.about,
             **outcome,
             run.unit: run.total // run.per_unit,
-            "scores": summary(run.folder),
+            **_scores(run, each),
+            **({"lost_lines": lost} if lost else {}),
             "wall_seconds": self.seconds(),
             **log.provenance(),
         }
@@ -208,7 +230,7 @@ def session(run: Run, start: Start) -> Iterator[Session]:
     With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
 
     Raises:
-      CheckpointError: another process has the folder open; the message says which.
+      InUse: another process has the folder open; the message says which.
       OSError: nothing can be written there.
     """
     with contextlib.ExitStack() as stack:
@@ -229,6 +251,7 @@ def _open(run: Run, start: Start) -> Iterator[Session]:
             tensorboard=run.tensorboard,
             wandb=run.wandb,
             resume_step=start.step,
+            variants=labels(run.variants),
         ) as record,
         log.progress(run.total, run.label, initial=start.step) as bar,
         train.stop_requests() as stopping,
@@ -259,7 +282,7 @@ def _alone(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise checkpoint.CheckpointError(
+            raise InUse(
                 f"{folder} is in use by {file.read().strip() or 'another process'}: wait until it ends, stop it, or "
                 "choose another --workdir"
             ) from None
@@ -275,6 +298,20 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
+def holder(folder: Path) -> str | None:
+    """Which process has the folder open; None if none has, or where the file system has no locks."""
+    try:
+        import fcntl
+
+        with open(folder / LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return (folder / LOCK).read_text() or "another process"
+    except (ImportError, OSError):
+        return None
+    return None
+
+
 def clear(run: Run) -> None:
     """Removes what an earlier run left in its folder, and nothing else."""
     if jax.process_index() == 0:
@@ -283,10 +320,19 @@ def clear(run: Run) -> None:
     multihost_utils.sync_global_devices(f"{run.folder} is clear")
 
 
-def summary(folder: Path) -> dict[str, Any]:
+def labels(variants: Sequence[Mapping[str, float]]) -> list[str]:
+    """What tells the variants of a run apart, in words: ``expectile=0.7, temperature=3``."""
+    return [", ".join(f"{name}={value:g}" for name, value in variant.items()) for variant in variants]
+
+
+def summary(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
     """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
 
     They are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
+
+    Args:
+      folder: of the run.
+      part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
     """
     logged = log.read(folder)
     scores: dict[str, Any] = {}
@@ -294,8 +340,10 @@ def summary(folder: Path) -> dict[str, Any]:
         history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
         if not history.size:
             continue
+        history = np.split(history, parts, 1)[part]
         estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
         estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
+        estimates = np.split(estimates, parts, 1)[part] if estimates.size else estimates
         interval = statistics.rate_interval if name in RATES else statistics.interval
         scores[name] = {
             which: {
@@ -309,18 +357,37 @@ def summary(folder: Path) -> dict[str, Any]:
     return scores
 
 
+def _scores(
+    run: Run, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}
+) -> dict[str, Any]:
+    """The entries of result.json on scores; see `Session.finish`."""
+    if not run.variants:
+        return {"scores": summary(run.folder), **each(0, 1)}
+    parts = len(run.variants)
+    return {
+        "variants": [
+            {"parameters": variant, "scores": summary(run.folder, i, parts), **each(i, parts)}
+            for i, variant in enumerate(run.variants)
+        ]
+    }
+
+
 def draw(run: Run) -> None:
-    """The learning curve of the run's most telling score, if it was evaluated."""
+    """The learning curve of the run's most telling score, if it was evaluated; of several variants, one for each."""
     for name in HEADLINE:
         try:
             steps, scores = log.series(run.folder, f"eval/{name}")
         except KeyError:
             continue
+        parts = np.split(scores.mean(-1), len(run.variants) or 1, 1)
         plot.learning_curve(
             run.folder / CURVE,
-            {run.label: (steps, scores.mean(-1))},
+            {
+                label: (steps, part)
+                for label, part in zip(labels(run.variants) or [run.label], parts, strict=True)
+            },
             ylabel=name.replace("_", " "),
-            title=run.title,
+            title=f"{run.title}: {run.label}" if run.variants else run.title,
             xlabel=run.axis,
             rate=name in RATES,
         )
@@ -337,28 +404,35 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
         )
     path = run.folder / log.RESULT
     result = log.read_json(path) if path.exists() else {}
-    if result.get(run.unit) != count:
+    if result.get(run.unit) != count or len(result.get("variants", [])) != len(run.variants):
         return None
     if jax.process_index() == 0:
         print(
             f"{run.folder} holds this run, finished: nothing to do; --overwrite starts again", file=sys.stderr
         )
-    scores = result["scores"] if _warn_of_lost_lines(run, step) else summary(run.folder)
-    return result | {"scores": scores, "folder": str(run.folder)}
+    if not _warn_of_lost_lines(run, step):
+        scores = _scores(run)
+        each = zip(result.get("variants", []), scores.pop("variants", []), strict=True)
+        result |= scores | ({"variants": [stored | own for stored, own in each]} if run.variants else {})
+    return result | {"folder": str(run.folder)}
 
 
 def _warn_of_lost_lines(run: Run, step: int) -> bool:
-    """Whether metrics.jsonl has fewer lines than it had at the checkpoint of ``step``; with a warning."""
-    card = checkpoint.card(run.folder / CHECKPOINTS, step)
-    held, written = _lines(run.folder, step), card.get("lines", 0)
+    """Whether metrics.jsonl has fewer lines than were written up to the checkpoint of ``step``; with a warning."""
+    held, written = _lines(run.folder, step), _written(run, step)
     if held < written:
         warnings.warn(
             f"{run.folder / log.METRICS} holds {held} of the {written} lines that were written up to {run.unit} "
-            f"{step // run.per_unit}: curves lack the others; only {log.RESULT}, where the run is finished, has scores "
-            "of all",
+            f"{step // run.per_unit}: curves lack the others, and a {log.RESULT} that is written from now on "
+            "chooses the best evaluation among those that are left",
             stacklevel=4,
         )
     return held < written
+
+
+def _written(run: Run, step: int) -> int:
+    """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, as it says itself."""
+    return checkpoint.card(run.folder / CHECKPOINTS, step).get("lines", 0)
 
 
 def _lines(folder: Path, step: int) -> int:
@@ -368,6 +442,6 @@ def _lines(folder: Path, step: int) -> int:
     return 0
 
 
-def _anywhere(stop: bool) -> bool:
-    """Whether any host was asked to stop: all must leave after the same epoch."""
+def anywhere(stop: bool) -> bool:
+    """Whether it is so on any host, so that all leave after the same epoch; all must call it."""
     return bool(np.any(multihost_utils.process_allgather(np.asarray(stop))))

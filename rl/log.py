@@ -16,7 +16,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -28,6 +28,7 @@ _PACKAGES = (
     *("headway", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "distrax", "numpy", "scipy"),
     *("mujoco", "gymnasium", "gymnasium-robotics", "ogbench", "minari"),
 )
+_REMEDY = "remove it, and run the same command again"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NOT_FINITE_NAMES = {str(value): name for name, value in _NOT_FINITE.items()}
 
@@ -47,6 +48,7 @@ def open_run(
     tensorboard: bool = True,
     wandb: bool = False,
     resume_step: int = 0,
+    variants: Sequence[str] = (),
 ) -> Iterator[Run]:
     """Opens the records of a run, to be closed on leaving the ``with`` block.
 
@@ -62,6 +64,8 @@ def open_run(
         wandb: whether to log to Weights & Biases, which reads its own environment (``WANDB_PROJECT``,
             ``WANDB_MODE``, ...).
         resume_step: the step that was restored. Lines of later steps are dropped; 0 starts the file again.
+        variants: names of what was trained together, each an equal share of the seeds: TensorBoard and wandb get the
+            mean of each as NAME/VARIANT.
 
     Raises:
         FileExistsError: ``workdir`` holds a finished run and ``resume_step`` is 0.
@@ -91,7 +95,7 @@ def open_run(
             values = {name: _numbers(name, value) for name, value in metrics.items()}
             _append(file, _to_json({"step": int(step), **values}).encode() + b"\n")
             for copy in copies:
-                copy(int(step), {name: float(np.mean(value)) for name, value in values.items()})
+                copy(int(step), _means(values, variants))
 
         yield Run(write=write, result=lambda values: result(folder, values))
 
@@ -234,8 +238,20 @@ def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) ->
         write_json(path, now | {"resumed": []})
         return
     first = read_json(path)
+    if not isinstance(first.get("resumed"), list):
+        raise ValueError(f"{path} is damaged (it has no list 'resumed'): {_REMEDY}")
     first["resumed"].append({"step": resume_step, **now})
     write_json(path, first)
+
+
+def _means(values: Mapping[str, np.ndarray], variants: Sequence[str]) -> dict[str, float]:
+    """The mean of every metric over seeds, apart for each variant that it has a share of."""
+    means = {}
+    for name, value in values.items():
+        apart = variants if value.ndim and variants else [""]
+        for variant, part in zip(apart, np.split(np.atleast_1d(value), len(apart)), strict=True):
+            means[f"{name}/{variant}" if variant else name] = float(np.mean(part))
+    return means
 
 
 def _drop_after(path: Path, step: int) -> None:
@@ -343,7 +359,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if not isinstance(values, dict):
             raise ValueError("it holds no JSON object")
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): remove it, and run the same command again") from error
+        raise ValueError(f"{path} is damaged ({error}): {_REMEDY}") from error
     return _from_json(values)
 
 

@@ -219,8 +219,9 @@ def stop_requests() -> Iterator[list[int]]:
     def remember(number: int, _: Any) -> None:
         if received and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not received:
+            print("\nstopping after this epoch; Ctrl-C again stops at once and loses it", file=sys.stderr)
         received.append(number)
-        print("\nstopping after this epoch; Ctrl-C again stops at once and loses it", file=sys.stderr)
 
     if threading.current_thread() is not threading.main_thread():
         yield received

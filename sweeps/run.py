@@ -2,34 +2,76 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 
     python -m sweeps.run sweeps/iql_expectile.yaml
     python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=seeds=2
+    python -m sweeps.run sweeps/heads.yaml --budget=2h
+    python -m sweeps.run sweeps/heads.yaml --status
 
-The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are). Runs that differ only in
-float hyper-parameters of the agent are trained together as one program, on one copy of the data. Leaves a
-folder per program, and sweep.json with every run's scores, the best first; the same command continues a sweep
-that was stopped.
+The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
+experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
+only in float hyper-parameters of the agent are trained together as one program, on one copy of the data.
+
+Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
+command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
+whatever else was added to the file since. A run that fails leaves failed.json, and the others go on. The same command
+may run several times at once, also on several machines that share the folder: each takes what no other has open.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import hashlib
+import importlib
 import itertools
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 import yaml
 from absl import app, flags
 
-from experiments import common, goals, offline, presets
+from experiments import common, presets
 from experiments import flags as config_flags
-from rl import agents, lifecycle, log, shard, statistics, train
+from rl import checkpoint, lifecycle, log, shard, statistics, train
 
-_SCRIPTS = {"offline": offline, "goals": goals}
-_PROGRAMS = {f"experiments/{name}.py": name for name in _SCRIPTS}
+
+class Script(NamedTuple):
+    """A script that trains, as a sweep sees it."""
+
+    task: str  # the setting that names what is learned from or in
+    length: str = "updates"  # the setting that says how long, and the entry in result.json
+    per_unit: str = ""  # the agent's setting that says how many steps one unit of the length is; without, one
+    together: bool = False  # whether it trains runs together that differ in float hyper-parameters
+    presets: bool = True  # whether it has published settings
+
+
+SCRIPTS = {
+    "offline": Script("dataset", together=True),
+    "goals": Script("dataset", together=True),
+    "online": Script("env", "steps"),
+    "mbpo": Script("env", "steps"),
+    "model_based": Script("dataset", "epochs", per_unit="updates"),
+    "language": Script("log", presets=False),
+}
+FAILED, SWEEP = "failed.json", "sweep.json"
+_PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
+_DIVERGED = "diverged"
+_SHOWN = 10  # rows of the table at the end
+_ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
+
+
+class MetricError(ValueError):
+    """The runs do not log the sweep's metric."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +80,7 @@ class Program:
 
     fixed: dict[str, Any]
     swept: dict[str, list[float]]  # {flag: one value per run}; empty for a single run
-    script: str = "offline"  # or goals
+    script: str = "offline"  # one of SCRIPTS
 
     @property
     def runs(self) -> int:
@@ -52,6 +94,16 @@ class Program:
         ]
 
 
+class State(NamedTuple):
+    """How far a program is."""
+
+    name: str  # done, running, failed, stopped or waiting
+    step: int  # of `total`, both in the unit of the script's length
+    total: int
+    seconds: float  # of training so far; 0 where nobody knows
+    error: str = ""
+
+
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
     try:
@@ -63,7 +115,7 @@ def read(path: str) -> dict[str, Any]:
     if sweep.get("method") not in ("grid", "random"):
         raise ValueError(f"{path}: method {sweep.get('method')!r} needs wandb's server; here: grid or random")
     if sweep.setdefault("program", next(iter(_PROGRAMS))) not in _PROGRAMS:
-        raise ValueError(f"{path}: {' and '.join(_PROGRAMS)} can be run here, not {sweep['program']}")
+        raise ValueError(f"{path}: {', '.join(_PROGRAMS)} can be run here, not {sweep['program']}")
     unknown = set(sweep) - {"parameters", "method", "metric", *_IGNORED}
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
@@ -76,6 +128,12 @@ def read(path: str) -> dict[str, Any]:
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
     return sweep
+
+
+def overridden(sweep: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The sweep with each of the parameters {flag: value} fixed, in place of what the file says of it."""
+    fixed = {name: {"value": value} for name, value in values.items()}
+    return {**sweep, "parameters": {**sweep["parameters"], **fixed}}
 
 
 def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -112,34 +170,174 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
 
 def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list[float]]]:
     """What the script's ``run`` takes. Raises ValueError on a parameter that does not exist or has another type."""
+    script, module = SCRIPTS[program.script], _module(program.script)
     given = program.fixed | {"workdir": str(workdir)}
-    published = _SCRIPTS[program.script].PUBLISHED
-    settings, config = presets.resolve(program.script, published, common.config, "dataset", given)
+    if "workdir" in program.fixed:
+        raise ValueError(
+            "the sweep sets workdir, which decides where runs are stored: give --workdir to the runner"
+        )
+    defaults, config_of = _defaults(program.script), _config_of(program.script)
+    config = config_of(str(given.get("agent", defaults.agent)))
+    for name in given:
+        if name not in config_flags.names(defaults) and name in config_flags.names(config):
+            raise ValueError(
+                f"experiments.{program.script} has no setting {name!r}: did you mean 'agent.{name}'?"
+            )
+    if script.presets:
+        settings, config = presets.resolve(program.script, defaults, config_of, script.task, given)
+    else:
+        own = {name.removeprefix("agent."): x for name, x in given.items() if name.startswith("agent.")}
+        plain = {name: x for name, x in given.items() if not name.startswith("agent.")}
+        settings, config = config_flags.with_fields(defaults, plain), config_flags.with_fields(config, own)
+    module.check(settings, *([config] if program.script == "model_based" else []))
     return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
 
 
+def folder(program: Program, root: Path) -> Path:
+    """Where the program is trained: a folder that its parameters name, but not how long it is trained."""
+    script = SCRIPTS[program.script]
+    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, "overwrite")}
+    text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
+    words = [
+        Path(str(program.fixed[name])).name
+        for name in ("agent", script.task, "head")
+        if name in program.fixed
+    ]
+    return root / "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:8]])
+
+
+def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict[Path, Program]:
+    """The programs of a sweep by their folders, all checked.
+
+    Raises:
+      ValueError: parameters that cannot be run, two programs of one folder, or a folder that holds another run.
+    """
+    planned: dict[Path, Program] = {}
+    for program in programs(runs, most, script):
+        place = folder(program, root)
+        settings, config, sweep = arguments(program, place)
+        if place in planned:
+            length = SCRIPTS[script].length
+            raise ValueError(
+                f"two runs of the sweep would share {place}: they differ in nothing but --{length}, if at all "
+                f"({planned[place].fixed} and {program.fixed}). Give each value once, and another --workdir for "
+                f"each --{length}"
+            )
+        planned[place] = program
+        if (place / log.CONFIG).exists() and not settings.overwrite:
+            _check_same(place, settings, config, sweep)
+            _check_length(place, SCRIPTS[script].length, settings)
+    return planned
+
+
+def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
+    """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
+
+    Their flags are the same, so that what differs are defaults, presets or the code of this version.
+    """
+    stored = log.read_json(place / log.CONFIG).get("config", {})
+    identity = [name for name in stored.get("settings", {}) if hasattr(settings, name)]
+    now = {
+        "agent": settings.agent,
+        "settings": {name: getattr(settings, name) for name in identity},
+        "config": dataclasses.asdict(config),
+        **({"sweep": sweep} if "sweep" in stored else {}),
+    }
+    differences = checkpoint.differences(
+        {name: stored.get(name) for name in now}, json.loads(json.dumps(now, default=str))
+    )
+    if differences:
+        listed = "\n  ".join(differences)
+        raise checkpoint.CheckpointError(
+            f"{place} holds a run of other code or defaults:\n  {listed}\nNothing was trained. Choose another "
+            "--workdir, or move that folder away to train it again"
+        )
+
+
+def _check_length(place: Path, length: str, settings: Any) -> None:
+    """Raises ValueError if the run in the folder is longer than the sweep asks for."""
+    count = log.read_json(place / log.RESULT).get(length, 0) if (place / log.RESULT).exists() else 0
+    if count > getattr(settings, length):
+        raise ValueError(
+            f"{place} holds a run of {count} {length}, more than the sweep's {length}={getattr(settings, length)}: "
+            "choose another --workdir"
+        )
+
+
+def state(program: Program, place: Path) -> State:
+    """How far the program in the folder is; reads only small files."""
+    settings, config, _ = arguments(program, place)
+    script = SCRIPTS[program.script]
+    total = getattr(settings, script.length)
+    if finished(program, place):
+        return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
+    rows = log.read(place) if (place / log.METRICS).exists() else []
+    step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
+    seconds = _seconds(place) if rows else 0.0
+    if lifecycle.holder(place):
+        return State("running", step, total, seconds)
+    if (place / FAILED).exists():
+        return State("failed", step, total, seconds, log.read_json(place / FAILED)["error"])
+    return State("stopped" if rows else "waiting", step, total, seconds)
+
+
+def _seconds(place: Path) -> float:
+    """Wall time from the last start of the run in the folder to the last line of its metrics, scaled to all lines."""
+    config = log.read_json(place / log.CONFIG)
+    last = config["resumed"][-1] if config["resumed"] else {"step": 0, **config}
+    passed = (place / log.METRICS).stat().st_mtime - datetime.fromisoformat(last["started"]).timestamp()
+    step = log.read(place)[-1]["step"]
+    return max(passed, 0.0) * step / max(step - last["step"], 1)
+
+
+def finished(program: Program, place: Path) -> bool:
+    """Whether the program's result is there, as long as the sweep asks for."""
+    settings, *_ = arguments(program, place)
+    if settings.overwrite or not (place / log.RESULT).exists():
+        return False
+    length = SCRIPTS[program.script].length
+    return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
+
+
 def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
-    """Trains one program; one row per run, with its parameters and its last score or what went wrong.
+    """Trains one program, if it is not finished; one row per run, with its parameters and its last score or its error.
 
     If one of several runs diverges, all are trained again one by one, so that it takes only itself down.
 
     Raises:
-      ValueError: the runs do not log ``metric``.
+      MetricError: the runs do not log ``metric``.
     """
+    if finished(program, workdir):
+        return scored(program, workdir, metric)
     settings, config, sweep = arguments(program, workdir)
     each = program.apart()
     try:
-        _SCRIPTS[program.script].run(settings, config, sweep)
+        run = _module(program.script).run
+        run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
     except train.Diverged as error:
         if len(each) > 1:
             parts = enumerate(each)
             return [row for i, part in parts for row in execute(part, workdir / f"{i:03d}", metric)]
-        return [_row(program, workdir) | {"error": str(error)}]
+        return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
+    return scored(program, workdir, metric)
+
+
+def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
+    """A row for every run of a program that is finished, with its parameters and its last score.
+
+    Raises:
+      MetricError: the runs do not log ``metric``.
+    """
     try:
         last = log.series(workdir, metric)[1][-1]
     except KeyError as error:
-        raise ValueError(f"the sweep's metric is not logged: {error.args[0]}") from None
-    scores = last.reshape(len(each), settings.seeds, -1).mean(-1)
+        raise MetricError(
+            f"the sweep's metric is not logged: {error.args[0]}. Change the metric in the file; what is finished is "
+            "not trained again"
+        ) from None
+    each = program.apart()
+    settings, *_ = arguments(program, workdir)
+    scores = last.reshape(len(each), getattr(settings, "seeds", 1), -1).mean(-1)
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
@@ -198,10 +396,32 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
 
 def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) -> bool:
     field = name.removeprefix("agent.")
-    if field == name or field == "discount" or type(value) not in (int, float) or value == 0:
+    if not SCRIPTS[script].together or field == name or field == "discount":
         return False
-    default = getattr(agents.get(run.get("agent", _SCRIPTS[script].Settings.agent)).Config(), field, None)
-    return isinstance(default, float)
+    if type(value) not in (int, float) or value == 0:
+        return False
+    config = _config_of(script)(run.get("agent", _defaults(script).agent))
+    return isinstance(getattr(config, field, None), float)
+
+
+def _module(script: str) -> ModuleType:
+    """Imported where it is needed: nobody should wait for six scripts to run one."""
+    return importlib.import_module(f"experiments.{script}")
+
+
+def _defaults(script: str) -> Any:
+    module = _module(script)
+    return module.PUBLISHED if SCRIPTS[script].presets else module.Settings()
+
+
+def _config_of(script: str) -> Callable[[str], Any]:
+    """An agent's name -> its default hyper-parameters."""
+    module = _module(script)
+    of_script: dict[str, Callable[[str], Any]] = {
+        "model_based": lambda name: module.config(name),
+        "language": lambda name: module.agent(name).Config(),
+    }
+    return of_script.get(script, common.config)
 
 
 def _overrides(items: list[str]) -> dict[str, Any]:
@@ -209,38 +429,189 @@ def _overrides(items: list[str]) -> dict[str, Any]:
     for name, equals, _ in pairs:
         if not equals:
             raise ValueError(f"--set takes flag=value pairs, not {name!r}")
-    return {name: yaml.safe_load(value) for name, _, value in pairs}
+    return {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
+
+
+def duration(text: str) -> float:
+    """Seconds of ``90s``, ``10m``, ``2h``, ``1d`` or ``1h30m``.
+
+    Raises:
+      ValueError: it is none; the message names the flag.
+    """
+    if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text):
+        raise ValueError(f"--budget={text} is no duration: write 90s, 10m, 2h, 1d or 1h30m")
+    unit = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+    return sum(float(count) * unit[letter] for count, letter in re.findall(r"([\d.]+)([smhd])", text))
+
+
+@contextlib.contextmanager
+def _alarm(seconds: float) -> Iterator[Callable[[], bool]]:
+    """Asks the run that is open to stop after so many seconds, and any that opens later; yields whether they are over.
+
+    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint.
+    """
+    if math.isinf(seconds):
+        yield lambda: False
+        return
+    end, usual = time.monotonic() + seconds, signal.getsignal(signal.SIGTERM)
+
+    def ring(*_: Any) -> None:
+        if signal.getsignal(signal.SIGTERM) is not usual:  # a run is open
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM)
+    try:
+        yield lambda: lifecycle.anywhere(time.monotonic() >= end)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def status(planned: Mapping[Path, Program]) -> Iterator[str]:
+    """What is done, running, failed and waiting, in lines; and how long the rest takes at the speed so far."""
+    states = {place: state(program, place) for place, program in planned.items()}
+    counts = {
+        name: sum(one.name == name for one in states.values())
+        for name in ("done", "running", "failed", "stopped", "waiting")
+    }
+    yield f"{len(states)} programs: " + ", ".join(
+        f"{count} {name}" for name, count in counts.items() if count
+    )
+    done = left = seconds = 0.0
+    for place, one in states.items():
+        size = planned[place].runs * one.total
+        share = one.step / one.total
+        left += size * (1 - share)
+        if one.seconds:
+            done, seconds = done + size * share, seconds + one.seconds
+        error = f"  {one.error.splitlines()[0]}" if one.error else ""
+        yield f"{one.name:8s} {100 * share:4.0f} %  {place.name}{error}"
+    if not left:
+        return
+    if not done:
+        yield "nothing was trained yet that says how long the rest takes"
+        return
+    rest = timedelta(seconds=round(seconds / done * left))
+    yield f"the rest takes one process about {rest} at the mean speed so far"
+
+
+def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:
+    """The best rows, with the parameters in which they differ; the last line says how many were left out."""
+    shared = set.intersection(*(set(map(str, row["parameters"].items())) for row in rows)) if rows else set()
+    for row in rows[:_SHOWN]:
+        own = {name: value for name, value in row["parameters"].items() if str((name, value)) not in shared}
+        score = (
+            f"{row['score']:10.4g}  [{row['ci95'][0]:.4g}, {row['ci95'][1]:.4g}]"
+            if "score" in row
+            else row["error"].splitlines()[0]
+        )
+        yield f"{score}  {own}"
+    if len(rows) > _SHOWN:
+        yield f"... and {len(rows) - _SHOWN} more runs: all {len(rows)} are in {place}"
+
+
+def _train(
+    planned: Mapping[Path, Program], sweep: Mapping[str, Any], store: Callable[[Any], None], over: Any
+) -> bool:
+    """Trains what is not finished, one program after another; whether the budget was enough.
+
+    Args:
+      planned: the programs by their folders.
+      sweep: the file.
+      store: is given the rows so far after every program.
+      over: whether the budget is spent.
+    """
+    metric, goal = sweep["metric"]["name"], sweep["metric"].get("goal", "maximize")
+    rows: dict[Path, list[dict[str, Any]]] = {}
+    for place, program in planned.items():
+        if finished(program, place):
+            rows[place] = scored(program, place, metric)
+    store(ranked([row for own in rows.values() for row in own], goal))
+    for place, program in planned.items():
+        if place in rows:
+            continue
+        if over():
+            return False
+        if shard.is_main():
+            print(f"{place}: {program.fixed} x {program.swept}")
+        try:
+            rows[place] = execute(program, place, metric)
+            (place / FAILED).unlink(missing_ok=True)
+        except lifecycle.InUse as error:
+            print(f"left to another process: {error}", file=sys.stderr)
+            continue
+        except train.Interrupted:
+            if over():
+                return False
+            raise
+        except MetricError:
+            raise
+        except config_flags.EXPLAINED as error:
+            if jax.process_count() > 1:  # others may have gone on, and would wait for ever
+                raise
+            rows[place] = [
+                _row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()
+            ]
+        if shard.is_main():
+            errors = [row["error"] for row in rows[place] if "error" in row]
+            if errors:
+                place.mkdir(parents=True, exist_ok=True)
+                log.write_json(place / FAILED, {"error": errors[0], "runs": len(errors)})
+                print(f"failed: {errors[0]}", file=sys.stderr)
+        store(ranked([row for own in rows.values() for row in own], goal))
+    return True
 
 
 def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
     shard.initialize()
-    sweep = read(argv[1])
-    root = Path(values.workdir or f"runs/sweeps/{Path(argv[1]).stem}")
-    runs = [run | _overrides(values.set) for run in combinations(sweep, values.count, values.seed)]
+    file = argv[1]
+    budget = duration(values.budget) if values.budget else math.inf
+    sweep = overridden(read(file), _overrides(values.set) | ({"overwrite": True} if values.overwrite else {}))
+    root = Path(values.workdir or f"runs/sweeps/{Path(file).stem}").expanduser()
+    runs = list(combinations(sweep, values.count, values.seed))
     if not runs:
-        raise ValueError(f"{argv[1]} asks for no runs: one of its parameters has no values")
-    plan = programs(runs, values.together, _PROGRAMS[sweep["program"]])
-    folders = [root / f"{i:03d}" for i in range(len(plan))]
-    for program, folder in zip(plan, folders, strict=True):  # a mistake in the last one is known at once
-        arguments(program, folder)
+        raise ValueError(f"{file} asks for no runs: one of its parameters has no values")
+    try:
+        planned = plan(runs, values.together, _PROGRAMS[sweep["program"]], root)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
     say = print if shard.is_main() else lambda _: None
-    say(f"{len(runs)} runs in {len(plan)} programs, to {root}")
+    say(f"{len(runs)} runs in {len(planned)} programs, to {root}")
     if values.dry_run:
-        for program in plan:
-            say(json.dumps(dataclasses.asdict(program)))
+        for place, program in planned.items():
+            say(json.dumps({"folder": place.name, **dataclasses.asdict(program)}))
         return
-    metric, rows = sweep["metric"]["name"], []
-    for program, folder in zip(plan, folders, strict=True):
-        say(f"{folder}: {program.fixed} x {program.swept}")
-        rows = ranked(rows + execute(program, folder, metric), sweep["metric"].get("goal", "maximize"))
+    if values.status:
+        for line in status(planned):
+            say(line)
+        return
+    rows: list[dict[str, Any]] = []
+
+    def store(found: list[dict[str, Any]]) -> None:
+        rows[:] = found
         if shard.is_main():
-            log.write_json(root / "sweep.json", {"file": argv[1], "metric": metric, "runs": rows})
-    shared = set.intersection(*(set(map(str, row["parameters"].items())) for row in rows))
-    for row in rows[:10]:
-        own = {name: value for name, value in row["parameters"].items() if str((name, value)) not in shared}
-        say(f"{row.get('score', math.nan):10.4g}  {row.get('ci95', '')}  {own}")
+            root.mkdir(parents=True, exist_ok=True)
+            log.write_json(root / SWEEP, {"file": file, "metric": sweep["metric"]["name"], "runs": found})
+
+    with _alarm(budget) as over:
+        whole = _train(planned, sweep, store, over)
+    for line in table(rows, root / SWEEP):
+        say(line)
+    if not whole:
+        say(
+            f"the budget of {values.budget} is spent; the same command continues, and --status says what is left"
+        )
+    failed = [row["error"] for row in rows if "error" in row]
+    if failed:
+        say(
+            f"{len(failed)} of {len(runs)} runs failed, see {root / SWEEP}; the same command tries them again"
+        )
+    say(f"Everything is in {root}; look at {SWEEP} first.")
+    if not all(error.startswith(_DIVERGED) for error in failed):  # which is a result of hyper-parameters
+        raise SystemExit(1)
 
 
 def define(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -249,10 +620,22 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
-    flags.DEFINE_multi_string("set", [], "flag=value that overrides the file; may be repeated", values)
+    flags.DEFINE_multi_string(
+        "set", [], "flag=value in place of what the file says of that flag; may be repeated", values
+    )
+    flags.DEFINE_string(
+        "budget",
+        "",
+        "stop cleanly after this time (90s, 10m, 2h, 1h30m) and the epoch then in progress",
+        values,
+    )
+    flags.DEFINE_bool(
+        "status", False, "only say what is done, running, failed and how long the rest takes", values
+    )
+    flags.DEFINE_bool("overwrite", False, "train all of the sweep again, also what is finished", values)
     flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
 
 
 if __name__ == "__main__":
     define()
-    app.run(config_flags.reporting(main))
+    app.run(config_flags.reporting(main), flags_parser=config_flags.parser(words=1))

@@ -1,5 +1,6 @@
 """`rl.data.ogbench` against the ogbench package's own loader, on small files of random states."""
 
+import importlib
 import json
 import zipfile
 
@@ -360,12 +361,13 @@ def test_actions_outside_the_box_are_refused_or_clipped(tmp_path):
 def test_every_name_has_an_environment():
     gymnasium = pytest.importorskip("gymnasium")
     pytest.importorskip("ogbench")
+    importlib.import_module("rl.envs.heavy_cubes")
     for name in ogbench._ALL:
         assert ogbench._split(name)[1] in gymnasium.registry, name
 
 
 def test_names():
-    assert len(ogbench.DATASETS) == len(set(ogbench.DATASETS)) == 85 + 2
+    assert len(ogbench.DATASETS) == len(set(ogbench.DATASETS)) == 85 + 2 + 7
     assert ogbench.known("puzzle-4x6-noisy-singletask-task5-v0")
     assert not ogbench.known("puzzle-4x6-noisy-singletask-task6-v0")
     assert not ogbench.known("powderworld-easy-play-singletask-v0")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -37,7 +38,7 @@ from experiments import (
 from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
-from rl.data import DataError
+from rl.data import DataError, recipes
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
@@ -283,8 +284,13 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--agent", "rebrak"], "did you mean 'rebrac'"),
         (["--agent=no.such.module"], "No module named 'no'"),
         (["--agent=rl.statistics"], "needs a Config and a make"),
-        (["--updates=many"], "--updates=many"),
-        (["--normalize_observations=perhaps"], "--normalize_observations=perhaps"),
+        (["--agent=docs/example_agent.py"], "not by its file, --agent=docs.example_agent, from"),
+        (["--agent=./my_agent.py"], "not by its file, --agent=my_agent, from"),
+        (["--updates=many"], "error: --updates=many is not a whole number\n"),
+        (["--updates=1e6"], "error: --updates=1e6 is not a whole number\n"),
+        (["--head_low=deep"], "error: --head_low=deep is not a number\n"),
+        (["--agent.hidden=8,x"], "--agent.hidden=['8', 'x']: must be whole numbers, such as 256,256"),
+        (["--normalize_observations=perhaps"], "=perhaps is neither true nor false\n"),
         (["agent=iql"], "not a flag: agent=iql. Flags are written --name=value"),
     ],
 )
@@ -342,13 +348,87 @@ def test_at_the_command_line() -> None:
     """The wiring of the above: exit codes, streams, and no traceback."""
     wrong_flag = start("--agent.expectil=0.9")
     wrong_data = start("--dataset=hoper-medium-v2")
-    asked_help = start("--agent=cql", "--help")
     code, _, said = end(wrong_flag)
     assert code == 2 and "agent.expectile" in said and "Traceback" not in said
     code, _, said = end(wrong_data)
     assert code == 1 and "did you mean hopper-medium-v2" in said and "Traceback" not in said
-    _, text, _ = end(asked_help)
+
+
+# A process of its own for all scripts: every one of them is started in a fork, after what all of them import.
+HELP = """
+import json, os, runpy, sys
+import experiments.language, experiments.mbpo, experiments.model_based, experiments.online, experiments.studies
+
+def helped(words, out):
+    os.dup2(out.fileno(), 1)
+    sys.argv = [words[0], *words[1:], "--help"]
+    try:
+        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+    except SystemExit as stopped:
+        return stopped.code if isinstance(stopped.code, int) else int(stopped.code is not None)
+    return 0
+
+answers = {}
+for words in json.loads(sys.argv[1]):
+    with open(sys.argv[2], "w+") as out:
+        pid = os.fork()
+        if pid == 0:
+            code = 99
+            try:
+                code = helped(words, out)
+                sys.stdout.flush()
+            finally:
+                os._exit(code)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        out.seek(0)
+        answers[words[0]] = code, out.read()
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.command
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_every_script_has_help(tmp_path: Path) -> None:
+    root = Path(__file__).parent.parent
+    files = [
+        path for folder in ("experiments", "benchmarks", "sweeps") for path in root.glob(f"{folder}/**/*.py")
+    ]
+    names = [
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for path in files
+        if '__name__ == "__main__"' in path.read_text()
+    ]
+    papers = [name for name in names if name.startswith("experiments.papers.")]
+    assert len(papers) > 15 and len(names) > 30
+    for name in papers:  # one command, tried with one of them
+        assert "\n    studies.main(Settings(), run" in (root / f"{name.replace('.', '/')}.py").read_text(), (
+            name
+        )
+    names = [name for name in names if name not in papers[1:]]
+    asked = json.dumps(
+        [[name, *(["--agent=cql"] if name == "experiments.offline" else [])] for name in names]
+    )
+    process = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HELP, asked, str(tmp_path / "out")],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0, process.stderr
+    answers = json.loads(process.stdout)
+    assert {name: code for name, (code, _) in answers.items() if code} == {}
+    shown = {name: text for name, (_, text) in answers.items()}
+    listing = shown.pop("experiments.studies")  # no command: it lists those that are studies
+    assert all(f"python -m {name} " in listing for name in (*papers, "experiments.classic_control"))
+    for name, text in shown.items():
+        assert re.search(r"^  --(\[no\])?\w+:", text, re.MULTILINE), name
+    text = shown["experiments.offline"]
     assert "--agent.target_gap" in text and "--agent.expectile:" not in text and "--eval_episodes" in text
+    assert {"--[no]status:", "--budget:"} <= set(shown["sweeps.run"].split())
+    text = shown["experiments.collect"]
+    assert "Examples:" in text and "--transitions" in text
+    assert {*recipes.RECIPES, *recipes.LOCOMOTION} <= set(text.split())
 
 
 # ---- settings that cannot be run ----------------------------------------------------------------------
@@ -481,6 +561,22 @@ def test_errors_end_with_their_message(
         flags.reporting(main)([])
     assert stopped.value.code == code
     assert capsys.readouterr().err.startswith(said)
+
+
+def test_a_lost_process_is_said_and_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def main(_: Sequence[str]) -> None:
+        raise RuntimeError("Gloo AllGather failed: Connection closed by peer\n  at a line of C++")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit) as stopped:
+        flags.reporting(main)([])
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert said.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
+    assert "start the same command again on every host" in said and "C++" not in said
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback() -> None:
@@ -726,6 +822,7 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         processes[1].kill()
     assert [code for code, _, _ in ends] == [0, 0], ends
     (_, first, _), (_, second, progress) = ends
+    assert not any("sign of life" in said for _, _, said in ends)
     assert "return: " in first and "return: " not in second and "it/s" not in progress  # one of them speaks
     hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
     assert (hardware["processes"], hardware["devices"]) == (2, 4)

@@ -92,6 +92,26 @@ def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     assert found["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
 
 
+def test_tasks_are_counted_apart_for_every_variant_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        record.write(1, {"eval/success": np.repeat([0.0, 0.0, 1.0, 1.0], 10).reshape(4, 10)})
+    chosen = settings(tmp_path)
+    variants = [
+        {
+            "parameters": {"alpha": alpha},
+            "scores": {},
+            "reached": goals.reached(chosen, tmp_path, "goals/x", i, 2),
+        }
+        for i, alpha in enumerate((0.1, 3.0))
+    ]
+    assert [one["reached"]["tasks"]["all"]["mean"] for one in variants] == [0.0, 1.0]
+    goals.show({"settings": {"protocol": "ogbench"}, "variants": variants, "folder": str(tmp_path)})
+    table = capsys.readouterr().out
+    assert "| alpha=0.1: task5 | 0.000 [" in table and "| alpha=3: all | 1.000 [" in table
+
+
 @pytest.mark.slow
 @pytest.mark.command
 def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path) -> None:

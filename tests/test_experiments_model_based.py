@@ -156,6 +156,16 @@ def test_without_a_model_no_rule_and_no_length_is_needed(pendulum: Path, tmp_pat
         script._rule(config(), chosen.environment, chosen.environment)
 
 
+def test_data_of_an_unknown_task_have_a_remedy_on_the_command_line() -> None:
+    with pytest.raises(
+        ValueError, match=r"no termination rule for 'mine.hdf5'.*walker2d\. Give the --environment"
+    ):
+        script._rule(config(), "mine.hdf5", None)
+    with pytest.raises(ValueError, match=r"--truth above 0 needs true dynamics: .*'Ant-v5'.* Leave it at 0"):
+        script._truth("Ant-v5", needed=True)
+    assert script._truth("Ant-v5", needed=False) is None
+
+
 def test_results_without_checkpoints_are_in_the_way_before_the_fit(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,29 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     assert 0 < low < 11 / 12 < high <= 1
 
 
+def test_variants_are_no_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Curves, scores and intervals of runs that train together are apart; also of one that is read again."""
+    drawn, draw = [], lifecycle.plot.learning_curve
+    monkeypatch.setattr(lifecycle.plot, "learning_curve", lambda *given, **more: drawn.append((given, more)))
+    this = run(tmp_path, variants=({"rate": 0.5}, {"rate": 2.0}), tensorboard=True, title="toy")
+    result = learn(this)
+    assert "scores" not in result
+    for found in (result, log.read_json(tmp_path / log.RESULT), learn(this)):
+        assert [one["parameters"] for one in found["variants"]] == [{"rate": 0.5}, {"rate": 2.0}]
+        last = [one["scores"]["return"]["last"] for one in found["variants"]]
+        assert [score["mean"] for score in last] == [6.5, 7.5]
+        assert all(np.isnan(score["ci95"]).all() for score in last)  # of one seed each
+    ((path, curves), more) = drawn[0]
+    assert {label: scores.shape for label, (_, scores) in curves.items()} == {
+        "rate=0.5": (6, 1),
+        "rate=2": (6, 1),
+    }
+    assert more["title"] == "toy: counter"
+    draw(path, curves, **more)
+    (events,) = tmp_path.glob("events.out.tfevents.*")
+    assert b"eval/return/rate_0.5" in events.read_bytes() and b"train/loss/rate_2" in events.read_bytes()
+
+
 # ---- runs that go on ------------------------------------------------------------------------------------------------
 
 
@@ -307,15 +330,21 @@ def test_lost_lines_are_said_and_change_no_score(
         again = learn(run(tmp_path), each=lambda _: pytest.fail("trained"))
     assert again["scores"]["return"]["last"]["mean"] == scores["mean"]
     with pytest.warns(UserWarning, match=f"holds {held} of the 6 lines"):
-        learn(run(tmp_path, 8))
+        longer = learn(run(tmp_path, 8))
     assert [row["step"] for row in log.read(tmp_path)] == [*range(1, held + 1), 7, 8]
+    assert longer["lost_lines"] == log.read_json(tmp_path / log.RESULT)["lost_lines"] == 6 - held
+    with pytest.warns(UserWarning, match=f"holds {held + 2} of the 8 lines"):  # it is not forgotten
+        learn(run(tmp_path, 8))
 
 
 def test_a_damaged_config_is_named_with_the_remedy(tmp_path: Path) -> None:
     learn(run(tmp_path, 3))
-    (tmp_path / log.CONFIG).write_text("{")
-    with pytest.raises(ValueError, match=r"config.json is damaged .*: remove it, and run the same command"):
-        learn(run(tmp_path))
+    for text in ("{", "{}", "[]"):
+        (tmp_path / log.CONFIG).write_text(text)
+        with pytest.raises(
+            ValueError, match=r"config.json is damaged .*: remove it, and run the same command"
+        ):
+            learn(run(tmp_path))
     (tmp_path / log.CONFIG).unlink()
     learn(run(tmp_path))
 

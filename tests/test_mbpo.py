@@ -389,6 +389,7 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
         ({"rollout_length": "0"}, "--rollout_length: rollouts must have at least 1 step"),
         ({"rollout_length": "1,2,3"}, "--rollout_length=1,2,3: a schedule is four numbers"),
         ({"rollout_length": "long"}, "--rollout_length=long is neither a number"),
+        ({"rollout_length": "inf,1,2,3"}, "--rollout_length=inf must be finite"),
         (
             {"model_replay": 31},
             "--model_replay=31 cannot hold the 8 rollouts of 4 steps .*: give at least 32",

@@ -23,7 +23,8 @@ SCRIPTS = {
     "model_based": (model_based, model_based.config, "dataset"),
 }
 ROBOTS = ["Hopper-v5", "Hopper-v5+distractors10", "Walker2d-v5", "HalfCheetah-v5", "Ant-v5", "Ant-v4+noise3"]
-TASKS = [*data.names(), "ALE/Pong-v5", *ROBOTS, "Pendulum-v1", "CartPoleSwingUp-v0"]
+CUBES = [f"{name}+entities" for name in data.names() if name.startswith("heavy-cube")]
+TASKS = [*data.names(), *CUBES, "ALE/Pong-v5", *ROBOTS, "Pendulum-v1", "CartPoleSwingUp-v0"]
 
 
 def several(names: str | list[str]) -> list[str]:

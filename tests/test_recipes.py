@@ -177,6 +177,32 @@ def test_corridors_are_straight_passages_only() -> None:
     assert corridors == {(1, 2), (2, 1), (2, 3), (3, 2)}
 
 
+def test_a_push_moves_a_cube_on_the_table_toward_its_target() -> None:
+    """Nothing else would notice a gripper that misses, carries or runs over the cube."""
+    recipe = find("heavy-cube-double-ppp-v0")
+    env = manipulation._make_env(recipe.env)
+    push = manipulation._make_oracles(env, recipe)["push"]
+    gained, lengths = [], []
+    observation, info = env.reset(seed=3)
+    while len(gained) < 8:
+        observation, info = env.set_new_target(p_stack=0.0)
+        block, target = info["privileged/target_block"], info["privileged/target_block_pos"].copy()
+        where = lambda info, block=block: info[f"privileged/block_{block}_pos"].copy()
+        start = where(info)
+        if not push.possible(info):
+            continue
+        push.reset(observation, info)
+        steps = 0
+        while not push.done:
+            observation, _, _, _, info = env.step(push.select_action(observation, info))
+            steps += 1
+        lengths.append(steps)
+        assert where(info)[2] < 0.05
+        gained.append(np.linalg.norm(target - start) - np.linalg.norm(target - where(info)))
+    assert max(lengths) <= 50 and np.median(lengths) < 35
+    assert np.median(gained) > 0.03  # metres, in ten steps of pushing at most
+
+
 @pytest.mark.slow
 def test_play_solves_its_subtasks_smoothly_and_noisy_does_not_stay_smooth() -> None:
     play, noisy = simulator(CUBE, 251)(seed(0)), simulator(NOISY, 251)(seed(0))

@@ -14,6 +14,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ from rl.data import synthetic
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.replay.source import Source
+from rl.shard import hosts
 from rl.types import Key, Learner, State, Transition
 from rl.values import heads
 
@@ -472,6 +474,46 @@ def pretend(
         SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
     )
     return calls
+
+
+def test_a_process_that_gives_no_sign_of_life_is_lost() -> None:
+    """From the moment that it is silent for long enough, or that the others go on long after it has ended."""
+    heard: dict[str, tuple[str, float]] = {}
+    lost = functools.partial(hosts.lost, heard, silence=20.0)
+    assert lost({"0": "0", "1": "0", "2": "0"}, 100.0) == []
+    assert lost({"0": "1", "1": "1", "2": "done"}, 115.0) == []
+    assert lost({"0": "2", "1": "1", "2": "done"}, 134.0) == []
+    assert lost({"0": "3", "1": "1", "2": "done"}, 135.0) == ["1"]
+    assert lost({"0": "4", "1": "2", "2": "done"}, 140.0) == []  # it was only slow
+    assert lost({"0": "5", "1": "3", "2": "done"}, 174.0) == []
+    assert lost({"0": "6", "1": "4", "2": "done"}, 175.0) == ["2"]
+
+
+def test_errors_by_which_a_lost_process_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = [
+        "INTERNAL: Error dispatching computation: Gloo AllGather failed: Connection closed by peer [127.0.0.1]:43949",
+        "Timeout waiting at barrier '[op=3.state] save_and_finalize'. Barrier used process ids: [0, 1]",
+        "UNAVAILABLE: The following tasks are unhealthy (stopped sending heartbeats)",
+    ]
+    assert not any(hosts.is_loss(RuntimeError(text)) for text in shown)  # of a single process
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    assert all(hosts.is_loss(RuntimeError(text)) for text in shown)
+    assert not hosts.is_loss(ValueError("--seeds=3 is not a multiple of --mesh_seed=2"))
+
+
+@pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
+def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
+    own: str, ends: bool, said: list[str]
+) -> None:
+    ended, heard = threading.Event(), list[str]()
+
+    def fail(*_: object, **__: object) -> None:
+        if ends:
+            ended.set()
+        raise RuntimeError("UNAVAILABLE")
+
+    hosts._listen(SimpleNamespace(key_value_set=fail), own, ended, heard.append)
+    assert heard == said
 
 
 # ---- one device ---------------------------------------------------------------------------------------

@@ -227,6 +227,7 @@ STORED = {
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "bcoder_rank": ["papers/bcoder_rank"],
+    "hecrl": ["papers/hecrl"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "sac_mujoco": ["online"],

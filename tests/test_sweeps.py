@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 import json
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import yaml
 from absl import flags as absl_flags
 
 from experiments import common, flags, goals, offline, presets
-from rl import data, lifecycle, log, train
+from rl import checkpoint, data, lifecycle, log, train
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -83,8 +85,6 @@ def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
     settings, config, swept = sweeps.arguments(program, tmp_path)
     assert isinstance(settings, goals.Settings) and settings.batch_size == 1024
     assert config.goals.actor.random == 0.5 and swept == {"alpha": [0.003, 0.03]}
-    with pytest.raises(ValueError, match=r"experiments/offline.py and experiments/goals.py can be run here"):
-        sweeps.read(write(tmp_path / "online.yaml", file | {"program": "experiments/online.py"}))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -222,7 +222,7 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
         (
             {"method": "grid", "parameters": {}, "program": "train.py"},
-            "experiments/offline.py and experiments/goals.py can be run here",
+            r"experiments/offline.py, .*, experiments/language.py can be run here, not train.py",
         ),
     ],
 )
@@ -256,6 +256,11 @@ def test_a_parameter_that_cannot_be_drawn_is_named(method: str, parameter: Any, 
         (["--set=agent.expectil=0.5"], "no setting 'expectil': did you mean 'expectile'"),
         (["--set=agent=iqll"], "unknown agent 'iqll': did you mean 'iql'"),
         (["--set=seeds=2.5"], "seeds must be of type int"),
+        (["--set=expectile=0.5"], "no setting 'expectile': did you mean 'agent.expectile'"),
+        (["--set=eval_episodes=1"], "s.yaml: --eval_episodes=1: give 0 for none or at least 2"),
+        (["--set=workdir=runs/x"], "the sweep sets workdir, .*: give --workdir to the runner"),
+        (["--set=updates=[1, 2]"], "updates must be of type int"),
+        (["--budget=soon"], "--budget=soon is no duration: write 90s, 10m, 2h"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_trained(
@@ -310,12 +315,24 @@ def test_a_sweep_ranks_its_runs_and_can_be_repeated(
         assert row["ci95"][0] < row["score"] < row["ci95"][1]
         assert row["parameters"]["updates"] == 2
     said = capsys.readouterr().out
-    assert "4 runs in 2 programs" in said and said.rstrip().splitlines()[-4].split()[0] == f"{scores[0]:.4g}"
-    assert "'dataset'" not in said.splitlines()[-1]  # only what differs
-    modified = (tmp_path / "000" / log.METRICS).stat().st_mtime_ns
+    assert "4 runs in 2 programs" in said and said.rstrip().splitlines()[-5].split()[0] == f"{scores[0]:.4g}"
+    assert "'dataset'" not in said.splitlines()[-2]  # only what differs
+    folder = Path(result["runs"][0]["workdir"])
+    variants = json.loads((folder / log.RESULT).read_text())["variants"]
+    assert [one["parameters"] for one in variants] == [{"temperature": 1.0}, {"temperature": 3.0}]
+    for one in variants:  # scores and intervals of each, over its own two seeds
+        row = next(
+            row
+            for row in result["runs"]
+            if row["workdir"] == str(folder)
+            and row["parameters"]["agent.temperature"] == one["parameters"]["temperature"]
+        )
+        assert one["scores"]["return"]["last"]["mean"] == pytest.approx(row["score"])
+        assert one["scores"]["return"]["last"]["ci95"] == pytest.approx(row["ci95"])
+    modified = (folder / log.METRICS).stat().st_mtime_ns
     start(file, f"--workdir={tmp_path}", "--set=updates=2")
     assert json.loads((tmp_path / "sweep.json").read_text()) == result
-    assert (tmp_path / "000" / log.METRICS).stat().st_mtime_ns == modified
+    assert (folder / log.METRICS).stat().st_mtime_ns == modified
 
 
 def test_the_goal_decides_which_is_best() -> None:
@@ -341,7 +358,9 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"metric is not logged: .*'eval/return'; it has: train/policy_loss"):
+    with pytest.raises(
+        sweeps.MetricError, match=r"metric is not logged: .*'eval/return'; it has: train/policy_loss"
+    ):
         sweeps.execute(sweeps.Program(SMALL | {"agent": "bc"}, {}), tmp_path, "eval/return")
 
 
@@ -357,3 +376,270 @@ def test_a_dry_run_only_says_what_would_run(tmp_path: Path, capsys: pytest.Captu
     assert first.startswith("4 runs in 2 programs")
     assert [json.loads(line)["swept"] for line in plan] == [{"agent.expectile": [0.5, 0.9]}] * 2
     assert not (tmp_path / "out").exists()
+
+
+# ---- every script ---------------------------------------------------------------------------------------------------
+
+SCRIPTS = {
+    "offline": ({"agent": "iql", "dataset": "synthetic-continuous"}, {"agent.expectile": [0.5, 0.7]}, 1),
+    "goals": ({"agent": "gciql", "dataset": "synthetic-goals"}, {"agent.alpha": [0.5, 0.7]}, 1),
+    "online": ({"agent": "sac", "env": "Pendulum-v1"}, {"agent.learning_rate": [1e-3, 1e-4]}, 2),
+    "mbpo": ({"agent": "sac", "env": "Pendulum-v1"}, {"loss.floor": [0.5, 0.7]}, 2),
+    "model_based": ({"agent": "mopo", "dataset": "hopper-medium-v2"}, {"agent.penalty": [0.5, 0.7]}, 2),
+    "language": ({"agent": "ilql", "environment": "maze"}, {"agent.expectile": [0.5, 0.7]}, 2),
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_can_be_swept(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs get its own settings, are trained together where it can, and are scored by what they log."""
+    fixed, varied, count = SCRIPTS[script]
+    length = sweeps.SCRIPTS[script].length
+    parameters = {name: {"value": value} for name, value in fixed.items()}
+    parameters |= {name: {"values": values} for name, values in varied.items()}
+    sweep = {"method": "grid", "parameters": parameters, "program": f"experiments/{script}.py"}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    module = sweeps._module(script)
+    signature, trained = inspect.signature(module.run), []
+
+    def fake(*given: Any) -> None:
+        signature.bind(*given)
+        settings = given[0]
+        assert type(settings) is module.Settings
+        seeds = getattr(settings, "seeds", 1)
+        values = [x for column in (given[2] if len(given) > 2 else {}).values() for x in column] or [1.0]
+        trained.append(values)
+        with log.open_run(
+            settings.workdir, {"agent": settings.agent, "settings": {}}, tensorboard=False
+        ) as run:
+            run.write(1, {"eval/return": np.repeat(values, seeds)})
+            run.result({length: getattr(settings, length), "wall_seconds": 1.0})
+
+    monkeypatch.setattr(module, "run", fake)
+    start(file, f"--workdir={tmp_path}")
+    rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert len(trained) == count and len({row["workdir"] for row in rows}) == count
+    ((name, values),) = varied.items()
+    assert sorted(row["parameters"][name] for row in rows) == sorted(values)
+    if count == 1:
+        assert [row["score"] for row in rows] == pytest.approx(sorted(values, reverse=True))
+
+
+# ---- what --set changes, and where runs land ------------------------------------------------------------------------
+
+
+def test_a_parameter_that_is_set_is_no_longer_varied(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write(tmp_path / "s.yaml", grid(agent__expectile=[0.5, 0.7, 0.9], seed=[0, 1]))
+    start(file, "--dry_run", "--set=agent.expectile=0.6", "--set=updates=20000", f"--workdir={tmp_path}")
+    first, *plan = capsys.readouterr().out.splitlines()
+    assert first.startswith("2 runs in 2 programs")
+    assert [json.loads(line)["fixed"] for line in plan] == [
+        {"agent.expectile": 0.6, "seed": seed, "updates": 20000} for seed in (0, 1)
+    ]
+
+
+def test_a_table_that_is_cut_says_so(tmp_path: Path) -> None:
+    rows = [{"parameters": {"seed": i}, "score": -i, "ci95": [0.0, 1.0]} for i in range(13)]
+    lines = list(sweeps.table(rows, tmp_path / "sweep.json"))
+    assert len(lines) == 11 and lines[-1] == f"... and 3 more runs: all 13 are in {tmp_path / 'sweep.json'}"
+    assert len(list(sweeps.table(rows[:10], tmp_path))) == 10
+    assert "{'seed': 9}" in lines[9]
+
+
+def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
+    """By all parameters but the length, so that a longer sweep goes on and a larger one keeps what it has."""
+
+    def place(**fixed: Any) -> str:
+        return sweeps.folder(sweeps.Program(fixed, {"agent.expectile": [0.5, 0.7]}), tmp_path).name
+
+    one = place(agent="iql", dataset="/data/a.hdf5", updates=10)
+    assert one.startswith("iql-a.hdf5-") and one == place(updates=20, dataset="/data/a.hdf5", agent="iql")
+    others = [place(agent="iql", dataset="/data/a.hdf5", seed=1), place(agent="iql", dataset="/other/a.hdf5")]
+    assert len({one, *others}) == 3
+
+
+def test_two_runs_that_would_share_a_folder_are_refused(tmp_path: Path) -> None:
+    for shared in ({"updates": [1000, 2000], "eval_every": [500]}, {"seed": [1, 1]}):
+        with pytest.raises(ValueError, match=r"two runs of the sweep would share .*--updates"):
+            start(write(tmp_path / "s.yaml", grid(**shared)), f"--workdir={tmp_path}")
+
+
+# ---- runs that fail, go on and are left alone ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """`experiments.offline.run` counts to its number of updates; the seeds that it was called with."""
+    return count_in_place_of_training(monkeypatch, lambda settings, session: None)
+
+
+def count_in_place_of_training(
+    monkeypatch: pytest.MonkeyPatch, each: Callable[[offline.Settings, lifecycle.Session], None]
+) -> list[int]:
+    seeds: list[int] = []
+
+    def fake(settings: offline.Settings, config: Any, sweep: Any = None) -> dict[str, Any]:
+        this = common.run(
+            settings, config, settings.updates, task="count", identity=("seed",), card={"sweep": sweep or {}}
+        )
+        seeds.append(settings.seed)
+        start = lifecycle.begin(this, {"state": np.zeros(1)})
+        with lifecycle.session(this, start) as session:
+            for step in range(start.step + 1, settings.updates + 1):
+                session.write(step, {"eval/return": np.full((settings.seeds, 2), settings.seed + step)})
+                each(settings, session)
+                session.keep(step, {"state": np.zeros(1)}, due=step == settings.updates)
+            return session.finish()
+
+    monkeypatch.setattr(offline, "run", fake)
+    monkeypatch.setattr(lifecycle, "draw", lambda run: None)
+    return seeds
+
+
+def seeds_sweep(path: Path, *seeds: int) -> str:
+    sweep = grid(seed=list(seeds))
+    sweep["parameters"] |= {
+        name: {"value": SMALL[name]} for name in ("seeds", "updates", "eval_every", "tensorboard")
+    }
+    return write(path / "sweep.yaml", sweep)
+
+
+def status_of(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    capsys.readouterr()
+    start(file, "--status", f"--workdir={folder}")
+    return capsys.readouterr().out.splitlines()[1:]
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = [1]
+
+    def fail(settings: offline.Settings, session: lifecycle.Session) -> None:
+        if settings.seed in broken:
+            raise OSError("no space left")
+
+    trained = count_in_place_of_training(monkeypatch, fail)
+    file = seeds_sweep(tmp_path, 0, 1, 2)
+    with pytest.raises(SystemExit) as stopped:
+        start(file, f"--workdir={tmp_path}")
+    assert stopped.value.code == 1 and trained == [0, 1, 2]
+    assert "1 of 3 runs failed" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert [row.get("error") for row in rows] == [None, None, "OSError: no space left"]
+    states = status_of(file, tmp_path, capsys)
+    assert states[0] == "3 programs: 2 done, 1 failed"
+    assert any(line.startswith("failed") and "no space left" in line for line in states)
+    broken.clear()
+    start(file, f"--workdir={tmp_path}")
+    assert trained == [0, 1, 2, 1]
+    assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
+
+
+def test_a_larger_sweep_trains_only_what_is_new(counted: list[int], tmp_path: Path) -> None:
+    start(seeds_sweep(tmp_path, 3, 1), f"--workdir={tmp_path}")
+    start(seeds_sweep(tmp_path, 0, 1, 2, 3), f"--workdir={tmp_path}")
+    assert counted == [3, 1, 0, 2]
+    start(
+        seeds_sweep(tmp_path, 0, 1), f"--workdir={tmp_path}", "--set=updates=6"
+    )  # and goes on with a longer one
+    assert counted[4:] == [0, 1]
+    start(seeds_sweep(tmp_path, 0, 1), f"--workdir={tmp_path}", "--set=updates=6", "--overwrite")
+    assert counted[6:] == [0, 1]
+    scores = [row["score"] for row in json.loads((tmp_path / "sweep.json").read_text())["runs"]]
+    assert scores == [7.0, 6.0]
+    with pytest.raises(ValueError, match="holds a run of 6 updates, more than the sweep's updates=4"):
+        start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
+
+
+def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
+    counted: list[int], tmp_path: Path
+) -> None:
+    file = seeds_sweep(tmp_path, 0)
+    start(file, f"--workdir={tmp_path}")
+    (config,) = tmp_path.glob(f"*/{log.CONFIG}")
+    stored = json.loads(config.read_text())
+    stored["config"]["config"]["expectile"] = 0.123  # as if the default had been another
+    config.write_text(json.dumps(stored))
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"other code or defaults:\n  config.expectile: 0.123"
+    ):
+        start(seeds_sweep(tmp_path, 1, 0), f"--workdir={tmp_path}")
+    assert counted == [0]
+
+
+def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
+    counted: list[int], tmp_path: Path
+) -> None:
+    file = seeds_sweep(tmp_path, 0, 1)
+    sweep = yaml.safe_load(Path(file).read_text())
+    other = write(tmp_path / "other.yaml", sweep | {"metric": {"name": "eval/sucess"}})
+    with pytest.raises(sweeps.MetricError, match=r"'eval/sucess'; it has: eval/return.* Change the metric"):
+        start(other, f"--workdir={tmp_path}")
+    start(file, f"--workdir={tmp_path}")
+    assert counted == [0, 1]
+
+
+def test_what_another_process_has_open_is_left_to_it(
+    counted: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = seeds_sweep(tmp_path, 0, 1)
+    first, second = sweeps.plan(runs_of(sweeps.read(file)), 16, "offline", tmp_path)
+    chosen, config, _ = sweeps.arguments(sweeps.Program(runs_of(sweeps.read(file))[0], {}), first)
+    taken = common.run(chosen, config, 4, task="count", identity=("seed",), card={"sweep": {}})
+    with lifecycle.session(taken, lifecycle.Start({}, 0, 0.0, False, None)):
+        assert lifecycle.holder(first) and not lifecycle.holder(second)
+        states = status_of(file, tmp_path, capsys)
+        assert states[0] == "2 programs: 1 running, 1 waiting"
+        start(file, f"--workdir={tmp_path}")
+    assert len(json.loads((tmp_path / "sweep.json").read_text())["runs"]) == 1
+    assert "left to another process" in capsys.readouterr().err
+
+
+# ---- the budget ----------------------------------------------------------------------------------------------------
+
+
+def test_a_budget_ends_a_sweep_after_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the middle of its second program, whose session opens after the time is up."""
+    endless = [True]
+
+    def wait(settings: offline.Settings, session: lifecycle.Session) -> None:
+        while endless[0] and settings.seed == 1 and not session.stopping:
+            pass
+
+    trained = count_in_place_of_training(monkeypatch, wait)
+    monkeypatch.setattr(sweeps, "_ALARM", 0.05)
+    file = seeds_sweep(tmp_path, 0, 1, 2)
+    start(file, f"--workdir={tmp_path}", "--budget=0.5s")
+    assert "the budget of 0.5s is spent; the same command continues" in capsys.readouterr().out
+    assert 2 not in trained
+    endless.clear()
+    endless.append(False)
+    start(file, f"--workdir={tmp_path}", "--budget=1h")
+    assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5d", 129600), ("1h30m", 5400)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert sweeps.duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "2", "h", "-2h", "2 h", "2H", "nan"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match="is no duration"):
+        sweeps.duration(text)
+
+
+def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: Path) -> None:
+    start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
+    (result,) = tmp_path.glob(f"*/{log.RESULT}")
+    result.write_text(json.dumps(json.loads(result.read_text()) | {"wall_seconds": 100.0}))
+    runs = runs_of(sweeps.read(seeds_sweep(tmp_path, 0, 1, 2)))
+    *_, rest = sweeps.status(sweeps.plan(runs, 16, "offline", tmp_path))
+    assert rest == "the rest takes one process about 0:03:20 at the mean speed so far"

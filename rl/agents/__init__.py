@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from types import ModuleType
 from typing import Any
 
@@ -95,6 +96,14 @@ def get(name: str) -> ModuleType:
     """
     if name in AGENTS:
         return AGENTS[name]
+    if name.endswith(".py") or "/" in name or "\\" in name:
+        dots = ".".join(
+            word for word in re.split(r"[/\\]", name.removesuffix(".py")) if word not in ("", ".")
+        )
+        raise ValueError(
+            f"agent {name!r}: give a module by its name and not by its file, --agent={dots}, from the folder that its "
+            "name starts in"
+        )
     if "." in name:
         module = importlib.import_module(name)
         if not (hasattr(module, "Config") and hasattr(module, "make")):

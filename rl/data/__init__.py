@@ -11,9 +11,13 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
+import numpy as np
+
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
 from rl.data.files import DataError
-from rl.data.steps import Loaded, digest, from_steps
+from rl.data.steps import Loaded, digest, from_steps, loaded
+from rl.envs import entities
+from rl.replay.dataset import Dataset
 
 __all__ = ["DataError", "Loaded", "digest", "from_steps", "load", "names"]
 
@@ -33,6 +37,7 @@ def load(
     - ``hopper-medium-v2`` …: D4RL (`rl.data.d4rl`); so is a path that ends in ``.hdf5`` or ``.h5``, and
       ``hopper-medium-regen-v5`` …, which `rl.data.recipes` makes.
     - ``cube-single-play-singletask-v0`` …: OGBench (`rl.data.ogbench`); so is a path that ends in ``.npz``.
+    - ``cube-double-play-v0+entities``: one of these, OGBench's cubes, as sets (`rl.envs.entities`).
     - ``minari:D4RL/door/human-v2``, ``minari:/path/to/dataset``: Minari (`rl.data.minari`).
     - ``synthetic-continuous``, ``synthetic-discrete``, ``synthetic-goals``: made on the spot (`rl.data.synthetic`).
 
@@ -50,6 +55,15 @@ def load(
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
         ImportError: the optional package for this kind of data is not installed.
     """
+    if name.endswith(entities.SUFFIX):
+        vectors = load(
+            name.removesuffix(entities.SUFFIX),
+            folder=folder,
+            clip_actions=clip_actions,
+            environment=environment and environment.removesuffix(entities.SUFFIX),
+            validation=validation,
+        )
+        return _as_entities(name, vectors)
     if name.startswith("minari:"):
         return minari.load(
             name.removeprefix("minari:"),
@@ -85,6 +99,35 @@ def load(
     raise DataError(
         f"unknown dataset {name!r}: {hint} A path ends in .hdf5, .h5 or .npz; Minari's ids follow 'minari:'"
     )
+
+
+def _as_entities(name: str, vectors: Loaded) -> Loaded:
+    """OGBench's cubes as sets of entities, with ids that are drawn for each episode."""
+    try:
+        (size,) = vectors.spec.observation_shape
+        count = entities.cubes(size)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{name}: {error}") from error
+    generator = np.random.default_rng(0)
+
+    def sets(dataset: Dataset) -> Dataset:
+        steps, last = dataset.transitions, np.asarray(dataset.last)
+        episode = np.cumsum(last) - last
+        ids = np.stack([entities.draw_ids(count, generator) for _ in range(int(episode[-1]) + 1)])[episode]
+        return dataset._replace(
+            transitions=steps._replace(
+                observation=entities.of_vectors(steps.observation, ids),
+                next_observation=entities.of_vectors(steps.next_observation, ids),
+            )
+        )
+
+    result = loaded(
+        sets(vectors.dataset),
+        environment=f"{vectors.environment}{entities.SUFFIX}" if vectors.environment else None,
+        source=vectors.source,
+        note=vectors.note,
+    )
+    return result._replace(validation=sets(vectors.validation) if vectors.validation else None)
 
 
 def names() -> list[str]:

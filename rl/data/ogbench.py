@@ -28,6 +28,8 @@ _REQUIRED = ("observations", "actions", "terminals")
 _STATE = ("qpos", "button_states")  # what rewards are computed from
 _OPTIONAL = (*_STATE, "rewards")
 _DOWNLOADED = "OGBench (downloaded)"
+_NO_TASKS = ("powderworld", "heavy-cube")  # environments without a -singletask- version
+_ONLY_MADE = ("cube-octuple", "heavy-cube")  # datasets that no server has as one file
 _TASKS = ("", "-task1", "-task2", "-task3", "-task4", "-task5")
 _NO_REWARDS = (
     "OGBench's plain datasets have no rewards: all are 0; a -singletask- name has its task's rewards"
@@ -55,16 +57,18 @@ def _names() -> Iterator[str]:
         for kind in ("play", "noisy"):
             yield from (f"{scene}-{kind}-v0", f"visual-{scene}-{kind}-v0")
     yield from ("cube-octuple-play-v0", "cube-octuple-noisy-v0")  # published only as 100M steps in many files
+    yield from (f"heavy-cube-{number}-ppp-v0" for number in cubes)  # HECRL's, in OGBench's layout
+    yield from (f"heavy-cube-{number}-stack-v0" for number in cubes[1:])
     yield from (f"powderworld-{level}-play-v0" for level in ("easy", "medium", "hard"))
 
 
 DATASETS = tuple(_names())
-"""Every dataset without a task: OGBench's 85, and two that only `experiments.collect` makes."""
+"""Every dataset without a task: OGBench's 85, and those that only `experiments.collect` makes."""
 
 
 def names() -> list[str]:
     """`DATASETS` and, for each that has them, the name of its default task (tasks 1 to 5 exist too)."""
-    tasks = [_with_task(name, "") for name in DATASETS if not name.startswith("powderworld")]
+    tasks = [_with_task(name, "") for name in DATASETS if not name.startswith(_NO_TASKS)]
     return [*DATASETS, *tasks]
 
 
@@ -170,7 +174,7 @@ def _with_task(name: str, task: str) -> str:
 
 _ALL = {
     *DATASETS,
-    *(_with_task(name, task) for name in DATASETS if not name.startswith("powderworld") for task in _TASKS),
+    *(_with_task(name, task) for name in DATASETS if not name.startswith(_NO_TASKS) for task in _TASKS),
 }
 
 
@@ -200,6 +204,8 @@ def _find(name: str, folder: str | Path | None) -> Path:
             f"make it on this machine: python -m experiments.collect --dataset={name} --transitions=100000 "
             f"({recipe.episodes * recipe.steps} as published)"
         )
+    if name.startswith(_ONLY_MADE):
+        raise DataError(f"there is no file {path}, nor one to download; {otherwise}")
     download.fetch(f"{_SERVER}/{name}.npz", path, check=_check, otherwise=otherwise)
     return path
 

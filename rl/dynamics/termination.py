@@ -88,5 +88,5 @@ def of(name: str) -> Rule:
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
         f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "
-        f"for {', '.join(RULES)}, and any function of the next observations [..., O] can be given instead"
+        f"for {', '.join(RULES)}"
     )

@@ -35,7 +35,8 @@ def of(environment: str, threads: int = 0) -> Dynamics:
       threads: that simulate MuJoCo; 0 is one per core.
 
     Raises:
-      ValueError: there are none for this environment.
+      ValueError: there are none for this environment. `rl.dynamics.base.true` makes them from any function of
+        observations and actions.
     """
     name = distractors.parse(environment)
     task = re.split(r"[^a-z0-9]+", name.base.lower())[0]
@@ -49,8 +50,7 @@ def of(environment: str, threads: int = 0) -> Dynamics:
     if task not in ROBOTS or name.kind:
         raise ValueError(
             f"there are no true dynamics for {environment!r}: its state cannot be read off its observations, or nobody "
-            f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}; "
-            "rl.dynamics.base.true makes them from any function (observations, actions) -> (next observations, rewards)"
+            f"has written how. There are some for Pendulum-v1, CartPoleSwingUp-v0, {', '.join(ROBOTS)}"
         )
     simulator = _Simulator(environment, threads or os.cpu_count() or 1)
 

@@ -18,7 +18,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rl import nest
-from rl.envs import atari, distractors, goals, pixels
+from rl.envs import atari, distractors, entities, goals, pixels
 
 if TYPE_CHECKING:
     from rl.types import Spec
@@ -42,8 +42,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     shows it). ``pixels/Hopper-v5`` is the MuJoCo task after the slash from pixels (`rl.envs.pixels`), and
     ``goals/pointmaze-medium-v0`` one whose observations hold its goal (`rl.envs.goals`). Behind a ``+``
     stand distractors that are added to observations: ``Hopper-v5+distractors10``, ``Hopper-v5+noise10``
-    (`rl.envs.distractors`). A name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an
-    environment of your own.
+    (`rl.envs.distractors`); in ``goals/cube-double-v0+entities`` the scene is a set of objects (`rl.envs.entities`). A
+    name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment of your own.
 
     Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
     nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
@@ -66,9 +66,12 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
             follows a ``+`` names no distractors.
         RuntimeError: the simulator could not build it.
     """
-    parts = distractors.parse(name)
+    whole = name.removesuffix(entities.SUFFIX)
+    parts = distractors.parse(whole)
     with _quiet():
         env = _uniform(_build(parts.base), parts.base)
+    if whole != name:
+        env = entities.Entities(env, whole)
     if parts.kind:
         env = distractors.Distracted(env, parts.kind, parts.size, parts.map_seed)
     if seed is not None:
@@ -128,7 +131,8 @@ def _task(name: str, options: dict[str, Any]) -> gymnasium.Env:
     assert env.spec is not None
     if _is_atari(name):
         return atari.Screen(env)
-    return _OwnRandomness(env) if str(env.spec.entry_point).startswith("ogbench.") else env
+    theirs = any(kind.__module__.startswith("ogbench.") for kind in type(env.unwrapped).__mro__)
+    return _OwnRandomness(env) if theirs else env
 
 
 def _is_atari(name: str) -> bool:
@@ -147,6 +151,8 @@ def _register(name: str) -> None:
         module, extra = "gymnasium_robotics", "d4rl"
     elif _is_atari(name):
         module, extra = "ale_py", "atari"
+    elif name.startswith("heavy-cube"):
+        module, extra = "rl.envs.heavy_cubes", "ogbench"
     elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never
         module, extra = "ogbench", "ogbench"
     else:

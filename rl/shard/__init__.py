@@ -18,7 +18,7 @@ results up to rounding. No agent, file or logger is known here. Language models 
 from __future__ import annotations
 
 from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
-from rl.shard.hosts import initialize, is_main
+from rl.shard.hosts import initialize, is_loss, is_main
 from rl.shard.language import language_specs, over_grid, place_language
 from rl.shard.placement import gather, grid, mesh, place, place_keys, place_split, place_state
 from rl.shard.pmap import averaged, pmap_updates
@@ -29,6 +29,7 @@ __all__ = [
     "gather",
     "grid",
     "initialize",
+    "is_loss",
     "is_main",
     "language_specs",
     "mesh",

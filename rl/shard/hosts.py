@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 
 # How launchers that `jax.distributed` can read say that they started several processes.
 _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+
+_SIGNS, _DONE = "headway/alive/", "done"
+_PERIOD = 5.0  # seconds between two signs of life
+_LOSS = re.compile("closed by peer|reset by peer|heartbeat|barrier|unhealthy", re.IGNORECASE)
+REMEDY = (
+    "JAX ends the other processes, too, perhaps with a long report. Then start the same command again on every host, "
+    "which continues from the last checkpoint"
+)
+SILENCE = 20.0  # seconds without one after which a process is said to be lost; JAX waits longer
 
 
 def initialize() -> None:
@@ -32,6 +49,73 @@ def initialize() -> None:
     elif "tpu" in (getattr(jax.config, "jax_platforms", None) or ""):  # JAX writes it where it finds TPUs
         with contextlib.suppress(ValueError):  # a TPU in no cluster, as in a notebook
             jax.distributed.initialize()
+    if jax.distributed.is_initialized():
+        _watch()
+
+
+def lost(
+    heard: dict[str, tuple[str, float]], signs: Mapping[str, str], now: float, silence: float = SILENCE
+) -> list[str]:
+    """The processes whose sign of life has not changed for ``silence`` seconds.
+
+    Of those that said that they end, three times as long: the first one draws when the others have nothing left to do.
+
+    Args:
+      heard: {process: (its last sign, when it changed)}, which is brought up to date.
+      signs: {process: its sign now}.
+      now: the time.
+      silence: see above.
+    """
+    for process, sign in signs.items():
+        if heard.get(process, ("", 0.0))[0] != sign:
+            heard[process] = sign, now
+    patience = {_DONE: 3 * silence}
+    return [process for process, (sign, since) in heard.items() if now - since >= patience.get(sign, silence)]
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether the error, of a step or a barrier, means that another process of this run has gone."""
+    return jax.process_count() > 1 and bool(_LOSS.search(str(error)))
+
+
+def _watch() -> None:
+    """Gives signs of life, and says on stderr which other process gives none any more.
+
+    JAX ends a run that has lost a process with a dump of its stack, up to two minutes later. This is to be read first.
+    """
+    from jax._src import distributed  # its store of keys has no public name
+
+    ended = threading.Event()
+    atexit.register(ended.set)
+    arguments = (distributed.global_state.client, str(jax.process_index()), ended, _say)
+    threading.Thread(target=_listen, args=arguments, daemon=True).start()
+
+
+def _listen(client: Any, own: str, ended: threading.Event, say: Callable[[str], None]) -> None:
+    """Until the store of keys is gone: then the first process has, or this one is at its end."""
+    heard: dict[str, tuple[str, float]] = {}
+    known: set[str] = set()
+    for count in itertools.count():
+        sign = _DONE if ended.is_set() else str(count)
+        try:
+            client.key_value_set(f"{_SIGNS}{own}", sign, allow_overwrite=True)
+            signs = {name.rpartition("/")[2]: sign for name, sign in client.key_value_dir_get(_SIGNS)}
+        except Exception:  # of the connection, by whatever name
+            if not ended.is_set() and own != "0":
+                say("0")
+            return
+        for process in set(lost(heard, signs, time.monotonic())) - known - {own}:
+            known.add(process)
+            say(process)
+        time.sleep(_PERIOD)
+
+
+def _say(process: str) -> None:
+    print(
+        f"process {process} of this run has ended or gives no sign of life: see its log. {REMEDY}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _number(variable: str) -> int:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 
 class Recipe(NamedTuple):
-    """One dataset of OGBench (Park et al., 2025) that scripted behaviour alone can make again.
+    """One dataset of OGBench (Park et al., 2025), or in its layout, that scripted behaviour alone can make.
 
-    The sizes are those of the command list published with the benchmark. A file stores one row more per episode
-    than ``steps``: the last state has an action but no successor.
+    The sizes are those of the command list published with the benchmark, or of the paper that it is from. A file
+    stores one row more per episode than ``steps``: the last state has an action but no successor.
     """
 
     dataset: str  # name that ``ogbench.make_env_and_datasets`` knows
     env: str  # gymnasium id of the environment
-    kind: str  # 'navigate' or 'stitch' (pointmaze); 'play' or 'noisy' (manipulation)
+    kind: str  # navigate or stitch (pointmaze); play, noisy, ppp or stack (manipulation)
     episodes: int  # training episodes; a tenth as many are added for validation
     steps: int  # transitions per episode
 
@@ -51,6 +51,12 @@ _PUBLISHED = (
     ("puzzle-4x4", ("play", "noisy"), 1000, 1000),
     ("puzzle-4x5", ("play", "noisy"), 3000, 1000),
     ("puzzle-4x6", ("play", "noisy"), 5000, 1000),
+    # PPP-Cube and Stack-Cube of HECRL (Haramati et al. 2026), published for three cubes.
+    *(
+        (f"heavy-cube-{number}", ("ppp",), 7500, 400)
+        for number in ("single", "double", "triple", "quadruple")
+    ),
+    *((f"heavy-cube-{number}", ("stack",), 3000, 1000) for number in ("double", "triple", "quadruple")),
 )
 
 RECIPES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,8 +15,8 @@ from rl.data.recipes.episode import Episode, Simulate, buffers, draw_seed, seede
 PLAN_NOISE = 0.1  # of the action range, added to the keyframed plan of 'play'
 PLAN_NOISE_SMOOTHING = 0.5  # standard deviation of the Gaussian filter over time, in control steps
 MIN_NORM = 0.4  # the closed-loop oracle of 'noisy' lengthens position differences to at least this
-MAX_NOISE = 0.1  # 'noisy' draws its noise level from U(0, 0.1) once per episode ...
-NOISE_SCALE = np.array([1.0, 1.0, 1.0, 3.0, 10.0])  # ... and scales it for x, y, z, yaw, gripper
+MAX_NOISE = 0.1  # closed-loop behaviour draws its noise level from U(0, 0.1) once per episode ...
+NOISE_SCALE = (1.0, 1.0, 1.0, 3.0, 10.0)  # ... and scales it for x, y, z, yaw, gripper
 STACK_RANGE = {  # an episode's probability that a cube's target is on top of another cube is drawn from this range
     "cube-single-v0": (0.0, 0.0),
     "cube-double-v0": (0.0, 0.25),
@@ -26,6 +26,27 @@ STACK_RANGE = {  # an episode's probability that a cube's target is on top of an
 }
 
 
+class Behaviour(NamedTuple):
+    """What tells one kind of data from another in the same environment."""
+
+    stack: tuple[float, float] = (0.5, 0.5)  # range of an episode's probability of a target on top of a cube
+    random: float = 0.0  # probability that an action is replaced by a uniform one
+    noise: tuple[float, ...] = (0.0,) * 5  # scale of the Gaussian noise on x, y, z, yaw, gripper
+    push: float = 0.0  # probability that a subtask is a push, whose target is on the table
+
+
+def behaviour(recipe: Recipe) -> Behaviour:
+    """The behaviour of ``play`` and ``noisy`` (OGBench), ``ppp`` and ``stack`` (HECRL, Haramati et al. 2026)."""
+    stack = STACK_RANGE.get(recipe.env, (0.5, 0.5))
+    softer = (*NOISE_SCALE[:4], 5.0)  # HECRL's, on the gripper
+    return {
+        "play": Behaviour(stack),
+        "noisy": Behaviour(stack, 0.2 if recipe.env.startswith("puzzle") else 0.1, NOISE_SCALE),
+        "ppp": Behaviour((0.5, 0.5), 0.1, softer, 0.7),
+        "stack": Behaviour((0.9, 0.9), 0.02, softer),
+    }[recipe.kind]
+
+
 def simulator(recipe: Recipe, rows: int) -> Simulate:
     """Return a function that makes one manipulation episode of ``rows`` rows.
 
@@ -33,7 +54,9 @@ def simulator(recipe: Recipe, rows: int) -> Simulate:
     the environment draws a subtask, its oracle acts until it says it is done (reached or not), and the next one
     is drawn. ``play`` follows an open-loop plan with temporally smoothed noise; ``noisy`` runs the closed-loop
     oracle, adds Gaussian noise of a level drawn per episode, and with probability 0.1 (puzzle 0.2) replaces the
-    action by a uniform one. A scene episode whose cube leaves the camera's view is made again.
+    action by a uniform one. A scene episode whose cube leaves the camera's view is made again. ``ppp`` mixes pushes
+    with the closed-loop oracle, and ``stack`` is that oracle with most targets on top of another cube; the numbers of
+    both are those that HECRL gives, the push itself is ours (`rl.data.recipes.pushing`), as its code is not public.
 
     One quirk of the published generator is kept because it shapes the data: the first action of a new subtask is
     chosen from the information of the last step, which still describes the old target. Plans ignore the target
@@ -61,9 +84,9 @@ def _rollout(
     env: Any, oracles: dict[str, Any], recipe: Recipe, rows: int, rng: np.random.Generator
 ) -> Episode:
     observation, info = env.reset(seed=draw_seed(rng))
-    p_stack = rng.uniform(*STACK_RANGE.get(recipe.env, (0.5, 0.5)))
-    noise = rng.uniform(0, MAX_NOISE) * NOISE_SCALE
-    p_random = 0.0 if recipe.kind == "play" else 0.2 if recipe.env.startswith("puzzle") else 0.1
+    kind = behaviour(recipe)
+    p_stack = rng.uniform(*kind.stack)
+    noise = rng.uniform(0, MAX_NOISE) * np.array(kind.noise)
     oracle = oracles[info["privileged/target_task"]]
     oracle.reset(observation, info)
 
@@ -72,12 +95,12 @@ def _rollout(
         data["button_states"] = np.empty((rows, len(info["button_states"])), np.int64)
     attempts = reached = 0
     for row in range(rows):
-        if rng.random() < p_random:
+        if rng.random() < kind.random:
             # Not env.action_space.sample(): the environment makes a new, unseeded space at every access.
             action = rng.uniform(-1, 1, 5)
         else:
             action = np.asarray(oracle.select_action(observation, info))
-            if recipe.kind == "noisy":
+            if any(kind.noise):
                 action = action + rng.normal(0, noise)
         action = np.clip(action, -1, 1)
         data["observations"][row] = observation
@@ -89,8 +112,10 @@ def _rollout(
             data["button_states"][row] = info["prev_button_states"]
         if oracle.done:
             attempts, reached = attempts + 1, reached + int(info["success"])
-            new_observation, new_info = env.set_new_target(p_stack=p_stack)
-            oracle = oracles[new_info["privileged/target_task"]]
+            push = kind.push > 0 and rng.random() < kind.push
+            new_observation, new_info = env.set_new_target(p_stack=0.0 if push else p_stack)
+            push = push and oracles["push"].possible(new_info)
+            oracle = oracles["push" if push else new_info["privileged/target_task"]]
             oracle.reset(new_observation, new_info)
     return Episode(data, attempts, reached)
 
@@ -128,6 +153,8 @@ def _make_env(name: str) -> Any:
     import gymnasium
     import ogbench.manipspace  # noqa: F401  registers the environments
     from gymnasium.envs.registration import load_env_creator
+
+    import rl.envs.heavy_cubes  # noqa: F401  registers more
 
     spec: Any = gymnasium.spec(name)
     with warnings.catch_warnings():
@@ -175,7 +202,11 @@ def _make_oracles(env: Any, recipe: Recipe) -> dict[str, Any]:
         from ogbench.manipspace.oracles.markov.window_markov import WindowMarkovOracle as Window
 
         options = {"env": env, "min_norm": MIN_NORM}
-    if recipe.env.startswith("cube"):
+    if recipe.kind == "ppp":
+        from rl.data.recipes.pushing import CubePushOracle
+
+        return {"cube": Cube(**options), "push": CubePushOracle(**options)}
+    if "cube" in recipe.env:
         return {"cube": Cube(**options)}
     if recipe.env.startswith("puzzle"):
         return {"button": Button(gripper_always_closed=True, **options)}

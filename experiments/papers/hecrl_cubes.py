@@ -1,0 +1,412 @@
+"""HECRL's subgoals on cubes that are pushed, picked and placed: what do they add, and how delicate is the radius R?
+
+    python -m experiments.papers.hecrl_cubes
+
+One policy is trained for every head and judged in several ways (Haramati et al., ICLR 2026):
+
+  no subgoals   the goal itself is pursued (EC-IQL)
+  diffusion     subgoals of the diffusion that the value selects (HECRL, EC-SGIQL)
+  ... R         the same at other radii; the one of the paper is -30
+  unfiltered    the best candidate by value, feasible or not; the goal still where its value is above
+  random        any feasible candidate
+  awr           a subgoal that is regressed with weights (EC-SGIQL-AWR), on the same values and policy
+
+Each is judged with as many cubes as in training, from random starts to random goals, which must hold at the last step;
+and some with one more. How many cubes a subgoal moves is counted on held-out pairs of states and goals.
+
+The data are made here by the paper's protocol (`rl.data.recipes`), with a push of our own. The paper trains on three
+cubes, 2.5M updates of 512 rows; here are two, and a fraction of that, so that two cores finish: published numbers stand
+beside ours for orientation only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import common, goals, studies
+from rl import checkpoint, lifecycle, plot, shard
+from rl.agents import hecrl
+from rl.data import recipes
+from rl.envs import entities
+from rl.nest import OBSERVATION
+from rl.networks import entity
+from rl.types import State
+
+NUMBERS = ("single", "double", "triple", "quadruple")
+HEADS = ("scalar", "hl_gauss")
+MOVED = 0.04  # decimetres by which a subgoal moves a cube: the paper's threshold, 4 mm
+DIRECT, DIFFUSION, UNFILTERED, RANDOM, AWR = "no subgoals", "diffusion", "unfiltered", "random", "awr"
+TRAINED, MORE = "as in training", "one more cube"
+PUBLISHED = studies.published("hecrl")
+OURS = "ours; nothing is published"
+PAPER = "HECRL (Haramati et al., ICLR 2026), three cubes: "
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(studies.Settings):
+    """What can be chosen about this study."""
+
+    dataset: str = "heavy-cube-double-ppp-v0"  # of `rl.data.recipes`
+    transitions: int = 200_000  # logged steps; 3,000,000 in the paper
+    seeds: int = 3  # trained at once
+    updates: int = 20_000  # of each seed; 2,500,000 in the paper
+    eval_every: int = 2_000  # updates after which a killed training goes on
+    batch_size: int = 128  # 512 in the paper
+    width: int = 32  # of an entity; 64 in the paper, where hidden layers are 4 times as wide, here twice
+    layers: int = 2  # of the diffusion; 8 in the paper
+    candidates: int = 32  # N; 256 in the paper
+    radii: tuple[int, ...] = (-10, -20, -30, -40, -50, -60)  # R
+    radius: int = -30  # R of everything else
+    eval_episodes: int = 20  # of each seed, at least 2
+    pairs: int = 512  # of states and goals on which subgoals are counted
+    seed: int = 0  # of data and agents
+    workdir: str = "runs/hecrl_cubes"  # data and runs
+    out: str = "results/papers/hecrl_cubes"
+
+
+class Judged(NamedTuple):
+    """A way to act with what one run has trained."""
+
+    head: str
+    trained: str  # subgoals of the run: diffusion or awr
+    acts: str  # DIRECT, ...
+    radius: int
+    cubes: str = TRAINED
+
+    @property
+    def name(self) -> str:
+        """In words."""
+        return ", ".join([self.head, self.acts, f"R {self.radius}", self.cubes])
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Makes the data, trains and judges what is missing; writes and returns what came out.
+
+    Raises:
+      ValueError: a dataset that is not of cubes, or settings that a run refuses.
+    """
+    check(settings)
+    path = recipes.collect(
+        settings.dataset,
+        out=Path(settings.workdir) / "data",
+        transitions=settings.transitions,
+        seed=settings.seed,
+    )
+    common_settings = studies.chosen(settings, "radii")
+    ways = judgements(settings)
+    variants = {
+        f"subgoals, {head}, {kind}": studies.Variant(
+            functools.partial(of_subgoals, settings, str(path), head, kind), common_settings
+        )
+        for head, kind in runs()
+    }
+    variants |= {
+        way.name: studies.Variant(functools.partial(of_success, settings, str(path), way), common_settings)
+        for way in ways
+    }
+
+    def write() -> dict[str, Any]:
+        outcomes = studies.recall(settings, variants)
+        rows = [
+            {**way._asdict(), **outcomes.outcomes[way.name]} for way in ways if way.name in outcomes.outcomes
+        ]
+        moved = {
+            f"{head}, {kind}": outcomes.outcomes[name]
+            for head, kind in runs()
+            if (name := f"subgoals, {head}, {kind}") in outcomes.outcomes
+        }
+        found = {"wall_seconds": outcomes.seconds, "rows": rows, "moved": moved}
+        return studies.finish(settings, found, report, claims)
+
+    studies.train(settings, variants, "HECRL on cubes", write)
+    result = write()
+    draw(Path(settings.out), result)
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on what `run` would find out only after an hour."""
+    studies.check_seeds(settings.seeds)
+    common.several_episodes(settings)
+    common.multiple(settings, "updates", "eval_every")
+    if settings.dataset not in recipes.RECIPES or "cube" not in settings.dataset:
+        raise ValueError(f"--dataset={settings.dataset} is not one of cubes, such as {Settings.dataset}")
+    if settings.radius not in settings.radii:
+        raise ValueError(
+            f"--radius={settings.radius} must be one of --radii={','.join(map(str, settings.radii))}"
+        )
+
+
+def runs() -> list[tuple[str, str]]:
+    """(head, subgoals) of what is trained."""
+    return [*((head, DIFFUSION) for head in HEADS), (HEADS[0], AWR)]
+
+
+def judgements(settings: Settings) -> list[Judged]:
+    """All ways to act, each in the environments in which it is judged; those that need no other radius first."""
+    kinds = [(head, DIFFUSION, acts) for head in HEADS for acts in (DIRECT, DIFFUSION, UNFILTERED, RANDOM)]
+    kinds.append((HEADS[0], AWR, AWR))
+    ways = [Judged(*kind, settings.radius) for kind in kinds]
+    ways += [
+        way._replace(cubes=MORE)
+        for way in ways
+        if way.head == HEADS[0] and way.acts in (DIRECT, DIFFUSION, AWR)
+    ]
+    ways += [
+        Judged(head, DIFFUSION, DIFFUSION, radius)
+        for radius in settings.radii
+        if radius != settings.radius
+        for head in HEADS
+    ]
+    return ways
+
+
+# ---- runs ----------------------------------------------------------------------------------------------------------
+
+
+def run_settings(settings: Settings, path: str, head: str, kind: str) -> goals.Settings:
+    """A run of `experiments.goals`, without evaluation."""
+    return goals.Settings(
+        agent="hecrl",
+        dataset=path + entities.SUFFIX,
+        environment=environment(settings) + entities.SUFFIX,
+        protocol="hecrl",
+        head=head,
+        normalize_observations=True,
+        seeds=settings.seeds,
+        seed=settings.seed,
+        updates=settings.updates,
+        eval_every=settings.eval_every,
+        eval_episodes=0,
+        batch_size=settings.batch_size,
+        workdir=f"{settings.workdir}/{head}-{kind}",
+    )
+
+
+def environment(settings: Settings, more: int = 0) -> str:
+    """The environment of the data, or one with more cubes."""
+    env = recipes.RECIPES[settings.dataset].env
+    (number,) = (number for number in NUMBERS if f"-{number}-" in env)
+    return env.replace(number, NUMBERS[min(NUMBERS.index(number) + more, len(NUMBERS) - 1)])
+
+
+def agent_config(settings: Settings, kind: str) -> hecrl.Config:
+    """HECRL's settings at the sizes of this study; ``kind`` is what proposes subgoals."""
+    return hecrl.Config(
+        subgoals=kind,
+        candidates=settings.candidates,
+        radius=float(settings.radius),
+        ids=entities.IDS,
+        network=entity.Shape(settings.width, 2 * settings.width, 8, settings.layers),
+    )
+
+
+class Trained(NamedTuple):
+    """What a run has learned."""
+
+    task: goals.Problem
+    settings: goals.Settings
+    config: hecrl.Config
+    state: State  # [S, ...]
+
+
+def trained(settings: Settings, path: str, head: str, kind: str, work: studies.Work) -> Trained:
+    """The run of a head and of what proposes subgoals, trained where it is not yet."""
+    del work
+    chosen, config = run_settings(settings, path, head, kind), agent_config(settings, kind)
+    result = goals.run(chosen, config)
+    task, mesh = goals.problem(chosen, config, [config]), shard.mesh(1, 1)
+    population, run_keys = goals.learners(chosen, config, {}, task, mesh)
+    like = jax.eval_shape(population.init, run_keys, goals.example(chosen, config, task.trajectories))
+    stored = checkpoint.read(Path(result["folder"]) / lifecycle.CHECKPOINTS)
+    assert stored is not None  # the run has ended
+    leaves = [jnp.asarray(stored[1][name]) for name in checkpoint.named({"state": like})]
+    return Trained(task, chosen, config, jax.tree.unflatten(jax.tree.structure(like), leaves))
+
+
+def acting(config: hecrl.Config, way: Judged) -> hecrl.Config:
+    """The agent's settings for a way to act."""
+    changes: dict[str, dict[str, Any]] = {
+        DIRECT: {"subgoals": "none"},
+        UNFILTERED: {"filtered": False},
+        RANDOM: {"choice": "random"},
+    }
+    return dataclasses.replace(config, radius=float(way.radius), **changes.get(way.acts, {}))
+
+
+def of_success(settings: Settings, path: str, way: Judged, work: studies.Work) -> dict[str, Any]:
+    """How often all cubes are where they should be at the end of an episode, and the share that are, [S] each."""
+    of = trained(settings, path, way.head, way.trained, work)
+    config = acting(of.config, way)
+    population, _ = goals.learners(of.settings, config, {}, of.task, shard.mesh(1, 1))
+    name = environment(settings, way.cubes == MORE) + entities.SUFFIX
+    chosen = dataclasses.replace(of.settings, eval_episodes=settings.eval_episodes)
+    actor = goals.observing(population.actor, of.task)
+    with common.evaluator(chosen, actor, f"{goals.RANDOM}{name}", settings.seeds) as episodes:
+        scores = episodes(of.state, 0)
+    return {
+        "success": np.mean(scores["eval/final_success"], -1),
+        "length": np.mean(scores["eval/length"], -1),
+    }
+
+
+def of_subgoals(settings: Settings, path: str, head: str, kind: str, work: studies.Work) -> dict[str, Any]:
+    """How many cubes the selected subgoals and the logged ones move on held-out pairs, [S] each."""
+    of = trained(settings, path, head, kind, work)
+    held_out = of.task.validation or of.task.trajectories
+    draw = goals.source(dataclasses.replace(of.settings, batch_size=settings.pairs), of.config)
+    batch = draw(jax.device_put(held_out), jax.random.key(settings.seed), 0)
+    s, g = batch.value.observation[OBSERVATION], batch.actor_goal
+    nets = hecrl.networks(of.config, of.task.data.loaded.spec, of.task.data.head)
+
+    @jax.jit
+    def count(params: Any, key: Any) -> dict[str, Any]:
+        plan = hecrl.plan(of.config, nets, of.task.data.head, params, s, g, key)
+        moved = displaced(of.task, s, plan.subgoal)
+        return {
+            "moved": jnp.where(plan.is_goal, 0.0, moved).sum() / jnp.maximum((~plan.is_goal).sum(), 1),
+            "goals": plan.is_goal.mean(),
+            "logged": displaced(of.task, s, batch.actor_subgoal).mean(),
+        }
+
+    rows = [
+        count(jax.tree.map(lambda x, i=i: x[i], of.state.params), jax.random.key(i))
+        for i in range(settings.seeds)
+    ]
+    return studies.stacked([jax.tree.map(float, row) for row in rows])
+
+
+def displaced(task: goals.Problem, before: Any, after: Any) -> Any:
+    """How many cubes [...] of standardised entities are more than `MOVED` from where they were; clipping aside."""
+    deviation = jnp.asarray(task.data.transform.deviation)[:3]
+    away = (entities.positions(after) - entities.positions(before)) * deviation
+    return (jnp.linalg.norm(away, axis=-1) > MOVED).sum(-1).astype(jnp.float32)
+
+
+# ---- what may be said ----------------------------------------------------------------------------------------------
+
+
+def row(result: Mapping[str, Any], way: Judged) -> np.ndarray | None:
+    """Success [S] of a way to act, or None before it is there."""
+    for found in result["rows"]:
+        if Judged(*(found[field] for field in Judged._fields)) == way:
+            return np.asarray(found["success"])
+    return None
+
+
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the paper says, and what nobody has asked."""
+    radius = result["settings"]["radius"]
+    way = lambda acts, head=HEADS[0], cubes=TRAINED: Judged(
+        head, AWR if acts == AWR else DIFFUSION, acts, radius, cubes
+    )
+    table, shares = PUBLISHED["success"]["PPP-Cube, state"], PUBLISHED["displaced"]
+    with_subgoals = f"{PAPER}{table['HECRL'][0]} against {table['no subgoals'][0]}"
+    for cubes in (TRAINED, MORE):
+        for other, source in (
+            (DIRECT, with_subgoals if cubes == TRAINED else OURS),
+            (AWR, f"{PAPER}in words"),
+        ):
+            ours, theirs = row(result, way(DIFFUSION, cubes=cubes)), row(result, way(other, cubes=cubes))
+            if ours is not None and theirs is not None:
+                text = f"{cubes}: HECRL succeeds more often than {other} (difference)"
+                yield studies.Claim(text, source, ours - theirs, studies.positive)
+    for other in (UNFILTERED, RANDOM):
+        ours, theirs = row(result, way(DIFFUSION)), row(result, way(other))
+        if ours is not None and theirs is not None:
+            text = f"the filter and the choice by value help: HECRL against {other} (difference)"
+            yield studies.Claim(text, f"{PAPER}in words", ours - theirs, studies.positive)
+    moved = {name: result["moved"].get(f"{HEADS[0]}, {name}") for name in (DIFFUSION, AWR)}
+    if all(moved.values()):
+        text = "a subgoal of the diffusion moves fewer cubes than a regressed one (difference)"
+        source = f"{PAPER}{shares['diffusion']} against {shares['awr']} entities"
+        fewer = moved[AWR]["moved"] - moved[DIFFUSION]["moved"]
+        yield studies.Claim(text, source, fewer, studies.positive)
+    curves = {head: over_radii(result, head) for head in HEADS}
+    if all(curve is not None for curve in curves.values()):
+        one, other = (curves[head] for head in HEADS)
+        text = "at its best R, HL-Gauss succeeds more often than a scalar (difference)"
+        yield studies.Claim(text, OURS, other.max(0) - one.max(0), studies.positive)
+        text = "R is less delicate with HL-Gauss: mean success over R, less that at the best R (difference)"
+        kept = [curve.mean(0) - curve.max(0) for curve in (one, other)]
+        yield studies.Claim(text, OURS, kept[1] - kept[0], studies.positive)
+
+
+def over_radii(result: Mapping[str, Any], head: str) -> Any:
+    """Success [R, S] of a head's selection against the radius, or None before all of it is there."""
+    rows = [row(result, Judged(head, DIFFUSION, DIFFUSION, radius)) for radius in result["settings"]["radii"]]
+    return None if any(x is None for x in rows) else np.stack([x for x in rows if x is not None])
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The blocks of a Markdown report."""
+    settings = result["settings"]
+    yield "# HECRL on cubes that are pushed, picked and placed"
+    yield (
+        f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
+        f"[The program](../../../experiments/papers/hecrl_cubes.py) says what is compared. "
+        f"{settings['dataset']}, {settings['transitions']:,} regenerated transitions; {settings['seeds']} seeds, "
+        f"{settings['updates']:,} updates of {settings['batch_size']} rows, width {settings['width']}; "
+        f"{settings['eval_episodes']} episodes per seed. Success at the last step, mean and 95 % interval."
+    )
+    ways = {(found["head"], found["acts"]) for found in result["rows"]}
+    radius, cell = settings["radius"], lambda x: "-" if x is None else studies.between(x, rate=True)
+    rows = [
+        (
+            f"{head}, {acts}",
+            *(
+                cell(row(result, Judged(head, AWR if acts == AWR else DIFFUSION, acts, radius, cubes)))
+                for cubes in (TRAINED, MORE)
+            ),
+        )
+        for head in HEADS
+        for acts in (DIRECT, DIFFUSION, UNFILTERED, RANDOM, AWR)
+        if (head, acts) in ways
+    ]
+    yield studies.table(("", TRAINED, MORE), rows)
+    table = PUBLISHED["success"]["PPP-Cube, state"]
+    theirs = ", ".join(f"{name} {mean} ± {deviation}" for name, (mean, deviation) in table.items())
+    yield f"Published for three cubes and 2.5M updates of 512 rows, in %: {theirs}."
+    if all(over_radii(result, head) is not None for head in HEADS):
+        yield "## The radius R"
+        yield studies.table(
+            ("", *(f"R = {radius}" for radius in settings["radii"])),
+            [(head, *(cell(x) for x in over_radii(result, head))) for head in HEADS],
+        )
+        yield "![success against R](radius.png)"
+    if result["moved"]:
+        yield "## Cubes moved by a subgoal"
+        yield (
+            "On held-out pairs of a state and a later one; pairs whose goal is pursued itself are left out, and their "
+            f"share stands apart. Published for three cubes: {PUBLISHED['displaced']}."
+        )
+        yield studies.table(
+            ("", "moved", "goal pursued itself", "moved by the logged subgoal"),
+            [
+                (name, *(studies.between(found[what]) for what in ("moved", "goals", "logged")))
+                for name, found in result["moved"].items()
+            ],
+        )
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """Success against the radius."""
+    radii = result["settings"]["radii"]
+    curves = {head: over_radii(result, head) for head in HEADS}
+    drawn = {
+        head: (radii, *studies.bands(curve, rate=True)) for head, curve in curves.items() if curve is not None
+    }
+    if drawn:
+        plot.lines(folder / "radius.png", drawn, "R", "success", title="HECRL's selection")
+
+
+if __name__ == "__main__":
+    studies.main(Settings(), run)

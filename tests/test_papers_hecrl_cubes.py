@@ -1,0 +1,103 @@
+"""HECRL on cubes: what is judged, what the numbers say, and once from data to report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("ogbench")
+
+from experiments import studies
+from experiments.papers import hecrl_cubes as paper
+from rl import log
+from rl.agents import hecrl
+from rl.data import recipes
+
+SUCCESS = {paper.DIRECT: 0.4, paper.DIFFUSION: 0.8, paper.UNFILTERED: 0.5, paper.RANDOM: 0.6, paper.AWR: 0.3}
+
+
+def of_success(settings: paper.Settings, path: str, way: paper.Judged, work: studies.Work) -> dict[str, Any]:
+    """In place of training: less success farther from R = -30, with HL-Gauss half as much less, and with more cubes."""
+    slope = 0.01 if way.head == "scalar" else 0.005
+    lost = slope * abs(way.radius + 30) + 0.2 * (way.cubes == paper.MORE)
+    return {"success": [SUCCESS[way.acts] - lost + 0.001 * seed for seed in range(3)]}
+
+
+def of_subgoals(
+    settings: paper.Settings, path: str, head: str, kind: str, work: studies.Work
+) -> dict[str, Any]:
+    moved = 1.2 if kind == paper.DIFFUSION else 1.9
+    return {"moved": [moved] * 3, "goals": [0.1] * 3, "logged": [1.1] * 3}
+
+
+def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies, "digest", lambda name, variant: name)
+    monkeypatch.setattr(log, "provenance", lambda: {"command": "python", "hardware": {"cores": 2}})
+    monkeypatch.setattr(recipes, "collect", lambda *_, **__: tmp_path / "data.npz")
+    monkeypatch.setattr(paper, "of_success", of_success)
+    monkeypatch.setattr(paper, "of_subgoals", of_subgoals)
+    result = paper.run(paper.Settings(workdir=str(tmp_path / "runs"), out=str(tmp_path / "out")))
+    assert len(result["rows"]) == 4 + 4 + 1 + 3 + 2 * 5
+    verdicts = {claim["claim"].partition(" (")[0]: claim["verdict"] for claim in result["claims"]}
+    assert len(verdicts) == 9
+    assert {claim for claim, verdict in verdicts.items() if verdict != "holds"} == {
+        "at its best R, HL-Gauss succeeds more often than a scalar"
+    }
+    report = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "| scalar, diffusion | 0.80 [" in report and "| scalar, awr | 0.30 [" in report
+    assert "| scalar, diffusion | 1.20 [1.20, 1.20] | 0.10 [0.10, 0.10] | 1.10 [1.10, 1.10] |" in report
+    assert (tmp_path / "out" / "radius.png").exists()
+    np.testing.assert_allclose(paper.over_radii(result, "scalar")[:, 0], [0.6, 0.7, 0.8, 0.7, 0.6, 0.5])
+
+
+def test_ways_to_act_differ_in_what_they_say() -> None:
+    config = paper.agent_config(paper.Settings(), paper.DIFFUSION)
+    at = lambda acts, radius=-30: paper.acting(config, paper.Judged("scalar", paper.DIFFUSION, acts, radius))
+    assert at(paper.DIFFUSION, -50) == hecrl.Config(**{**vars(config), "radius": -50.0})
+    assert at(paper.DIRECT).subgoals == "none" and at(paper.RANDOM).choice == "random"
+    assert not at(paper.UNFILTERED).filtered and at(paper.UNFILTERED).direct
+    assert paper.environment(paper.Settings()) == "heavy-cube-double-v0"
+    assert paper.environment(paper.Settings(), 1) == "heavy-cube-triple-v0"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"dataset": "pointmaze-medium-navigate-v0"},
+            "--dataset=pointmaze-medium-navigate-v0 is not one of cubes",
+        ),
+        ({"radius": -35}, "--radius=-35 must be one of --radii=-10,"),
+        ({"updates": 3000}, "--updates=3000 is not a multiple of --eval_every=2000"),
+        ({"seeds": 1}, "--seeds=1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_at_once(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        paper.run(paper.Settings(**fields))
+
+
+@pytest.mark.long
+def test_from_data_to_report(tmp_path: Path) -> None:
+    settings = paper.Settings(
+        transitions=400,
+        seeds=2,
+        updates=4,
+        eval_every=2,
+        batch_size=8,
+        width=8,
+        layers=1,
+        candidates=2,
+        radii=(-30,),
+        eval_episodes=2,
+        pairs=4,
+        workdir=str(tmp_path / "runs"),
+        out=str(tmp_path / "out"),
+    )
+    result = paper.run(settings)
+    assert all(len(row["success"]) == 2 for row in result["rows"]) and len(result["rows"]) == 12
+    assert set(result["moved"]) == {"scalar, diffusion", "hl_gauss, diffusion", "scalar, awr"}
+    assert all(0 <= x <= 2 for row in result["moved"].values() for x in row["logged"])
