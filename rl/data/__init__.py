@@ -16,7 +16,6 @@ import numpy as np
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
 from rl.data.files import DataError
 from rl.data.steps import Loaded, digest, from_steps, loaded
-from rl.envs import entities
 from rl.replay.dataset import Dataset
 
 __all__ = ["DataError", "Loaded", "digest", "from_steps", "load", "names"]
@@ -55,15 +54,18 @@ def load(
         DataError: an unknown name (the nearest known ones are listed), or a log that cannot be used.
         ImportError: the optional package for this kind of data is not installed.
     """
-    if name.endswith(entities.SUFFIX):
-        vectors = load(
-            name.removesuffix(entities.SUFFIX),
-            folder=folder,
-            clip_actions=clip_actions,
-            environment=environment and environment.removesuffix(entities.SUFFIX),
-            validation=validation,
-        )
-        return _as_entities(name, vectors)
+    if "+" in name:
+        from rl.envs import entities  # which imports gymnasium; to read data, nobody else needs it
+
+        if name.endswith(entities.SUFFIX):
+            vectors = load(
+                name.removesuffix(entities.SUFFIX),
+                folder=folder,
+                clip_actions=clip_actions,
+                environment=environment and environment.removesuffix(entities.SUFFIX),
+                validation=validation,
+            )
+            return _as_entities(name, vectors)
     if name.startswith("minari:"):
         return minari.load(
             name.removeprefix("minari:"),
@@ -103,6 +105,8 @@ def load(
 
 def _as_entities(name: str, vectors: Loaded) -> Loaded:
     """OGBench's cubes as sets of entities, with ids that are drawn for each episode."""
+    from rl.envs import entities
+
     try:
         (size,) = vectors.spec.observation_shape
         count = entities.cubes(size)
