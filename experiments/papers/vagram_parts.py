@@ -546,26 +546,26 @@ def landscape(settings: Settings, work: studies.Work) -> dict[str, Any]:
             guesses = jnp.concatenate([guessed, beside], -1)
             across = jnp.abs(angle - here[0])
             distance = jnp.hypot(jnp.minimum(across, 2 - across), speed - here[1])
-            charged = {}
+            shares = {}
             for name in SHAPES:
                 cost = charged(one_value(world), value, name, truth, guesses)
                 share = cost / jnp.median(cost)
-                charged[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
-            return charged
+                shares[name] = share, jnp.where(share < CHEAP, distance, 0.0).max()
+            return shares
 
-        charged = jax.lax.map(of_state, data.next_observation[:SAMPLES])
+        shares = jax.lax.map(of_state, data.next_observation[:SAMPLES])
         return {
-            "picture": {name: share[0] for name, (share, _) in charged.items()},
-            "reach": {name: reach.mean() for name, (_, reach) in charged.items()},
+            "picture": {name: share[0] for name, (share, _) in shares.items()},
+            "reach": {name: reach.mean() for name, (_, reach) in shares.items()},
         }
 
-    charged = jax.jit(jax.vmap(one))(world.value, world.test)
+    drawn = jax.jit(jax.vmap(one))(world.value, world.test)
     truth = np.asarray(world.test.next_observation[0, 0])
-    pictures = {name: np.asarray(charged["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
+    pictures = {name: np.asarray(drawn["picture"][name][0]).reshape(PIXELS, PIXELS) for name in SHAPES}
     return {
         "picture": {name: np.log10(np.maximum(x, 1e-9)).round(3) for name, x in pictures.items()},
         "truth": [float(np.arctan2(truth[1], truth[0]) / np.pi), float(truth[2] / SPEEDS)],
-        "reach": {name: np.asarray(charged["reach"][name]) for name in SHAPES},
+        "reach": {name: np.asarray(drawn["reach"][name]) for name in SHAPES},
     }
 
 
