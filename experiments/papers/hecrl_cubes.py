@@ -253,8 +253,8 @@ def of_success(settings: Settings, path: str, way: Judged, work: studies.Work) -
     with common.evaluator(chosen, actor, f"{goals.RANDOM}{name}", settings.seeds) as episodes:
         scores = episodes(of.state, 0)
     return {
-        "success": np.mean(scores["eval/final_success"], -1),
-        "length": np.mean(scores["eval/length"], -1),
+        "success": np.mean(scores["final_success"], -1),
+        "length": np.mean(scores["length"], -1),
     }
 
 
