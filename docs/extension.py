@@ -39,13 +39,20 @@ from experiments import flags
 from rl import agents
 from rl.agents.optimisers import Adam
 from rl.networks.layers import Architecture
+from rl.replay.goals import Goals, Hindsight
 
 ROOT = Path(__file__).parent.parent
 _FENCE = re.compile(r"^```\{(agent|settings|commands|modules)\} (\S+)\n```$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?!https?:|#)([^()\s#]+)\)")
 _SHAPE = re.compile(r"(?<!`)\[[^\[\]`]*\*[^\[\]`]*\](?!`)")
 # Dataclasses that many agents have as a setting: a table of their own, to which the others link.
-_SHARED = {Adam: "settings-of-an-optimiser", Architecture: "settings-of-a-network"}
+_PAGE = "/docs/agents/index.md"
+_SHARED = {
+    Adam: f"{_PAGE}#settings-of-an-optimiser",
+    Architecture: f"{_PAGE}#settings-of-a-network",
+    Hindsight: f"{_PAGE}#settings-of-goals",
+    Goals: f"{_PAGE}#settings-of-goals",
+}
 _OURS = ("rl", "experiments", "sweeps", "benchmarks", "docs")
 _log = logging.getLogger(__name__)
 
@@ -89,7 +96,10 @@ def commands(package: str) -> str:
     folder = ROOT / package.replace(".", "/")
     parts = []
     for path in sorted(folder.glob("[!_]*.py")):
-        text = ast.get_docstring(ast.parse(path.read_text()))
+        source = path.read_text()
+        if "__main__" not in source:
+            continue
+        text = ast.get_docstring(ast.parse(source))
         if not text:
             raise ValueError(f"{path} has no docstring to be shown")
         command = f"```sh\npython -m {package}.{path.stem}\n```"
@@ -153,14 +163,15 @@ def _markup(lines: list[str]) -> list[str]:
 
 
 def _default(value: Any) -> str:
-    if type(value) in _SHARED:
+    if dataclasses.is_dataclass(value):
         different = [
             f"{field.name}={getattr(value, field.name)!r}"
             for field in dataclasses.fields(value)
-            if getattr(value, field.name) != field.default
+            if getattr(value, field.name) != field.default and not dataclasses.is_dataclass(field.default)
         ]
-        label = f"[{type(value).__name__}](#{_SHARED[type(value)]})"
-        return f"{label} `{', '.join(different)}`" if different else label
+        name = type(value).__name__
+        label = f"[{name}]({_SHARED[type(value)]})" if type(value) in _SHARED else f"`{name}`"
+        return f"{label} with `{', '.join(different)}`" if different else label
     text = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
     return f"`{_cell(text)}`" if text else ""
 
