@@ -16,7 +16,7 @@ from docs import notebooks  # noqa: E402
 
 project = "headway"
 root_doc = "docs/index"
-_SHOWN = {"docs", "notebooks", "results", "CHANGELOG.md"}
+_SHOWN = {"docs", "notebooks", "results", "benchmarks", "CHANGELOG.md"}
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in _SHOWN] + [
     "**/.ipynb_checkpoints"
 ]
@@ -40,6 +40,7 @@ myst_heading_anchors = 4
 nb_execution_mode = "off"  # notebooks show the outputs that they store
 
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True

@@ -1,28 +1,17 @@
-"""What the documentation site says that the code says already: generated while it is built, in no file.
+"""The documentation site's hooks in Sphinx: fences, links, references and members.
 
-Four fences in a page are replaced by Markdown:
-
-| fence | becomes |
-|---|---|
-| ``{agent} iql`` | the objective of `rl.agents.iql`, from its docstring, and a table of its settings |
-| ``{settings} rl.mbpo.Config`` | a table of the fields of a dataclass |
-| ``{commands} experiments.papers`` | every script of a package with its docstring |
-| ``{modules} rl.values`` | the reference of every public module of a package |
-
-Links from a page to a Python module of the reference lead there; links to folders become plain text, or lead to the
-published repository if `docs.notebooks.address` knows it.
+`docs.generated` writes what fences become. A link from a page to a Python module of the reference leads there. A link
+to a folder becomes plain text, or leads to the published repository if `docs.notebooks.address` knows it.
 """
 
 from __future__ import annotations
 
-import ast
 import builtins
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
-import pkgutil
 import re
 from pathlib import Path
 from typing import Any
@@ -34,25 +23,12 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from sphinx.util import logging
 from sphinx.util.nodes import find_pending_xref_condition
 
-from docs import notebooks
+from docs import generated, notebooks
 from experiments import flags
 from rl import agents
-from rl.agents.optimisers import Adam
-from rl.networks.layers import Architecture
-from rl.replay.goals import Goals, Hindsight
 
 ROOT = Path(__file__).parent.parent
-_FENCE = re.compile(r"^```\{(agent|settings|commands|modules)\} (\S+)\n```$", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[([^\[\]]+)\]\((?!https?:|#)([^()\s#]+)\)")
-_SHAPE = re.compile(r"(?<!`)\[[^\[\]`]*\*[^\[\]`]*\](?!`)")
-# Dataclasses that many agents have as a setting: a table of their own, to which the others link.
-_PAGE = "/docs/agents/index.md"
-_SHARED = {
-    Adam: f"{_PAGE}#settings-of-an-optimiser",
-    Architecture: f"{_PAGE}#settings-of-a-network",
-    Hindsight: f"{_PAGE}#settings-of-goals",
-    Goals: f"{_PAGE}#settings-of-goals",
-}
 _OURS = ("rl", "experiments", "sweeps", "benchmarks", "docs")
 _log = logging.getLogger(__name__)
 
@@ -67,119 +43,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     return {"parallel_read_safe": True}
 
 
-# ---- Markdown from code ------------------------------------------------------------------------------------
-
-
-def agent(name: str) -> str:
-    """The objective and the settings of an agent, as the docstring of its module and its ``Config`` have them."""
-    module = importlib.import_module(f"rl.agents.{name}")
-    parts = [_docstring(module)]
-    if hasattr(module, "Config"):
-        parts.append(settings(f"{module.__name__}.Config"))
-    return "\n\n".join(parts)
-
-
-def settings(path: str) -> str:
-    """A table of the fields of a dataclass, ``package.module.Class``: name, default, and the comment on its line."""
-    module, _, name = path.rpartition(".")
-    kind = getattr(importlib.import_module(module), name)
-    said = flags.comments(kind)
-    rows = ["| setting | default | what |", "|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        default = None if field.default is dataclasses.MISSING else field.default
-        rows.append(f"| `{field.name}` | {_default(default)} | {_cell(said.get(field.name, ''))} |")
-    return "\n".join(rows)
-
-
-def commands(package: str) -> str:
-    """Every script of a package: its command, and what its docstring says of it."""
-    folder = ROOT / package.replace(".", "/")
-    parts = []
-    for path in sorted(folder.glob("[!_]*.py")):
-        source = path.read_text()
-        if "__main__" not in source:
-            continue
-        text = ast.get_docstring(ast.parse(source))
-        if not text:
-            raise ValueError(f"{path} has no docstring to be shown")
-        command = f"```sh\npython -m {package}.{path.stem}\n```"
-        parts.append(f"## {path.stem}\n\n{command}\n\n{_rst(text, f'{package}.{path.stem}')}")
-    return "\n\n".join(parts)
-
-
-def modules(package: str) -> str:
-    """The reference of a package's public modules; of ``rl`` itself, those that are in no package."""
-    members = pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")
-    names = [package, *(member.name for member in members if not (package == "rl" and member.ispkg))]
-    return "\n\n".join(
-        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n```"
-        for name in names
-        if not name.rpartition(".")[2].startswith("_")
-    )
-
-
-_GENERATORS = {"agent": agent, "settings": settings, "commands": commands, "modules": modules}
-
-
-def _docstring(module: Any) -> str:
-    return _rst(inspect.getdoc(module) or "", module.__name__)
-
-
-def _rst(text: str, module: str) -> str:
-    """A docstring in a Markdown page, whose references are those of its module."""
-    body = "\n".join(_markup(text.splitlines()))
-    return f"````{{eval-rst}}\n.. py:currentmodule:: {module}\n\n{body}\n\n.. py:currentmodule:: None\n````"
-
-
-def _markup(lines: list[str]) -> list[str]:
-    """A docstring as reStructuredText reads it: formulas as they are typed, tables, and shapes such as [B, *S]."""
-    out: list[str] = []
-    row = 0  # of the current table
-    literal = False  # inside of a formula
-    last = ""  # the last line that is not blank
-    for line in lines:
-        stripped = line.strip()
-        indented = line.startswith("    ")
-        if not indented and stripped:
-            literal = False
-        elif indented and out and not out[-1].strip() and last and not last.startswith((" ", "-", "*")):
-            if not literal and not last.endswith("::"):
-                out += ["::", ""]
-            literal = True
-        if stripped.startswith("|") and stripped.endswith("|") and not literal:
-            cells = [cell.strip() for cell in stripped.strip("|").split(" | ")]
-            if row == 0:
-                out += ["", ".. list-table::", "   :header-rows: 1", ""]
-            if row != 1:  # which is the rule under the head
-                out += [f"   {'* -' if i == 0 else '  -'} {cell}" for i, cell in enumerate(cells)]
-            row += 1
-        else:
-            if row:
-                out.append("")
-            row = 0
-            out.append(line if literal else _SHAPE.sub(lambda shape: shape[0].replace("*", "\\*"), line))
-        last = line if stripped else last
-    return out
-
-
-def _default(value: Any) -> str:
-    if dataclasses.is_dataclass(value):
-        different = [
-            f"{field.name}={getattr(value, field.name)!r}"
-            for field in dataclasses.fields(value)
-            if getattr(value, field.name) != field.default and not dataclasses.is_dataclass(field.default)
-        ]
-        name = type(value).__name__
-        label = f"[{name}]({_SHARED[type(value)]})" if type(value) in _SHARED else f"`{name}`"
-        return f"{label} with `{', '.join(different)}`" if different else label
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else "" if value is None else str(value)
-    return f"`{_cell(text)}`" if text else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
 # ---- pages -------------------------------------------------------------------------------------------------
 
 
@@ -188,15 +51,15 @@ def _expand(app: Sphinx, docname: str, source: list[str]) -> None:
     if path.suffix != ".md":
         return
 
-    def generated(match: re.Match[str]) -> str:
+    def filled(match: re.Match[str]) -> str:
         kind, name = match.groups()
         if kind == "agent":
             app.env.documented_agents = {*getattr(app.env, "documented_agents", ()), name}  # type: ignore[attr-defined]
-        return _GENERATORS[kind](name)
+        return generated.GENERATORS[kind](name)
 
     if not source[0].lstrip().startswith("# "):  # a table of a study
         source[0] = f"# {path.parent.name}\n\n{source[0]}"
-    source[0] = _LINK.sub(functools.partial(_link, path), _FENCE.sub(generated, source[0]))
+    source[0] = _LINK.sub(functools.partial(_link, path), generated.FENCE.sub(filled, source[0]))
 
 
 def _link(page: Path, match: re.Match[str]) -> str:
@@ -243,7 +106,7 @@ class _Names(SphinxPostTransform):
                 node["reftarget"] = known
                 node["refspecific"] = False
                 node["reftype"] = "obj"
-            elif names:
+            elif names or not node.get("refwarn"):  # a type in a signature is Python's business
                 node.replace_self((find_pending_xref_condition(node, "resolved") or node).children)
 
 
@@ -314,4 +177,4 @@ def _describe(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: 
     if inspect.isclass(obj) and (hasattr(obj, "_fields") or dataclasses.is_dataclass(obj)):
         for field, comment in flags.comments(obj).items():
             lines += ["", f":ivar {field}: {comment}"]
-    lines[:] = _markup(lines)
+    lines[:] = generated.markup(lines)

@@ -1,4 +1,4 @@
-"""Logged experience: names and files in, a `Dataset` of NumPy arrays out.
+"""Logged experience: names and files in, a `rl.replay.dataset.Dataset` of NumPy arrays out.
 
 Each reader knows one layout and ends in `rl.data.steps.from_steps`, where steps become transitions. No
 simulator runs here, except that OGBench's rewards need one; data is made in ``rl.data.recipes``. Nothing here

@@ -40,8 +40,9 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
 
     ``fit(data, key, model=None, context=())`` learns it and returns a `Model`:
 
-    - ``data``: a `Dataset`; or a `Ring` of rows with the fields of a `Transition`, of which only those that are filled
-      are looked at. With keys [S], a ring may hold rows [S, C], of each key its own.
+    - ``data``: a `rl.replay.dataset.Dataset`; or a `rl.replay.ring.Ring` of rows with the fields of a
+      `rl.types.Transition`, of which only those that are filled are looked at. With keys [S], a ring may hold rows
+      [S, C], of each key its own.
     - ``key``: of the initial parameters, bootstrap samples and batches. With keys [S], S models come from one program.
     - ``model``: where to continue; by default from fresh parameters. The statistics of its inputs become those of the
       new data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
