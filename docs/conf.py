@@ -42,7 +42,6 @@ nb_execution_mode = "off"  # notebooks show the outputs that they store
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
 autodoc_typehints_format = "short"
-autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True

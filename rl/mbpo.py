@@ -18,8 +18,8 @@ depend on its number alone.
 
 Differences from the published code (pairlab/vagram, on mbrl-lib): the initial steps are uniformly random instead of an
 untrained policy's; the first fit, and with it the first update, comes right after them instead of ``retrain_every``
-steps later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer rollouts.
-Observations are not normalised for the agent; the model standardises its own inputs.
+steps later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer
+rollouts. Observations are not normalised for the agent; the model standardises its own inputs.
 """
 
 from __future__ import annotations
