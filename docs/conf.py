@@ -47,5 +47,6 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 default_role = "py:obj"  # `rl.keys` in a docstring is a link; one that leads nowhere is an error
 
+smartquotes = False  # [..., K] in a docstring is typed so
 toc_object_entries = False  # only modules in the contents, not every function
 nitpicky = True

@@ -67,7 +67,7 @@ def settings(path: str) -> str:
 
 
 def commands(package: str) -> str:
-    """Every script of a package: its command, and what its docstring says of it."""
+    """Every script of a package with its docstring, which says how it is run and what it does."""
     folder = ROOT / package.replace(".", "/")
     parts = []
     for path in sorted(folder.glob("[!_]*.py")):
@@ -77,20 +77,25 @@ def commands(package: str) -> str:
         text = ast.get_docstring(ast.parse(source))
         if not text:
             raise ValueError(f"{path} has no docstring to be shown")
-        command = f"```sh\npython -m {package}.{path.stem}\n```"
-        parts.append(f"## {path.stem}\n\n{command}\n\n{_rst(text, f'{package}.{path.stem}')}")
+        if f"python -m {package}.{path.stem}" not in text:
+            raise ValueError(f"the docstring of {path} does not say how it is run")
+        parts.append(f"## {path.stem}\n\n{_rst(text, f'{package}.{path.stem}')}")
     return "\n\n".join(parts)
 
 
 def modules(package: str) -> str:
     """The reference of a package's public modules; of ``rl`` itself, those that are in no package."""
     members = pkgutil.iter_modules(importlib.import_module(package).__path__, package + ".")
-    names = [package, *(member.name for member in members if not (package == "rl" and member.ispkg))]
-    return "\n\n".join(
-        f"## {name}\n\n```{{eval-rst}}\n.. automodule:: {name}\n   :members:\n   :ignore-module-all:\n```"
-        for name in names
-        if not name.rpartition(".")[2].startswith("_")
-    )
+    shown = [
+        member.name
+        for member in members
+        if not (package == "rl" and member.ispkg) and not member.name.rpartition(".")[2].startswith("_")
+    ]
+    return "\n\n".join([_reference(package), *(f"## {name}\n\n{_reference(name)}" for name in shown)])
+
+
+def _reference(module: str) -> str:
+    return f"```{{eval-rst}}\n.. automodule:: {module}\n   :members:\n   :ignore-module-all:\n```"
 
 
 GENERATORS = {"agent": agent, "settings": settings, "commands": commands, "modules": modules}

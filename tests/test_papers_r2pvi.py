@@ -243,7 +243,12 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     names = {path.name for path in tmp_path.iterdir()}
     figures = {"figure_1a", "figure_1b", "figure_1c", "figure_1d", "time_N", "time_d"}
     figures |= {"shift_first_step", "shift_every_step", "shift_slippery_chain"}
-    assert names == {f"{name}.png" for name in figures} | {"result.json", "comparison.md", "points.md", "variants"}
+    assert names == {f"{name}.png" for name in figures} | {
+        "result.json",
+        "comparison.md",
+        "points.md",
+        "variants",
+    }
     saved = json.loads((tmp_path / "result.json").read_text())
     assert {"command", "commit", "versions", "hardware", "settings", "seconds"} <= saved.keys()
     np.testing.assert_allclose(saved["1a"][0]["ours"], result["1a"][0]["ours"])
