@@ -18,7 +18,8 @@ project = "headway"
 root_doc = "docs/index"
 _SHOWN = {"docs", "notebooks", "results", "benchmarks", "CHANGELOG.md"}
 exclude_patterns = [path.name for path in ROOT.iterdir() if path.name not in _SHOWN] + [
-    "**/.ipynb_checkpoints"
+    "**/.ipynb_checkpoints",
+    "results/**/points.md",  # tables of hundreds of rows: files to which pages link
 ]
 
 extensions = [

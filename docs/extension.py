@@ -59,11 +59,11 @@ def _expand(app: Sphinx, docname: str, source: list[str]) -> None:
 
     if not source[0].lstrip().startswith("# "):  # a table of a study
         source[0] = f"# {path.parent.name}\n\n{source[0]}"
-    source[0] = _LINK.sub(functools.partial(_link, path), generated.FENCE.sub(filled, source[0]))
+    source[0] = _LINK.sub(functools.partial(_link, app.env, path), generated.FENCE.sub(filled, source[0]))
 
 
-def _link(page: Path, match: re.Match[str]) -> str:
-    """A link to code or to a folder, as the site can follow it."""
+def _link(env: BuildEnvironment, page: Path, match: re.Match[str]) -> str:
+    """A link to code, to a folder or to a file that is no page, as the site can follow it."""
     text, target = match.groups()
     path = (page.parent / target).resolve()
     inside = path.relative_to(ROOT) if path.is_relative_to(ROOT) else None
@@ -72,6 +72,8 @@ def _link(page: Path, match: re.Match[str]) -> str:
     if inside.parts[0] == "rl" and (path.suffix == ".py" or (path / "__init__.py").exists()):
         name = ".".join(inside.with_suffix("").parts)
         return f"{{py:mod}}`{text.strip('`')} <{name}>`"
+    if path.suffix == ".md" and env.path2doc(str(path)) not in env.found_docs:
+        return f"{{download}}`{text} <{target}>`"
     if path.is_dir():
         return f"[{text}]({notebooks.address()}/tree/main/{inside})" if notebooks.address() else text
     return match[0]
@@ -106,7 +108,7 @@ class _Names(SphinxPostTransform):
                 node["reftarget"] = known
                 node["refspecific"] = False
                 node["reftype"] = "obj"
-            elif names or not node.get("refwarn"):  # a type in a signature is Python's business
+            elif names or "refexplicit" not in node:  # a type in a signature, which no role has named
                 node.replace_self((find_pending_xref_condition(node, "resolved") or node).children)
 
 
