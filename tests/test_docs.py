@@ -171,7 +171,7 @@ def test_every_agent_and_study_is_on_the_site() -> None:
     assert agents.AGENTS.keys() | {"ilql", "bcoder", "lm_bc", "r2pvi"} <= shown
     listed = generated.commands("experiments.papers")
     for name in ("r2pvi", "vagram"):
-        assert f"\n## {name}\n" in f"\n{listed}" and f"    python -m experiments.papers.{name}\n" in listed
+        assert f"\n## {name}\n" in f"\n{listed}" and f"    python -m experiments.papers.{name}" in listed
     assert "## vagram_parts" not in listed  # which is no command
     reference = "".join(path.read_text() for path in ROOT.glob("docs/api/*.md"))
     packages = {path.parent.name for path in ROOT.glob("rl/*/__init__.py")}
