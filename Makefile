@@ -1,6 +1,7 @@
 # make train: a real dataset made on the spot, an offline agent and behaviour cloning on it, side by side.
 # make test:  every law and contract; make test-ci: commands, studies and benchmarks besides, from their flags to their files;
 # make test-all: studies that take over ten seconds and what trains for minutes, too.
+# make docs:  the documentation site, with every warning as an error.
 # All create .venv on first use and need nothing but Python 3.11 or newer.
 
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
@@ -8,7 +9,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
 VENV ?= .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: train test test-ci test-all test-fast lint types format bench clean
+.PHONY: train test test-ci test-all test-fast lint types docs format bench clean
 
 train: $(VENV)/train.done
 	$(RUN) -m experiments.quickstart
@@ -35,6 +36,11 @@ lint: $(VENV)/dev.done
 
 types: $(VENV)/dev.done
 	$(RUN) -m mypy
+
+# Offline: nothing is downloaded. In a folder that git ignores.
+docs: $(VENV)/dev.done
+	$(RUN) -m sphinx -q -E --fail-on-warning --keep-going -c docs . build/docs
+	@echo "The site is built: open build/docs/docs/index.html"
 
 format: $(VENV)/dev.done
 	$(RUN) -m ruff check --fix .

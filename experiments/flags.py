@@ -51,10 +51,11 @@ _FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
 
 
 def comments(config_type: type) -> dict[str, str]:
-    """{field: the comment on its line} of a dataclass, own and inherited."""
+    """{field: the comment on its line} of a dataclass or named tuple, own and inherited."""
     found: dict[str, str] = {}
-    for owner in reversed(config_type.__mro__[:-1]):
-        found.update(_FIELD.findall(inspect.getsource(owner)))
+    for owner in reversed(config_type.__mro__):
+        if owner.__module__ != "builtins":
+            found.update(_FIELD.findall(inspect.getsource(owner)))
     return found
 
 

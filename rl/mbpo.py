@@ -17,9 +17,9 @@ A run that was stopped goes on to the same bits, since the model is part of the 
 depend on its number alone.
 
 Differences from the published code (pairlab/vagram, on mbrl-lib): the initial steps are uniformly random instead of an
-untrained policy's; the first fit, and with it the first update, comes right after them instead of `retrain_every` steps
-later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer rollouts.
-Observations are not normalised for the agent; the model standardises its own inputs.
+untrained policy's; the first fit, and with it the first update, comes right after them instead of ``retrain_every``
+steps later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer
+rollouts. Observations are not normalised for the agent; the model standardises its own inputs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Context = Callable[[State, int], Any]
 class Schedule:
     """A number that changes on a straight line between two steps and is constant before and after them.
 
-    Steps are environment steps of one seed, counted from where learning begins (after `learning_starts`).
+    Steps are environment steps of one seed, counted from where learning begins (after ``learning_starts``).
     """
 
     start: int  # up to here it is `first`

@@ -1,8 +1,8 @@
 """Observations with several parts: nested dicts of arrays (goals, entities, an image beside a vector).
 
-An observation is one array or such a dict, and `Spec.observation_shape` has the shape of each array in its place. A
-shape is a tuple, which JAX takes for a tree of numbers. Here dicts alone are trees, so that the functions take arrays,
-shapes, types and spaces alike. They import no JAX: processes that hold environments use them.
+An observation is one array or such a dict, and `rl.types.Spec.observation_shape` has the shape of each array in its
+place. A shape is a tuple, which JAX takes for a tree of numbers. Here dicts alone are trees, so that the functions take
+arrays, shapes, types and spaces alike. They import no JAX: processes that hold environments use them.
 """
 
 from __future__ import annotations

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = ("-", "--", "-.", ":")
 _INK = "#333333"
+_WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
+_RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
 
 
 def learning_curve(
@@ -45,7 +47,8 @@ def learning_curve(
         references: {label: score} drawn as horizontal dashed lines: a behaviour policy, a published result.
         title: above the axes.
         xlabel: what the steps count.
-        rate: the scores are success rates, whose intervals stay within 0 and 1 (`rl.statistics.rate_interval`).
+        rate: the scores are success rates, whose intervals stay within 0 and 1 (`rl.statistics.rate_interval`), as does
+            the axis.
 
     Raises:
         ValueError: no runs, or a run whose scores are not [T, S].
@@ -54,7 +57,7 @@ def learning_curve(
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
-    _curves(axes, runs, statistics.rate_interval if rate else statistics.interval)
+    _curves(axes, runs, rate)
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
     axes.set_xlabel(xlabel, fontsize=12)
@@ -70,6 +73,7 @@ def learning_curves(
     *,
     title: str = "",
     xlabel: str = "updates",
+    rate: bool = False,
 ) -> None:
     """Draws several scores of the same runs side by side, each panel as `learning_curve`.
 
@@ -78,6 +82,7 @@ def learning_curves(
         panels: {what the scores are: {label: (steps [T], scores [T, S])}}, with the same labels in all.
         title: above the panels.
         xlabel: what the steps count.
+        rate: all scores are success rates, as in `learning_curve`.
 
     Raises:
         ValueError: no panels, panels of different runs, or a run whose scores are not [T, S].
@@ -87,7 +92,7 @@ def learning_curves(
         raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
     figure, row = _panels(1, len(panels), (5.2, 4.4))
     for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
-        _curves(axes, runs)
+        _curves(axes, runs, rate)
         axes.set_xlabel(xlabel, fontsize=12)
         axes.set_ylabel(ylabel, fontsize=12)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
@@ -180,6 +185,7 @@ def lines(
     title: str = "",
     note: str = "mean, 95 % interval",
     logarithmic: bool = False,
+    rate: bool = False,
 ) -> None:
     """Draws results against a parameter, with intervals, and beside them what others reported.
 
@@ -192,6 +198,7 @@ def lines(
         title: above the axes.
         note: what the lines and bands are, at the head of the legend.
         logarithmic: both axes.
+        rate: the values are shares, and their axis goes from 0 to 1.
 
     Raises:
         ValueError: no curves, one whose arrays differ in length, or published values without a curve.
@@ -202,6 +209,7 @@ def lines(
     if unknown := sorted(published.keys() - curves.keys()):
         raise ValueError(f"published values of {', '.join(unknown)} have no curve in {path}")
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * len(curves))))
+    widths = _widths(len(curves))
     for index, (label, curve) in enumerate(curves.items()):
         arrays = [np.asarray(array, float) for array in curve]
         if any(array.shape != arrays[0].shape or array.ndim != 1 for array in arrays):
@@ -210,7 +218,7 @@ def lines(
             )
         x, value, low, high = arrays
         colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
-        axes.plot(x, value, color=colour, linestyle=style, linewidth=2.0, label=label)
+        axes.plot(x, value, color=colour, linestyle=style, linewidth=widths[index], label=label)
         axes.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
         if label in published:
             axes.plot(*published[label], color=colour, linestyle="", marker="x", markersize=7)
@@ -219,6 +227,8 @@ def lines(
     if logarithmic:
         axes.set_xscale("log")
         axes.set_yscale("log")
+    if rate:
+        axes.set_ylim(_RATE)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
@@ -233,6 +243,7 @@ def bars(
     xlabel: str,
     *,
     title: str = "",
+    rate: bool = False,
 ) -> None:
     """Draws final scores with their intervals, one row each, in the order given from the top.
 
@@ -241,6 +252,7 @@ def bars(
         scores: {label: (score, low, high)}; NaN bounds draw no interval.
         xlabel: what the scores are, and what the interval is.
         title: above the axes.
+        rate: the scores are shares, and their axis goes from 0 to 1.
 
     Raises:
         ValueError: no scores.
@@ -257,7 +269,11 @@ def bars(
         )
     axes.set_yticks(range(len(scores)), list(scores), fontsize=11)
     axes.invert_yaxis()
-    axes.margins(x=0.1)
+    if rate:
+        axes.set_xlim(0, 1.1)  # with room for the number beside a bar of 1
+        axes.set_xticks(np.linspace(0, 1, 6))
+    else:
+        axes.margins(x=0.1)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
@@ -293,6 +309,7 @@ def dataset_card(
             f"{coverage.shape}"
         )
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     figure = Figure(figsize=(13.0, 4.2), dpi=150, layout="constrained")
     left, middle, right = figure.subplots(1, 3)
@@ -300,6 +317,9 @@ def dataset_card(
         axes.hist(values, bins=40, color=_COLOURS[0], alpha=0.85)
         axes.set_xlabel(f"{xlabel} of an episode", fontsize=12)
         axes.set_ylabel("episodes", fontsize=12)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=values is lengths))
+        for axis in (axes.xaxis, axes.yaxis):  # 1,000 in full, not as a sum of 0.0 and 1e3
+            axis.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.10g}"))
         axes.spines[["top", "right"]].set_visible(False)
     for (label, value), style in zip((references or {}).items(), ("--", ":"), strict=False):
         left.axvline(value, color=_INK, linestyle=style, linewidth=1.4, label=f"{label}, {value:.0f}")
@@ -379,12 +399,17 @@ def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     return figure, found
 
 
-def _curves(
-    axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], interval: Any = statistics.interval
-) -> None:
+def _widths(count: int) -> np.ndarray:
+    """Of so many lines, in the order that they are drawn."""
+    return np.linspace(*_WIDTHS, count) if count > 1 else np.array([2.2])
+
+
+def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], rate: bool) -> None:
     """The runs {label: (steps [T], scores [T, S])} of one panel."""
     from matplotlib.ticker import EngFormatter
 
+    interval = statistics.rate_interval if rate else statistics.interval
+    widths = _widths(len(runs))
     for index, (label, run) in enumerate(runs.items()):
         steps, scores = np.asarray(run[0]), np.asarray(run[1], float)
         if steps.ndim != 1 or scores.ndim != 2 or len(steps) != len(scores):
@@ -392,15 +417,25 @@ def _curves(
                 f"{label!r}: steps must be [T] and scores [T, S], got shapes {steps.shape} and {scores.shape}"
             )
         colour, style = _COLOURS[index % len(_COLOURS)], _STYLES[index // len(_COLOURS) % 4]
-        _curve(axes, steps, scores, interval, label, colour, style)
+        _curve(
+            axes,
+            steps,
+            scores,
+            interval,
+            label,
+            {"color": colour, "linestyle": style, "linewidth": widths[index]},
+        )
+    if rate:
+        axes.set_ylim(_RATE)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
 
 
 def _curve(
-    axes: Axes, steps: np.ndarray, scores: np.ndarray, interval: Any, label: str, colour: str, style: str
+    axes: Axes, steps: np.ndarray, scores: np.ndarray, interval: Any, label: str, look: dict[str, Any]
 ) -> None:
+    colour = look["color"]
     finite = np.isfinite(scores).all(1)
     band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
     low, high = np.transpose(band) if band else (steps, steps)
@@ -411,9 +446,7 @@ def _curve(
     axes.plot(
         steps,
         np.where(finite, scores.mean(1), np.nan),
-        color=colour,
-        linestyle=style,
-        linewidth=2.2,
+        **look,
         marker="o" if len(steps) == 1 else "",
         label=f"{label}, {count} seed{'s' * (count > 1)}",
     )

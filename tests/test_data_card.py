@@ -99,6 +99,17 @@ def test_the_figure(discrete: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPa
         np.testing.assert_array_equal(np.ma.filled(shown, 0), card.coverage)
 
 
+def test_numbers_of_the_figure_are_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes of 1,000 steps each were labelled "0.0 + 1e3"."""
+    figures = []
+    monkeypatch.setattr(plot, "_save", lambda figure, path: figures.append(figure))
+    plot.dataset_card(tmp_path / "card.png", [2.5e6, 3e6], [1000, 1000], [[0.5, 0.5]])
+    figures[0].canvas.draw()
+    for axes, number in zip(figures[0].axes[:2], ("2,500,000", "1,000"), strict=True):
+        assert number in [label.get_text() for label in axes.get_xticklabels()]
+        assert not axes.xaxis.get_offset_text().get_text()
+
+
 def test_wrong_shapes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="returns and lengths must be"):
         plot.dataset_card(tmp_path / "card.png", [1.0, 2.0], [1], [[1.0]])

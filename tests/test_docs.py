@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
+import dataclasses
+import importlib
 import json
 import re
 import shlex
@@ -17,7 +18,7 @@ import pytest
 from absl import flags as absl_flags
 from small_models import random_params
 
-from docs import example_agent
+from docs import example_agent, generated
 from experiments import common, flags, goals, language, mbpo, offline, presets, quickstart
 from rl import agents, data, log, train
 from rl.language import pretrained, tokenizer
@@ -30,10 +31,10 @@ from rl.values import heads
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
-SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/*.yaml")), *sorted(ROOT.glob("experiments/*.py"))]
+DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/*.yaml")), *sorted(ROOT.glob("experiments/**/*.py"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMAND = re.compile(r"python -m ((?:experiments|sweeps|benchmarks)\.\w+)((?:[^\n`\\]|\\\n)*)")
+COMMAND = re.compile(r"python -m ((?:experiments|sweeps|benchmarks)(?:\.\w+)+)((?:[^\n`\\]|\\\n)*)")
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -94,10 +95,14 @@ def test_commands_have_the_flags_they_use(
         _, *files = values(["run", *argv])
         assert all(file == "FILE" or (ROOT / file).exists() for file in files)
     elif module == "experiments.collect":
-        collect = importlib.import_module(module)
-        assert {word.partition("=")[0].lstrip("-") for word in argv} <= flags_of(collect)
-    else:
-        assert importlib.util.find_spec(module), module
+        assert {word.partition("=")[0].lstrip("-") for word in argv} <= flags_of(
+            importlib.import_module(module)
+        )
+    elif hasattr(script := importlib.import_module(module), "Settings"):
+        published = getattr(script, "PUBLISHED", None)  # numbers, in a study
+        chosen = published if dataclasses.is_dataclass(published) else script.Settings()
+        config = getattr(script, "config", common.config) if hasattr(chosen, "agent") else None
+        flags.parser(chosen, config, values)([module, *argv])
 
 
 def flags_of(module: object) -> set[str]:
@@ -113,6 +118,82 @@ def test_the_readme_has_commands_to_check() -> None:
 def test_links_lead_somewhere(path: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)\)", path.read_text()):
         assert target.startswith("http") or (path.parent / target).exists(), target
+
+
+# ---- what the site says that the code says ------------------------------------------------------------------
+
+
+def said(text: str) -> list[str]:
+    """What is fixed in a message that a page quotes: dots, and words in brackets, stand for what differs."""
+    return [part for part in re.split(r"\s*(?:\.\.\.|\[[^\]]*\])\s*", text) if len(part) > 1]
+
+
+def messages() -> list[str]:
+    """Every string in the code, with a gap where an f-string has a value."""
+    folders, found = ("rl", "experiments", "sweeps"), [(ROOT / "Makefile").read_text()]
+    for path in (path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(
+                        str(getattr(part, "value", "")) * isinstance(part, ast.Constant)
+                        for part in node.values
+                    )
+                )
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return found
+
+
+def test_troubleshooting_quotes_messages_that_exist() -> None:
+    """Somebody who meets one searches the page for its words."""
+    page = (ROOT / "docs/troubleshooting.md").read_text()
+    quoted = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
+    known = messages()
+    assert len(quoted) > 15
+    for text in quoted:
+        if not text.startswith(("No module named", "train/")):  # Python's, and a metric
+            assert any(all(part in message for part in said(text)) for message in known), text
+
+
+def test_settings_on_the_site_are_those_of_the_code() -> None:
+    table = generated.settings("rl.agents.iql.Config").splitlines()
+    assert "| `expectile` | `0.7` | tau: 0.5 is SARSA, towards 1 the maximum over logged actions |" in table
+    assert any(
+        line.startswith("| `policy_optimiser` | [Adam]") and "schedule='cosine'" in line for line in table
+    )
+    assert len(table) == 2 + len(dataclasses.fields(agents.get("iql").Config))
+
+
+def test_every_agent_and_study_is_on_the_site() -> None:
+    pages = "".join(path.read_text() for path in ROOT.glob("docs/agents/*.md"))
+    shown = set(re.findall(r"^```\{agent\} (\w+)", pages, re.MULTILINE))
+    assert agents.AGENTS.keys() | {"ilql", "bcoder", "lm_bc", "r2pvi"} <= shown
+    listed = generated.commands("experiments.papers")
+    for name in ("r2pvi", "vagram"):
+        assert f"\n## {name}\n" in f"\n{listed}" and f"    python -m experiments.papers.{name}" in listed
+    assert "## vagram_parts" not in listed  # which is no command
+    reference = "".join(path.read_text() for path in ROOT.glob("docs/api/*.md"))
+    packages = {path.parent.name for path in ROOT.glob("rl/*/__init__.py")}
+    assert {f"rl.{name}" for name in packages} | {"rl"} <= set(re.findall(r"\{modules\} (\S+)", reference))
+
+
+def test_docstrings_keep_formulas_and_tables() -> None:
+    """A formula is shown as it was typed, whatever its stars and bars mean in reStructuredText."""
+    lines = [
+        "The loss of [B, *S] rows:",
+        "",
+        "    L = E[ |x| * y ]",
+        "",
+        "| a | b |",
+        "|---|---|",
+        "| 1 | 2 |",
+        "",
+        "End.",
+    ]
+    text = "\n".join(generated.markup(lines))
+    assert "[B, \\*S]" in text and "::\n\n    L = E[ |x| * y ]\n" in text
+    assert ".. list-table::" in text and "* - 1\n     - 2\n" in text and "---" not in text
 
 
 # ---- values for language models ------------------------------------------------------------------------------

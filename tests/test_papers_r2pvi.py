@@ -14,6 +14,7 @@ import linear_reference as reference
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import r2pvi as paper
 from rl.agents import drpvi, linear, pevi, r2pvi
 from rl.envs import american_put, linear_mdp
@@ -242,7 +243,12 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     names = {path.name for path in tmp_path.iterdir()}
     figures = {"figure_1a", "figure_1b", "figure_1c", "figure_1d", "time_N", "time_d"}
     figures |= {"shift_first_step", "shift_every_step", "shift_slippery_chain"}
-    assert names == {f"{name}.png" for name in figures} | {"result.json", "comparison.md", "variants"}
+    assert names == {f"{name}.png" for name in figures} | {
+        "result.json",
+        "comparison.md",
+        "points.md",
+        "variants",
+    }
     saved = json.loads((tmp_path / "result.json").read_text())
     assert {"command", "commit", "versions", "hardware", "settings", "seconds"} <= saved.keys()
     np.testing.assert_allclose(saved["1a"][0]["ours"], result["1a"][0]["ours"])
@@ -250,12 +256,24 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
         np.testing.assert_allclose(made["ours_100_episodes"], made["ours"], atol=0.06)
         np.testing.assert_allclose(made["published"], made["many"], atol=0.06)
         assert not made["off"].any()
-    text = (tmp_path / "comparison.md").read_text()
+    text = "".join((tmp_path / name).read_text() for name in ("comparison.md", "points.md"))
     assert "| 1a | R2PVI-TV | q = 0.50 | 1.2075 |" in text
     assert "their code minimises the chi2 dual" in text and "not published" in text
     assert "| first step (the paper's) | 0.00 |" in text
     verdicts = {row["claim"]: row["verdict"] for row in result["claims"]}
     assert verdicts["1a, PEVI: published values within sampling of ours"] == "holds"
+
+
+def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
+    stored = Path(paper.__file__).parents[2] / "results/papers/r2pvi"
+    result = studies.load(stored / "result.json")
+    curves = [made for figure in paper.FIGURES for made in result[figure]]
+    first_table = next(block for block in paper.report(result) if block.startswith("|")).splitlines()
+    assert len(first_table) == 2 + len(curves) < 40
+    assert "| 1a | PEVI | 11 of 11 | 0.0219 |  |" in first_table
+    values = next(block for block in paper.points(result) if block.startswith("|")).splitlines()
+    assert len(values) == 2 + sum(len(made["ours"]) for made in curves) > 100
+    assert (stored / "points.md").read_text() == "\n\n".join(paper.points(result)) + "\n"
 
 
 def test_too_few_replications() -> None:

@@ -82,6 +82,36 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path, figures:
     assert band[:, 1].min() >= 0 and band[:, 1].max() <= 1
 
 
+def test_shares_have_the_axis_from_0_to_1(tmp_path: Path, figures: list):
+    """Whatever they are, so that two figures compare; and the interval of a panel is that of a share, too."""
+    low, panels = (
+        np.array([[0.0, 0.0, 0.1], [0.1, 0.2, 0.3]]),
+        {"a task": {"iql": ([1, 2], [[0.0, 0.0, 1.0]] * 2)}},
+    )
+    plot.learning_curve(tmp_path / "a.png", {"iql": ([1, 2], low)}, "success", rate=True)
+    plot.learning_curves(tmp_path / "b.png", panels, rate=True)
+    plot.lines(tmp_path / "c.png", {"iql": ([1, 2], *([[0.4, 0.5]] * 3))}, "x", "share", rate=True)
+    plot.bars(tmp_path / "d.png", {"iql": (0.3, 0.2, 0.4)}, "success", rate=True)
+    *curves, bars = (figure.axes[0] for figure in figures)
+    for axes in curves:
+        bottom, top = axes.get_ylim()
+        assert -0.1 < bottom < 0 and 1 < top < 1.1
+    assert bars.get_xlim()[0] == 0 and 1 < bars.get_xlim()[1] < 1.2
+    band = curves[1].collections[0].get_paths()[0].vertices[:, 1]
+    assert band.min() >= 0 and band.max() <= 1
+
+
+def test_curves_that_coincide_are_all_seen(tmp_path: Path, figures: list):
+    """A later one is drawn on top of an earlier one: it has to be thinner."""
+    names = ("bc", "td3_bc", "cql")
+    plot.learning_curve(tmp_path / "a.png", dict.fromkeys(names, (STEPS, SCORES)), "score")
+    plot.lines(tmp_path / "b.png", {name: ([1, 2], *([[0.4, 0.5]] * 3)) for name in names}, "x", "y")
+    for figure in figures:
+        drawn = lines(figure.axes[0])["mean"]
+        assert [line.get_label().partition(",")[0] for line in drawn] == list(names)
+        assert all(np.diff([line.get_linewidth() for line in drawn]) < -0.5)
+
+
 def test_a_score_that_is_not_finite_is_a_gap(tmp_path: Path, figures: list):
     scores = SCORES.copy()
     scores[2, 1] = np.nan

@@ -746,6 +746,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             ylabel="share of seeds with the best action",
             title="Bandit whose best mode is its rarest",
             note=f"{result['settings']['bandit_seeds']} seeds at each weight",
+            rate=True,
         )
 
 

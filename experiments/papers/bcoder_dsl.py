@@ -503,6 +503,7 @@ def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
                 {ranker: studies.band(scores, rate=True) for ranker, scores in ranked.items()},
                 "pass@1 on held-out problems (95 % interval)",
                 title=f"{name}: {'the model' if who == 'own' else 'another writer'}'s programs",
+                rate=True,
             )
 
 

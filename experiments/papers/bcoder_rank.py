@@ -636,6 +636,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             {name: studies.band(row[f"pass@{k}"]) for name, row in result["arms"].items()},
             f"pass@{k} on held-out problems, 95 % interval over folds",
             title=f"{result['settings']['programs']} programs of CodeGen-16B per problem, ranked",
+            rate=True,
         )
     scored = {name: row for name, row in result["arms"].items() if "told apart" in row}
     plot.bars(
@@ -643,6 +644,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         {name: studies.band(row["told apart"]) for name, row in scored.items()},
         "right above wrong, share of pairs (0.5: chance)",
         title="Held-out problems, 95 % interval over folds",
+        rate=True,
     )
 
 

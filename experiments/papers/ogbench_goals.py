@@ -239,7 +239,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"are made again: {size(settings['maze_transitions'])} of each maze, {size(settings['cube_transitions'])} of "
         "each cube. Other settings are the published ones of the dataset. Success in per cent at any step, mean over "
         f"five tasks of {settings['eval_episodes']} episodes and the last {goals.EVALUATIONS} evaluations (published: "
-        "50 episodes), ± half of Student's 95 % interval over seeds; published numbers ± one deviation."
+        "50 episodes), and its 95 % interval over seeds; published numbers ± one deviation."
     )
     yield "## Success"
     yield success_table(result)
@@ -259,7 +259,7 @@ def success_table(result: Mapping[str, Any]) -> str:
     rows = []
     for dataset, ours in found.items():
         cells = [
-            (studies.plus_minus(ours[name], ".0f") + (" (diverged)" if (dataset, name) in diverged else ""))
+            (_per_cent(ours[name]) + (" (diverged)" if (dataset, name) in diverged else ""))
             if name in ours
             else "-"
             for name in names
@@ -269,6 +269,12 @@ def success_table(result: Mapping[str, Any]) -> str:
         tag = PUBLISHED["tags"][dataset]
         rows.append((f"published ({tag})", *("{} ± {}".format(*theirs[name]) for name in names)))
     return studies.table(("dataset", *(f"`{name}`" for name in names)), rows)
+
+
+def _per_cent(success: np.ndarray) -> str:
+    """Of success in per cent, one number per seed [S]: mean and interval, which stays within 0 and 100."""
+    mean, low, high = (f"{100 * x:.0f}" for x in studies.band(success / 100, rate=True))
+    return f"{mean} [{low}, {high}]"
 
 
 def tasks_table(result: Mapping[str, Any]) -> str:
@@ -290,7 +296,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         if all((dataset, name) in curves for name in names)
     }
     if panels:
-        plot.learning_curves(folder / "success.png", panels, title="success at any step")
+        plot.learning_curves(folder / "success.png", panels, title="success at any step", rate=True)
 
 
 if __name__ == "__main__":

@@ -286,9 +286,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         [
             (
                 name,
-                studies.between(row["modes"][:, BEST]),
+                studies.between(row["modes"][:, BEST], rate=True),
                 " / ".join(f"{x:.2f}" for x in row["modes"].mean(0)[1:]),
-                studies.between(row["near"]),
+                studies.between(row["near"], rate=True),
                 studies.between(row["reward"]),
             )
             for name, row in rows_of(found)
@@ -301,12 +301,14 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """The share of the best mode against N, beside what it should be."""
     counts = result["settings"]["candidates"]
     curves = {
-        head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts]))
+        head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts], rate=True))
         for head, flow in result["bandit"][FLOW].items()
     }
     exact = [expected(SHARES[BEST], n) for n in counts]
     curves["1 - 0.9^N"] = (counts, exact, exact, exact)
-    plot.lines(folder / "best_of.png", curves, "N", "share of the best mode", title="The best of N draws")
+    plot.lines(
+        folder / "best_of.png", curves, "N", "share of the best mode", title="The best of N draws", rate=True
+    )
 
 
 if __name__ == "__main__":

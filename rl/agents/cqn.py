@@ -17,7 +17,7 @@ is that of every level and dimension:
 
 In all of them the intervals of the levels before are those of the action ``a`` in the batch. The last two are for
 demonstrations alone: by default the rows of logged data, which are all rows of a fixed dataset. Every value head is
-used directly. With `c51` this is the paper's; with `scalar` the dominance term is a hinge.
+used directly. With ``c51`` this is the paper's; with ``scalar`` the dominance term is a hinge.
 
 The defaults are the networks and rates of CQN on vectors in the comparison of ARSQ (Liu et al., ICML 2025), but for
 the support, [0, 4000] with 51 atoms there, which is `experiments`' to choose. What differs from that code, and from
@@ -227,7 +227,7 @@ def mean_bins(values: Array) -> Array:
 def over_bins(backup: Callable[[Array, Array, Array], Array]) -> Callable[[Array, Array, Array], Array]:
     """A backup of a head, of reward [B], discount [B] and outputs [L, B, D, K] -> [L, B, D] or [L, B, D, K].
 
-    Not broadcast: what depends on reward and discount alone, for `c51` where each atom goes, is then computed once.
+    Not broadcast: what depends on reward and discount alone, for ``c51`` where each atom goes, is then computed once.
     """
     return jax.vmap(jax.vmap(backup, (None, None, 1), 1), (None, None, 0))
 

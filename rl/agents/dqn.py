@@ -3,8 +3,8 @@
     y   = r + gamma d Q'(s', argmax_a Q(s', a))
     L_Q = E_D[ loss_Q(s, a)(y) ]
 
-With the `c51` head this is C51, with `quantile` QR-DQN, with `hl_gauss` the agent of "Stop Regressing"
-(each with the double estimator unless ``double=False``). The `scalar` head's squared error stands where
+With the ``c51`` head this is C51, with ``quantile`` QR-DQN, with ``hl_gauss`` the agent of "Stop Regressing"
+(each with the double estimator unless ``double=False``). The ``scalar`` head's squared error stands where
 the 2015 paper clips the error's gradient. Images (observations [H, W, C]) go through the 2015 paper's
 convolutions, histories of vectors (observations [T, D]) through a causal transformer. Targets over
 several steps are made by the replay (`rl.replay.ring.transitions`). Layers start as Dopamine's: Glorot's uniform

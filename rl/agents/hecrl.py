@@ -250,7 +250,7 @@ def select(
     """The number [...] of the candidate to pursue, and bool [...]: pursue the goal instead.
 
     Args:
-      config: `choice`, `filtered`, `direct` and `radius`.
+      config: ``choice``, ``filtered``, ``direct`` and ``radius``.
       to_subgoal: [..., C], V(s, w) of each candidate.
       to_goal: [..., C], V(w, g).
       at_once: [...], V(s, g).

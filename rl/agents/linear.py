@@ -91,7 +91,7 @@ def backward(
       known_reward: whether ``theta`` is used as given, or ``estimate`` is given reward plus value.
 
     Raises:
-      ValueError: bad settings or data (`replay.linear.check`), or a covariance that is singular and no ridge.
+      ValueError: bad settings or data (`rl.replay.linear.check`), or a covariance that is singular and no ridge.
     """
     _check(config, data)
     fit = _pass(config, data, estimate, extra, known_reward, jnp.ones_like(data.reward))

@@ -1,4 +1,4 @@
-"""Logged experience: names and files in, a `Dataset` of NumPy arrays out.
+"""Logged experience: names and files in, a `rl.replay.dataset.Dataset` of NumPy arrays out.
 
 Each reader knows one layout and ends in `rl.data.steps.from_steps`, where steps become transitions; what a library
 raises while it reads a file, `rl.data.files.reading` turns into a `DataError` with the file and a remedy. No

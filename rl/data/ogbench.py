@@ -63,7 +63,7 @@ def _names() -> Iterator[str]:
 
 
 DATASETS = tuple(_names())
-"""Every dataset without a task: OGBench's 85, and those that only `experiments.collect` makes."""
+"""Every dataset without a task, OGBench's 85 and those that only `experiments.collect` makes."""
 
 
 def names() -> list[str]:

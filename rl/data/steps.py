@@ -31,7 +31,7 @@ class Loaded(NamedTuple):
     spec: Spec
     environment: str | None  # name for `rl.envs.make` to evaluate in
     reference: tuple[float, float] | None  # (random, expert) return: normalised return 0 and 1
-    digest: str  # `digest(dataset)`
+    digest: str  # `digest` of the dataset
     source: str  # who made the data
     note: str = ""  # what to know before using it: why there is no environment, that there are no rewards
     validation: Dataset | None = None  # held out by whoever published the data, where asked for

@@ -40,7 +40,7 @@ class Mixed(NamedTuple):
 
 
 def learned(ensemble: Ensemble) -> Dynamics:
-    """The world as a fitted ensemble has it; its parameters are the `ensemble.Model`."""
+    """The world as a fitted ensemble has it; its parameters are the `rl.dynamics.ensemble.Model`."""
     return Dynamics(ensemble.predict, ensemble.propose, ensemble.step)
 
 

@@ -40,14 +40,15 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
 
     ``fit(data, key, model=None, context=())`` learns it and returns a `Model`:
 
-      data: a `Dataset`; or a `Ring` of rows with the fields of a `Transition`, of which only those that are filled are
-        looked at. With keys [S], a ring may hold rows [S, C], of each key its own.
-      key: of the initial parameters, bootstrap samples and batches. With keys [S], S models come from one program.
-      model: where to continue; by default from fresh parameters. The statistics of its inputs become those of the new
-        data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
-        the held-out rows before the first update, and a member that never improves on that by 1 % stays what it was.
-        Adam's moments start from 0.
-      context: what the loss is given, any pytree; with a leading axis [S] for keys [S], which share single numbers.
+    - ``data``: a `rl.replay.dataset.Dataset`; or a `rl.replay.ring.Ring` of rows with the fields of a
+      `rl.types.Transition`, of which only those that are filled are looked at. With keys [S], a ring may hold rows
+      [S, C], of each key its own.
+    - ``key``: of the initial parameters, bootstrap samples and batches. With keys [S], S models come from one program.
+    - ``model``: where to continue; by default from fresh parameters. The statistics of its inputs become those of the
+      new data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
+      the held-out rows before the first update, and a member that never improves on that by 1 % stays what it was.
+      Adam's moments start from 0.
+    - ``context``: what the loss is given, any pytree; with a leading axis [S] for keys [S], which share single numbers.
 
     All updates between two checks are one compiled call; a progress bar shows the checks. Rows whose episode terminated
     with no successor logged (their own observation stands there) are left out. The compiled programs belong to the

@@ -59,7 +59,7 @@ class Sample(NamedTuple):
     """What does not change between the updates of a fit. With a leading axis [S] for several keys."""
 
     places: Array  # [E, C] of each member's bootstrap sample, of which the first ``size - held`` are used
-    annotation: Any  # `Rows.annotation` [C, ...]
+    annotation: Any  # `rl.dynamics.rows.Rows.annotation` [C, ...]
 
 
 class Programs(NamedTuple):

@@ -58,7 +58,7 @@ class Games(NamedTuple):
 
     @property
     def returns(self) -> np.ndarray:
-        """The sum of the rewards, [B]: -1 for each guess but the one that finds the word."""
+        """The sum of the rewards, [B], which is -1 for each guess but the one that finds the word."""
         return self.success - self.length.astype(float)
 
 

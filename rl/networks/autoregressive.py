@@ -48,7 +48,7 @@ def autoregressive(
       choices: ``B``.
       hidden: widths of a trunk's layers, at least one.
       layer_norm: before each activation.
-      architecture: activation, initialiser and residual connections, those of `layers.MLP`.
+      architecture: activation, initialiser and residual connections, those of `rl.networks.layers.MLP`.
 
     Raises:
       ValueError: no hidden layer.
@@ -76,7 +76,7 @@ def autoregressive(
         return dense_product(features, layer["kernel"][:-size], None) + layer["bias"]
 
     def last_hidden(params: Params, begun: Array, contexts: Array) -> Array:
-        """One trunk but for its output layer, as `layers.MLP` computes it: [..., hidden]."""
+        """One trunk but for its output layer, as `rl.networks.layers.MLP` computes it: [..., hidden]."""
         x = contexts
         for i in range(len(hidden)):
             layer = params[f"Dense_{i}"]

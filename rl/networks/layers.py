@@ -47,7 +47,7 @@ class Architecture:
 
     Initialisers:
 
-    - ``pytorch``: kernels and biases U(-b, b) with b = 1 / sqrt(fan_in), the default of `torch.nn.Linear`;
+    - ``pytorch``: kernels and biases U(-b, b) with b = 1 / sqrt(fan_in), the default of ``torch.nn.Linear``;
     - ``rlkit``: such kernels, biases 0.1, and both U(-3e-3, 3e-3) in the last layer (1e-3 in that of a policy), as in
       rlkit and the code of EDAC and ReBRAC;
     - ``orthogonal``: gain sqrt(2) in every layer, biases 0 (jaxrl, IQL);

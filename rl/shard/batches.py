@@ -15,7 +15,7 @@ from rl.types import Array, Key, State, Transition
 
 
 def over_mesh(epoch: Epoch, mesh: Mesh) -> Epoch:
-    """A population's epoch that leaves its state where `place_state` puts it, and its report on every host."""
+    """A population's epoch that leaves its state where `rl.shard.place_state` puts it, and its report on every host."""
 
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (stacked(mesh), P()))
 
@@ -26,7 +26,7 @@ def over_mesh(epoch: Epoch, mesh: Mesh) -> Epoch:
 
 
 def data_parallel(sample: Source, mesh: Mesh) -> Source:
-    """``sample`` with its batch split over ``data``; the dataset lies on every device (`place`).
+    """``sample`` with its batch split over ``data``; the dataset lies on every device (`rl.shard.place`).
 
     The rows are those that one device would draw. The compiler takes it from there: each device gathers
     and works on its own rows, and every mean over the batch, gradients and the normalisers inside losses
@@ -46,12 +46,12 @@ def data_parallel(sample: Source, mesh: Mesh) -> Source:
 
 
 def sharded_sampler(batch_size: int, mesh: Mesh) -> Source:
-    """Uniform sampling from a dataset that is itself split over ``data`` (`place_split`).
+    """Uniform sampling from a dataset that is itself split over ``data`` (`rl.shard.place_split`).
 
     Device ``i`` draws ``batch_size / data`` of its own rows with ``fold_in(key, i)``, and no row ever
     travels. All rows are still equally likely, but each device's part of the dataset gives exactly its
     share of every batch: sampling stratified by position in the log, whose batch means have the same
-    expectation as those of `replay.dataset.sampler` and no larger variance. A single device draws the same
+    expectation as those of `rl.replay.dataset.sampler` and no larger variance. A single device draws the same
     batches with one such sampler per part.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Language models that are too large for one device: parameters and optimisers over both axes of a `grid`."""
+"""Language models that are too large for one device: parameters and optimisers over both axes of a `rl.shard.grid`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _SPLITS = (
 
 
 def language_specs(tree: Tree, mesh: Mesh) -> Tree:
-    """How the parameters of language models and their value heads, and all that is named after them, lie on a `grid`.
+    """How parameters of language models and value heads, and all that is named after them, lie on a `rl.shard.grid`.
 
     What no rule names is whole on every device, and so is an axis that does not divide.
 
     Args:
       tree: arrays, or `jax.ShapeDtypeStruct`: parameters, or a whole `rl.types.State`.
-      mesh: from `grid`.
+      mesh: from `rl.shard.grid`.
     """
 
     def spec(keys: tuple[Any, ...], leaf: Any) -> P:

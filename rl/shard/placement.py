@@ -84,7 +84,7 @@ def place_keys(keys: Key, mesh: Mesh) -> Key:
 
 
 def place_split(dataset: Dataset, mesh: Mesh) -> Dataset:
-    """A dataset in equal contiguous parts over ``data``, for `sharded_sampler`: no device holds all of it.
+    """A dataset in equal contiguous parts over ``data``, for `rl.shard.sharded_sampler`: no device holds all of it.
 
     Up to ``data - 1`` rows at the end are left out, so that the parts are equal.
     """

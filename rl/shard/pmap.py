@@ -28,20 +28,21 @@ def pmap_updates(
     optimiser: Optimiser = optax.adam,
     unroll: int = 1,
 ) -> Epoch:
-    """`train.scan_updates` of a single learner over this host's devices by `jax.pmap`, already compiled.
+    """`rl.train.scan_updates` of a single learner over this host's devices by `jax.pmap`, already compiled.
 
     Every device draws the whole batch, keeps its own rows, and averages its gradients with the others in
-    the optimiser. So it equals one device up to rounding for losses that are means over rows. `td3_bc`, `rebrac`
-    and `fql` with ``normalize_q`` are not: they divide Q by its mean size over the batch, which here is that of
-    the device's own rows; nor are `arsq` and `cqn` where only some rows of a batch are demonstrations. Agents that
-    draw actions or noise draw other ones than one device would. `data_parallel` has no such exception; prefer it.
+    the optimiser. So it equals one device up to rounding for losses that are means over rows. ``td3_bc``, ``rebrac``
+    and ``fql`` with ``normalize_q`` are not: they divide Q by its mean size over the batch, which here is that of
+    the device's own rows; nor are ``arsq`` and ``cqn`` where only some rows of a batch are demonstrations. Agents that
+    draw actions or noise draw other ones than one device would. `rl.shard.data_parallel` has no such
+    exception; prefer it.
 
     Args:
       make: builds the learner from its optimiser, ``functools.partial(iql.make, config, spec, head)``.
       sample: draws the whole batch.
       steps: updates per call.
       optimiser: learning rate to gradient transformation.
-      unroll: see `train.scan_updates`.
+      unroll: see `rl.train.scan_updates`.
 
     Returns:
       The function of (state, dataset, key) to (state, report). The state, which ``make(optimiser).init``

@@ -4,7 +4,7 @@ A backup here picks or mixes the *outputs* of a value head, so that any represen
 ``head.target(reward, discount, backup(...))`` is then the regression target. ``discount`` is always the
 product of the agent's gamma and the environment's own discount (0 at termination), as in rlax.
 
-`expectile` backups are a weighted loss and live in ``losses``; the one-step TD backup is ``head.target``
+Expectile backups are a weighted loss and live in `rl.values.losses`; the one-step TD backup is ``head.target``
 itself.
 """
 

@@ -24,7 +24,7 @@ def expectile_weight(error: Array, expectile: float | Array) -> Array:
     """``|expectile - 1(error < 0)|``, elementwise and without gradient, for ``error = target - prediction``.
 
     Times a squared error this is the expectile loss of IQL (Kostrikov et al. 2022, equation 5). Times the
-    loss of *any* head that keeps expectations (all but `quantile`, which is near) it has the same fixed
+    loss of *any* head that keeps expectations (all but ``quantile``, which is near) it has the same fixed
     point: the minimiser's value is the average of the targets under these weights, which is the
     definition of an expectile.
     """

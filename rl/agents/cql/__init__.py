@@ -2,8 +2,9 @@
 
     L_Q = E_D[ sum_i loss_Qi(y) ] + sum_i w gap_i,   gap_i = E_D[ R(Q_i(s, .)) - Q_i(s, a) ]
 
-``R`` is the variant (`losses.cql_h`, `cql_rho`, `cql_var`; for `var` the logged action's term has cancelled). With
-``target_gap`` = tau > 0 the penalty is the paper's Lagrangian, as in its code:
+``R`` is the variant (`rl.values.losses.cql_h`, `rl.values.losses.cql_rho`, `rl.values.losses.cql_var`; for ``var``
+the logged action's term has cancelled). With ``target_gap`` = tau > 0 the penalty is the paper's Lagrangian, as in its
+code:
 
     L_Q       = E_D[ sum_i loss_Qi(y) ] + alpha' sum_i ( w gap_i - tau )
     L_alpha'  = - alpha' mean_i ( w gap_i - tau ),   0 <= alpha' <= 1e6, from 1
