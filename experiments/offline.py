@@ -28,8 +28,9 @@ from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
+from rl.replay import chunks, transform
 from rl.replay import dataset as replay
-from rl.replay import transform
+from rl.replay.source import Source
 from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
@@ -37,12 +38,12 @@ from rl.values.robust import REGULARISED
 _IDENTITY = (
     *logged.IDENTITY,
     *("normalize_observations", "reward_scale", "reward_shift", "policy_estimates"),
-    *("robust", "robust_scale", "robust_updates"),
+    *("robust", "robust_scale", "robust_updates", "chunk", "replan_every"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(logged.Settings):
+class Settings(logged.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # arsq bc cql cqn dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
@@ -78,8 +79,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         raise ValueError(
             "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
         )
+    if settings.chunk > 1 and {"discount", "chunk_discount"} & set(sweep):
+        raise ValueError(
+            f"--chunk={settings.chunk}: the returns of chunks are made with one discount, and the sweep has several: "
+            "train each as a run of its own"
+        )
     common.check_schedules(config, settings.updates)
     task = problem(settings, logged.variants(config, sweep))
+    batches, held_out = (common.in_chunks(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
@@ -95,9 +102,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "preset": presets.stored("offline", settings, "dataset"),
         },
     )
-    state = shard.place_state(
-        jax.jit(population.init)(run_keys, replay.take(task.dataset, np.arange(2))), mesh
-    )
+    example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
+    state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = lifecycle.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
@@ -112,7 +118,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     ):
         validate = logged.validator(
             settings,
-            task.validation,
+            held_out,
             lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, world, wrap),
             mesh,
         )
@@ -121,7 +127,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             session,
             start,
             population,
-            task.dataset,
+            batches,
             run_keys,
             mesh,
             lambda state, number: score(state, number) | validate(state),
@@ -160,6 +166,13 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
+    common.check_chunk(settings)
+    for name in ("robust", "policy_estimates"):
+        if settings.chunk > 1 and getattr(settings, name):
+            raise ValueError(
+                f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: it is of single "
+                "steps; leave one of them out"
+            )
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
     if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
@@ -201,8 +214,11 @@ def learners(
     """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
     module = agents.get(settings.agent)
 
+    spec = task.loaded.spec
+
     def make(config: Any) -> Learner:
-        learner = module.make(config, task.loaded.spec, task.head)
+        learner = module.make(config, chunks.spec(spec, settings.chunk), task.head)
+        learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
         if world is None:
             return learner
         propose = _ensemble(settings, task).propose
@@ -219,9 +235,14 @@ def learners(
         config,
         sweep,
         lambda config: wrap(make(config)),
-        replay.sampler(settings.batch_size),
+        source(settings, settings.batch_size),
         mesh,
     )
+
+
+def source(settings: Settings, batch_size: int) -> Source:
+    """The source of batches of the data, in chunks of actions where that is what the agent decides on."""
+    return replay.sampler(batch_size) if settings.chunk == 1 else chunks.sampler(batch_size, settings.chunk)
 
 
 @contextmanager
