@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,9 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rl import acting, agents
 from rl.replay import chunks, ring
 from rl.replay.dataset import Dataset, value_bounds
 from rl.types import Spec, Transition
+from rl.values import heads
 
 GAMMA, WITHIN = 0.9, 0.6  # of values, and of rewards within a chunk
 TAKE = jax.jit(chunks.take, static_argnums=2)
@@ -163,3 +166,27 @@ def test_integer_actions_have_no_chunks() -> None:
     assert chunks.spec(Spec((3,), 2), 4).action_size == 8
     with pytest.raises(ValueError, match="--chunk=4: chunks are of continuous actions"):
         chunks.spec(Spec((3,), 2, True), 4)
+
+
+@pytest.mark.parametrize("agent", ["bc", "fql", "ifql", "iql", "rebrac", "td3_bc"])
+def test_agents_learn_from_chunks_and_act_in_single_actions(agent: str) -> None:
+    """By shapes: of their networks, of what they are told, and of what they do."""
+    module, spec, length = agents.get(agent), Spec((1,), 2), 3
+    sizes = {"hidden": (8,), "flow_steps": 2, "candidates": 2}
+    known = {field.name for field in dataclasses.fields(module.Config)}
+    config = module.Config(**{name: value for name, value in sizes.items() if name in known})
+    learner = module.make(config, chunks.spec(spec, length), heads.scalar())
+    batch = chunks.take(chunks.make(steps(), length, GAMMA), np.arange(4), length)
+    key, seen, first = jax.random.key(0), np.zeros((4, 1), np.float32), np.ones(4, bool)
+
+    def everything() -> Any:
+        state = learner.init(key, batch)
+        after, _ = learner.update(state, batch, key)
+        actor = acting.actor(acting.in_chunks(learner, spec, length))
+        values = learner.critics(state, batch.observation, batch.action) if learner.critics else None
+        return state, after, actor.act(state, actor.start(state, seen), seen, first, key), values
+
+    state, after, (action, (plan, _)), values = jax.eval_shape(everything)
+    assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, after)
+    assert (action.shape, plan.shape) == ((4, 2), (4, length, 2))
+    assert values is None or values.shape == (2, 4)
