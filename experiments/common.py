@@ -78,6 +78,7 @@ def problem(
     reward_scale: float | str = 1.0,
     reward_shift: float = 0.0,
     *,
+    clip_rewards: bool = False,
     normalize_observations: bool = False,
     validation: bool = False,
 ) -> Problem:
@@ -87,7 +88,7 @@ def problem(
       settings: has the fields of `Data` and `Head`, and may have those of `Chunk`.
       configs: hyper-parameters of all agents that are trained together; the support is wide enough for each.
       target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
-      reward_scale, reward_shift, normalize_observations: as `rl.replay.transform.fit` takes them.
+      reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
     """
     loaded = data.load(
@@ -99,7 +100,11 @@ def problem(
         flatten_observations=settings.flatten_observations,
     )
     seen = transform.fit(
-        loaded.dataset, reward_scale, reward_shift, normalize_observations=normalize_observations
+        loaded.dataset,
+        reward_scale,
+        reward_shift,
+        clip_rewards=clip_rewards,
+        normalize_observations=normalize_observations,
     )
     dataset = transform.apply(seen, loaded.dataset)
     length = getattr(settings, "chunk", 1)

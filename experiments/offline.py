@@ -37,7 +37,7 @@ from rl.values.robust import REGULARISED
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
     *logged.IDENTITY,
-    *("normalize_observations", "reward_scale", "reward_shift", "policy_estimates"),
+    *("normalize_observations", "reward_scale", "reward_shift", "clip_rewards", "policy_estimates"),
     *("robust", "robust_scale", "robust_updates", "chunk", "replan_every"),
 )
 
@@ -46,10 +46,11 @@ _IDENTITY = (
 class Settings(logged.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # arsq bc cql cqn dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
+    agent: str = "iql"  # arsq bc cql cqn deas dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
+    clip_rewards: bool = False  # then clip them to [-1, 1]: OGBench's become sparse, -1 until all is done
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
     robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
@@ -155,6 +156,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         target_range,
         scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
         settings.reward_shift,
+        clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
     )

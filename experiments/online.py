@@ -64,7 +64,9 @@ _IDENTITY = (
 class Settings(interaction.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac td3 dqn arsq cqn; or, to fine-tune: iql ifql fql cql td3_bc sac_n edac my.agent
+    agent: str = (
+        "sac"  # sac td3 dqn arsq cqn; or, to fine-tune: iql ifql deas fql cql td3_bc sac_n edac my.agent
+    )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
     n_step: int = 1  # steps in each transition
