@@ -1,7 +1,7 @@
 """The parts of `experiments.papers.proposals` on chunks of actions: small problems whose answers are enumerated.
 
-- chain: six states in a row, two actions, chunks of four: all sixteen from every state. The critic of chunks should have
-  the value that enumeration gives, also of chunks that terminate before their last action. The log goes on after a
+- chain: six states in a row, two actions, chunks of four: all sixteen from every state. The critic of chunks should
+  have the value that enumeration gives, also of chunks that terminate before their last action. The log goes on after a
   termination in one copy of such a chunk, and ends there in another.
 - n_step: states on a circle, and a behaviour that repeats one random direction. Returns over several steps without
   chunks take the direction's return for that of a policy that decides in each step: they are off by an amount that
@@ -110,7 +110,7 @@ def shared(settings: Any, *networks: str) -> dict[str, Any]:
     """Hyper-parameters of every agent: small, without LayerNorm, with learning rates that fall to 0."""
     falling = Adam("cosine", settings.chunk_updates + 1)
     return {
-        "learning_rate": 3e-3,
+        "learning_rate": 1e-2,
         "hidden": (64, 64),
         "layer_norm": False,
         "network": Architecture(activation="tanh", initialiser="glorot"),
@@ -173,7 +173,7 @@ def every_chunk() -> list[tuple[int, tuple[int, ...]]]:
 
 
 def chain() -> Dataset:
-    """An episode of each; where one terminates early, another of the same in which the log goes on from the left end."""
+    """An episode of each; where one terminates early, another of it in which the log goes on from the left end."""
     steps: list[tuple[int, float, float, int, float, bool]] = []
     for state, actions in every_chunk():
         found = walk(state, actions).steps
@@ -192,8 +192,8 @@ def enumerated(batch: Transition) -> np.ndarray:
         for state, action in zip(np.asarray(batch.observation), np.asarray(batch.action), strict=True)
     ]
     value = np.zeros(STATES)
-    worth = lambda state, actions: (w := walk(state, actions)).paid + (
-        0.0 if w.end is None else GAMMA**LENGTH * value[w.end]
+    worth = lambda state, actions: (
+        (w := walk(state, actions)).paid + (0.0 if w.end is None else GAMMA**LENGTH * value[w.end])
     )
     for _ in range(100):
         q = [(state, worth(state, actions)) for state, actions in logged]
@@ -320,7 +320,9 @@ def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]
             errors.append(np.abs(v - exact).max(1) / np.ptp(exact))
             updates.append(count)
         late = np.array(errors) > 0.1  # [T, S]
-        after = [next((n for n, x in zip(updates, column, strict=True) if not x), np.inf) for column in late.T]
+        after = [
+            next((n for n, x in zip(updates, column, strict=True) if not x), np.inf) for column in late.T
+        ]
         found[str(length)] = {"error": errors[-1], "updates": np.array(after, float)}
     return found
 
@@ -333,7 +335,11 @@ def gapped(seed: int) -> Transition:
     rng = np.random.default_rng(seed)
     action = rng.choice([-1, 1], 512) * rng.uniform(GAP, 1, 512)
     paid = np.float32(1 - 2 * (1 - np.abs(action))) + rng.normal(0, 0.3, 512).astype(np.float32)
-    state, none, action = np.zeros((512, 1), np.float32), np.zeros(512, np.float32), np.float32(action)[:, None]
+    state, none, action = (
+        np.zeros((512, 1), np.float32),
+        np.zeros(512, np.float32),
+        np.float32(action)[:, None],
+    )
     return Transition(state, action, paid, none + 1, state, action, none)
 
 
@@ -394,16 +400,21 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     every = studies.every
     for head, found in result.get("chain", {}).items():
         most = tolerance(head)
-        for which, text in (("early", "that terminate before their last action"), ("others", "of the others")):
-            claim = f"{head}: the critic of chunks has the enumerated value of those {text} (error, to {most:.3g})"
-            yield studies.Claim(claim.replace("those of the", "the"), OURS, found[which], every(lambda x, m=most: x < m))
+        for which, text in (
+            ("early", "chunks that terminate before their last action"),
+            ("others", "all others"),
+        ):
+            claim = f"{head}: the critic has the enumerated value of {text} (error, to {most:.3g})"
+            yield studies.Claim(claim, OURS, found[which], every(lambda x, m=most: x < m))
     if "n_step" in result:
         found = result["n_step"]
         text = f"several steps without chunks are off by what enumeration says, {found['bias']:.3g} (error, to 1e-3)"
         yield studies.Claim(text, OURS, found["several, explained"], every(lambda x: x < TOLERANCE))
         text = "... which is at least ten times the error of one step, and of chunks (difference)"
         ahead = found["several"] - 10 * np.maximum(found["one"], found["chunks"])
-        yield studies.Claim(text, "QC's curves: 9 against 66 per cent on cube-double", ahead, studies.positive)
+        yield studies.Claim(
+            text, "QC's curves: 9 against 66 per cent on cube-double", ahead, studies.positive
+        )
         text = "chunks have no such error (to 1e-3)"
         yield studies.Claim(text, OURS, found["chunks"], every(lambda x: x < TOLERANCE))
     for head, found in result.get("discounts", {}).items():
@@ -433,11 +444,13 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         found = result["n_step"]
         yield "## Several steps, with chunks and without"
         yield (
-            f"Largest error of the critic against the exact value of what it decides. Enumeration says {found['bias']:.4g} "
-            "of several steps without chunks."
+            "Largest error of the critic against the exact value of what it decides. Enumeration says "
+            f"{found['bias']:.4g} of several steps without chunks."
         )
         words = {"one": "one step", "several": f"{LENGTH} steps", "chunks": f"chunks of {LENGTH}"}
-        yield studies.table(("", "error"), [(text, studies.between(found[x], ".2g")) for x, text in words.items()])
+        yield studies.table(
+            ("", "error"), [(text, studies.between(found[x], ".2g")) for x, text in words.items()]
+        )
     if "discounts" in result:
         yield "## Two discounts"
         yield "Error of V as a share of its range, and after how many updates it is 10 %."
