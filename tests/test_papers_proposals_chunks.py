@@ -21,26 +21,22 @@ G = parts.GAMMA
 def test_the_chain_has_all_chunks_and_its_values_are_those_of_their_bellman_equation() -> None:
     made = chunks.make(parts.chain(), parts.LENGTH, G)
     batch = parts.whole(made, parts.LENGTH)
-    seen = {
-        (int(s.argmax()), tuple(a)) for s, a in zip(batch.observation, np.asarray(batch.action), strict=True)
-    }
-    assert len(seen) == len(parts.every_chunk()) == 6 * 16
+    rows = [
+        (int(state.argmax()), tuple(int(x) for x in action))
+        for state, action in zip(batch.observation, np.asarray(batch.action), strict=True)
+    ]
+    assert set(rows) == set(parts.every_chunk()) and len(parts.every_chunk()) == 6 * 16
     # The last state, to the right: it terminates in the first step. All chunks that begin so are worth what that pays.
     found = dict(zip(parts.every_chunk(), parts.enumerated(batch), strict=True))
     for rest in itertools.product((-1, 1), repeat=3):
         assert found[5, (1, *rest)] == pytest.approx(1.0)
     # From the first state all to the left: 0.5 in each step, and then a value that is the mean over what was logged.
-    rows = [
-        tuple(int(x) for x in a) for s, a in zip(batch.observation, np.asarray(batch.action)) if s[0] == 1
-    ]
-    value = np.mean([found[0, row] for row in rows])
-    assert found[0, (-1,) * 4] == pytest.approx(0.5 * (1 - G**4) / (1 - G) + G**4 * value, abs=1e-6)
-    # The same equation for every row of the batch, with its reward and discount: these are the code's.
-    at = {s: np.mean([found[s, tuple(map(int, a))] for x, a in zip(batch.observation, np.asarray(batch.action))
-                      if x.argmax() == s]) for s in range(6)}  # fmt: skip
-    for s, a, r, d, after in zip(*(np.asarray(x) for x in batch[:5]), strict=True):
-        expected = r + G * d * at[int(after.argmax())]
-        assert found[int(s.argmax()), tuple(map(int, a))] == pytest.approx(expected, abs=1e-5)
+    value = [np.mean([found[row] for row in rows if row[0] == state]) for state in range(6)]
+    assert found[0, (-1,) * 4] == pytest.approx(0.5 * (1 - G**4) / (1 - G) + G**4 * value[0], abs=1e-6)
+    # The same equation for every row of the batch, with the rewards and discounts that the library makes.
+    after = np.asarray(batch.next_observation).argmax(-1)
+    expected = np.asarray(batch.reward) + G * np.asarray(batch.discount) * np.array(value)[after]
+    np.testing.assert_allclose([found[row] for row in rows], expected, atol=1e-5)
 
 
 def test_several_steps_without_chunks_are_biased_by_what_the_direction_pays() -> None:
