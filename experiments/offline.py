@@ -3,6 +3,11 @@ r"""Train an agent on logged data, several seeds at once, and say how good it is
     python -m experiments.offline --agent=iql --dataset=cube-single-play-singletask-v0 --head=hl_gauss \
         --agent.expectile=0.9 --seeds=8 --updates=1000000
 
+Policies that decide on several actions at once (`rl.replay.chunks`), any agent's with continuous ones: ``--chunk=5``,
+of which ``--replan_every`` are executed before the next decision. Q-chunking with its published settings:
+
+    python -m experiments.offline --agent=fql --dataset=scene-play-singletask-task2-v0 --preset=ogbench-qc
+
 The run folder holds config.json, metrics.jsonl, TensorBoard events, curve.png, result.json and checkpoints; the
 same command continues an interrupted run, to the same bits. ``--agent=NAME --help`` lists an agent's own
 hyper-parameters. Datasets that cannot be downloaded are made by ``python -m experiments.collect``.

@@ -21,6 +21,8 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
         --offline_data=hopper-medium-v2 --offline_ratio=0.5
 
+What decides on several actions at once (``--chunk``) goes on so; single steps are remembered, and read in chunks.
+
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
 
     python -m experiments.online --agent=sac --env=AdroitHandDoor-v1 --offline_data=door_human.hdf5 --clip_actions \

@@ -151,9 +151,9 @@ def from_flags(
 
 
 def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
-    """What a run's card says of the preset that its settings were resolved with; None if it was none."""
+    """What a run's card says of the preset that its settings were resolved with, by name; None if it was none."""
     preset = _of_settings(script, settings, task)
-    return preset._asdict() if preset else None
+    return {"name": settings.preset, **preset._asdict()} if preset else None
 
 
 def _of_settings(script: str, settings: Any, task: str) -> Preset | None:

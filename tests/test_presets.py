@@ -178,7 +178,7 @@ def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() 
         100,
     )
     stored = presets.stored("offline", settings, "dataset")
-    assert stored and stored["sources"][0].startswith("QC")
+    assert stored and stored["name"] == "ogbench-qc" and stored["sources"][0].startswith("QC")
     for preset in ("paper", "ogbench-fql"):
         settings, config = command_line("--agent=fql", f"--preset={preset}", task)
         assert (settings.chunk, settings.clip_rewards, config.extraction, config.alpha) == (
@@ -218,4 +218,4 @@ def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: py
     result = offline.run(settings, config)
     assert result["settings"]["batch_size"] == 8
     stored = json.loads((tmp_path / log.CONFIG).read_text())["config"]["preset"]
-    assert stored == {"flags": block["flags"], "sources": ["table 1"], "missing": []}
+    assert stored == {"name": "paper", "flags": block["flags"], "sources": ["table 1"], "missing": []}

@@ -63,7 +63,7 @@ class Sizes:
     """What can be chosen about these parts."""
 
     chunk_seeds: int = 3  # of the parts on chunks
-    chunk_updates: int = 4_000  # of each agent in the parts on chunks
+    chunk_updates: int = 3_000  # of each agent in the parts on chunks
 
 
 def variants(settings: Any, parts: list[str], names: list[str]) -> dict[str, studies.Variant]:
@@ -330,17 +330,13 @@ def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]
 # ---- aggregation --------------------------------------------------------------------------------------------------
 
 
-def gapped(seed: int) -> Transition:
+def gapped(seed: int, rows: int = 128) -> Transition:
     """One state; rewards fall towards the middle of the actions, which is not logged."""
     rng = np.random.default_rng(seed)
-    action = rng.choice([-1, 1], 512) * rng.uniform(GAP, 1, 512)
-    paid = np.float32(1 - 2 * (1 - np.abs(action))) + rng.normal(0, 0.3, 512).astype(np.float32)
-    state, none, action = (
-        np.zeros((512, 1), np.float32),
-        np.zeros(512, np.float32),
-        np.float32(action)[:, None],
-    )
-    return Transition(state, action, paid, none + 1, state, action, none)
+    action = np.float32(rng.choice([-1, 1], rows) * rng.uniform(GAP, 1, rows))
+    paid = np.float32(2 * np.abs(action) - 1 + rng.normal(0, 0.3, rows))
+    state, ones = np.zeros((rows, 1), np.float32), np.ones(rows, np.float32)
+    return Transition(state, action[:, None], paid, ones, state, action[:, None], 0 * ones)
 
 
 def of_aggregation(settings: Any, work: studies.Work) -> dict[str, Any]:
