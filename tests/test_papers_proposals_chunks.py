@@ -43,12 +43,12 @@ def test_several_steps_without_chunks_are_biased_by_what_the_direction_pays() ->
     """By simulation: a policy that decides in each step, and one that keeps to a direction."""
     value, rng = parts.deciding(1), np.random.default_rng(0)
     total = 0.0
-    for _ in range(4000):
+    for _ in range(1500):
         state, sign, weight = 2, 1, 1.0
         for _ in range(60):
             state = (state + sign) % parts.STATES
             total, weight, sign = total + weight * parts.ARRIVAL[state], weight * G, rng.choice([-1, 1])
-    assert value[2, 1] == pytest.approx(total / 4000, abs=0.12)
+    assert value[2, 1] == pytest.approx(total / 1500, abs=0.15)
     one = parts.fixed_point(parts.circle().transitions)
     np.testing.assert_allclose(one, value, atol=1e-6)
     assert np.abs(parts.deciding(4) - value).max() > 0.3  # keeping to a direction is worth something else

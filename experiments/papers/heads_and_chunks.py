@@ -38,8 +38,8 @@ EVALUATIONS = 3  # the last ones, over which a score is the mean
 
 # CPU time of one update of one seed, two layers of 128 and batches of 128, on a busy AMD EPYC, of single actions and a
 # scalar head; what chunks and heads make of it; and of one step in the simulator.
-MILLISECONDS = {"iql": 3.0, "deas": 3.5, "fql": 7.0}
-HEADS = {"scalar": 1.0, "two_hot": 1.2, "hl_gauss": 1.3, "c51": 2.0, "quantile": 1.6}
+MILLISECONDS = {"iql": 1.5, "deas": 1.8, "fql": 3.5}
+HEADS = {"scalar": 1.0, "two_hot": 1.7, "hl_gauss": 1.8, "c51": 1.9, "quantile": 2.0}
 STEP = 2.0
 LENGTH = {"cube": 200, "scene": 750}  # steps of an episode that does not succeed
 START = 30.0  # seconds: compilation and data
@@ -56,7 +56,7 @@ class Settings(studies.Settings):
     transitions: int = 200_000  # steps of each dataset; 0: as published, 1,000,000
     atoms: int = 51  # outputs of every head but the scalar one
     seeds: int = 3  # of each run, trained at once
-    updates: int = 12_000  # of each seed
+    updates: int = 30_000  # of each seed
     evaluations: int = 4  # of each run, at least 3
     eval_episodes: int = 10  # per seed and evaluation
     batch_size: int = 128  # transitions per update
@@ -162,7 +162,7 @@ def variant(
 def seconds(settings: Settings, dataset: str, agent: str, head: str, chunk: int) -> float:
     """What a run takes on one core, about: to weigh runs against each other in the time that is left."""
     size = settings.batch_size / 128 * (settings.hidden[-1] / 128) ** 2 * len(settings.hidden) / 2
-    update = MILLISECONDS[agent] * HEADS[head] * size * (1 + 0.03 * (chunk - 1))
+    update = MILLISECONDS[agent] * HEADS[head] * size * (1 + 0.05 * (chunk - 1))
     steps = settings.eval_episodes * settings.evaluations * LENGTH[dataset.partition("-")[0]] * STEP
     return START + settings.seeds * (settings.updates * update + steps) / 1000
 
