@@ -30,7 +30,7 @@ class Settings(common.Data, common.Head, common.Folder):
 
     agent: str = "iql"  # which agent learns
     preset: str = (
-        "none"  # published settings where no flag says otherwise: paper, ogbench-fql or ogbench-qc; none
+        "none"  # published settings where no flag says otherwise: paper, ogbench-fql, ogbench-qc; none
     )
     seeds: int = 4  # seeds trained at once, sharing one copy of the data
     seed: int = 0  # the run's own seed: another value gives other seeds
