@@ -156,7 +156,7 @@ def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:
     endless = log(-np.ones(40), np.ones(40), np.arange(40) % 20 == 19)
     low, high = chunks.value_bounds(endless, 8, 0.999, 0.9)
     exact = -(1 - 0.9**8) / (1 - 0.9) / (1 - 0.999**8)
-    np.testing.assert_allclose((low, high), (exact - 0.5, exact + 0.5), rtol=1e-5)
+    np.testing.assert_allclose((low, high), (exact - 0.5, exact + 0.5), rtol=1e-12)
     # With one discount for both they are those of single steps: here both logged returns, and their span.
     one = log([0, 0, 0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 1])
     np.testing.assert_allclose(chunks.value_bounds(one, 2, 0.9, 0.9), value_bounds(one, 0.9), rtol=1e-6)

@@ -122,20 +122,25 @@ def value_bounds(
 
     With one discount for both, the values of chunks are those of single steps, and so are their bounds.
     """
-    steps = replay.n_step(dataset, length, discount, reward_discount).transitions
-    start, end = np.arange(replay.size(dataset)), replay.reach(dataset, length)
+    # In float64: what float32 rounds off the discounts is divided by what is left of 1.
+    reward, alive = (
+        np.asarray(x, np.float64) for x in (dataset.transitions.reward, dataset.transitions.discount)
+    )
+    start, end = np.arange(len(reward)), replay.reach(dataset, length)
     kept, weights = discount**length, sum(reward_discount**k for k in range(length))
-    mean, least, most = (float(f(np.float64(dataset.transitions.reward))) for f in (np.mean, np.min, np.max))
-    tail = mean * weights / (1 - kept)  # where a time limit cuts
-    cut = np.asarray(dataset.last)[end] & (np.asarray(steps.discount) > 0)
+    tail = reward.mean() * weights / (1 - kept)  # where a time limit cuts
+    cut = np.asarray(dataset.last)[end] & (alive[end] > 0)
     whole = (end - start == length - 1).tolist()
+    within = lambda k: np.where(start + k <= end, reward[np.minimum(start + k, end)], 0.0)
     # Python numbers, as in `rl.replay.dataset.returns_to_go`.
-    gain = np.asarray(steps.reward, np.float64).tolist()
-    left = (discount * np.asarray(steps.discount, np.float64)).tolist()
+    gain = np.sum([reward_discount**k * within(k) for k in range(length)], 0).tolist()
+    left = (discount ** (end - start + 1) * alive[end]).tolist()
     ends, after = cut.tolist(), np.minimum(end + 1, len(end) - 1).tolist()
     returns = [tail] * len(gain)
     for row in reversed(range(len(gain))):
         if whole[row] or not ends[row]:
             returns[row] = gain[row] + left[row] * (tail if ends[row] else returns[after[row]])
-    floor, ceiling = (bound * weights / (1 - kept) for bound in (min(least, 0.0), max(most, 0.0)))
+    floor, ceiling = (
+        bound * weights / (1 - kept) for bound in (min(reward.min(), 0.0), max(reward.max(), 0.0))
+    )
     return replay.widened(np.array(returns), floor, ceiling)

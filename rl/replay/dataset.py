@@ -137,6 +137,6 @@ def widened(returns: np.ndarray, floor: float, ceiling: float) -> tuple[float, f
     """A support: the logged returns, widened by their own span on either side, but not beyond floor and ceiling."""
     span = np.ptp(returns)
     low, high = max(floor, returns.min() - span), min(ceiling, returns.max() + span)
-    if high - low < 1e-6 * max(1.0, -low, high):  # constant returns: any support with an interior will do
+    if high - low < 1e-6:  # constant returns: any support with an interior will do
         low, high = low - 0.5, high + 0.5
     return float(low), float(high)
