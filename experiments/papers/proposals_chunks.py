@@ -43,7 +43,10 @@ TOLERANCE = 1e-3
 # The chain: what going left and right pays in each state; to the right of the last one is the end.
 STATES, LENGTH, GAMMA = 6, 4, 0.9
 PAID = np.float32([[0.5, -0.2], [0.1, 0.3], [-0.4, 0.2], [0.0, -0.3], [0.6, 0.1], [-0.1, 1.0]])
-LOW, HIGH = -2.0, 4.0  # of categorical heads, wider than all values
+LOW, HIGH = (
+    -1.5,
+    4.0,
+)  # of categorical heads: values are from 0.1 to 2.4, and C51 must hold single returns, too
 KAPPA = 0.01  # of the quantile head
 
 # The circle: what arriving in each state pays.
@@ -63,7 +66,7 @@ class Sizes:
     """What can be chosen about these parts."""
 
     chunk_seeds: int = 3  # of the parts on chunks
-    chunk_updates: int = 3_000  # of each agent in the parts on chunks
+    chunk_updates: int = 4_000  # of each agent in the parts on chunks
 
 
 def variants(settings: Any, parts: list[str], names: list[str]) -> dict[str, studies.Variant]:
