@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from rl import agents, data, evaluate, lifecycle, log
 from rl.agents.optimisers import Adam
 from rl.envs import entities
+from rl.replay import chunks, transform
 from rl.replay import dataset as replay
-from rl.replay import transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Actor, Spec
@@ -54,6 +54,14 @@ class Data:
     shuffled: bool = False  # the file holds single transitions in no order; an error without it
 
 
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Settings: how many actions an agent decides on at once."""
+
+    chunk: int = 1  # actions in each decision, of agents with continuous ones; 1: single actions
+    replan_every: int = 0  # how many of them are executed before the next decision; 0: all of them
+
+
 class Problem(NamedTuple):
     """The data of a run as its agent sees them."""
 
@@ -72,16 +80,17 @@ def problem(
     reward_scale: float | str = 1.0,
     reward_shift: float = 0.0,
     *,
+    clip_rewards: bool = False,
     normalize_observations: bool = False,
     validation: bool = False,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
     Args:
-      settings: has the fields of `Data` and `Head`.
+      settings: has the fields of `Data` and `Head`, and may have those of `Chunk`.
       configs: hyper-parameters of all agents that are trained together; the support is wide enough for each.
       target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
-      reward_scale, reward_shift, normalize_observations: as `rl.replay.transform.fit` takes them.
+      reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
     """
     loaded = data.load(
@@ -97,12 +106,17 @@ def problem(
         loaded.dataset,
         reward_scale,
         reward_shift,
+        clip_rewards=clip_rewards,
         normalize_observations=normalize_observations,
         entities=settings.dataset.endswith(entities.SUFFIX),
     )
     dataset = transform.apply(seen, loaded.dataset)
-    of_rewards = {gamma: replay.value_bounds(dataset, gamma) for gamma in {discount(c) for c in configs}}
-    bounds = [target_range(c, loaded.spec, *of_rewards[discount(c)]) for c in configs]
+    length = getattr(settings, "chunk", 1)
+    spec = chunks.spec(loaded.spec, length)
+    of_rewards = {
+        gammas: value_bounds(dataset, length, *gammas) for gammas in {discounts(c) for c in configs}
+    }
+    bounds = [target_range(of_decisions(c, length), spec, *of_rewards[discounts(c)]) for c in configs]
     support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
     if len(set(bounds)) > 1 and not head.are_values:
         print(
@@ -179,6 +193,42 @@ def config(agent: str) -> Any:
 def discount(config: Any) -> float:
     """The agent's gamma, or the usual one if it has none (behaviour cloning)."""
     return getattr(config, "discount", 0.99)
+
+
+def discounts(config: Any) -> tuple[float, float]:
+    """The agent's gamma, and that of rewards within a chunk of actions, the same but for agents with two."""
+    return discount(config), getattr(config, "chunk_discount", discount(config))
+
+
+def of_decisions(config: Any, length: int) -> Any:
+    """``config`` with the discount from one decision to the next, where chunks have so many actions."""
+    if length == 1 or not hasattr(config, "discount"):
+        return config
+    return dataclasses.replace(config, discount=config.discount**length)
+
+
+def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> tuple[float, float]:
+    """The support that data give for values of chunks of so many actions."""
+    if length == 1 or within == gamma:
+        return replay.value_bounds(dataset, gamma)
+    return chunks.value_bounds(dataset, length, gamma, within)
+
+
+def check_chunk(settings: Any) -> None:
+    """Raises ValueError, naming the flag, on chunks of actions that nobody can execute."""
+    at_least_one(settings, "chunk")
+    if not 0 <= settings.replan_every <= settings.chunk:
+        raise ValueError(
+            f"--replan_every={settings.replan_every} must lie between 0 and --chunk={settings.chunk}: it is how many "
+            "of a chunk's actions are executed, 0 for all"
+        )
+
+
+def in_chunks(settings: Any, config: Any, dataset: Dataset | None) -> Any:
+    """What batches of so many actions in each row are drawn from; None for no data."""
+    if settings.chunk == 1 or dataset is None:
+        return dataset
+    return chunks.make(dataset, settings.chunk, *discounts(config))
 
 
 def at_least_one(settings: Any, *names: str) -> None:

@@ -3,6 +3,11 @@ r"""Train an agent on logged data, several seeds at once, and say how good it is
     python -m experiments.offline --agent=iql --dataset=cube-single-play-singletask-v0 --head=hl_gauss \
         --agent.expectile=0.9 --seeds=8 --updates=1000000
 
+Policies that decide on several actions at once (`rl.replay.chunks`), any agent's with continuous ones: ``--chunk=5``,
+of which ``--replan_every`` are executed before the next decision. Q-chunking with its published settings:
+
+    python -m experiments.offline --agent=fql --dataset=scene-play-singletask-task2-v0 --preset=ogbench-qc
+
 The run folder holds config.json, metrics.jsonl, TensorBoard events, curve.png, result.json and checkpoints; the
 same command continues an interrupted run, to the same bits. ``--agent=NAME --help`` lists an agent's own
 hyper-parameters. Datasets that cannot be downloaded are made by ``python -m experiments.collect``.
@@ -28,27 +33,29 @@ from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble
+from rl.replay import chunks, transform
 from rl.replay import dataset as replay
-from rl.replay import transform
+from rl.replay.source import Source
 from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
 _IDENTITY = (
     *logged.IDENTITY,
-    *("normalize_observations", "reward_scale", "reward_shift", "policy_estimates"),
-    *("robust", "robust_scale", "robust_updates"),
+    *("normalize_observations", "reward_scale", "reward_shift", "clip_rewards", "policy_estimates"),
+    *("robust", "robust_scale", "robust_updates", "chunk", "replan_every"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(logged.Settings):
+class Settings(logged.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "iql"  # arsq bc cql cqn dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
+    agent: str = "iql"  # arsq bc cql cqn deas dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
+    clip_rewards: bool = False  # then clip them to [-1, 1]: OGBench's become sparse, -1 until all is done
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
     robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
@@ -78,8 +85,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         raise ValueError(
             "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
         )
+    if settings.chunk > 1 and {"discount", "chunk_discount"} & set(sweep):
+        raise ValueError(
+            f"--chunk={settings.chunk}: the returns of chunks are made with one discount, and the sweep has several: "
+            "train each as a run of its own"
+        )
     common.check_schedules(config, settings.updates)
     task = problem(settings, logged.variants(config, sweep))
+    batches, held_out = (common.in_chunks(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
@@ -96,9 +109,8 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         },
         variants=logged.parameters(sweep),
     )
-    state = shard.place_state(
-        jax.jit(population.init)(run_keys, replay.take(task.dataset, np.arange(2))), mesh
-    )
+    example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
+    state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
     start = lifecycle.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
@@ -113,7 +125,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     ):
         validate = logged.validator(
             settings,
-            task.validation,
+            held_out,
             lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, world, wrap),
             mesh,
         )
@@ -122,7 +134,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             session,
             start,
             population,
-            task.dataset,
+            batches,
             run_keys,
             mesh,
             lambda state, number: score(state, number) | validate(state),
@@ -150,6 +162,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         target_range,
         scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
         settings.reward_shift,
+        clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
     )
@@ -161,6 +174,13 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
+    common.check_chunk(settings)
+    for name in ("robust", "policy_estimates"):
+        if settings.chunk > 1 and getattr(settings, name):
+            raise ValueError(
+                f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: it is of single "
+                "steps; leave one of them out"
+            )
     if settings.robust and settings.robust not in REGULARISED:
         raise ValueError(f"--robust={settings.robust} is not one of {', '.join(REGULARISED)}")
     if settings.robust and (not settings.robust_scale > 0 or settings.robust_updates < 1):
@@ -202,8 +222,11 @@ def learners(
     """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
     module = agents.get(settings.agent)
 
+    spec = task.loaded.spec
+
     def make(config: Any) -> Learner:
-        learner = module.make(config, task.loaded.spec, task.head)
+        learner = module.make(config, chunks.spec(spec, settings.chunk), task.head)
+        learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
         if world is None:
             return learner
         propose = _ensemble(settings, task).propose
@@ -220,9 +243,14 @@ def learners(
         config,
         sweep,
         lambda config: wrap(make(config)),
-        replay.sampler(settings.batch_size),
+        source(settings, settings.batch_size),
         mesh,
     )
+
+
+def source(settings: Settings, batch_size: int) -> Source:
+    """The source of batches of the data, in chunks of actions where that is what the agent decides on."""
+    return replay.sampler(batch_size) if settings.chunk == 1 else chunks.sampler(batch_size, settings.chunk)
 
 
 @contextmanager

@@ -21,6 +21,8 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
         --offline_data=hopper-medium-v2 --offline_ratio=0.5
 
+What decides on several actions at once (``--chunk``) goes on so; single steps are remembered, and read in chunks.
+
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
 
     python -m experiments.online --agent=sac --env=AdroitHandDoor-v1 --offline_data=door_human.hdf5 --clip_actions \
@@ -42,13 +44,12 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, interaction, presets
-from rl import agents, checkpoint, data, keys, lifecycle, online
-from rl.envs.registry import stacked_frames
+from rl import acting, agents, checkpoint, data, keys, lifecycle, online
+from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
+from rl.replay import chunks, transform
 from rl.replay import dataset as replays
-from rl.replay import transform
-from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
 from rl.values import heads
@@ -57,14 +58,17 @@ _IDENTITY = (
     *interaction.IDENTITY,
     *("n_step", "init_from", "offline_data"),
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
+    *("chunk", "replan_every"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(interaction.Settings):
+class Settings(interaction.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac td3 dqn arsq cqn; or, to fine-tune: iql ifql fql cql td3_bc sac_n edac my.agent
+    agent: str = (
+        "sac"  # sac td3 dqn arsq cqn; or, to fine-tune: iql ifql deas fql cql td3_bc sac_n edac my.agent
+    )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
     n_step: int = 1  # steps in each transition
@@ -133,7 +137,7 @@ def make_trainer(
     learner: Learner,
     replay: online.Replay,
     seen: Transform,
-    logged: Dataset | None,
+    logged: Any,
 ) -> Trainer:
     """The environments and the learners in them; with ``--init_from``, no action is drawn at random."""
     return Trainer(
@@ -154,7 +158,9 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
     common.at_least_one(settings, "n_step")
+    common.check_chunk(settings)
     frames = stacked_frames(settings.env)
+    check_chunk(settings)
     if frames and settings.learning_starts <= settings.envs * (frames + settings.n_step):
         raise ValueError(
             f"--learning_starts={settings.learning_starts} is too early for stacked frames: it must be more than "
@@ -181,15 +187,44 @@ def check(settings: Settings) -> None:
         interaction.check_head(settings)
 
 
+def check_chunk(settings: Settings) -> None:
+    """Raises ValueError, naming the flags, where experience cannot be read in chunks of actions."""
+    if settings.chunk == 1:
+        return
+    for name, usual in (("n_step", 1), ("priority", 0.0), ("relabel_success", "")):
+        if getattr(settings, name) != usual:
+            raise ValueError(
+                f"--{name}={getattr(settings, name)} and --chunk={settings.chunk} cannot be combined: leave one of "
+                "them out"
+            )
+    if stacked_frames(settings.env):
+        raise ValueError(
+            f"--chunk={settings.chunk} is not for ALE games and pixels/, of which single frames are kept: leave it out"
+        )
+    if settings.learning_starts < settings.envs * settings.chunk:
+        raise ValueError(
+            f"--learning_starts={settings.learning_starts} is too early: the first chunk is whole after --envs times "
+            f"--chunk, {settings.envs * settings.chunk} steps"
+        )
+    limit = time_limit(settings.env)
+    if limit and settings.chunk > limit:
+        raise ValueError(
+            f"--chunk={settings.chunk} is longer than every episode of {settings.env}, whose time limit is {limit}"
+        )
+
+
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
     """The learner and its memory."""
     low, high = support(settings)
-    learner = agents.get(settings.agent).make(
-        config, spec, heads.make(settings.head, low, high, settings.head_size)
-    )
-    several = (settings.n_step, common.discount(config), settings.envs)
+    head = heads.make(settings.head, low, high, settings.head_size)
+    learner = agents.get(settings.agent).make(config, chunks.spec(spec, settings.chunk), head)
+    learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
+    gamma, within = common.discounts(config)
+    several = (settings.n_step, gamma, settings.envs)
     frames = stacked_frames(settings.env)
     view = online.video(frames, *several) if frames else online.steps(*several)
+    if settings.chunk > 1:
+        view = online.chunked(settings.chunk, gamma, settings.envs, within)
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
         return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
@@ -209,9 +244,12 @@ def success(settings: Settings) -> str | float | None:
     return common.number("relabel_success", settings.relabel_success)
 
 
-def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Dataset:
+def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:
     """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
-    return replays.n_step(transform.apply(seen, loaded.dataset), settings.n_step, common.discount(config))
+    logged = transform.apply(seen, loaded.dataset)
+    if settings.chunk > 1:
+        return common.in_chunks(settings, config, logged)
+    return replays.n_step(logged, settings.n_step, common.discount(config))
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
@@ -283,6 +321,12 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
     """
     record, arrays = _source(settings)
     card = record["card"]
+    length = card["settings"].get("chunk", 1)
+    if length != settings.chunk:
+        raise ValueError(
+            f"--init_from={settings.init_from} decides on {length} actions at once: give --chunk={length}, not "
+            f"{settings.chunk}"
+        )
     there = {"agent": card["agent"], "head": card["settings"]["head"], "seeds": card["settings"]["seeds"]}
     if (there["agent"], there["head"]) != (settings.agent, settings.head) or there["seeds"] < settings.seeds:
         raise ValueError(
@@ -296,7 +340,7 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} was trained with --agent.discount={discount}, and its values are of "
             f"such returns: give --agent.discount={discount}, not {config.discount}"
         )
-    like = jax.eval_shape(learner.init, jax.random.key(0), online.example(spec))
+    like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     leaves = []
     for name, leaf in checkpoint.named({"state": like}).items():
         array = arrays.get(name)

@@ -1,6 +1,6 @@
 """Published settings as data: ``--preset=paper`` gives an agent those of its paper for the family of its task.
 
-``--preset=ogbench-fql`` gives it those of one comparison, a protocol, and refuses what was not in it.
+``--preset=ogbench-fql`` or ``ogbench-qc`` gives it those of one comparison, a protocol, and refuses what was not in it.
 
 ``presets.yaml`` holds the numbers and where they are from. They stand where no flag says otherwise; a run prints them
 at its start and stores them with its card. Functions (``offline.run`` and so on) take settings as they are.
@@ -68,7 +68,7 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
       agent: its name.
       task: a dataset, or an environment's name.
       head: the value head.
-      preset: paper, or one of `protocols`, whose blocks alone are taken then.
+      preset: paper, or one of `protocols`, whose blocks alone are taken then. What is explicit is not taken for paper.
     """
     name = task_name(task)
     families = {
@@ -83,7 +83,7 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
             or agent not in _several(block["agent"])
             or not families.intersection(_several(block["family"]))
             or head not in block.get("heads", [head])
-            or preset not in (PAPER, block.get("protocol"))
+            or preset not in (NONE if block.get("explicit") else PAPER, block.get("protocol"))
         ):
             continue
         chosen |= block["flags"]
@@ -151,9 +151,9 @@ def from_flags(
 
 
 def stored(script: str, settings: Any, task: str) -> dict[str, Any] | None:
-    """What a run's card says of the preset that its settings were resolved with; None if it was none."""
+    """What a run's card says of the preset that its settings were resolved with, by name; None if it was none."""
     preset = _of_settings(script, settings, task)
-    return preset._asdict() if preset else None
+    return {"name": settings.preset, **preset._asdict()} if preset else None
 
 
 def _of_settings(script: str, settings: Any, task: str) -> Preset | None:

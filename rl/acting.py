@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rl.types import Actor, Array, Key, Learner, State
+from rl import nest
+from rl.types import Actor, Array, Key, Learner, Spec, State
 
 
 def memoryless(act: Callable[[Any, Any, Key], Array]) -> Actor:
@@ -84,6 +85,49 @@ def refresh(
     rows = due.reshape(count), flat(inputs), flat(held), jax.random.split(key, count)
     result = jax.lax.map(refreshed, rows, batch_size=group)
     return jax.tree.map(lambda x: x.reshape(*due.shape, *x.shape[1:]), result)
+
+
+def chunked(act: Callable[[Any, Any, Key], Array], spec: Spec, length: int, replan_every: int = 0) -> Actor:
+    """A policy of single actions from ``act``, which decides on ``length`` at once.
+
+    Between decisions the policy does not look at what it observes (open loop), and nothing is computed.
+
+    Args:
+      act: (state, [..., *observation], key) -> [..., length * D], one action after another; see `rl.replay.chunks`.
+      spec: of the environment.
+      length: actions in a chunk.
+      replan_every: how many of them are executed before the next decision; 0: all. 1 decides anew in every step.
+    """
+    period = replan_every or length
+
+    def start(state: Any, observation: Any) -> Any:
+        lead = nest.leading(observation, spec.observation_shape)
+        return jnp.zeros((*lead, length, spec.action_size)), jnp.full(lead, period, jnp.int32)
+
+    def decide(state: Any, observation: Any, key: Key) -> Array:
+        return act(state, observation, key).reshape(length, spec.action_size)
+
+    def step(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
+        plan, executed = memory
+        due = first | (executed == period)
+        fresh = lambda observation, key: decide(state, observation, key)
+        plan = refresh(due, fresh, observation, plan, key, at_once=due.size)
+        place = jnp.where(due, 0, executed)
+        action = jnp.take_along_axis(plan, place[..., None, None], -2)[..., 0, :]
+        return action, (plan, place + 1)
+
+    return Actor(start, step)
+
+
+def in_chunks(learner: Learner, spec: Spec, length: int, replan_every: int = 0) -> Learner:
+    """``learner``, which knows the environment of ``spec`` in chunks of actions, as a policy of single ones.
+
+    It acts and explores as `chunked` says; ``act``, ``explore`` and ``critics`` are still of chunks.
+    """
+    if length == 1:
+        return learner
+    policy = lambda act: act and chunked(act, spec, length, replan_every)
+    return learner._replace(actor=policy(learner.act), explorer=policy(learner.explore))
 
 
 def over_seeds(actor: Actor, states: State | int) -> Actor:

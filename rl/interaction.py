@@ -19,7 +19,6 @@ import numpy as np
 from rl import envs, nest, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
-from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, State
 
@@ -72,7 +71,8 @@ class Trainer:
       learning_starts: steps of each seed before the first update.
       random: steps of each seed whose actions are drawn uniformly.
       seen: how learners see observations and rewards.
-      logged: data that ``replay`` mixes into batches, as learners see them.
+      logged: data that ``replay`` mixes into batches, as learners see them: a `rl.replay.dataset.Dataset`, or its
+        `rl.replay.chunks.Chunks`.
       success: which episodes join the demonstrations, as in `succeeded`; None for none.
       retraining: what learns between steps beside the learners, if anything does.
 
@@ -91,7 +91,7 @@ class Trainer:
         learning_starts: int,
         random: int,
         seen: Transform,
-        logged: Dataset | None = None,
+        logged: Any = None,
         success: str | float | None = None,
         retraining: Retraining | None = None,
     ):

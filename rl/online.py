@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl import acting, keys, nest, train
+from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
 from rl.replay import dataset as data
-from rl.replay import demonstrations, frames, prioritised, ring, source
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 
 _NEVER = np.int32(np.iinfo(np.int32).max)
@@ -42,6 +42,7 @@ class Replay(NamedTuple):
     axes: Any  # of the memory over seeds
     # memory, lengths [N] -> memory: the newest rows of each environment, so many, are demonstrations from now on
     relabel: Callable[[Any, Array], Any] | None = None
+    chunk: int = 1  # actions in each transition (`chunked`)
 
 
 class Tally(NamedTuple):
@@ -95,6 +96,8 @@ class View(NamedTuple):
     transitions: Callable[[ring.Ring, Array], Transition]  # slots [B] -> [B]
     wait: int  # rows that must come after one before it can be read
     spare: int  # how many of the oldest rows cannot be read
+    chunk: int = 1  # actions in each transition
+    logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
 
 
 def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
@@ -105,6 +108,23 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
         transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
         wait=0,
         spare=0,
+    )
+
+
+def chunked(
+    length: int, discount: float = 1.0, environments: int = 1, reward_discount: float | None = None
+) -> View:
+    """Rows that hold both observations, read in chunks of ``length`` actions (`rl.replay.chunks`).
+
+    Logged data beside them are `rl.replay.chunks.Chunks` of this length.
+    """
+    return steps()._replace(
+        draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
+        transitions=lambda memory, slots: ring.action_chunks(
+            memory, slots, length, discount, environments, reward_discount
+        ),
+        chunk=length,
+        logged=lambda size: chunks.sampler(size, length),
     )
 
 
@@ -137,7 +157,7 @@ def uniform(learner: Learner, view: View, capacity: int, batch_size: int, *, log
 
     if not logged:
         return _read_only(learner, view, capacity, ring, newest, lambda log, rows: rows)
-    sample = source.concatenated(data.sampler(logged), newest)
+    sample = source.concatenated(view.logged(logged), newest)
     return _read_only(learner, view, capacity, ring, sample, lambda log, rows: (log, rows))
 
 
@@ -164,6 +184,7 @@ def _read_only(
         join=lambda memory, marks: memory,
         learn=reading_only(learner, sample, together),
         axes=kind.STACKED,
+        chunk=view.chunk,
     )
 
 
@@ -215,8 +236,10 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
       learner, view, capacity, batch_size, logged: as in `uniform`.
 
     Raises:
-      ValueError: the view is one of video frames.
+      ValueError: the view is one of video frames, or of chunks.
     """
+    if view.chunk > 1:
+        raise ValueError("demonstrations that join are drawn as single steps, not in chunks of actions")
     if view.wait:
         raise ValueError("steps kept as single video frames cannot join the demonstrations: keep whole steps")
 
@@ -327,7 +350,8 @@ def loop(
 
     def init() -> Carry:
         seeds, row = run_keys.shape[0], _blank(spec, observation_type)
-        batch = source.of_origin(example(spec, observation_type), source.ONLINE)  # as those of the updates
+        chunk = chunks.spec(spec, replay.chunk)
+        batch = source.of_origin(example(chunk, observation_type), source.ONLINE)  # as those of the updates
         state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
         memory = replay.empty(row)
         one = jax.eval_shape(learner.init, run_keys[0], batch)

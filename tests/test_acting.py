@@ -15,7 +15,7 @@ from rl.agents import bc
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
-from rl.types import Actor, Learner, State
+from rl.types import Actor, Learner, Spec, State
 
 COUNTDOWN = "toy_environments:Countdown-v0"  # observes (steps left, ...); pays 1 + 3 times the action
 LENGTH = 3  # of a chunk
@@ -30,28 +30,17 @@ def counter() -> Actor:
     return Actor(lambda state, observation: jnp.zeros(observation.shape[:-1], jnp.int32), act)
 
 
-def chunks() -> Actor:
-    """Plans `LENGTH` actions from what it sees, and takes them without looking again."""
-
-    def start(state: Any, observation: Any) -> Any:
-        lead = observation.shape[:-1]
-        return {"plan": jnp.zeros((*lead, LENGTH)), "taken": jnp.full(lead, LENGTH, jnp.int32)}
-
-    def act(state: Any, memory: Any, observation: Any, first: Any, key: Any) -> tuple[Any, Any]:
-        again = first | (memory["taken"] == LENGTH)
-        plan = state.params["scale"] * (observation[..., :1] + jnp.arange(LENGTH) / 10) / 100
-        plan = jnp.where(again[..., None], plan, memory["plan"])
-        taken = jnp.where(again, 0, memory["taken"])
-        return jnp.take_along_axis(plan, taken[..., None], -1), {"plan": plan, "taken": taken + 1}
-
-    return Actor(start, act)
+def plan(state: Any, observation: Any, key: Any) -> Any:
+    """`LENGTH` actions from what it sees."""
+    return state.params["scale"] * (observation[..., :1] + jnp.arange(LENGTH) / 10) / 100
 
 
 def by_hand(which: str, seen: list[float]) -> list[float]:
     """Actions of either at scale 1 while it sees so many steps left, from where it begins to remember."""
     if which == "counter":
         return [time / 100 for time in range(len(seen))]
-    return [(seen[time - time % LENGTH] + time % LENGTH / 10) / 100 for time in range(len(seen))]
+    period = 1 if which == "replanning" else LENGTH
+    return [(seen[time - time % period] + time % period / 10) / 100 for time in range(len(seen))]
 
 
 def learner(which: str) -> Learner:
@@ -63,12 +52,13 @@ def learner(which: str) -> Learner:
     def update(state: State, batch: Any, key: Any) -> tuple[State, Any]:
         return state._replace(step=state.step + 1), {"reward": batch.reward.mean()}
 
-    actor = {"counter": counter, "chunks": chunks}[which]()
-    act = lambda state, observation, key: jnp.zeros((*observation.shape[:-1], 1))
-    return Learner(init, update, act, actor=actor, explorer=actor)
+    if which == "counter":
+        return Learner(init, update, plan, actor=counter(), explorer=counter())
+    period = 1 if which == "replanning" else 0
+    return acting.in_chunks(Learner(init, update, plan, explore=plan), Spec((2,), 1), LENGTH, period)
 
 
-@pytest.mark.parametrize("which", ["counter", "chunks"])
+@pytest.mark.parametrize("which", ["counter", "chunks", "replanning"])
 def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) -> None:
     """Two policies of one population in three environments each, with episodes of 1 to 10 steps."""
     runs = train.population(lambda config: learner(which), bc.Config(), lambda *_: None, 1)

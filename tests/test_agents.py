@@ -235,6 +235,11 @@ def bc(s: Setting) -> Expected:
     )
 
 
+def as_distribution(h: Head, outputs: np.ndarray) -> np.ndarray:
+    """The target that has the distribution of outputs that are logits."""
+    return special.softmax(outputs, -1)
+
+
 class Implicit(NamedTuple):
     """What IQL says of value and critics, whatever the policy is."""
 
@@ -243,11 +248,11 @@ class Implicit(NamedTuple):
     metrics: dict[str, Any]
 
 
-def implicit(s: Setting) -> Implicit:
+def implicit(s: Setting, imitated: Callable[[Head, np.ndarray], np.ndarray] | None = None) -> Implicit:
     c, h, b = s.config, s.head, s.batch
     slow = smallest(h, critics(s.target["critic"], b.observation, b.action))
     u = h.value(slow) - h.value(mlp(s.params["value"], b.observation))
-    y_value = h.target(0 * b.reward, 1 + 0 * b.reward, slow)
+    y_value = imitated(h, slow) if imitated else h.target(0 * b.reward, 1 + 0 * b.reward, slow)
     backup = b.reward, c.discount * b.discount, mlp(s.params["value"], b.next_observation)
     losses: dict[str, Loss] = {
         "value": lambda v: (
@@ -291,11 +296,29 @@ def flow_loss(s: Setting) -> Loss:
     return lambda v: ((velocity(v, s.batch.observation, (1 - t) * z + t * a, t) - (a - z)) ** 2).mean()
 
 
-def ifql(s: Setting) -> Expected:
-    losses, _, metrics = implicit(s)
+def ifql(s: Setting, imitated: Callable[[Head, np.ndarray], np.ndarray] | None = None) -> Expected:
+    losses, _, metrics = implicit(s, imitated)
     params, values = of_losses(s, {**losses, "policy": flow_loss(s)})
     target = follow(s.target["critic"], s.params["critic"], s.config.target_rate)
     return Expected(params, {"critic": target}, metrics | values)
+
+
+def deas(s: Setting) -> Expected:
+    return ifql(s, as_distribution)
+
+
+def best_draw(s: Setting, observation: np.ndarray) -> np.ndarray:
+    """QC's action: of several draws of the flow the best by the critics."""
+    c = s.config
+    drawn, values = [], []
+    for z in normal_table((len(observation), c.candidates, DIMENSIONS)).swapaxes(0, 1):
+        x = z
+        for t in np.arange(c.flow_steps) / c.flow_steps:
+            x = x + velocity(s.params["flow"], observation, x, t) / c.flow_steps
+        drawn.append(np.clip(x, -1, 1))
+        q = s.head.value(critics(s.params["critic"], observation, drawn[-1]))
+        values.append(q.min(0) if c.aggregation == "min" else q.mean(0))
+    return np.stack(drawn)[np.argmax(values, 0), np.arange(len(observation))]
 
 
 def fql(s: Setting) -> Expected:
@@ -303,9 +326,19 @@ def fql(s: Setting) -> Expected:
     z = normal_table(b.action.shape)
     act = lambda pi, observation: mlp(pi, np.concatenate([observation, z], -1))
     box = lambda x: np.clip(x, -1, 1)
-    q_next = critics(s.target["critic"], b.next_observation, box(act(s.params["policy"], b.next_observation)))
+    distilled = c.extraction == "distilled"
+    following = b.next_observation
+    action = box(act(s.params["policy"], following)) if distilled else best_draw(s, following)
+    q_next = critics(s.target["critic"], following, action)
     together = smallest(h, q_next) if c.aggregation == "min" else q_next.mean(0)  # of outputs that are values
     backup = b.reward, c.discount * b.discount, together
+
+    if not distilled:
+        params, metrics = of_losses(s, {"critic": s.critic_loss(h.target(*backup)), "flow": flow_loss(s)})
+        metrics |= {"q": s.q(s.params["critic"]).mean(), "clipped": h.clipped(*backup)}
+        return Expected(
+            params, {"critic": follow(s.target["critic"], s.params["critic"], c.target_rate)}, metrics
+        )
 
     x, width = z, 1 / c.flow_steps
     for t in np.arange(c.flow_steps) * width:
@@ -335,6 +368,15 @@ def fql(s: Setting) -> Expected:
     return Expected(params, {"critic": target}, metrics)
 
 
+def together(s: Setting, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
+    """Outputs of all critics as one, and what is taken off its value; means of outputs that are values."""
+    if s.config.aggregation == "min":
+        return smallest(s.head, outputs), 0.0
+    q = s.head.value(outputs)
+    deviation = np.sqrt(((q - q.mean(0)) ** 2).mean(0))
+    return outputs.mean(0), s.config.deviations * deviation * (s.config.aggregation == "pessimistic")
+
+
 def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable[..., Any]) -> Expected:
     """Twin delayed critics; ``penalty`` of the next action, ``actor`` loss from (Q [E, B], pi - a)."""
     c, h, b = s.config, s.head, s.batch
@@ -342,8 +384,8 @@ def td3(s: Setting, penalty: Callable[[np.ndarray], np.ndarray], actor: Callable
     noise = np.clip(c.policy_noise * normal_table(mode.shape), -c.noise_clip, c.noise_clip)
     action = np.clip(mode + noise, -1, 1)
     discount = c.discount * b.discount
-    q_next = smallest(h, critics(s.target["critic"], b.next_observation, action))
-    backup = b.reward - discount * penalty(action), discount, q_next
+    q_next, off = together(s, critics(s.target["critic"], b.next_observation, action))
+    backup = b.reward - discount * (penalty(action) + off), discount, q_next
     loss = s.critic_loss(h.target(*backup))
     metrics = {
         "critic_loss": loss(s.params["critic"]),
@@ -386,9 +428,14 @@ def plain_td3(s: Setting) -> Expected:
 
 def rebrac(s: Setting) -> Expected:
     def actor(q: np.ndarray, distance: np.ndarray) -> tuple[Callable[..., Any], float]:
-        scale = 1 / np.abs(q.min(0)).mean()
+        def aggregated(q: np.ndarray) -> np.ndarray:
+            if s.config.aggregation == "min":
+                return q.min(0)
+            return q.mean(0) - s.config.deviations * q.std(0) * (s.config.aggregation == "pessimistic")
+
+        scale = 1 / np.abs(aggregated(q)).mean()
         cloning = lambda distance: (distance**2).sum(-1).mean()
-        loss = lambda q, distance: s.config.policy_cloning * cloning(distance) - scale * q.min(0).mean()
+        loss = lambda q, distance: s.config.policy_cloning * cloning(distance) - scale * aggregated(q).mean()
         return loss, cloning(distance)
 
     def penalty(action: np.ndarray) -> np.ndarray:
@@ -667,6 +714,7 @@ ORACLES: dict[str, Callable[[Setting], Expected]] = {
     "bc": bc,
     "cql": cql,
     "cqn": cqn,
+    "deas": deas,
     "dqn": dqn,
     "edac": sac_n,
     "fql": fql,
@@ -692,6 +740,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         **DISCOUNTED | {"levels": 2, "bins": 3, "features": 3, "network": Architecture()},
         **COMMON | {"td_weight": 0.7, "dominance_weight": 0.4, "margin_weight": 0.3, "margin": 0.5},
     },
+    "deas": {**DISCOUNTED, "candidates": 3, "flow_steps": 2, "network": Architecture()},
     "dqn": DISCOUNTED,
     "edac": {**DISCOUNTED, "critics": 3, "diversity": 0.7},
     "fql": {**DISCOUNTED, "alpha": 0.6, "flow_steps": 3, "network": Architecture()},
@@ -721,7 +770,10 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("continuous", "cql", "scalar", {"backup_entropy": True}),
     ("continuous", "cql", "hl_gauss", {"max_backup": True, "samples": 5}),
     ("continuous", "fql", "hl_gauss", {"aggregation": "min", "normalize_q": True, "integrator": "midpoint"}),
+    ("continuous", "fql", "quantile", {"extraction": "best_of", "candidates": 4}),
+    ("continuous", "deas", "hl_gauss", {}),  # IFQL's code but for the target of the value
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
+    ("continuous", "rebrac", "quantile", {"critics": 3, "aggregation": "pessimistic", "deviations": 0.7}),
     *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
     *(("discrete", "dqn", head, {}) for head in heads.NAMES if head != "scalar"),
     ("discrete", "iql", "c51", {}),
@@ -983,7 +1035,9 @@ def test_every_draw_has_its_own_key(case: Case) -> None:
     A flow's noise and times, and the noise that FQL's policy shares with the flow.
     """
     draws = {"cqn": 2, "td3": 1, "td3_bc": 1, "rebrac": 1, "sac": 2, "sac_n": 2, "edac": 2, "cql": 5}
-    draws = (draws | {"fql": 4, "ifql": 2}).get(case.agent, 0)
+    draws = (draws | {"fql": 4, "ifql": 2, "deas": 2}).get(case.agent, 0)
+    if case.agent == "fql" and case.config.extraction == "best_of":
+        draws = 3  # no policy to be distilled
     if case.agent == "cql" and case.config.variant != "h":
         draws = 3  # the policy's own proposals alone
     assert case.draws == (0 if (case.agent, "q" in case.state.params) == ("cql", True) else draws)

@@ -217,6 +217,33 @@ def test_mean_member_is_the_equal_mixture(name: str) -> None:
         np.testing.assert_allclose(of_mean, of_each.mean(0), atol=1e-6)
 
 
+@every_head
+def test_pessimism_is_the_mean_less_so_many_deviations_in_targets_and_values(name: str) -> None:
+    """The target of members that disagree, against the closed form in float64; see `bellman.aggregate`."""
+    head, outputs = HEADS[name], normal(6, MEMBERS, BATCH, HEADS[name].size)
+    reward, discount = normal(8, BATCH), np.full(BATCH, 0.5, np.float32)
+
+    def ask(outputs: jax.Array) -> tuple[Any, ...]:
+        found = {}
+        for aggregation in bellman.AGGREGATIONS:
+            one, off = bellman.aggregate(head, outputs, aggregation, 0.7)
+            found[aggregation] = head.value(one) - off
+        one, off = bellman.aggregate(head, outputs, "pessimistic", 0.7)
+        values = head.value(outputs)
+        direct = {a: bellman.aggregate_values(values, a, 0.7) for a in bellman.AGGREGATIONS}
+        return found, direct, values, head.target(reward - discount * off, discount, one)
+
+    found, direct, values, target = compiled(ask, outputs)
+    values = np.float64(values)
+    deviation = np.sqrt(((values - values.mean(0)) ** 2).mean(0))
+    expected = {"min": values.min(0), "mean": values.mean(0), "pessimistic": values.mean(0) - 0.7 * deviation}
+    for aggregation, value in expected.items():
+        np.testing.assert_allclose(found[aggregation], value, atol=2e-5, err_msg=aggregation)
+        np.testing.assert_allclose(direct[aggregation], value, rtol=1e-6, atol=1e-6, err_msg=aggregation)
+    if name == "scalar":
+        np.testing.assert_allclose(target, reward + discount * expected["pessimistic"], atol=1e-6)
+
+
 def test_subsets_are_drawn_evenly_and_once_for_the_whole_batch() -> None:
     """REDQ by enumeration: the members' values say which two of five were drawn."""
     values = np.float32([[1, 5], [2, 4], [3, 3], [4, 2], [5, 1]])  # [E, B], two orders

@@ -38,11 +38,19 @@ GOALS = (
     "qrl",
 )  # they learn from trajectories, with goals in hindsight
 CONTINUOUS = (
-    *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
+    *("arsq", "bc", "cql", "cqn", "deas", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3"),
+    "td3_bc",
 )
 # One head will do: sac and td3 are the code of sac_n and td3_bc, and the heads of fql and of cqn, slow to compile, are
 # in test_agents
-ONE_HEAD = {"cqn": "hl_gauss", "fql": "c51", "ifql": "two_hot", "sac": "scalar", "td3": "scalar"}
+ONE_HEAD = {
+    "cqn": "hl_gauss",
+    "deas": "hl_gauss",
+    "fql": "c51",
+    "ifql": "two_hot",
+    "sac": "scalar",
+    "td3": "scalar",
+}
 # Of the agents with goals crl, gcbc and qrl use none; test_goal_agents has the other heads. hecrl, whose networks take
 # half a minute to compile, has its promises in test_hecrl
 ONE_HEAD |= dict.fromkeys(GOALS, "scalar") | {"gciql": "hl_gauss"}
@@ -51,8 +59,8 @@ DISCRETE = ("bc", "cql", "dqn", "iql")
 
 
 def left_out(kind: str, agent: str, head: str) -> Any:
-    """What a case is marked with: ifql has the values of iql and the flow of fql, and is for make test-all."""
-    if agent == "ifql":
+    """What a case is marked with: ifql, whose code deas is, has the values of iql and the flow of fql."""
+    if agent in ("ifql", "deas"):
         return pytest.mark.long
     return [] if (head == "hl_gauss" or agent in ONE_HEAD) and kind != "goals" else pytest.mark.slow
 
@@ -95,6 +103,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "cql": {"samples": 3},
     "cqn": {"bins": 3, "features": 4, "levels": 1},
     "crl": {"latent": 8},
+    "deas": {"flow_steps": 2, "candidates": 3},
     "edac": {"critics": 3},
     "fql": {"flow_steps": 2},
     "ifql": {"flow_steps": 2, "candidates": 3},

@@ -184,7 +184,7 @@ AGENTS = [(agent, "continuous") for agent in CONTINUOUS] + [(agent, "discrete") 
 
 
 def test_every_agent_but_cloning_has_a_value() -> None:
-    assert {"bc", *CONTINUOUS, *DISCRETE, *agents.GOALS} == set(agents.AGENTS)
+    assert {"bc", "deas", *CONTINUOUS, *DISCRETE, *agents.GOALS} == set(agents.AGENTS)
 
 
 @pytest.mark.slow

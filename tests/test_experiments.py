@@ -51,11 +51,12 @@ from rl.values import heads
 ROOT = Path(__file__).parent.parent
 DISCRETE = ("bc", "cql", "dqn", "iql")
 CONTINUOUS = (
-    *("arsq", "bc", "cql", "cqn", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3", "td3_bc"),
+    *("arsq", "bc", "cql", "cqn", "deas", "edac", "fql", "ifql", "iql", "rebrac", "sac", "sac_n", "td3"),
+    "td3_bc",
 )
 LARGE = ("cql", "cqn", "edac", "fql", "rebrac", "sac", "sac_n", "td3")  # slow to compile
-# ifql has the values of iql and the flow of fql
-LEFT_OUT = {**dict.fromkeys(LARGE, pytest.mark.slow), "ifql": pytest.mark.long}
+# ifql has the values of iql and the flow of fql, and deas is its code
+LEFT_OUT = {**dict.fromkeys(LARGE, pytest.mark.slow), "ifql": pytest.mark.long, "deas": pytest.mark.long}
 TINY = {"seeds": 2, "updates": 6, "eval_every": 3, "batch_size": 8, "tensorboard": False}
 EVALUATED = {"environment": "point_mass:PointMass-v0", "eval_episodes": 2, "eval_processes": 0}
 
@@ -453,6 +454,12 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
             "--agent.policy_optimiser.decay_updates=1000000: the learning rate is 0 from there on, .* 1000020",
         ),
+        ({"chunk": 0}, "--chunk must be at least 1, not 0"),
+        ({"chunk": 4, "replan_every": 5}, "--replan_every=5 must lie between 0 and --chunk=4"),
+        ({"chunk": 4, "robust": "kl"}, "--robust=kl and --chunk=4 cannot be combined"),
+        ({"chunk": 4, "policy_estimates": 5}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
+        ({"chunk": 4000}, "--chunk=4000 is longer than every episode of the data: the longest has"),
+        ({"chunk": 4, "dataset": "synthetic-discrete"}, "--chunk=4: chunks are of continuous actions"),
         ({"reward_scale": "much"}, "--reward_scale=much is neither"),
         ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
         ({"environment": "Pendulm-v1"}, "the nearest names are Pendulum-v1"),
@@ -495,6 +502,11 @@ def test_a_sweep_of_discounts_has_a_support_for_all(
             "--policy_estimates compares policies by one discount",
         ),
         ({"discount": [0.9], "expectile": [0.7, 0.9]}, {}, "equally many values"),
+        (
+            {"discount": [0.9, 0.99]},
+            {"chunk": 4},
+            "--chunk=4: the returns of chunks are made with one discount",
+        ),
     ],
 )
 def test_what_cannot_be_trained_together_is_refused(
@@ -690,6 +702,15 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     assert steps.shape == (2, 2)
     expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
     np.testing.assert_allclose(found["eval/return"].ravel(), expected, rtol=1e-5)
+
+
+def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:
+    """Five actions at once, one after another."""
+    chosen = settings(tmp_path, agent="bc", chunk=5, dataset="synthetic-continuous", **EVALUATED)
+    result = offline.run(chosen, config("bc"))
+    assert result["settings"]["chunk"] == 5 and len(result["scores"]["return"]["last"]["per_seed"]) == 2
+    name = "state/params/policy/log_std"
+    assert state(tmp_path, 6)[name].shape == (2, 5 * 2)
 
 
 @pytest.mark.slow

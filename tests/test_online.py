@@ -20,7 +20,7 @@ import toy_environments
 import tqdm
 
 from experiments import interaction, offline, online
-from rl import agents, checkpoint, evaluate, log, train
+from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
@@ -654,6 +654,43 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
     assert found["card"]["transform"]["reward_scale"] == pytest.approx(scale)
 
 
+@pytest.mark.long
+def test_an_agent_of_chunks_is_trained_offline_and_goes_on_online(tmp_path: Path) -> None:
+    """Half of every batch is logged chunks."""
+    chosen = {"agent": "iql", "chunk": 3, "seeds": 1}
+    small = {"updates": 2, "eval_every": 2, "eval_episodes": 2, "eval_processes": 0, "batch_size": 8}
+    where = {"environment": POINT_MASS, "workdir": str(tmp_path / "offline"), "tensorboard": False}
+    offline.run(offline.Settings(**chosen, **small, **where), config("iql", candidates=2))
+    source = {"init_from": str(tmp_path / "offline"), "offline_data": "synthetic-continuous"}
+    again = settings(tmp_path / "online", **chosen, **source, steps=20, replan_every=2)
+    online.run(again, config("iql", candidates=2))
+    arrays = saved(tmp_path / "online", 20)
+    assert arrays["loop/memory/rows/action"].shape[2:] == (2,) and arrays["state/step"] == 2 + 13
+
+
+def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None:
+    """By shapes: logged chunks and those of the ring in one batch, and single actions out."""
+    chosen = online.Settings(
+        agent="iql", chunk=3, replan_every=2, offline_data="logged", batch_size=8, replay=64
+    )
+    spec, own = Spec((4,), 2), config("iql", candidates=2)
+    learner, memory = online.parts(chosen, own, spec)
+    logged = online.demonstrations(chosen, own, Transform(), data.load("synthetic-continuous"))
+    loop = compiled.loop(learner, spec, memory, jax.random.split(jax.random.key(0), 2))
+    carry = jax.eval_shape(loop.init)
+    assert carry.state.params["policy"]["log_std"].shape == (2, 6)
+    assert carry.memory.rows.action.shape == (2, 64, 2) and carry.action.shape == (2, 1, 2)
+    alone = lambda tree: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
+    rows = ring.Ring(alone(carry.memory.rows), carry.memory.head, carry.memory.count)
+    state = alone(carry.state._replace(step=None))._replace(step=carry.state.step)
+    after = jax.eval_shape(memory.learn(1), state, rows, None, logged, jax.random.key(0))[0]
+    assert jax.tree.map(lambda x: x.shape, after) == jax.tree.map(lambda x: x.shape, state)
+    step = lambda: loop.begin(
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), carry), np.zeros((2, 1, 4)), False
+    )
+    assert jax.eval_shape(step)[1].shape == (2, 1, 2)
+
+
 @pytest.mark.parametrize(
     ("changes", "hidden", "message"),
     [
@@ -670,6 +707,7 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
             (8, 8),
             "trained with --agent.discount=0.99.*: give --agent.discount=0.99, not 0.9",
         ),
+        ({"chunk": 2}, (8, 8), "decides on 1 actions at once: give --chunk=1, not 2"),
         ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
         ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
         (
@@ -743,6 +781,15 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         ({"relabel_success": "often"}, "--relabel_success=often is neither a number nor one of its words"),
         ({"relabel_success": "1", "priority": 0.5}, "--priority and --relabel_success cannot be combined"),
         ({"relabel_success": "success", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
+        ({"chunk": 2, "n_step": 3}, "--n_step=3 and --chunk=2 cannot be combined"),
+        ({"chunk": 2, "priority": 0.5}, "--priority=0.5 and --chunk=2 cannot be combined"),
+        ({"chunk": 2, "relabel_success": "1"}, "--relabel_success=1 and --chunk=2 cannot be combined"),
+        ({"chunk": 2, "env": "ALE/Pong-v5"}, "--chunk=2 is not for ALE games"),
+        ({"chunk": 30, "learning_starts": 20}, "--learning_starts=20 is too early: .* 30 steps"),
+        (
+            {"chunk": 11, "env": POINT_MASS, "learning_starts": 20},
+            "longer than every episode of point_mass.*limit is 10",
+        ),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
         ({"agent": "bc"}, "no way to explore: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),

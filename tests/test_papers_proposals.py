@@ -96,8 +96,8 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From flags to report; what is finished is not trained again."""
     settings = study.Settings(
-        heads="c51", seeds=2, updates=10, batch_size=8, hidden=(8,), flow_steps=2, candidates=(1, 3), draws=50,
-        out=str(tmp_path / "new"),
+        parts="bandit", heads="c51", seeds=2, updates=10, batch_size=8, hidden=(8,), flow_steps=2, candidates=(1, 3),
+        draws=50, out=str(tmp_path / "new"),
     )  # fmt: skip
     result = study.run(settings)
     assert result["bandit"][study.FLOW]["c51"]["3"]["modes"].shape == (2, 4)
@@ -115,6 +115,8 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"parts": "bandits"}, "--parts: bandits is none of bandit"),
         ({"heads": "c52"}, "--heads: c52 is none of scalar"),
+        ({"chunk_seeds": 1}, "--chunk_seeds=1: an interval over seeds needs at least 2"),
+        ({"chunk_updates": 25}, "--chunk_updates=25 must be a multiple of 10"),
         ({"seeds": 1}, "--seeds=1: an interval over seeds needs at least 2"),
         ({"updates": 25}, "--updates=25 must be a multiple of 10"),
         ({"candidates": (0, 1)}, "--candidates=0,1 must be positive, with 1 among them"),

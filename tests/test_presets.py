@@ -140,7 +140,7 @@ def test_what_was_tuned_for_other_datasets_is_missing() -> None:
 
 
 def test_an_unknown_preset_is_refused() -> None:
-    with pytest.raises(ValueError, match="--preset=best is none of paper, ogbench-fql, none"):
+    with pytest.raises(ValueError, match="--preset=best is none of paper, ogbench-fql, ogbench-qc, none"):
         command_line("--preset=best")
 
 
@@ -168,6 +168,36 @@ def test_every_agent_of_the_fql_paper_has_its_settings_on_the_manipulation_tasks
         assert not any("tuned for" in text and "alone" in text for text in found.missing)
 
 
+def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() -> None:
+    """Sparse where it is published so, in chunks, by the same agent; and not for tasks that it does not have."""
+    task = "--dataset=scene-play-singletask-task2-v0"
+    settings, config = command_line("--agent=fql", "--preset=ogbench-qc", task)
+    assert (settings.chunk, settings.clip_rewards, config.extraction, config.alpha) == (
+        5,
+        True,
+        "best_of",
+        100,
+    )
+    stored = presets.stored("offline", settings, "dataset")
+    assert stored and stored["name"] == "ogbench-qc" and stored["sources"][0].startswith("QC")
+    for preset in ("paper", "ogbench-fql"):
+        settings, config = command_line("--agent=fql", f"--preset={preset}", task)
+        assert (settings.chunk, settings.clip_rewards, config.extraction, config.alpha) == (
+            1,
+            False,
+            "distilled",
+            300,
+        )
+    cube = command_line(
+        "--agent=fql", "--preset=ogbench-qc", "--dataset=cube-triple-play-singletask-task1-v0"
+    )
+    assert (cube[0].chunk, cube[0].clip_rewards) == (5, False)
+    with pytest.raises(
+        ValueError, match=r"ogbench-qc has no settings of fql for .*cube-single.* it has fql on og"
+    ):
+        command_line("--agent=fql", "--preset=ogbench-qc", "--dataset=cube-single-play-singletask-task1-v0")
+
+
 def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block = {
         "agent": "bc",
@@ -189,4 +219,4 @@ def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: py
     result = offline.run(settings, config)
     assert result["settings"]["batch_size"] == 8
     stored = json.loads((tmp_path / log.CONFIG).read_text())["config"]["preset"]
-    assert stored == {"flags": block["flags"], "sources": ["table 1"], "missing": []}
+    assert stored == {"name": "paper", "flags": block["flags"], "sources": ["table 1"], "missing": []}

@@ -18,7 +18,6 @@ NUMBER = np.zeros((), np.float32)  # an example row
 INSERT = jax.jit(ring.insert)
 DRAW = jax.jit(ring.draw, static_argnums=2)
 TRANSITIONS = jax.jit(ring.transitions, static_argnums=(2, 4))
-CHUNKS = jax.jit(ring.action_chunks, static_argnums=(2, 4))
 
 
 def held(memory: ring.Ring) -> list[float]:
@@ -172,19 +171,6 @@ def test_n_step_transitions_end_with_their_episode(
         assert found.origin is None  # of one source
         for name, got, want in list(zip(Transition._fields, found, expected, strict=True))[:-1]:
             np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6, err_msg=f"{name} of {start}")
-
-
-@pytest.mark.parametrize(("capacity", "environments", "times"), CASES)
-def test_action_chunks_say_where_the_episode_ends(capacity: int, environments: int, times: int) -> None:
-    played = play(capacity, environments, times)
-    slots = np.array([step["slot"] for step in played.steps])
-    steps, taken = jax.device_get(CHUNKS(played.memory, slots, 4, GAMMA, environments))
-    assert steps.action.shape == steps.next_action.shape == (len(played.steps), 4)
-    assert not steps.has_next_action.any()
-    for i, start in enumerate(played.steps):
-        expected = [step["action"] for step in walk(played, start, 4)]
-        assert taken[i].tolist() == [True] * len(expected) + [False] * (4 - len(expected))
-        np.testing.assert_allclose(steps.action[i][: len(expected)], expected)
 
 
 def test_sampled_transitions_are_those_of_the_slots_drawn() -> None:

@@ -8,8 +8,11 @@
   far as the flow has the shares of the data and the critic ranks the modes. A policy that is distilled from the flow
   and ascends the critic (FQL) should earn more than the flow.
 
-Batches are drawn from the distribution itself, so that agents alone can err. All value heads are run; Gaussian cloning
-has none.
+- chain, n_step, discounts, aggregation: small problems on chunks of actions and ensembles of critics, whose answers are
+  enumerated (`experiments.papers.proposals_chunks`).
+
+Batches of the bandit are drawn from the distribution itself, so that agents alone can err. All value heads are run;
+Gaussian cloning has none.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
+from experiments.papers import proposals_chunks
 from rl import plot, train
 from rl.agents import bc, fql, ifql
 from rl.agents.optimisers import Adam
@@ -33,7 +37,7 @@ from rl.networks import mlp
 from rl.types import Array, Key, Learner, Spec, State, Transition
 from rl.values import heads
 
-PARTS = ("bandit",)
+PARTS = ("bandit", "chain", "n_step", "discounts", "aggregation")
 PIECES = 10  # steps of the progress bar in each training
 
 # The bandit: where the modes are, how much of the data each has, and what it pays at its centre.
@@ -52,8 +56,8 @@ OURS = "our prediction"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
-    """What can be chosen about this study."""
+class Settings(proposals_chunks.Sizes, studies.Settings):
+    """What can be chosen about this study; what does not begin with chunk is of the bandit."""
 
     parts: str = ",".join(PARTS)  # which to run, comma-separated
     heads: str = ",".join(heads.NAMES)  # of the critics, comma-separated
@@ -78,31 +82,41 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown part or head, too few seeds, no candidates, or updates that the steps of progress do not
         divide.
     """
-    studies.names("parts", settings.parts, PARTS)
+    parts = studies.names("parts", settings.parts, PARTS)
     names = studies.names("heads", settings.heads, heads.NAMES)
-    studies.check_seeds(settings.seeds)
-    if settings.updates % PIECES:
-        raise ValueError(f"--updates={settings.updates} must be a multiple of {PIECES}")
+    for flag in ("seeds", "chunk_seeds"):
+        studies.check_seeds(getattr(settings, flag), flag)
+    for flag in ("updates", "chunk_updates"):
+        if getattr(settings, flag) % PIECES:
+            raise ValueError(f"--{flag}={getattr(settings, flag)} must be a multiple of {PIECES}")
     if 1 not in settings.candidates or min(settings.candidates) < 1:
         given = ",".join(map(str, settings.candidates))
         raise ValueError(
             f"--candidates={given} must be positive, with 1 among them: the flow without a choice"
         )
-    common = studies.chosen(settings, "heads")
+    variants = bandit(settings, names) if "bandit" in parts else {}
+    variants |= proposals_chunks.variants(settings, parts, names)
+    finished = studies.train(settings, variants, "proposals")
+    found: dict[str, Any] = {"wall_seconds": finished.seconds}
+    if "bandit" in parts:
+        found["bandit"] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
+        for kind in (FLOW, DISTILLED):
+            found["bandit"][kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
+    result = studies.finish(settings, found | proposals_chunks.results(finished.outcomes), report, claims)
+    draw(Path(settings.out), result)
+    return result
+
+
+def bandit(settings: Settings, names: list[str]) -> dict[str, studies.Variant]:
+    """What is trained on the bandit."""
     work: dict[str, Callable[..., Any]] = {"bandit, cloning": functools.partial(of_cloning, settings)}
     for head in names:
         work[f"bandit, {FLOW}, {head}"] = functools.partial(of_flow, settings, head)
         work[f"bandit, {DISTILLED}, {head}"] = functools.partial(of_distilled, settings, head)
-    variants = {
-        name: studies.Variant(function, common, settings.seeds * PIECES) for name, function in work.items()
+    depends = studies.chosen(settings, "heads", "chunk_seeds", "chunk_updates")
+    return {
+        name: studies.Variant(function, depends, settings.seeds * PIECES) for name, function in work.items()
     }
-    finished = studies.train(settings, variants, "proposals")
-    bandit: dict[str, Any] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
-    for kind in (FLOW, DISTILLED):
-        bandit[kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
-    result = studies.finish(settings, {"wall_seconds": finished.seconds, "bandit": bandit}, report, claims)
-    draw(Path(settings.out), result)
-    return result
 
 
 # ---- the bandit ----------------------------------------------------------------------------------------------------
@@ -229,7 +243,14 @@ def expected(share: Any, candidates: int) -> Any:
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    """What the construction predicts."""
+    """What the constructions predict, of the parts that were run."""
+    if "bandit" in result:
+        yield from bandit_claims(result)
+    yield from proposals_chunks.claims(result)
+
+
+def bandit_claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What the bandit's construction predicts."""
     found, every = result["bandit"], studies.every
     gaussian = found[GAUSSIAN]
     text = f"Gaussian cloning: the mean is between modes (distance to the nearest, beyond {NEAR})"
@@ -265,15 +286,25 @@ def rows_of(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
-    settings, found = result["settings"], result["bandit"]
     yield "# Policies that propose, and critics that choose"
     yield (
         f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
-        f"[The program](../../../experiments/papers/proposals.py) says what is compared. {settings['seeds']} seeds, "
-        f"{settings['updates']:,} updates of {settings['batch_size']} rows, layers of "
-        f"{' and '.join(map(str, settings['hidden']))}. Mean and 95 % interval."
+        "[The program](../../../experiments/papers/proposals.py) says what is compared. Mean and 95 % interval over "
+        "seeds."
     )
+    if "bandit" in result:
+        yield from bandit_report(result)
+    yield from proposals_chunks.report(result)
+
+
+def bandit_report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The blocks on the bandit."""
+    settings, found = result["settings"], result["bandit"]
     yield "## Four modes"
+    yield (
+        f"{settings['seeds']} seeds, {settings['updates']:,} updates of {settings['batch_size']} rows, layers of "
+        f"{' and '.join(map(str, settings['hidden']))}."
+    )
     logged = ", ".join(f"{share:.0%}" for share in SHARES)
     yield (
         f"The modes have {logged} of the data and pay {', '.join(f'{x:g}' for x in WORTH)}; the first one is the best. "
@@ -298,7 +329,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """The share of the best mode against N, beside what it should be."""
+    """The share of the best mode against N, beside what it should be; nothing without the bandit."""
+    if "bandit" not in result:
+        return
     counts = result["settings"]["candidates"]
     curves = {
         head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts], rate=True))

@@ -15,6 +15,11 @@ been tuned for (the paper's are sums); flow(s, z) is clipped to the box, and pi(
 the distance; the policy ascends the mean of the critics also where targets
 take the minimum; targets follow the critics *before* each update. ``normalize_q`` divides Q by its mean size, as the
 code offers, and advises for tasks without a tuned alpha (0.03 to 10 then).
+
+Q-chunking (QC: Li, Zhou & Levine 2025) is this agent on chunks of actions (``--chunk=5``, `rl.replay.chunks`). Its own
+version has no policy of one step (``extraction=best_of``): pi(s) is the best of N draws of the flow, by the critics'
+mean, both where it acts and in L_Q, where critics choose and their slow copies value what is chosen. With the distilled
+policy it is QC-FQL.
 """
 
 from __future__ import annotations
@@ -31,9 +36,11 @@ from rl.agents.state import augmented, descend, follow, require, start
 from rl.networks import flow, mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture, require_choices
-from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead
+
+EXTRACTIONS = ("distilled", "best_of")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +50,8 @@ class Config:
     discount: float = 0.99  # gamma
     alpha: float = 10.0  # weight of distillation against Q, to be tuned for each task
     aggregation: str = "mean"  # of the critics in targets: mean or min
+    extraction: str = "distilled"  # of the policy from the flow: distilled, or best_of, the best of its draws
+    candidates: int = 32  # N, draws of the flow where extraction is best_of
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # that carry noise to an action
     integrator: str = "euler"  # of the flow: euler or midpoint
@@ -57,7 +66,8 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the policy of one step
 
     def __post_init__(self) -> None:
-        require_choices(self, {"aggregation": bellman.MEMBERS})
+        require_choices(self, {"aggregation": bellman.MEMBERS, "extraction": EXTRACTIONS})
+        flow.require_candidates(self.candidates)
         flow.require_steps(self.flow_steps, self.integrator)
 
 
@@ -68,19 +78,22 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     critic = ensemble(member, config.critics)
     velocity = flow.velocity(spec, config.hidden, config.network)
     policy = flow.one_step(spec, config.hidden, config.network)
+    distilled = config.extraction == "distilled"
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
         "flow": build(config.flow_optimiser, config.learning_rate, optimiser),
-        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
     }
+    if distilled:
+        optimisers["policy"] = build(config.policy_optimiser, config.learning_rate, optimiser)
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key, 3)
         params = {
             "critic": critic.init(keys[0], batch.observation, batch.action),
             "flow": velocity.init(keys[1], batch.observation, batch.action),
-            "policy": policy.init(keys[2], batch.observation, batch.action),
         }
+        if distilled:
+            params["policy"] = policy.init(keys[2], batch.observation, batch.action)
         return start(params, optimisers, targets=["critic"])
 
     def bootstrap(state: State, observation: Array, key: Key) -> Array:
@@ -96,9 +109,6 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             bootstrap(state, batch.next_observation, next_key),
         )
         target = head.target(*backup)
-        noise = jax.random.normal(noise_key, batch.action.shape)
-        field = velocity.apply(state.params["flow"], batch.observation)
-        cloned = jnp.clip(flow.sample(field, noise, config.flow_steps, config.integrator), -1.0, 1.0)
 
         def loss(params):
             q = critic.apply(params["critic"], batch.observation, batch.action)
@@ -107,20 +117,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             field = velocity.apply(params["flow"], batch.observation, key=dropout_keys[0])
             flow_loss = flow.loss(field, batch.action, flow_key).mean()
 
-            action = policy.apply(params["policy"], batch.observation, key=dropout_keys[1])(noise)
-            distillation = flow.distillation(action, cloned).mean()
-            q_policy = critics(state, batch.observation, jnp.clip(action, -1.0, 1.0)).mean(0)
-            scale = losses.q_scale(q_policy) if config.normalize_q else 1.0
-            policy_loss = config.alpha * distillation - scale * q_policy.mean()
-
+            policy_loss, of_policy = improvement(params, state, batch, noise_key, dropout_keys[1])
             metrics = {
                 "critic_loss": critic_loss,
                 "flow_loss": flow_loss,
-                "policy_loss": policy_loss,
-                "distillation": distillation,
-                "policy_q": q_policy.mean(),
                 "q": head.value(q).mean(),
                 "clipped": head.clipped(*backup).mean(),
+                **of_policy,
             }
             return critic_loss + flow_loss + policy_loss, metrics
 
@@ -128,9 +131,30 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         state = descend(follow(state, config.target_rate), gradients, optimisers)
         return state._replace(step=state.step + 1), metrics
 
+    def improvement(
+        params: Params, state: State, batch: Transition, noise_key: Key, dropout_key: Key
+    ) -> tuple[Array | float, Metrics]:
+        """The loss of the distilled policy, if there is one, and what to report of it."""
+        if not distilled:
+            return 0.0, {}
+        noise = jax.random.normal(noise_key, batch.action.shape)
+        field = velocity.apply(state.params["flow"], batch.observation)
+        cloned = jnp.clip(flow.sample(field, noise, config.flow_steps, config.integrator), -1.0, 1.0)
+        action = policy.apply(params["policy"], batch.observation, key=dropout_key)(noise)
+        distillation = flow.distillation(action, cloned).mean()
+        q = critics(state, batch.observation, jnp.clip(action, -1.0, 1.0)).mean(0)
+        scale = losses.q_scale(q) if config.normalize_q else 1.0
+        loss = config.alpha * distillation - scale * q.mean()
+        return loss, {"policy_loss": loss, "distillation": distillation, "policy_q": q.mean()}
+
     def act(state: State, observation: Array, key: Key) -> Array:
-        lead = nest.leading(observation, spec.observation_shape)
-        noise = jax.random.normal(key, (*lead, spec.action_size))
+        shape = (*nest.leading(observation, spec.observation_shape), spec.action_size)
+        if not distilled:
+            field = velocity.apply(state.params["flow"], observation)
+            actions = flow.draws(field, key, config.candidates, shape, config.flow_steps, config.integrator)
+            q = critics(state, observation, actions)
+            return flow.best_of(actions, bellman.aggregate_values(q, config.aggregation, 0.0))
+        noise = jax.random.normal(key, shape)
         return jnp.clip(policy.apply(state.params["policy"], observation)(noise), -1.0, 1.0)
 
     def value(state: State, observation: Array, key: Key) -> Array:

@@ -20,9 +20,9 @@ own.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from rl import nest
@@ -63,6 +63,17 @@ class Config:
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "ifql", discrete=False)
+    return learner(config, spec, head, optimiser, heads.same_target)
+
+
+def learner(
+    config: Config,
+    spec: Spec,
+    head: ValueHead,
+    optimiser: Optimiser,
+    imitated: Callable[[ValueHead, Array], Array],
+) -> Learner:
+    """IFQL whose value is fitted to what ``imitated`` makes of Q's outputs, for agents that are IFQL but for that."""
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
     value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
@@ -89,7 +100,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         )
         v_next = value.apply(state.params["value"], batch.next_observation)
         backup = (batch.reward, config.discount * batch.discount, v_next)
-        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
+        v_target, q_target = imitated(head, q_slow), head.target(*backup)
 
         def loss(params):
             v = value.apply(params["value"], batch.observation)
@@ -118,11 +129,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return state._replace(step=state.step + 1), metrics
 
     def act(state: State, observation: Array, key: Key) -> Array:
-        lead = nest.leading(observation, spec.observation_shape)
-        noise = jax.random.normal(key, (*lead, config.candidates, spec.action_size))
+        shape = (*nest.leading(observation, spec.observation_shape), spec.action_size)
         field = policy.apply(state.params["policy"], observation)
-        drawn = flow.sample(field, jnp.moveaxis(noise, -2, 0), config.flow_steps, config.integrator)
-        actions = jnp.clip(drawn, -1.0, 1.0)
+        actions = flow.draws(field, key, config.candidates, shape, config.flow_steps, config.integrator)
         return flow.best_of(actions, critics(state, observation, actions).min(0))
 
     def continuation(state: State, observation: Array, key: Key) -> Array:
@@ -132,5 +141,5 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def critics(state: State, observation: Array, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], observation, action))
 
-    learner = Learner(init, update, act, continuation, explore=act, critics=critics)
-    return augmented(learner, spec, config.network)
+    made = Learner(init, update, act, continuation, explore=act, critics=critics)
+    return augmented(made, spec, config.network)

@@ -11,6 +11,10 @@ default), as are beta_1 and beta_2, which the paper tunes for each dataset; the 
 grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean). Layers
 start as there (`rl.networks.layers.Architecture`, ``rlkit``), but LayerNorm stands before each ReLU, where they have
 it after.
+
+The ReBRAC of a later comparison on OGBench (code of QAM) is not that of the first (FQL): it has ten critics, whose
+mean less half a deviation stands for the minimum in targets and policy alike, no pull in the critic and no noise in
+targets. All are settings: ``critics``, ``aggregation``, ``deviations``, ``critic_cloning``, ``policy_noise``.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from rl.agents.optimisers import Optimiser
 from rl.agents.state import require
 from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
-from rl.values import losses
+from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
 
@@ -46,7 +50,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     require(spec, "rebrac", discrete=False)
 
     def objective(q: Array, action: Array, logged: Array) -> tuple[Array, Metrics]:
-        q = q.min(0)
+        q = bellman.aggregate_values(q, config.aggregation, config.deviations)
         cloning = jnp.square(action - logged).sum(-1).mean()
         return config.policy_cloning * cloning - losses.q_scale(q) * q.mean(), {"cloning": cloning}
 
@@ -58,5 +62,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """The range [low, high] of values, lowered by the critic's penalties to come, each at most 4 D beta_2."""
+    """The range [low, high] of values, lowered by the critic's penalties to come, each at most 4 D beta_2.
+
+    What a pessimistic aggregation takes off has no bound that is known beforehand: train/clipped says what is cut off.
+    """
     return low - 4 * spec.action_size * config.critic_cloning * config.discount / (1 - config.discount), high

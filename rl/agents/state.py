@@ -110,7 +110,7 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
         use = (
             "dqn, cql, iql or bc"
             if spec.discrete
-            else "sac, td3, iql, ifql, fql, td3_bc, rebrac, cql, sac_n, edac, arsq, cqn or bc"
+            else "sac, td3, iql, ifql, deas, fql, td3_bc, rebrac, cql, sac_n, edac, arsq, cqn or bc"
         )
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
 

@@ -5,7 +5,7 @@
     L_pi = - E_D[ Q_1(s, pi(s)) ]
 
 The actor and all targets move on every ``policy_delay``-th update. Layers start as PyTorch's, as in the authors'
-code.
+code. There may be more critics, and another ``aggregation`` of them than the minimum (`rl.values.bellman.aggregate`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import Architecture
+from rl.networks.layers import Architecture, require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values import bellman
 from rl.values.heads import ValueHead
 
-# (Q [2, B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
+# (Q [E, B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
 Objective = Callable[[Array, Array, Array], tuple[Array, Metrics]]
 # (action [B, D] with which a target continues, batch) -> [B], taken off the value there
 Penalty = Callable[[Array, Transition], Array]
@@ -42,6 +42,9 @@ class Config:
     noise_clip: float = 0.5  # c
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience
     policy_delay: int = 2  # critic updates per policy update
+    critics: int = 2  # members of the critic ensemble
+    aggregation: str = "min"  # of the critics: min, mean, or pessimistic, the mean less some deviations
+    deviations: float = 0.5  # how many, where aggregation is pessimistic
     target_rate: float = 0.005  # Polyak step
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
@@ -49,6 +52,9 @@ class Config:
     network: Architecture = Architecture()  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy
+
+    def __post_init__(self) -> None:
+        require_choices(self, {"aggregation": bellman.AGGREGATIONS})
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -66,7 +72,8 @@ def learner(
     penalty: Penalty | None = None,
 ) -> Learner:
     """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that."""
-    critic = ensemble(mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network), 2)
+    member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
+    critic = ensemble(member, config.critics)
     policy = mlp.deterministic_policy(spec, config.hidden, config.network)
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
@@ -81,17 +88,18 @@ def learner(
         }
         return start(params, optimisers, targets=["critic", "policy"])
 
-    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
-        """The outputs [..., K] with which a target continues, and their action [..., D]."""
+    def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array, Array]:
+        """The outputs [..., K] with which a target continues, what to take off [...], and their action [..., D]."""
         mode = policy.apply(state.target["policy"], observation)
         action = bellman.smooth_action(mode, key, config.policy_noise, config.noise_clip)
-        return bellman.min_member(head, critic.apply(state.target["critic"], observation, action)), action
+        outputs = critic.apply(state.target["critic"], observation, action)
+        return *bellman.aggregate(head, outputs, config.aggregation, config.deviations), action
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         next_key, dropout_key = jax.random.split(key)
-        next_outputs, next_action = bootstrap(state, batch.next_observation, next_key)
+        next_outputs, off, next_action = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
-        reward = batch.reward - discount * penalty(next_action, batch) if penalty else batch.reward
+        reward = batch.reward - discount * (off + penalty(next_action, batch) if penalty else off)
         target = head.target(reward, discount, next_outputs)
         clipped = head.clipped(reward, discount, next_outputs).mean()
 
@@ -136,7 +144,8 @@ def learner(
 
     def value(state: State, observation: Array, key: Key) -> Array:
         """Without a penalty, which needs a batch."""
-        return head.value(bootstrap(state, observation, key)[0])
+        outputs, off, _ = bootstrap(state, observation, key)
+        return head.value(outputs) - off
 
     def critics(state: State, observation: Array, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], observation, action))

@@ -101,6 +101,15 @@ def stacked_frames(name: str) -> int:
     return atari.STACK if _is_atari(name) else pixels.STACK if name.startswith(pixels.PREFIX) else 0
 
 
+def time_limit(name: str) -> int:
+    """Steps after which an episode is cut, by what the environment is registered with; 0 where that is nothing."""
+    name = distractors.parse(name).base
+    with _quiet():
+        _register(name)
+    known = gymnasium.registry.get(name.rpartition(":")[2])
+    return (known.max_episode_steps or 0) if known else 0
+
+
 def _build(name: str) -> gymnasium.Env:
     """The environment as its authors made it, with its time limit, or that environment from pixels or with goals."""
     if name.startswith(pixels.PREFIX):

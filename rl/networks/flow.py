@@ -112,6 +112,22 @@ def best_of(candidates: Array, values: Array) -> Array:
     return jnp.take_along_axis(candidates, index, 0)[0]
 
 
+def draws(
+    field: Field, key: Key, count: int, shape: tuple[int, ...], steps: int, integrator: str = "euler"
+) -> Array:
+    """``count`` actions [count, *shape] that the flow makes of noise, clipped to the box [-1, 1].
+
+    Args:
+      field: the velocity at observations [...].
+      key: of the noise.
+      count: candidates at each observation.
+      shape: of one action for each, [..., D].
+      steps, integrator: as in `sample`.
+    """
+    noise = jax.random.normal(key, (*shape[:-1], count, shape[-1]))
+    return jnp.clip(sample(field, jnp.moveaxis(noise, -2, 0), steps, integrator), -1.0, 1.0)
+
+
 def velocity(
     spec: Spec,
     hidden: Sequence[int],

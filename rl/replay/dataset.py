@@ -44,33 +44,40 @@ def sampler(batch_size: int) -> Source:
     return sample
 
 
-def n_step(dataset: Dataset, n: int, discount: float) -> Dataset:
-    """The dataset with transitions over ``n`` steps, fewer where the episode ends, as `rl.replay.ring.transitions`.
+def reach(dataset: Dataset, n: int) -> np.ndarray:
+    """The last row [N] of the ``n`` steps from each row on, fewer where the episode ends.
 
     A discount of 0 inside an episode ends them, too: nothing after it counts.
+    """
+    over = np.asarray(dataset.last) | (np.asarray(dataset.transitions.discount) == 0)
+    ends, start = np.flatnonzero(over), np.arange(size(dataset))
+    return np.minimum(start + n - 1, ends[np.searchsorted(ends, start)])
+
+
+def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | None = None) -> Dataset:
+    """The dataset with transitions over ``n`` steps, up to their `reach`, as `rl.replay.ring.transitions`.
 
     Args:
       dataset: of single steps, on the host.
       n: steps, at least 1.
       discount: the agent's gamma.
+      reward_discount: of rewards within the steps; by default ``discount``.
     """
     if n == 1:
         return dataset
-    steps = dataset.transitions
-    start = np.arange(size(dataset))
-    end, reward, weight = start, np.array(steps.reward, np.float32), np.ones(len(start), np.float32)
-    over = np.asarray(dataset.last) | (np.asarray(steps.discount) == 0)
-    for _ in range(n - 1):
-        goes_on = ~over[end]
-        end = np.where(goes_on, end + 1, end)
-        weight = np.where(goes_on, weight * np.float32(discount), weight)
-        reward += np.where(goes_on, weight * steps.reward[end], 0)
+    steps, start, end = dataset.transitions, np.arange(size(dataset)), reach(dataset, n)
+    powers = lambda gamma: np.cumprod(np.append(1.0, np.full(n - 1, gamma)), dtype=np.float32)
+    weight = powers(discount if reward_discount is None else reward_discount)
+    reward = np.array(steps.reward, np.float32)
+    for k in range(1, n):
+        later = np.minimum(start + k, end)
+        reward += np.where(start + k <= end, weight[k] * steps.reward[later], 0)
     known = steps.has_next_action[end] > 0
     last = jax.tree.map(lambda x: x[end], steps)
     return dataset._replace(
         transitions=steps._replace(
             reward=reward,
-            discount=weight * last.discount,
+            discount=powers(discount)[end - start] * last.discount,
             next_observation=last.next_observation,
             next_action=np.where(
                 known.reshape(-1, *(1,) * (steps.action.ndim - 1)), last.next_action, steps.action

@@ -137,7 +137,12 @@ def follow(ring: Ring, slots: Array, length: int, stride: int = 1) -> tuple[Arra
 
 
 def transitions(
-    ring: Ring, slots: Array, n: int = 1, discount: float | Array = 1.0, stride: int = 1
+    ring: Ring,
+    slots: Array,
+    n: int = 1,
+    discount: float | Array = 1.0,
+    stride: int = 1,
+    reward_discount: float | Array | None = None,
 ) -> Transition:
     """Transitions [B] over ``n`` steps, fewer where the episode or the ring ends.
 
@@ -151,6 +156,7 @@ def transitions(
       n: steps, at least 1.
       discount: the agent's gamma, ``g``.
       stride: environments.
+      reward_discount: of rewards within the steps, in place of ``g``; by default ``g``.
     """
     found, unbroken = follow(ring, slots, n + 1, stride)
     taken, steps = unbroken[:, :n], unbroken[:, :n].sum(1)
@@ -159,7 +165,8 @@ def transitions(
     known = unbroken[row, steps]
     rows = ring.rows
     action = rows.action[slots]
-    weight = jnp.where(taken, discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
+    within = discount if reward_discount is None else reward_discount
+    weight = jnp.where(taken, within ** jnp.arange(n, dtype=jnp.float32), 0.0)
     return Transition(
         observation=jax.tree.map(lambda x: x[slots], rows.observation),
         action=action,
@@ -172,19 +179,57 @@ def transitions(
 
 
 def action_chunks(
-    ring: Ring, slots: Array, length: int, discount: float | Array = 1.0, stride: int = 1
-) -> tuple[Transition, Array]:
-    """Transitions [B] over chunks of ``length`` actions, and which of these were taken, bool [B, length].
+    ring: Ring,
+    slots: Array,
+    length: int,
+    discount: float | Array = 1.0,
+    stride: int = 1,
+    reward_discount: float | Array | None = None,
+) -> Transition:
+    """`transitions` [B] over chunks of ``length`` actions, [B, length * D]; see `rl.replay.chunks`.
 
-    As `transitions` with ``n = length``, except that actions are [B, length, ...]. Those after the end of the
-    episode are whatever the ring holds there: mask them. The chunk that follows is not looked up:
-    ``next_action`` repeats the chunk and ``has_next_action`` is 0.
+    Chunks should be `whole`. After the end of an episode its last action stands again. ``next_action`` is the chunk
+    that follows, if that is whole, too.
     """
-    found, taken = follow(ring, slots, length, stride)
-    chunk = ring.rows.action[found]
-    steps = transitions(ring, slots, length, discount, stride)
-    nothing = jnp.zeros_like(steps.has_next_action)
-    return steps._replace(action=chunk, next_action=chunk, has_next_action=nothing), taken
+    found, unbroken = follow(ring, slots, 2 * length, stride)
+    steps = transitions(ring, slots, length, discount, stride, reward_discount)
+    count = unbroken.sum(1)
+
+    def actions(start: int) -> Array:
+        place = jnp.minimum(start + jnp.arange(length), count[:, None] - 1)
+        rows = ring.rows.action[jnp.take_along_axis(found, place, 1)]
+        return rows.reshape(len(slots), -1)
+
+    action = actions(0)
+    last = jnp.take_along_axis(found, count[:, None] - 1, 1)[:, 0]
+    known = (count > length) & ((count == 2 * length) | (ring.rows.discount[last] == 0))
+    return steps._replace(
+        action=action,
+        next_action=jnp.where(known[:, None], actions(length), action),
+        has_next_action=known.astype(jnp.float32),
+    )
+
+
+def whole(ring: Ring, slots: Array, length: int, stride: int = 1) -> Array:
+    """Whether the ring holds ``length`` steps from each slot [B] on, or all up to a termination, bool [B].
+
+    The others are cut, by a time limit or because the steps that follow are still to come.
+    """
+    found, unbroken = follow(ring, slots, length, stride)
+    last = jnp.take_along_axis(found, unbroken.sum(1)[:, None] - 1, 1)[:, 0]
+    return unbroken.all(1) | (ring.rows.discount[last] == 0)
+
+
+def draw_whole(ring: Ring, key: Key, batch_size: int, length: int, stride: int = 1) -> Array:
+    """Slots [batch_size] where chunks are `whole`, uniform.
+
+    They are the first of four times as many draws; where fewer of these are whole, they are repeated, and where none
+    is, any will do: a ring should hold more.
+    """
+    slots = draw(ring, key, 4 * batch_size)
+    good = whole(ring, slots, length, stride)
+    order = jnp.argsort(~good, stable=True)
+    return slots[order[jnp.arange(batch_size) % jnp.maximum(good.sum(), 1)]]
 
 
 def sampler(batch_size: int, n: int = 1, discount: float | Array = 1.0, stride: int = 1) -> Source:

@@ -37,6 +37,7 @@ def fit(
     reward_scale: float | str = 1.0,
     reward_shift: float = 0.0,
     *,
+    clip_rewards: bool = False,
     normalize_observations: bool = False,
     entities: bool = False,
 ) -> Transform:
@@ -47,6 +48,8 @@ def fit(
       reward_scale: factor on rewards, or `RETURN_RANGE`, the recipe of IQL (Kostrikov et al. 2022, appendix B):
         returns then span 1000.
       reward_shift: added to every reward after scaling.
+      clip_rewards: to [-1, 1] after that. Rewards of minus one for each open part of a task become sparse: minus one
+        until all is done.
       normalize_observations: with mean 0 and deviation 1 in each dimension of the data. 1e-3 is added to the deviation,
         as in TD3+BC, so that a constant dimension stays finite. Images in a dict, of uint8, stay as they are: networks
         scale them.
@@ -75,7 +78,7 @@ def fit(
             lambda x: None if kept(x) else x.std(axes) + np.float32(1e-3), observation
         )
     clip = ENTITY_CLIP if entities and normalize_observations else 0.0
-    return Transform(float(reward_scale), reward_shift, False, mean, deviation, clip)
+    return Transform(float(reward_scale), reward_shift, clip_rewards, mean, deviation, clip)
 
 
 def rewards(transform: Transform, reward: Any) -> np.ndarray:

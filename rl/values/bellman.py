@@ -105,6 +105,31 @@ def subset_min_member(head: ValueHead, outputs: Array, key: Key, subset: int) ->
 MEMBERS: dict[str, Callable[[ValueHead, Array], Array]] = {"min": min_member, "mean": mean_member}
 
 
+AGGREGATIONS = ("min", "mean", "pessimistic")
+
+
+def aggregate(
+    head: ValueHead, outputs: Array, aggregation: str, deviations: float | Array
+) -> tuple[Array, Array]:
+    """Members as one: its outputs [..., K], and what is to be taken off its value, [...].
+
+    ``min`` and ``mean`` are those of `MEMBERS`; ``pessimistic`` is the mean less so many standard deviations of the
+    members' values (of the population, not of a sample). Outputs cannot be shifted for every head, but targets can:
+    ``head.target(reward - discount * off, discount, outputs)``.
+    """
+    if aggregation == "pessimistic":
+        return mean_member(head, outputs), deviations * head.value(outputs).std(0)
+    together = MEMBERS[aggregation](head, outputs)
+    return together, jnp.zeros(together.shape[:-1])
+
+
+def aggregate_values(values: Array, aggregation: str, deviations: float | Array) -> Array:
+    """The value [...] of `aggregate`, from values [E, ...]."""
+    if aggregation == "min":
+        return values.min(0)
+    return values.mean(0) - (deviations * values.std(0) if aggregation == "pessimistic" else 0.0)
+
+
 def _member(outputs: Array, index: Array) -> Array:
     return jnp.take_along_axis(outputs, index[None, ..., None], axis=0)[0]
 

@@ -88,6 +88,16 @@ def same_target(head: ValueHead, outputs: Array) -> Array:
     return head.target(nothing, jnp.ones_like(nothing), outputs)
 
 
+def same_distribution(head: ValueHead, outputs: Array) -> Array:
+    """The target that says "distributed as ``outputs`` [..., K]".
+
+    It has the expectation of `same_target`, which heads that keep the expectation alone would encode anew.
+    """
+    if head.are_values:
+        return same_target(head, outputs)
+    return jax.lax.stop_gradient(jax.nn.softmax(_float32(outputs, head.size)))
+
+
 def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
     """How far ``outputs`` [..., K] are from their target [...]: what another update on it is worth.
 

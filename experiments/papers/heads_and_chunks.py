@@ -1,0 +1,342 @@
+r"""Value heads by lengths of chunks by agents on two of OGBench's single tasks: which of them is it that matters?
+
+    python -m experiments.papers.heads_and_chunks
+    python -m experiments.papers.heads_and_chunks --updates=1000000 --evaluations=10 --eval_episodes=50 \
+        --batch_size=256 --hidden=512,512,512,512 --transitions=0 --seeds=8
+
+Five heads, all categorical ones with equal atoms, times chunks of 1, 5 and 8 actions, times IQL, DEAS and FQL, by the
+protocol ogbench-fql (experiments/presets.yaml): OGBench's own rewards, and two critics. Chunks are executed to their
+end. IQL and FQL have the settings that the FQL paper has for the task; DEAS those of its paper, and IFQL's where that
+leaves them open. Sizes are flags; those of the second command are the published ones, and are for a GPU. The data are
+made again by OGBench's own protocol (`rl.data.recipes`).
+
+At the defaults the 90 runs take about 15 hours of one core, by `seconds`. A command that is killed loses what it
+trained since the last evaluation, and the same command goes on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import common, offline, presets, studies
+from rl import log, plot, train
+from rl.data import recipes
+from rl.values import heads
+
+PUBLISHED = studies.published("heads_and_chunks")
+DATASETS = tuple(f"{name}-task1-v0" for name in PUBLISHED["success"])
+AGENTS = ("iql", "deas", "fql")
+PROTOCOL = "ogbench-fql"
+CATEGORICAL = ("two_hot", "hl_gauss", "c51")
+EVALUATIONS = 3  # the last ones, over which a score is the mean
+
+# CPU time of one update of one seed, two layers of 128 and batches of 128, on a busy AMD EPYC, of single actions and a
+# scalar head; what chunks and heads make of it; and of one step in the simulator.
+MILLISECONDS = {"iql": 1.6, "deas": 2.4, "fql": 3.6}
+HEADS = {"scalar": 1.0, "two_hot": 1.3, "hl_gauss": 1.4, "c51": 1.4, "quantile": 1.5}
+STEP = 2.0
+LENGTH = {"cube": 200, "scene": 750}  # steps of an episode that does not succeed
+START = 30.0  # seconds: compilation and data
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(studies.Settings):
+    """What can be chosen about this study."""
+
+    datasets: str = ",".join(DATASETS)  # comma-separated
+    agents: str = ",".join(AGENTS)  # comma-separated
+    heads: str = ",".join(heads.NAMES)  # comma-separated
+    chunks: tuple[int, ...] = (1, 5, 8)  # actions in each decision
+    transitions: int = 200_000  # steps of each dataset; 0: as published, 1,000,000
+    atoms: int = 51  # outputs of every head but the scalar one
+    seeds: int = 3  # of each run, trained at once
+    updates: int = 40_000  # of each seed
+    evaluations: int = 4  # of each run, at least 3
+    eval_episodes: int = 10  # per seed and evaluation
+    batch_size: int = 128  # transitions per update
+    hidden: tuple[int, ...] = (128, 128)  # widths of every network's layers
+    seed: int = 0  # of data and agents
+    workdir: str = "runs/heads_and_chunks"  # data and runs
+    out: str = "results/papers/heads_and_chunks"
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Makes what is missing of data and runs; writes and returns what came out.
+
+    Raises:
+      ValueError: an unknown dataset, agent or head, or settings that a run refuses.
+    """
+    check(settings)
+    digests = {dataset: source(settings, dataset) for dataset in settings.datasets.split(",")}
+    runs = {
+        f"{dataset}, {agent}, {head}, chunks of {chunk}": (dataset, agent, head, chunk)
+        for dataset in digests
+        for chunk in settings.chunks
+        for head in settings.heads.split(",")
+        for agent in settings.agents.split(",")
+    }
+    variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in runs.items()}
+
+    def write() -> dict[str, Any]:
+        found = studies.recall(settings, variants)
+        rows = [
+            dict(zip(("dataset", "agent", "head", "chunk"), cell, strict=True)) | found.outcomes[name]
+            for name, cell in runs.items()
+            if name in found.outcomes
+        ]
+        return studies.finish(settings, {"wall_seconds": found.seconds, "rows": rows}, report, claims)
+
+    studies.train(settings, variants, "seconds of one core", write)
+    result = write()
+    draw(Path(settings.out), result)
+    return result
+
+
+def check(settings: Settings) -> None:
+    """Raises ValueError, naming the flag, on what `run` would find out only after an hour."""
+    studies.names("datasets", settings.datasets, DATASETS)
+    studies.names("agents", settings.agents, AGENTS)
+    studies.names("heads", settings.heads, heads.NAMES)
+    studies.check_seeds(settings.seeds)
+    common.at_least_one(settings, "updates", "evaluations", "batch_size")
+    common.several_episodes(settings)
+    common.multiple(settings, "updates", "evaluations")
+    if not settings.chunks or min(settings.chunks) < 1:
+        raise ValueError(f"--chunks={','.join(map(str, settings.chunks))}: give lengths of at least 1")
+    if settings.evaluations < EVALUATIONS:
+        raise ValueError(
+            f"--evaluations={settings.evaluations}: a score is the mean of the last {EVALUATIONS}"
+        )
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------
+
+
+def source(settings: Settings, dataset: str) -> str:
+    """The digest of a dataset's steps, made where they do not lie there yet."""
+    plain = dataset.partition("-singletask")[0] + "-v0"
+    path = recipes.collect(
+        plain, out=folder(settings), transitions=settings.transitions or None, seed=settings.seed
+    )
+    return recipes.read_card(path)["sha256"]["train"]
+
+
+def folder(settings: Settings) -> Path:
+    """Of the data."""
+    return Path(settings.workdir) / "data"
+
+
+def variant(
+    settings: Settings, dataset: str, agent: str, head: str, chunk: int, digest: str
+) -> studies.Variant:
+    """What is trained, and all that its outcome depends on."""
+    given = {
+        "agent": agent,
+        "preset": presets.NONE if agent == "deas" else PROTOCOL,
+        "dataset": dataset,
+        "head": head,
+        "head_size": settings.atoms,
+        "chunk": chunk,
+        "seeds": settings.seeds,
+        "seed": settings.seed,
+        "updates": settings.updates,
+        "eval_every": settings.updates // settings.evaluations,
+        "eval_episodes": settings.eval_episodes,
+        "batch_size": settings.batch_size,
+        "agent.hidden": settings.hidden,
+    }
+    chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", given)
+    return studies.Variant(
+        functools.partial(trained, dataclasses.replace(chosen, data_folder=str(folder(settings))), config),
+        {**dataclasses.asdict(chosen), "data": digest, "config": dataclasses.asdict(config)},
+        round(seconds(settings, dataset, agent, head, chunk)),
+    )
+
+
+def seconds(settings: Settings, dataset: str, agent: str, head: str, chunk: int) -> float:
+    """What a run takes on one core, about: to weigh runs against each other in the time that is left."""
+    size = settings.batch_size / 128 * (settings.hidden[-1] / 128) ** 2 * len(settings.hidden) / 2
+    update = MILLISECONDS[agent] * HEADS[head] * size * (1 + 0.05 * (chunk - 1))
+    steps = settings.eval_episodes * settings.evaluations * LENGTH[dataset.partition("-")[0]] * STEP
+    return START + settings.seeds * (settings.updates * update + steps) / 1000
+
+
+def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[str, Any]:
+    """One run; goes on from the last evaluation of one that was killed.
+
+    Returns its success over the last evaluations [S], and that of all of them [T, S].
+    """
+    chosen = dataclasses.replace(chosen, workdir=str(work.folder))
+    try:
+        offline.run(chosen, config)
+        diverged = False
+    except train.Diverged:
+        diverged = True  # which is a result here; what was logged before stands
+    steps, success = log.series(work.folder, "eval/success")
+    curve = success.mean(-1)
+    return {
+        "success": curve[-EVALUATIONS:].mean(0),
+        "curve": {"steps": steps, "success": curve},
+        "diverged": diverged,
+    }
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------
+
+Cell = tuple[str, str, int]  # agent, head, chunk
+
+
+def scores(result: Mapping[str, Any]) -> dict[str, dict[Cell, np.ndarray]]:
+    """{dataset: {cell: success in per cent, one per seed [S]}} of what is finished."""
+    found: dict[str, dict[Cell, np.ndarray]] = {}
+    for row in result["rows"]:
+        cell = row["agent"], row["head"], int(row["chunk"])
+        found.setdefault(row["dataset"], {})[cell] = 100 * np.asarray(row["success"])
+    return found
+
+
+def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    """What others report or expect, on these tasks and at this budget."""
+    lengths = [int(n) for n in result["settings"]["chunks"]]
+    short, long = min(lengths), max(lengths)
+    deas = PUBLISHED["deas"]
+    of_deas = "DEAS's ablation on puzzle-4x4, second-hand"
+    for dataset, ours in scores(result).items():
+        pairs = {
+            f"DEAS with HL-Gauss succeeds more often than with scalar heads, in chunks of {long}": (
+                ("deas", "hl_gauss", long),
+                ("deas", "scalar", long),
+                f"{deas['deas']} against {deas['iql_scalar']}, {of_deas}",
+            ),
+            f"... than FQL with HL-Gauss, whose value is of the policy's actions, in chunks of {long}": (
+                ("deas", "hl_gauss", long),
+                ("fql", "hl_gauss", long),
+                f"{deas['deas']} against {deas['hl_gauss_not_detached']}, {of_deas}",
+            ),
+            f"DEAS with HL-Gauss succeeds more often in chunks of {long} than of {short}": (
+                ("deas", "hl_gauss", long),
+                ("deas", "hl_gauss", short),
+                f"{deas['by_length'][8]} against {deas['by_length'][1]}, {of_deas}",
+            ),
+            "FQL succeeds more often than IQL, with scalar heads and single actions": (
+                ("fql", "scalar", 1),
+                ("iql", "scalar", 1),
+                "{1} against {0}, FQL's table, task 1".format(*anchors(dataset)),
+            ),
+        }
+        for text, (first, second, published) in pairs.items():
+            if first != second and first in ours and second in ours:
+                claim = f"{dataset}: {text} (difference, per cent)"
+                yield studies.Claim(claim, published, ours[first] - ours[second], studies.positive)
+        gains = categorical_gain(ours)
+        if gains is not None:
+            cost = PUBLISHED["simba"]["cost_of_squared_error"]
+            yield studies.Claim(
+                f"{dataset}: categorical heads succeed more often than scalar ones, over agents and chunks (per cent)",
+                f"a categorical loss is worth {cost:.0%} on average, SimbaV2's files, online",
+                gains,
+                studies.positive,
+            )
+
+
+def anchors(dataset: str) -> tuple[int, int]:
+    """What the FQL paper has for IQL and FQL on the task."""
+    name, _, task = dataset.removesuffix("-v0").rpartition("-task")
+    row = PUBLISHED["success"][name]
+    return row["iql"][int(task) - 1], row["fql"][int(task) - 1]
+
+
+def categorical_gain(ours: Mapping[Cell, np.ndarray]) -> np.ndarray | None:
+    """Mean over agents and chunks of the categorical heads' mean less the scalar head's [S]; None if any is missing."""
+    rows = {(agent, chunk) for agent, _, chunk in ours}
+    needed = ("scalar", *CATEGORICAL)
+    if any((agent, head, chunk) not in ours for agent, chunk in rows for head in needed):
+        return None
+    return np.mean(
+        [
+            np.mean([ours[agent, head, chunk] for head in CATEGORICAL], 0) - ours[agent, "scalar", chunk]
+            for agent, chunk in rows
+        ],
+        0,
+    )
+
+
+# ---- report ---------------------------------------------------------------------------------------------------
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The blocks of a Markdown report."""
+    settings = result["settings"]
+    yield "# Heads, chunks and agents"
+    yield (
+        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours. "
+        "[The program](../../../experiments/papers/heads_and_chunks.py) says what is run."
+    )
+    size = f"{settings['transitions']:,} steps" if settings["transitions"] else "as many steps as published"
+    yield (
+        f"Protocol `{PROTOCOL}`. {settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "
+        f"{list(settings['hidden'])}, {settings['seeds']} seeds, {settings['atoms']} atoms, data of {size} (published: "
+        "1,000,000, 256, [512, 512, 512, 512], 8, scalar heads, 1,000,000 steps). Success in per cent at any step, "
+        f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, ± half of Student's "
+        "95 % interval over seeds."
+    )
+    for dataset in scores(result):
+        yield f"## {dataset}"
+        yield success_table(result, dataset)
+        iql, fql = anchors(dataset)
+        yield f"Published, single actions and scalar heads: IQL {iql}, FQL {fql} (FQL's table)."
+    yield "Against updates: one figure for each dataset, of chunks as long as they get."
+
+
+def success_table(result: Mapping[str, Any], dataset: str) -> str:
+    """Agents and heads by lengths of chunks."""
+    settings, ours = result["settings"], scores(result)[dataset]
+    diverged = {
+        (row["agent"], row["head"], int(row["chunk"]))
+        for row in result["rows"]
+        if row["dataset"] == dataset and row["diverged"]
+    }
+    lengths = [int(n) for n in settings["chunks"]]
+
+    def text(cell: Cell) -> str:
+        if cell not in ours:
+            return "-"
+        return studies.plus_minus(ours[cell], ".0f") + (" (diverged)" if cell in diverged else "")
+
+    rows = [
+        (f"`{agent}`", head, *(text((agent, head, n)) for n in lengths))
+        for agent in settings["agents"].split(",")
+        for head in settings["heads"].split(",")
+    ]
+    return studies.table(("agent", "head", *(f"chunks of {n}" for n in lengths)), rows)
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """Success against updates, a panel for each agent, of the longest chunks, once all are finished."""
+    settings = result["settings"]
+    longest = max(int(n) for n in settings["chunks"])
+    curves = {
+        (row["dataset"], row["agent"], row["head"], int(row["chunk"])): row["curve"] for row in result["rows"]
+    }
+    for dataset in settings["datasets"].split(","):
+        cells = {
+            agent: {head: (dataset, agent, head, longest) for head in settings["heads"].split(",")}
+            for agent in settings["agents"].split(",")
+        }
+        if all(cell in curves for row in cells.values() for cell in row.values()):
+            panels = {
+                agent: {head: (curves[cell]["steps"], curves[cell]["success"]) for head, cell in row.items()}
+                for agent, row in cells.items()
+            }
+            title = f"{dataset}, chunks of {longest}: success"
+            plot.learning_curves(folder / f"{dataset.partition('-')[0]}.png", panels, title=title)
+
+
+if __name__ == "__main__":
+    studies.main(Settings(), run)
