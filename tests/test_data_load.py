@@ -44,7 +44,7 @@ def test_an_absent_package_is_named_with_its_extra(module, name, extra, tmp_path
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.hdf5").touch()
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"pip install 'headway\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install -e '\.\[{extra}\]'"):
         data.load(name)
 
 
@@ -55,7 +55,7 @@ def test_an_absent_ogbench_is_named_with_its_extra(tmp_path, monkeypatch):
         tmp_path / "cube-single-play-v0.npz", observations=rows, actions=rows, terminals=np.ones(4), qpos=rows
     )
     monkeypatch.setitem(sys.modules, "ogbench", None)
-    with pytest.raises(ImportError, match=r"pip install 'headway\[ogbench\]'"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[ogbench\]'"):
         data.load("cube-single-play-singletask-v0", folder=tmp_path)
 
 

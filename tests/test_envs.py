@@ -102,7 +102,7 @@ def test_unknown_ogbench_names_suggest_the_nearest() -> None:
 def test_a_missing_package_names_its_extra(name: str, module: str, extra: str, monkeypatch) -> None:
     monkeypatch.delitem(gymnasium.registry, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)  # what Python does to make an import fail
-    with pytest.raises(ImportError, match=rf"pip install 'headway\[{extra}\]'"):
+    with pytest.raises(ImportError, match=rf"pip install -e '\.\[{extra}\]'"):
         envs.make(name)
 
 

@@ -351,7 +351,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch):
 def test_wandb_missing_names_the_extra(tmp_path: Path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with (
-        pytest.raises(ImportError, match=r"pip install 'headway\[track\]'"),
+        pytest.raises(ImportError, match=r"pip install -e '\.\[track\]'"),
         log.open_run(tmp_path, {}, tensorboard=False, wandb=True),
     ):
         pass

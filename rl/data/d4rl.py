@@ -320,5 +320,5 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ImportError("reading HDF5 needs h5py: pip install 'headway[d4rl]'") from error
+        raise ImportError("reading HDF5 needs h5py: pip install -e '.[d4rl]' (in the clone)") from error
     return h5py

@@ -179,7 +179,7 @@ def _minari() -> Any:
     try:
         import minari
     except ImportError as error:
-        raise ImportError("Minari datasets need minari: pip install 'headway[minari]'") from error
+        raise ImportError("Minari datasets need minari: pip install -e '.[minari]' (in the clone)") from error
     return minari
 
 

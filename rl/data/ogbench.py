@@ -259,7 +259,7 @@ def _build(environment: str) -> Any:
         import ogbench  # noqa: F401  (registers its environments)
     except ImportError as error:
         raise ImportError(
-            "the rewards of OGBench's tasks need ogbench: pip install 'headway[ogbench]'"
+            "the rewards of OGBench's tasks need ogbench: pip install -e '.[ogbench]' (in the clone)"
         ) from error
     # The pixel variant of a task has the same goal, and would need a renderer to be built.
     return gymnasium.make(environment.removeprefix("visual-"), disable_env_checker=True)

@@ -171,7 +171,7 @@ def _register(name: str) -> None:
     except ImportError as error:
         raise ImportError(
             f"environment {name!r} would be registered by {module}, which cannot be imported ({error}); "
-            f"install it with: pip install 'headway[{extra}]'"
+            f"install it with: pip install -e '.[{extra}]' (in the clone)"
         ) from error
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rl.replay.tokens import Episode, Turn
 from rl.replay.tokens import episode as join
 
-_INSTALL = "the package 'tokenizers' is missing: pip install 'headway[lm]'"
+_INSTALL = "the package 'tokenizers' is missing: pip install -e '.[lm]' (in the clone)"
 _CONTROL, _ADDED = 3, 4  # llama.cpp's kinds of tokens that no merge makes: those that say no text, and others
 _SPARE = 0.05  # share of an embedding's rows that may have no token: some are padded to a round number
 

@@ -114,7 +114,7 @@ def _versions(plan: Plan) -> dict[str, str]:
         return {package: importlib.metadata.version(package) for package in plan.packages}
     except importlib.metadata.PackageNotFoundError as error:
         raise ImportError(
-            f"{error.name} is needed to make data: pip install 'headway[{plan.extra}]'"
+            f"{error.name} is needed to make data: pip install -e '.[{plan.extra}]' (in the clone)"
         ) from error
 
 
