@@ -311,7 +311,9 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, M
     try:
         import wandb
     except ImportError as error:
-        raise ImportError("logging to Weights & Biases needs: pip install -e '.[track]' (in the clone)") from error
+        raise ImportError(
+            "logging to Weights & Biases needs: pip install -e '.[track]' (in the clone)"
+        ) from error
     saved_id = folder / "wandb_id.txt"
     run = wandb.init(
         dir=str(folder),

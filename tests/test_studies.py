@@ -228,6 +228,7 @@ STORED = {
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "bcoder_rank": ["papers/bcoder_rank"],
     "hecrl": ["papers/hecrl"],
+    "proposals": ["papers/proposals"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "sac_mujoco": ["online"],

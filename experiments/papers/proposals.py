@@ -30,7 +30,7 @@ import numpy as np
 
 from experiments import studies
 from experiments.papers import proposals_chunks
-from rl import plot, train
+from rl import plot, statistics, train
 from rl.agents import bc, fql, ifql
 from rl.agents.optimisers import Adam
 from rl.networks import mlp
@@ -284,6 +284,17 @@ def rows_of(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
         yield f"{head}: distilled", found[DISTILLED][head]
 
 
+def share_between(shares: np.ndarray) -> str:
+    """A mean share and Student's interval, cut at 0 and 1.
+
+    Each share [S] is of thousands of draws. Wilson's interval is for scores of a few episodes: it would be the wider,
+    the better the seeds agree on 1.
+    """
+    found = statistics.summary(shares)
+    low, high = np.clip(found["ci95"], 0, 1)
+    return studies.between({"mean": found["mean"], "ci95": [low, high]})
+
+
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
     yield "# Policies that propose, and critics that choose"
@@ -317,9 +328,9 @@ def bandit_report(result: Mapping[str, Any]) -> Iterator[str]:
         [
             (
                 name,
-                studies.between(row["modes"][:, BEST], rate=True),
+                share_between(row["modes"][:, BEST]),
                 " / ".join(f"{x:.2f}" for x in row["modes"].mean(0)[1:]),
-                studies.between(row["near"], rate=True),
+                share_between(row["near"]),
                 studies.between(row["reward"]),
             )
             for name, row in rows_of(found)
@@ -334,7 +345,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         return
     counts = result["settings"]["candidates"]
     curves = {
-        head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts], rate=True))
+        head: (counts, *studies.bands([flow[str(n)]["modes"][:, BEST] for n in counts]).clip(0, 1))
         for head, flow in result["bandit"][FLOW].items()
     }
     exact = [expected(SHARES[BEST], n) for n in counts]

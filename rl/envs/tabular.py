@@ -188,7 +188,9 @@ def icu_sepsis() -> tuple[MDP, np.ndarray]:
     # Its files are read without importing it: it imports the unmaintained `gym`.
     package = importlib.util.find_spec("icu_sepsis")
     if package is None or not package.submodule_search_locations:
-        raise ImportError("ICU-Sepsis needs the package icu-sepsis: pip install -e '.[robust]' (in the clone)")
+        raise ImportError(
+            "ICU-Sepsis needs the package icu-sepsis: pip install -e '.[robust]' (in the clone)"
+        )
     assets = Path(package.submodule_search_locations[0]) / "envs" / "assets"
     try:
         arrays = np.load(assets / "dynamics.npz")
