@@ -126,7 +126,7 @@ def make(dataset: str) -> None:
             f"singletask: --dataset={_TASK.sub('', dataset)}"
         )
     recipe = recipes.find(dataset)
-    folder = pathlib.Path(_OUT.value or recipes.default_folder(recipe.family)).expanduser()
+    folder = files.expanded(_OUT.value or recipes.default_folder(recipe.family))
     path = folder / recipe.file
     before = recipes.read_card(path)
     recipes.collect(
@@ -188,9 +188,9 @@ def describe(name: str) -> None:
     card = cards.describe(loaded)
     made = d4rl.recorded(name) if name.endswith((".hdf5", ".h5")) else {}
     text = "\n".join([cards.text(card, loaded), *_lines(made)])
-    file = pathlib.Path(name).expanduser()
+    file = files.expanded(name)
     beside = file.parent if file.is_file() else pathlib.Path()
-    target = pathlib.Path(_OUT.value or beside).expanduser() / f"{_stem(name)}-card"
+    target = files.expanded(_OUT.value or beside) / f"{_stem(name)}-card"
     target.parent.mkdir(parents=True, exist_ok=True)
     plot.dataset_card(
         f"{target}.png",

@@ -35,7 +35,6 @@ import dataclasses
 import math
 import sys
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,6 +44,7 @@ from absl import app
 
 from experiments import common, flags, interaction, presets
 from rl import acting, agents, checkpoint, data, keys, lifecycle, online
+from rl.data.files import expanded
 from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
@@ -356,7 +356,7 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
 
 
 def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    place = Path(settings.init_from).expanduser()
+    place = expanded(settings.init_from)
     place = place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
     source = checkpoint.read(place)
     if source is None:

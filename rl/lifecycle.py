@@ -34,6 +34,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from rl import checkpoint, log, plot, selection, statistics, train
+from rl.data.files import expanded
 
 CHECKPOINTS, CURVE, LOCK = "checkpoints", "curve.png", ".lock"
 
@@ -86,7 +87,7 @@ class Start(NamedTuple):
 def folder(workdir: str, task: str, label: str) -> Path:
     """The run folder: as chosen, or by the run's id in a sweep of Weights & Biases, or runs/TASK/LABEL."""
     if workdir:
-        return Path(workdir).expanduser()
+        return expanded(workdir)
     if "WANDB_SWEEP_ID" in os.environ:
         return Path("runs", "sweeps", os.environ["WANDB_SWEEP_ID"], os.environ["WANDB_RUN_ID"])
     return Path("runs", task, label)

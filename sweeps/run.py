@@ -42,6 +42,7 @@ from absl import app, flags
 from experiments import common, presets
 from experiments import flags as config_flags
 from rl import checkpoint, lifecycle, log, shard, statistics, train
+from rl.data.files import expanded
 
 
 class Script(NamedTuple):
@@ -570,7 +571,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     file = argv[1]
     budget = duration(values.budget) if values.budget else math.inf
     sweep = overridden(read(file), _overrides(values.set) | ({"overwrite": True} if values.overwrite else {}))
-    root = Path(values.workdir or f"runs/sweeps/{Path(file).stem}").expanduser()
+    root = expanded(values.workdir or f"runs/sweeps/{Path(file).stem}")
     runs = list(combinations(sweep, values.count, values.seed))
     if not runs:
         raise ValueError(f"{file} asks for no runs: one of its parameters has no values")

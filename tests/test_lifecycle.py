@@ -303,6 +303,11 @@ def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) ->
     assert_same(whole, tmp_path)
 
 
+def test_a_folder_of_nobody_has_a_remedy() -> None:
+    with pytest.raises(ValueError, match="no home folder is known for '~nouser-here'; give the whole path"):
+        lifecycle.folder("~nouser-here/run", "task", "label")
+
+
 def test_a_folder_that_cannot_be_written_has_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     this = run(tmp_path / "file" / "run")

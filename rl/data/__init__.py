@@ -94,6 +94,7 @@ def load(
         result = synthetic.load(name)
         return result._replace(
             environment=environment or result.environment,
+            note=result.note if result.environment or not environment else "",
             validation=result.validation if validation else None,
         )
     nearest = difflib.get_close_matches(name, names(), n=3)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rl.data.files import expanded
 from rl.data.recipes import collector, locomotion, scripted
 from rl.data.recipes.catalogue import LOCOMOTION, RECIPES, Locomotion, Recipe, find
 from rl.data.recipes.collector import default_folder, read_card
@@ -79,5 +80,5 @@ def collect(
         if actors is not None:
             raise ValueError(f"actors are not for {dataset}: its behaviour is scripted")
         plan = scripted.plan(recipe, transitions, seed, episode_steps)
-    folder = Path(out).expanduser() if out is not None else default_folder(recipe.family)
+    folder = expanded(out) if out is not None else default_folder(recipe.family)
     return collector.run(plan, folder, processes=processes, overwrite=overwrite, progress=progress)
