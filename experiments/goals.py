@@ -54,9 +54,7 @@ class Settings(logged.Settings):
     agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hecrl, hiql, qrl, or my.agent
     dataset: str = "synthetic-goals"  # OGBench's without a task (pointmaze-medium-navigate-v0), or file
     protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
-    normalize_observations: bool = (
-        False  # standardise observations and goals by the dataset's mean and deviation
-    )
+    normalize_observations: bool = False  # standardise observations and goals by the data's moments
     eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
 
 

@@ -109,6 +109,35 @@ def train(
     return recall(settings, variants)
 
 
+def train_rows(
+    settings: Any,
+    variants: Mapping[str, Variant],
+    rows: Iterable[tuple[Mapping[str, Any], str]],
+    report: Callable[[Mapping[str, Any]], Iterable[str]],
+    claims: Callable[[Mapping[str, Any]], Iterable[Claim]],
+    **parts: Any,
+) -> dict[str, Any]:
+    """Trains the variants, and after each writes a result with the rows that are finished; returns the last one.
+
+    Args:
+      settings: of the study.
+      variants: {name: what to train}, whose outcomes are dicts.
+      rows: what tells each row from others, and the name of its variant. Several rows may share one.
+      report: as `finish` takes it, of ``rows``, ``wall_seconds`` and ``parts``.
+      claims: likewise.
+      parts: what else the result holds.
+    """
+    planned = list(rows)
+
+    def write() -> dict[str, Any]:
+        found = recall(settings, variants)
+        done = [{**row, **found.outcomes[name]} for row, name in planned if name in found.outcomes]
+        return finish(settings, {"wall_seconds": found.seconds, **parts, "rows": done}, report, claims)
+
+    train(settings, variants, "seconds of one core", write)
+    return write()
+
+
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
     """What is finished of the variants, as they are now, in their order."""
     outcomes, seconds = {}, 0.0

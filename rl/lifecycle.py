@@ -159,7 +159,7 @@ class Session:
 
     def _mean(self, score: Any) -> str:
         """The mean over seeds in words; of several variants, the worst and the best."""
-        means = [np.mean(part) for part in np.split(np.asarray(score), len(self._run.variants) or 1)]
+        means = [np.mean(part) for part in np.split(np.atleast_1d(score), len(self._run.variants) or 1)]
         return " to ".join(f"{mean:.4g}" for mean in sorted({min(means), max(means)}))
 
     def save(self, step: int, tree: Mapping[str, Any], notes: Any = None) -> None:

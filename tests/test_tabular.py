@@ -239,7 +239,7 @@ def test_check_names_what_is_wrong(field: str, value: np.ndarray, message: str) 
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r"headway\[robust\]"):
+    with pytest.raises(ImportError, match=r"pip install -e '\.\[robust\]'"):
         tabular.icu_sepsis()
 
 

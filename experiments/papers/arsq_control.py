@@ -161,23 +161,9 @@ def run(settings: Settings) -> dict[str, Any]:
     variants = {run.program.name: variant(settings, run.program, sources[run.task]) for run in runs}
     scores = {task: of.score for task, of in sources.items()}
 
-    def write() -> dict[str, Any]:
-        found = studies.recall(settings, variants)
-        rows = [
-            {**run._asdict(), **found.outcomes[run.program.name]}
-            for run in runs
-            if run.program.name in found.outcomes
-        ]
-        parts = {
-            "wall_seconds": found.seconds,
-            "data_scores": scores,
-            "skipped": skipped(settings),
-            "rows": rows,
-        }
-        return studies.finish(settings, parts, report, claims)
-
-    studies.train(settings, variants, "seconds of one core", write)
-    result = write()
+    rows = [(run._asdict(), run.program.name) for run in runs]
+    parts = {"data_scores": scores, "skipped": skipped(settings)}
+    result = studies.train_rows(settings, variants, rows, report, claims, **parts)
     draw(Path(settings.out), result)
     return result
 

@@ -83,17 +83,11 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in runs.items()}
 
-    def write() -> dict[str, Any]:
-        found = studies.recall(settings, variants)
-        rows = [
-            dict(zip(("dataset", "agent", "head", "chunk"), cell, strict=True)) | found.outcomes[name]
-            for name, cell in runs.items()
-            if name in found.outcomes
-        ]
-        return studies.finish(settings, {"wall_seconds": found.seconds, "rows": rows}, report, claims)
-
-    studies.train(settings, variants, "seconds of one core", write)
-    result = write()
+    rows = [
+        (dict(zip(("dataset", "agent", "head", "chunk"), cell, strict=True)), name)
+        for name, cell in runs.items()
+    ]
+    result = studies.train_rows(settings, variants, rows, report, claims)
     draw(Path(settings.out), result)
     return result
 

@@ -78,17 +78,8 @@ def run(settings: Settings) -> dict[str, Any]:
         name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in runs.items()
     }
 
-    def write() -> dict[str, Any]:
-        found = studies.recall(settings, variants)
-        rows = [
-            {"dataset": dataset, "agent": agent, **found.outcomes[name]}
-            for name, (dataset, agent) in runs.items()
-            if name in found.outcomes
-        ]
-        return studies.finish(settings, {"wall_seconds": found.seconds, "rows": rows}, report, claims)
-
-    studies.train(settings, variants, "seconds of one core", write)
-    result = write()
+    rows = [({"dataset": dataset, "agent": agent}, name) for name, (dataset, agent) in runs.items()]
+    result = studies.train_rows(settings, variants, rows, report, claims)
     draw(Path(settings.out), result)
     return result
 

@@ -145,16 +145,8 @@ def run(settings: Settings) -> dict[str, Any]:
     runs = planned(settings)
     variants = {run.name: variant(settings, run) for run in runs}
 
-    def write() -> dict[str, Any]:
-        finished = studies.recall(settings, variants)
-        rows = [
-            {**run._asdict(), **finished.outcomes[run.name]} for run in runs if run.name in finished.outcomes
-        ]
-        parts = {"wall_seconds": finished.seconds, "planned": len(runs), "rows": rows}
-        return studies.finish(settings, parts, report, claims)
-
-    studies.train(settings, variants, "seconds of one core", write)
-    result = write()
+    rows = [(run._asdict(), run.name) for run in runs]
+    result = studies.train_rows(settings, variants, rows, report, claims, planned=len(runs))
     draw(Path(settings.out), result)
     return result
 
