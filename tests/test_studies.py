@@ -231,6 +231,7 @@ STORED = {
     "proposals": ["papers/proposals"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
+    "vagram": ["papers/vagram"],
     "sac_mujoco": ["online"],
 }
 
