@@ -337,8 +337,9 @@ def show(result: Mapping[str, Any]) -> None:
     for label, scores in scored:
         for name, score in scores.items():
             mean, (low, high) = score["last"]["mean"], score["last"]["ci95"]
-            what = f"{label}: {name}" if label else name
-            print(f"{what}: {mean:.4g}, 95 % interval [{low:.4g}, {high:.4g}] over seeds")
+            spread = f"95 % interval [{low:.4g}, {high:.4g}] over seeds"
+            known = "one seed, so no interval" if math.isnan(low) else spread
+            print(f"{label}: {name}: {mean:.4g}, {known}" if label else f"{name}: {mean:.4g}, {known}")
     if not scored:
         print(UNSCORED)
     show_folder(result)

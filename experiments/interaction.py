@@ -74,6 +74,11 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--learning_starts must be at least 1: there is nothing to draw before the first step"
         )
+    if settings.learning_starts >= settings.steps:
+        raise ValueError(
+            f"--learning_starts={settings.learning_starts} leaves nothing of --steps={settings.steps} to learn in: "
+            "give fewer steps of random actions, a tenth say, or a longer run"
+        )
 
 
 def check_head(settings: Settings) -> None:

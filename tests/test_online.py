@@ -625,13 +625,13 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
         init_from=str(tmp_path / "offline"),
         offline_data="synthetic-continuous",
         steps=20,
-        learning_starts=20,
+        learning_starts=19,
     )
     online.run(chosen, config("iql"))
     found, arrays = checkpoint.read(tmp_path / "offline" / "checkpoints")
     after = saved(tmp_path / "online", 20)
     name = "state/params/policy/body/Dense_0/kernel"
-    assert after["state/step"] == found["step"] + 1  # one update, at the last step
+    assert after["state/step"] == found["step"] + 2  # updates at the last two steps
     moved = np.abs(after[name][0] - arrays[name][0])
     assert 0 < moved.max() < 1e-3 and np.abs(arrays[name][1] - arrays[name][0]).max() > 0.1
     # The environment's rewards and observations, and those of the log, are what they were offline.
@@ -775,6 +775,7 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         ({"steps": 50}, "--steps=50 is not a multiple of --eval_every=20"),
         ({"save_every": 30}, "--save_every=30 is not a multiple of --eval_every=20"),
         ({"learning_starts": 0}, "--learning_starts must be at least 1"),
+        ({"learning_starts": 10**9}, "leaves nothing of --steps=.* to learn in"),
         ({"offline_data": "x", "offline_ratio": 1.0}, "--offline_ratio=1.0 must be between 0 and 1"),
         ({"offline_data": "x", "offline_ratio": 0.05}, "--offline_ratio=0.05 of --batch_size=8 is 0 rows"),
         ({"offline_data": "x", "offline_ratio": 0.95}, "--offline_ratio=0.95 of --batch_size=8 is 8 rows"),
