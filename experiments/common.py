@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rl import agents, data, evaluate, lifecycle, log
+from rl import agents, data, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
@@ -108,7 +108,7 @@ def problem(
         reward_shift,
         clip_rewards=clip_rewards,
         normalize_observations=normalize_observations,
-        entities=settings.dataset.endswith(entities.SUFFIX),
+        entities=is_set(settings),
     )
     dataset = transform.apply(seen, loaded.dataset)
     length = getattr(settings, "chunk", 1)
@@ -125,6 +125,11 @@ def problem(
         )
     held_out = transform.apply(seen, loaded.validation) if loaded.validation else None
     return Problem(loaded, dataset, seen, support, head, held_out)
+
+
+def is_set(settings: Any) -> bool:
+    """Whether the observations of ``--dataset`` are sets of entities."""
+    return settings.dataset.endswith(entities.SUFFIX)
 
 
 def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
@@ -229,6 +234,34 @@ def in_chunks(settings: Any, config: Any, dataset: Dataset | None) -> Any:
     if settings.chunk == 1 or dataset is None:
         return dataset
     return chunks.make(dataset, settings.chunk, *discounts(config))
+
+
+def sizes(settings: Any) -> dict[str, Any]:
+    """The flags of an offline run at the sizes of a study, whose ``evaluations`` are those of each run."""
+    names = ("seeds", "seed", "updates", "eval_episodes", "batch_size")
+    return {
+        **{name: getattr(settings, name) for name in names},
+        "eval_every": settings.updates // settings.evaluations,
+        "agent.hidden": settings.hidden,
+    }
+
+
+def check_sizes(settings: Any, last: int) -> None:
+    """Raises ValueError, naming the flag, on `sizes` of no run, whose score is of so many ``last`` evaluations."""
+    at_least_one(settings, "updates", "evaluations", "batch_size")
+    several_episodes(settings)
+    multiple(settings, "updates", "evaluations")
+    if settings.evaluations < last:
+        raise ValueError(f"--evaluations={settings.evaluations}: a score is the mean of the last {last}")
+
+
+def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool:
+    """Runs a script, and says whether that diverged: where it is a result, what was logged before stands."""
+    try:
+        run(settings, config)
+    except train.Diverged:
+        return True
+    return False
 
 
 def at_least_one(settings: Any, *names: str) -> None:

@@ -209,9 +209,8 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
                     file=sys.stderr,
                     flush=True,
                 )
-                os._exit(
-                    1
-                )  # to leave in order takes the one that is lost: JAX would wait, and then dump its stack
+                # To leave in order takes the process that is lost: JAX would wait for it, and then dump its stack.
+                os._exit(1)
             if not isinstance(error, EXPLAINED):
                 raise
             if flags.FLAGS["verbosity"].value >= logging.INFO:

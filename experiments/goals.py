@@ -202,17 +202,14 @@ def trajectories(settings: Settings, config: Any, seen: Dataset, as_logged: Data
     """The trajectories as the agent sees them; where a scene is a set, with the positions that say what is reached."""
     steps = as_logged.transitions
     logged_at = steps.next_observation if config.goals.next_state else steps.observation
-    return goals.trajectories(seen, config.goals, entities.positions(logged_at) if is_set(settings) else None)
-
-
-def is_set(settings: Settings) -> bool:
-    """Whether observations are sets of entities."""
-    return settings.dataset.endswith(entities.SUFFIX)
+    return goals.trajectories(
+        seen, config.goals, entities.positions(logged_at) if common.is_set(settings) else None
+    )
 
 
 def source(settings: Settings, config: Any) -> Source:
     """Batches of the agent's."""
-    success = entities.reached if is_set(settings) else None
+    success = entities.reached if common.is_set(settings) else None
     return goals.sampler(settings.batch_size, config.goals, common.discount(config), success)
 
 

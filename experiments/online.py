@@ -66,9 +66,7 @@ _IDENTITY = (
 class Settings(interaction.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = (
-        "sac"  # sac td3 dqn arsq cqn; or, to fine-tune: iql ifql deas fql cql td3_bc sac_n edac my.agent
-    )
+    agent: str = "sac"  # sac td3 dqn arsq cqn; to fine-tune: iql ifql deas fql cql td3_bc sac_n edac my.agent
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
     n_step: int = 1  # steps in each transition
@@ -246,10 +244,8 @@ def success(settings: Settings) -> str | float | None:
 
 def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:
     """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
-    logged = transform.apply(seen, loaded.dataset)
-    if settings.chunk > 1:
-        return common.in_chunks(settings, config, logged)
-    return replays.n_step(logged, settings.n_step, common.discount(config))
+    logged = replays.n_step(transform.apply(seen, loaded.dataset), settings.n_step, common.discount(config))
+    return common.in_chunks(settings, config, logged)  # --n_step is 1 where there are chunks
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:

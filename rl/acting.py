@@ -104,13 +104,10 @@ def chunked(act: Callable[[Any, Any, Key], Array], spec: Spec, length: int, repl
         lead = nest.leading(observation, spec.observation_shape)
         return jnp.zeros((*lead, length, spec.action_size)), jnp.full(lead, period, jnp.int32)
 
-    def decide(state: Any, observation: Any, key: Key) -> Array:
-        return act(state, observation, key).reshape(length, spec.action_size)
-
     def step(state: Any, memory: Any, observation: Any, first: Array, key: Key) -> tuple[Array, Any]:
         plan, executed = memory
         due = first | (executed == period)
-        fresh = lambda observation, key: decide(state, observation, key)
+        fresh = lambda observation, key: act(state, observation, key).reshape(length, spec.action_size)
         plan = refresh(due, fresh, observation, plan, key, at_once=due.size)
         place = jnp.where(due, 0, executed)
         action = jnp.take_along_axis(plan, place[..., None, None], -2)[..., 0, :]

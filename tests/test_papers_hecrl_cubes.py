@@ -19,7 +19,9 @@ from rl.data import recipes
 SUCCESS = {paper.DIRECT: 0.4, paper.DIFFUSION: 0.8, paper.UNFILTERED: 0.5, paper.RANDOM: 0.6, paper.AWR: 0.3}
 
 
-def of_success(settings: paper.Settings, path: str, way: paper.Judged, work: studies.Work) -> dict[str, Any]:
+def of_success(
+    settings: paper.Settings, of_run: paper.OfRun, way: paper.Judged, work: studies.Work
+) -> dict[str, Any]:
     """In place of training: less success farther from R = -30, with HL-Gauss half as much less, and with more cubes."""
     slope = 0.01 if way.head == "scalar" else 0.005
     lost = slope * abs(way.radius + 30) + 0.2 * (way.cubes == paper.MORE)
@@ -27,7 +29,7 @@ def of_success(settings: paper.Settings, path: str, way: paper.Judged, work: stu
 
 
 def of_subgoals(
-    settings: paper.Settings, path: str, head: str, kind: str, work: studies.Work
+    settings: paper.Settings, of_run: paper.OfRun, head: str, kind: str, work: studies.Work
 ) -> dict[str, Any]:
     moved = 1.2 if kind == paper.DIFFUSION else 1.9
     return {"moved": [moved] * 3, "goals": [0.1] * 3, "logged": [1.1] * 3}

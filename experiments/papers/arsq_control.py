@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import common, offline, online, presets, studies
-from rl import data, evaluate, log, plot, statistics, train
+from rl import data, evaluate, log, plot, statistics
 from rl.data import d4rl, recipes
 
 PUBLISHED = studies.published("arsq_control")
@@ -272,13 +272,7 @@ def offline_run(settings: Settings, run: Run, source: Source) -> tuple[offline.S
             "agent": agent,
             "preset": presets.PAPER,
             "dataset": run.task,
-            "seeds": settings.seeds,
-            "seed": settings.seed,
-            "updates": settings.updates,
-            "eval_every": settings.updates // settings.evaluations,
-            "eval_episodes": settings.eval_episodes,
-            "batch_size": settings.batch_size,
-            "agent.hidden": settings.hidden,
+            **common.sizes(settings),
             **own,
             **CHANGES[run.change],
             **(DOOR_DATA | DOOR_AGENTS[run.agent] if run.task == DOOR else {}),
@@ -327,11 +321,7 @@ def trained(
 
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
-    try:
-        script(dataclasses.replace(chosen, workdir=str(work.folder)), config)
-        diverged = False
-    except train.Diverged:
-        diverged = True  # which is a result here; what was logged before stands
+    diverged = common.diverges(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
     steps, returns = log.series(work.folder, "eval/return")
     scores = evaluate.normalize(returns.mean(-1), reference)
     return {

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from experiments import common, offline, presets, studies
-from rl import log, plot, train
+from rl import log, plot
 from rl.data import recipes
 from rl.values import heads
 
@@ -82,7 +82,6 @@ def run(settings: Settings) -> dict[str, Any]:
         for agent in settings.agents.split(",")
     }
     variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in runs.items()}
-
     rows = [
         (dict(zip(("dataset", "agent", "head", "chunk"), cell, strict=True)), name)
         for name, cell in runs.items()
@@ -98,15 +97,9 @@ def check(settings: Settings) -> None:
     studies.names("agents", settings.agents, AGENTS)
     studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
-    common.at_least_one(settings, "updates", "evaluations", "batch_size")
-    common.several_episodes(settings)
-    common.multiple(settings, "updates", "evaluations")
+    common.check_sizes(settings, EVALUATIONS)
     if not settings.chunks or min(settings.chunks) < 1:
         raise ValueError(f"--chunks={','.join(map(str, settings.chunks))}: give lengths of at least 1")
-    if settings.evaluations < EVALUATIONS:
-        raise ValueError(
-            f"--evaluations={settings.evaluations}: a score is the mean of the last {EVALUATIONS}"
-        )
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------
@@ -137,13 +130,7 @@ def variant(
         "head": head,
         "head_size": settings.atoms,
         "chunk": chunk,
-        "seeds": settings.seeds,
-        "seed": settings.seed,
-        "updates": settings.updates,
-        "eval_every": settings.updates // settings.evaluations,
-        "eval_episodes": settings.eval_episodes,
-        "batch_size": settings.batch_size,
-        "agent.hidden": settings.hidden,
+        **common.sizes(settings),
     }
     chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", given)
     return studies.Variant(
@@ -167,11 +154,7 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     Returns its success over the last evaluations [S], and that of all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    try:
-        offline.run(chosen, config)
-        diverged = False
-    except train.Diverged:
-        diverged = True  # which is a result here; what was logged before stands
+    diverged = common.diverges(offline.run, chosen, config)
     steps, success = log.series(work.folder, "eval/success")
     curve = success.mean(-1)
     return {

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,14 +102,17 @@ def run(settings: Settings) -> dict[str, Any]:
     )
     common_settings = studies.chosen(settings, "radii")
     ways = judgements(settings)
+    of_run = functools.cache(
+        functools.partial(trained, settings, str(path))
+    )  # each is judged in several ways
     variants = {
         f"subgoals, {head}, {kind}": studies.Variant(
-            functools.partial(of_subgoals, settings, str(path), head, kind), common_settings
+            functools.partial(of_subgoals, settings, of_run, head, kind), common_settings
         )
         for head, kind in runs()
     }
     variants |= {
-        way.name: studies.Variant(functools.partial(of_success, settings, str(path), way), common_settings)
+        way.name: studies.Variant(functools.partial(of_success, settings, of_run, way), common_settings)
         for way in ways
     }
 
@@ -218,9 +221,11 @@ class Trained(NamedTuple):
     state: State  # [S, ...]
 
 
-def trained(settings: Settings, path: str, head: str, kind: str, work: studies.Work) -> Trained:
+OfRun = Callable[[str, str], Trained]  # (head, subgoals) -> `trained`, computed once
+
+
+def trained(settings: Settings, path: str, head: str, kind: str) -> Trained:
     """The run of a head and of what proposes subgoals, trained where it is not yet."""
-    del work
     chosen, config = run_settings(settings, path, head, kind), agent_config(settings, kind)
     result = goals.run(chosen, config)
     task, mesh = goals.problem(chosen, config, [config]), shard.mesh(1, 1)
@@ -242,9 +247,10 @@ def acting(config: hecrl.Config, way: Judged) -> hecrl.Config:
     return dataclasses.replace(config, radius=float(way.radius), **changes.get(way.acts, {}))
 
 
-def of_success(settings: Settings, path: str, way: Judged, work: studies.Work) -> dict[str, Any]:
-    """How often all cubes are where they should be at the end of an episode, and the share that are, [S] each."""
-    of = trained(settings, path, way.head, way.trained, work)
+def of_success(settings: Settings, of_run: OfRun, way: Judged, work: studies.Work) -> dict[str, Any]:
+    """How often all cubes are where they should be at the end of an episode, and how long those are, [S] each."""
+    del work
+    of = of_run(way.head, way.trained)
     config = acting(of.config, way)
     population, _ = goals.learners(of.settings, config, {}, of.task, shard.mesh(1, 1))
     name = environment(settings, way.cubes == MORE) + entities.SUFFIX
@@ -258,9 +264,12 @@ def of_success(settings: Settings, path: str, way: Judged, work: studies.Work) -
     }
 
 
-def of_subgoals(settings: Settings, path: str, head: str, kind: str, work: studies.Work) -> dict[str, Any]:
+def of_subgoals(
+    settings: Settings, of_run: OfRun, head: str, kind: str, work: studies.Work
+) -> dict[str, Any]:
     """How many cubes the selected subgoals and the logged ones move on held-out pairs, [S] each."""
-    of = trained(settings, path, head, kind, work)
+    del work
+    of = of_run(head, kind)
     held_out = of.task.validation or of.task.trajectories
     draw = goals.source(dataclasses.replace(of.settings, batch_size=settings.pairs), of.config)
     batch = draw(jax.device_put(held_out), jax.random.key(settings.seed), 0)

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments import model_based, studies
-from rl import data, log, plot, train
+from experiments import common, model_based, studies
+from rl import data, log, plot
 from rl import model_based as rl_model_based
 from rl.data import recipes
 
@@ -116,11 +116,7 @@ def train_one(
     shared = {field.name for field in dataclasses.fields(model_based.Settings)}
     given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
     own: dict[str, Any] = {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
-    try:
-        model_based.run(model_based.Settings(**{**given, **own}, runaway=0.0), config)
-        diverged = False
-    except train.Diverged:
-        diverged = True  # which is a result here; what was logged before stands
+    diverged = common.diverges(model_based.run, model_based.Settings(**{**given, **own}, runaway=0.0), config)
     last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
     returns = log.series(work.folder, "eval/return")[1][-1]
     steps, q = log.series(work.folder, "train/q")

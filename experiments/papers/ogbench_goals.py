@@ -26,7 +26,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments import common, goals, presets, studies
-from rl import agents, log, plot, train
+from rl import agents, log, plot
 from rl.data import recipes
 
 PUBLISHED = studies.published("ogbench_goals")
@@ -77,7 +77,6 @@ def run(settings: Settings) -> dict[str, Any]:
     variants = {
         name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in runs.items()
     }
-
     rows = [({"dataset": dataset, "agent": agent}, name) for name, (dataset, agent) in runs.items()]
     result = studies.train_rows(settings, variants, rows, report, claims)
     draw(Path(settings.out), result)
@@ -89,13 +88,8 @@ def check(settings: Settings) -> None:
     studies.names("datasets", settings.datasets, DATASETS)
     studies.names("agents", settings.agents, AGENTS)
     studies.check_seeds(settings.seeds)
-    common.at_least_one(settings, "updates", "evaluations", "batch_size", "latent")
-    common.several_episodes(settings)
-    common.multiple(settings, "updates", "evaluations")
-    if settings.evaluations < goals.EVALUATIONS:
-        raise ValueError(
-            f"--evaluations={settings.evaluations}: a score is the mean of the last {goals.EVALUATIONS}"
-        )
+    common.at_least_one(settings, "latent")
+    common.check_sizes(settings, goals.EVALUATIONS)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------
@@ -116,13 +110,7 @@ def variant(settings: Settings, dataset: str, agent: str, path: str, digest: str
         "agent": agent,
         "preset": presets.PAPER,
         "dataset": dataset,
-        "seeds": settings.seeds,
-        "seed": settings.seed,
-        "updates": settings.updates,
-        "eval_every": settings.updates // settings.evaluations,
-        "eval_episodes": settings.eval_episodes,
-        "batch_size": settings.batch_size,
-        "agent.hidden": settings.hidden,
+        **common.sizes(settings),
     }
     if hasattr(agents.get(agent).Config, "latent"):
         given["agent.latent"] = settings.latent
@@ -149,11 +137,7 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     Returns its score and that of each task over the last evaluations, and its successes in all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    try:
-        goals.run(chosen, config)
-        diverged = False
-    except train.Diverged:
-        diverged = True  # which is a result here; what was logged before stands
+    diverged = common.diverges(goals.run, chosen, config)
     steps, success = log.series(work.folder, "eval/success")
     tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
     return {
