@@ -19,6 +19,7 @@ from absl import app
 from experiments import flags, offline
 from rl import log, plot
 from rl.agents import bc, iql
+from rl.agents.optimisers import Adam
 from rl.data import recipes
 
 DATASET = "pointmaze-medium-navigate-v0"
@@ -52,6 +53,8 @@ def run(settings: Settings) -> dict[str, Any]:
     """Makes the data, trains both agents, and returns what result.json holds."""
     workdir = Path(settings.workdir)
     recipes.collect(DATASET, out=workdir / "data", transitions=settings.transitions, seed=settings.seed)
+    # IQL's own schedule, over this run: what is evaluated last is then no matter of which update came last.
+    settling = Adam(schedule="cosine", decay_updates=settings.updates)
     results = {}
     for agent, config in CONFIGS.items():
         results[agent] = offline.run(
@@ -69,7 +72,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 eval_episodes=settings.eval_episodes,
                 workdir=str(workdir / agent),
             ),
-            config,
+            dataclasses.replace(config, policy_optimiser=settling),
         )
     _draw(workdir)
     result = {

@@ -88,7 +88,7 @@ def ranked(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
-    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By likelihood, the control; it learns the right answers only, and ranks and writes what it then is."""
     chosen = settings(
@@ -111,7 +111,10 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
     assert log.read(tmp_path / "cut") == log.read(tmp_path / "whole")
     # In a folder where it is finished, what is missing is made again.
     shutil.rmtree(tmp_path / "whole" / script.POLICY)
-    assert script.run(chosen, config())["updates"] == 240
+    with monkeypatch.context() as patched:
+        patched.setattr(script.flags, "read", lambda _, prefix="": config() if prefix else chosen)
+        script.main([])
+    assert f"Everything is in {chosen.workdir}; look at" in capsys.readouterr().out
     one, other = (pretrained.load(tmp_path / name / script.POLICY) for name in ("whole", "cut"))
     assert jax.tree.all(jax.tree.map(np.array_equal, one.params, other.params))
     assert ranked(tmp_path / "cut") == [first, second]

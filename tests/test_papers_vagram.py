@@ -310,6 +310,9 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(
         f"## {part}" in text for part in ("Pendulum", "Landscape", "Changing", "Toy", "Heads", "Claims")
     )
+    # The world of the claims is in the report, any other in a file of its own.
+    assert f"### {study.MANY}: return" in text and study.POINTS in text
+    assert (tmp_path / "new" / study.POINTS).read_text().startswith("# VaGraM")
     drawn = {path.name for path in (tmp_path / "new").glob("*.png")}
     assert drawn == {
         "returns.png", "value_error.png", "landscape.png", "changing.png", "toy.png", "heads.png"

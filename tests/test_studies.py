@@ -218,6 +218,18 @@ def test_what_a_study_leaves_can_be_read_and_judged_again(tmp_path: Path) -> Non
     assert studies.chosen(settings) == {"seeds": 3} and studies.chosen(settings, "seeds") == {}
 
 
+def test_a_study_prints_its_report_and_names_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(out=str(tmp_path))
+    monkeypatch.setattr(studies.flags, "read", lambda _: settings)
+    monkeypatch.setattr(studies.app, "run", lambda command, flags_parser: command([]))
+    studies.main(settings, lambda given: studies.finish(given, {}, lambda _: ["# Title"]))
+    said = capsys.readouterr().out
+    assert said.startswith("# Title\n")
+    assert said.endswith(f"Everything is in {tmp_path}; look at {studies.REPORT} first.\n")
+
+
 STORED = {
     **{
         name: [f"papers/{name}"]

@@ -57,7 +57,7 @@ from experiments.papers.vagram_parts import (
     Settings,
     expected,
 )
-from rl import plot
+from rl import log, plot
 from rl.dynamics import value_aware
 
 
@@ -107,12 +107,16 @@ def run(settings: Settings) -> dict[str, Any]:
             place = place.setdefault(step, {})
         place.setdefault((part, *where)[-1], {}).update(outcome)
     result = studies.finish(settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims)
+    if "pendulum" in result:
+        with log.replacing(Path(settings.out) / POINTS) as file:
+            file.write_text("\n\n".join(points(result)) + "\n")
     draw(Path(settings.out), result)
     return result
 
 
 # ---- reports -------------------------------------------------------------------------------------------------------
 
+POINTS = "points.md"  # the long tables
 PROTOTYPE = "our prototype, with other distractors: "
 OURS = "ours; nothing is published"
 PAPER = "VaGraM (Voelcker et al., ICLR 2022), "
@@ -317,42 +321,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _pendulum_report(worlds: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     yield "## Pendulum: a known value"
-    yield (
-        f"{settings['updates']:,} updates on {settings['transitions']:,} transitions. The value is worth this: how "
-        "far it is from the grid's (root of the mean square), VaGraM's mean weight on distractors in largest "
-        "weights, and the return of greedy control with the true model."
-    )
-    yield studies.table(
-        ("", "error of V", "weight on distractors", "return, true model"),
-        [
-            (
-                name,
-                studies.between(world["known"]["value_rmse"]),
-                f"{world['known']['weight'].mean():.1e}",
-                studies.between(world["known"]["true_return"], ".0f"),
-            )
-            for name, world in worlds.items()
-        ],
-    )
-    for name, world in worlds.items():
-        widths = _widths(world)
-        chosen = list(world[widths[0]]) if widths else []
-        if not chosen:
-            continue
-        for what, title, style in (
-            ("return", "return of greedy control", ".0f"),
-            ("value_error", "value error, E (V(s^') - V(s'))^2", ".3g"),
-        ):
-            yield f"### {name}: {title}"
-            yield studies.table(
-                ("loss", *(f"width {width}" for width in widths)),
-                [
-                    (loss, *(studies.between(world[width][loss][what], style) for width in widths))
-                    for loss in chosen
-                ],
-            )
+    yield f"{settings['updates']:,} updates on {settings['transitions']:,} transitions."
+    yield from _world_tables(MANY, worlds[MANY])
     many = worlds[MANY].get(str(NARROW), {})
     if many:
+        yield "![returns](returns.png)\n\n![value error against width](value_error.png)"
         yield f"### {MANY}, width {NARROW}: where the errors are"
         yield "Squared errors per dimension."
         yield studies.table(
@@ -366,7 +339,49 @@ def _pendulum_report(worlds: Mapping[str, Any], settings: Mapping[str, Any]) -> 
                 for loss, row in many.items()
             ],
         )
-        yield "![returns](returns.png)\n\n![value error against width](value_error.png)"
+    yield (
+        f"[Other distractors]({POINTS}) have the same tables. The value behind each is worth this: how far it is from "
+        "the grid's (root of the mean square), VaGraM's mean weight on distractors in largest weights, and the return "
+        "of greedy control with the true model."
+    )
+    yield studies.table(
+        ("", "error of V", "weight on distractors", "return, true model"),
+        [
+            (
+                name,
+                studies.between(world["known"]["value_rmse"]),
+                f"{world['known']['weight'].mean():.1e}",
+                studies.between(world["known"]["true_return"], ".0f"),
+            )
+            for name, world in worlds.items()
+        ],
+    )
+
+
+def points(result: Mapping[str, Any]) -> Iterator[str]:
+    """The tables of the pendulum with other distractors than the report's."""
+    yield "# VaGraM: every width, loss and kind of distractors"
+    for name, world in result["pendulum"].items():
+        if name != MANY:
+            yield from _world_tables(name, world)
+
+
+def _world_tables(name: str, world: Mapping[str, Any]) -> Iterator[str]:
+    """Returns and value errors of all losses and widths."""
+    widths = _widths(world)
+    for what, title, style in (
+        ("return", "return of greedy control", ".0f"),
+        ("value_error", "value error, E (V(s^') - V(s'))^2", ".3g"),
+    ):
+        if widths:
+            yield f"### {name}: {title}"
+            yield studies.table(
+                ("loss", *(f"width {width}" for width in widths)),
+                [
+                    (loss, *(studies.between(world[width][loss][what], style) for width in widths))
+                    for loss in world[widths[0]]
+                ],
+            )
 
 
 def _widths(world: Mapping[str, Any]) -> list[str]:
