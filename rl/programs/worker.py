@@ -87,24 +87,26 @@ def main(isolation: str, limits: str) -> None:
         os.dup2(null, standard)
     gc.collect()
     gc.freeze()  # the garbage collector of a fork leaves the pages that it shares alone
-    untouched = _last_change(".")
-    while (verdict := _run_job(bounds, confine, null, verdicts)) is not None:
+    untouched = _times(".")
+    while (verdict := _run_job(bounds, confine, verdicts)) is not None:
         # A program that left anything behind, if only a mode or a time, must not speak to the next one or hinder it:
         # that gets a new folder.
-        state = GOES_ON if _last_change(".") == untouched else RETIRES
+        state = GOES_ON if _times(".") == untouched else RETIRES
         os.write(verdicts, bytes([verdict, state]))
         if state == RETIRES:
             return
 
 
-def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: int) -> int | None:
+def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int | None:
     """The verdict on the next job or `UNTESTABLE`, or None if there is none."""
     questions, answers = os.pipe(), os.pipe()
 
     def program() -> None:
         for descriptor in (questions[1], answers[0], verdicts):
             os.close(descriptor)
-        os.dup2(null, 0)
+        null = os.open(os.devnull, os.O_RDWR)  # a descriptor's flags are everyone's who shares it
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
         _run_program(confine, os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb"))
 
     def judge() -> None:
@@ -151,12 +153,13 @@ def _fork(body: Callable[[], None]) -> int:
         os._exit(_FIRST_VERDICT + Verdict.RUNTIME_ERROR)
 
 
-def _last_change(folder: str) -> int:
-    """Of what is in it, its mode, its times or anything else about it; 0 if it was made inaccessible."""
+def _times(folder: str) -> tuple[int, int]:
+    """When it was last read, and when it, its mode or anything else about it changed; zeros if it is inaccessible."""
     try:
-        return os.stat(folder).st_ctime_ns
+        status = os.stat(folder)
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_atime_ns, status.st_ctime_ns
 
 
 # ---- the judge ----------------------------------------------------------------------------------------------
