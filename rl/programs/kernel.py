@@ -18,12 +18,22 @@ from collections.abc import Callable
 from typing import Any
 
 FOLDER = "/tmp"  # the one writable folder of a sandbox
+PACKAGES = ("numpy", "numpy.libs")  # beyond the standard library, where the caller has them
+PACKAGES_FOLDER = "/packages"
 MIB = 1 << 20
 
 _SETATTR_FIRST = (5, 12)  # the Linux that brought mount_setattr
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_NOSUID_NODEV_NOEXEC, _NOATIME, _BIND, _RECURSIVE, _PRIVATE, _DETACH = 2 | 4 | 8, 1024, 4096, 16384, 1 << 18, 2
-_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
+_NOSUID_NODEV_NOEXEC, _NOATIME, _BIND, _RECURSIVE, _PRIVATE, _DETACH = (
+    2 | 4 | 8,
+    1024,
+    4096,
+    16384,
+    1 << 18,
+    2,
+)
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
+_SET_FILTER, _ALL_THREADS = 1, 1
 
 # What a confined process may ask of the kernel, by name: numbers on x86-64 and on AArch64 (-1: it has none). Everything
 # else is refused, what future kernels bring included.
@@ -200,9 +210,15 @@ _ALLOWED_WITH: list[tuple[str, tuple[int, int], dict[int, tuple[int, ...]]]] = [
     ("socketpair", (53, 199), {0: (1,), 2: (1, 1 | 0o4000, 1 | 0o2000000, 1 | 0o2004000)}),
     ("sendto", (44, 206), {8: (0,), 9: (0,)}),
 ]
-_PRETENDED = {"fsync": (74, 82), "fdatasync": (75, 83)}  # nothing here outlives the process: done, says the filter
+_PRETENDED = {
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+}  # nothing here outlives the process: done, says the filter
 _NEWEST_REFUSED = {"x86_64": 334, "aarch64": 293}  # of Linux 4.18; of later numbers libraries expect ENOSYS
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the numbers, audit number
+_ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column of the numbers, audit number
 
 
 def folders() -> list[str]:
@@ -221,11 +237,24 @@ def folders() -> list[str]:
     ]
 
 
-def enter_namespaces(folder_size: int) -> None:
+def shown_packages(folder: str) -> dict[str, str]:
+    """Where a sandbox sees each of `PACKAGES` that this folder has: its path there to the real one."""
+    paths = {f"{PACKAGES_FOLDER}/{name}": f"{folder}/{name}" for name in PACKAGES if folder}
+    return {shown: os.path.realpath(path) for shown, path in paths.items() if os.path.isdir(path)}
+
+
+def enter_namespaces(folder_size: int, packages: str) -> str:
     """Return in a new process that sees no other, no network, and of the files only `folders`, read-only.
 
     The calling process stays behind, waits for the new one and ends with it. ``FOLDER`` is a new, empty file system
     of ``folder_size`` bytes in memory. All capabilities are gone afterwards.
+
+    Args:
+        folder_size: bytes.
+        packages: the folder of `PACKAGES`, which are seen too; empty: none are.
+
+    Returns:
+        Where they are seen, or nothing.
 
     Raises:
         OSError: this kernel, or whatever confines this process already, does not allow it.
@@ -245,8 +274,9 @@ def enter_namespaces(folder_size: int) -> None:
     if inner:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) and 1)
     die_with_parent()
-    _change_root(folder_size)
+    _change_root(folder_size, shown_packages(packages))
     _drop_capabilities()
+    return PACKAGES_FOLDER if packages else ""
 
 
 def die_with_parent() -> None:
@@ -258,8 +288,8 @@ def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
     """What a process calls to have one thread, so much memory and processor time, and no one to inspect it.
 
     From then on every system call is an error that ``_ALLOWED`` and the like do not name, among them whatever starts a
-    process or thread, signals or inspects a process, locks a file or opens a socket: ``EPERM``, and ``ENOSYS`` for those
-    that came after Linux 4.18, which libraries do without. Made before a fork, so that forks share what it needs.
+    process or thread, signals or inspects a process, locks a file or opens a socket: ``EPERM``, and ``ENOSYS`` for what
+    came after Linux 4.18, which libraries do without. Made before a fork, so that forks share what it needs.
 
     Args:
         seconds: of processor time, to the signal SIGXCPU; another one to the end.
@@ -284,13 +314,13 @@ def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
             resource.setrlimit(what, bounds)
         _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
         _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _call("prctl", _SET_SECCOMP, 2, filters, 0, 0)
+        _system_call({"x86_64": 317, "aarch64": 277}, _SET_FILTER, _ALL_THREADS, filters)  # seccomp
 
     return confine
 
 
-def _change_root(folder_size: int) -> None:
-    sources = {path: os.path.realpath(path) for path in [*folders(), "/dev/null"]}
+def _change_root(folder_size: int, packages: dict[str, str]) -> None:
+    sources = {path: os.path.realpath(path) for path in [*folders(), "/dev/null"]} | packages
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", FOLDER, "tmpfs", 0, "size=1m,mode=755")
     os.mkdir(f"{FOLDER}/old")
@@ -376,7 +406,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
     _call("mount", source.encode(), target.encode(), kind.encode() if kind else None, flags, options.encode())
 
 
-def _system_call(number: dict[str, int], *arguments: int | bytes) -> None:
+def _system_call(number: dict[str, int], *arguments: Any) -> None:
     """For the calls that have no function in every C library."""
     _call("syscall", number[os.uname().machine], *arguments)
 

@@ -22,7 +22,7 @@ class Problem(NamedTuple):
     prompt: str  # what a language model is given
     tests: str  # Python that asserts; it runs beside the program, not inside it (`rl.programs.worker`)
     entry: tuple[str, ...]  # the names in `tests` that the program defines
-    reference: str  # a program, said to be right
+    reference: str  # a program, said to be right; empty: there is none
 
 
 class Samples(NamedTuple):
@@ -107,6 +107,15 @@ def check(problem: Problem) -> None:
         )
 
 
+def asks_for_a_class(problem: Problem) -> bool:
+    """Whether a name that the tests take from a program is a class in the reference."""
+    try:
+        tree = _parse(problem.reference, "reference", problem.name)
+    except ValueError:
+        return False
+    return any(isinstance(node, ast.ClassDef) and node.name in problem.entry for node in tree.body)
+
+
 def _made(path: str | Path, make: Callable[[Mapping[str, Any]], Problem], row: Mapping[str, Any]) -> Problem:
     try:
         return make(row)
@@ -119,7 +128,7 @@ def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
     statements = _parse(row["prompt"], "prompt", name).body
     helpers = [node for node in statements if getattr(node, "name", None) != entry]
     tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
-    reference = row["prompt"] + row.get("canonical_solution", "")
+    reference = row["prompt"] + row["canonical_solution"] if "canonical_solution" in row else ""
     return _checked(Problem(name, row["prompt"], tests, (entry,), reference))
 
 
