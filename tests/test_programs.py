@@ -1050,10 +1050,10 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"task_id": 1}\n')
     for read in (read_humaneval, read_mbpp, read_samples):
-        with pytest.raises(ValueError, match=r"x\.jsonl: row 0 has no "):
+        with pytest.raises(ValueError, match=r"x\.jsonl, line 1 has no "):
             read(path)
     path.write_text('{"task_id": 1')
-    with pytest.raises(ValueError, match=r"x\.jsonl is not JSON"):
+    with pytest.raises(ValueError, match=r"x\.jsonl, line 1 is not JSON"):
         read_samples(path)
     path.write_text(json.dumps({**HUMANEVAL, "test": "def check(candidate): pass"}))
     with pytest.raises(ValueError, match="'HumanEval/0' has no tests"):
@@ -1076,7 +1076,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         (read_mbpp, {**MBPP, "test_list": ["assert sum(p"]}, "601.* tests of .*'MBPP/601' will not compile"),
         (read_mbpp, {**MBPP, "test_list": []}, "'MBPP/601' has no tests"),
         (read_mbpp, {**MBPP, "test_list": None}, "601: "),
-        (read_mbpp, 7, "row 0 has no task_id, code, test_list"),
+        (read_mbpp, 7, "line 1 has no task_id, code, test_list"),
     ],
 )
 def test_a_problem_that_cannot_be_used(tmp_path: Path, read: Any, row: Any, message: str) -> None:
