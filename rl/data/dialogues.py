@@ -84,10 +84,14 @@ def _check(row: Any, needed: Mapping[str, Any], others: Mapping[str, Any]) -> No
 
 def _rows(path: str | Path, parse: Callable[[Any], T], layout: str) -> Iterator[T]:
     path, count = existing(path), 0
-    with reading(path, "JSON lines", "save it as UTF-8"), open(path, encoding="utf-8") as file:
+    with reading(path, "JSON lines"), open(path, "rb") as file:
         for count, line in enumerate(file, start=1):
             try:
-                yield parse(json.loads(line))
+                yield parse(json.loads(line.decode("utf-8")))
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{path}, line {count}: it is not in UTF-8 ({error}): save the file as UTF-8"
+                ) from None
             except (ValueError, OverflowError, RecursionError) as error:
                 raise DataError(
                     f"{path}, line {count}: {error}. A row is {layout}: mend it, or leave the line out"

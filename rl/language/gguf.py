@@ -39,7 +39,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, Params, dict[str, Any]]:
         are missing or left over.
     """
     metadata, tensors = read(path)
-    config = _config(metadata, tensors, path)
+    config = weights.check_config(lambda: _config(metadata, tensors, path), path)
     if metadata["general.architecture"] == "llama":
         for name in list(tensors):
             heads = {"attn_q": config.shape.heads, "attn_k": config.shape.kv_heads}.get(name.split(".")[-2])
@@ -74,6 +74,10 @@ def read(path: str | os.PathLike[str]) -> File:
         shape = [cursor.number("Q") for _ in range(cursor.number("I"))][::-1]
         described.append((name, shape, cursor.number("I"), cursor.number("Q")))
     alignment = metadata.get("general.alignment", 32)
+    if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
+        raise WeightsError(
+            f"{path}: general.alignment is {alignment!r}, and must be a power of 2 from 8 on: it is damaged"
+        )
     start = -(-cursor.at // alignment) * alignment
     tensors = {}
     for name, shape, kind, offset in described:
@@ -83,6 +87,12 @@ def read(path: str | os.PathLike[str]) -> File:
                 f"{path}: tensor {name} has GGUF type {kind}; supported are {known}: convert it"
             )
         form, count = _FORMATS[kind], math.prod(shape)
+        if name in tensors:
+            raise WeightsError(f"{path}: tensor {name} is there twice: the file is damaged")
+        if offset % alignment or shape[-1:] == [] or shape[-1] % form.block:
+            raise WeightsError(
+                f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {form.name}: the file is damaged"
+            )
         raw = cursor.slice(start + offset, count // form.block * form.bytes, f"tensor {name}")
         tensors[name] = form.decode(raw.reshape(-1, form.bytes)).reshape(shape)
     return File(metadata, tensors)

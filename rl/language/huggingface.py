@@ -94,17 +94,17 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     """
     try:
         values = json.loads(Path(path).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is no JSON ({error}): download it again") from error
     if not isinstance(values, dict):
         raise WeightsError(f"{path} holds no object that describes a model: download it again")
     kind = values.get("model_type")
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise WeightsError(
             f"{path}: architecture {kind!r} is not supported: use one of {', '.join(_READERS)}"
         )
     try:
-        return _READERS[kind](values, _Refusal(path))
+        return weights.check_config(lambda: _READERS[kind](values, _Refusal(path)), path)
     except KeyError as error:
         raise WeightsError(f"{path} does not say {error}: is it the file of a {kind} model?") from error
 
@@ -226,7 +226,9 @@ _READERS: dict[str, Callable[[Mapping[str, Any], _Refusal], Config]] = {
 
 def _read_rope(values: Mapping[str, Any], refuse: _Refusal) -> Rope:
     # Since transformers 5 all of it is in `rope_parameters`; before, the base stood apart from `rope_scaling`.
-    stretch = values.get("rope_parameters") or values.get("rope_scaling") or {}
+    stretch = next(
+        (each for each in map(values.get, ("rope_parameters", "rope_scaling")) if each is not None), {}
+    )
     base = stretch.get("rope_theta", values.get("rope_theta", 10_000.0))
     kind = stretch.get("rope_type", stretch.get("type", "default"))
     refuse.unless(kind in ("default", "llama3"), f"rope_type {kind!r}")
@@ -271,7 +273,8 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Every tensor of the file by its name, mapped from disk and read-only.
 
     Raises:
-      WeightsError: the file is damaged or cut short, or holds a type that no model here has.
+      WeightsError: the file is damaged or cut short, holds a type that no model here has, or its tensors do not fill it
+        one after another; the message names the tensor.
     """
     size = os.path.getsize(path)
     with open(path, "rb") as file:
@@ -279,35 +282,67 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         if size < 8 or length > min(size - 8, _BIG_HEADER):
             raise WeightsError(f"{path} is no safetensors file, or is cut short: download it again")
         try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
+            header = json.loads(file.read(length), object_pairs_hook=_once)
+        except (ValueError, RecursionError) as error:
             raise WeightsError(f"{path} is no safetensors file ({error}): download it again") from error
-    start = 8 + length
+    content, start = np.memmap(path, np.uint8, "r"), 8 + length
+    tensors, end = {}, 0
+    for name, (dtype, shape, first, last) in _places(path, header).items():
+        if first != end:
+            raise WeightsError(
+                f"{path}: tensor {name} begins at byte {first} and not where the one before it ends, at {end}: "
+                "download it again"
+            )
+        if last - first != math.prod(shape) * dtype.itemsize:
+            raise WeightsError(f"{path}: tensor {name} has a size that is not its shape's: download it again")
+        if first % dtype.itemsize:
+            raise WeightsError(
+                f"{path}: tensor {name} begins at byte {first}, within a number of {dtype.itemsize} bytes: save it "
+                "again with the package safetensors"
+            )
+        if start + last > size:
+            raise WeightsError(f"{path} is cut short: {size} bytes of {start + last}; download it again")
+        tensors[name], end = content[start + first : start + last].view(dtype).reshape(shape), last
+    if start + end < size:
+        raise WeightsError(f"{path} has {size - start - end} bytes that are no tensor's: download it again")
+    return tensors
+
+
+def _places(path: str | os.PathLike[str], header: Any) -> dict[str, tuple[np.dtype, list[int], int, int]]:
+    """Every tensor's type, shape, first byte and last, in the order of the bytes."""
+    places = {}
     try:
-        header.pop("__metadata__", None)
-        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
+        for name, entry in entries:
+            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
+            if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
+                raise WeightsError(
+                    f"{path}: tensor {name} has the shape {shape} and lies from {first} to {last}, which are no sizes: "
+                    "download it again"
+                )
+            if not isinstance(dtype, str) or dtype not in _TYPES:
+                raise WeightsError(f"{path}: tensor {name} is of type {dtype}, which is not supported")
+            places[name] = np.dtype(_TYPES[dtype]), shape, first, last
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, WeightsError):
+            raise
         raise WeightsError(
             f"{path} does not say where its tensors are ({error!r}): download it again"
         ) from error
-    if end > size:
-        raise WeightsError(f"{path} is cut short: {size} bytes of {end}; download it again")
-    content = np.memmap(path, np.uint8, "r")
+    return dict(sorted(places.items(), key=lambda item: item[1][2:]))
 
-    def tensor(name: str, entry: Mapping[str, Any]) -> np.ndarray:
-        if entry["dtype"] not in _TYPES:
-            raise WeightsError(f"{path}: tensor {name} is of type {entry['dtype']}, which is not supported")
-        first, last = entry["data_offsets"]
-        dtype = np.dtype(_TYPES[entry["dtype"]])
-        if last - first != math.prod(entry["shape"]) * dtype.itemsize:
-            raise WeightsError(f"{path}: tensor {name} has a size that is not its shape's: download it again")
-        return content[start + first : start + last].view(dtype).reshape(entry["shape"])
 
-    return {name: tensor(name, entry) for name, entry in header.items()}
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose names differ."""
+    if len(pairs) > len({name for name, _ in pairs}):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return dict(pairs)
 
 
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes named tensors, whole or not at all."""
+    """Writes named tensors, whole or not at all; those of larger numbers first, so that all are aligned."""
+    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
     names = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rl.language.weights import WeightsError
 from rl.replay.tokens import Episode, Turn
 from rl.replay.tokens import episode as join
 
@@ -16,16 +17,24 @@ _SPARE = 0.05  # share of an embedding's rows that may have no token: some are p
 
 
 def read(folder: str | os.PathLike[str]) -> Any:
-    """The `tokenizers.Tokenizer` of a model's folder.
+    """The `tokenizers.Tokenizer` of a model's folder; it neither cuts nor pads texts, whatever the file says.
 
     Raises:
       FileNotFoundError: there is no ``tokenizer.json``.
+      WeightsError: it is damaged.
       ImportError: the package is missing.
     """
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise FileNotFoundError(f"no tokenizer.json in {folder}: save the tokenizer there")
-    return _package().Tokenizer.from_file(str(path))
+    package = _package()
+    try:
+        tokenizer = package.Tokenizer.from_file(str(path))
+    except Exception as error:  # of no special kind
+        raise WeightsError(f"{path} is no tokenizer ({error}): download it again") from error
+    tokenizer.no_truncation()  # which files keep from training, and which would cut episodes short
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -13,11 +14,50 @@ from rl.language import model
 from rl.language.model import Config
 from rl.types import Params
 
+_LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
 _LISTED = 8  # names in an error before the rest are counted
 
 
 class WeightsError(ValueError):
     """Weights that cannot be used; the message names the file or the tensors, and the remedy."""
+
+
+def check_config(make: Callable[[], Config], source: Any) -> Config:
+    """The architecture that ``make`` reads from the file ``source``.
+
+    Raises:
+      WeightsError: a size that is no whole number or out of range, a number that is not finite, or sizes that do not
+        go together; it names the file and the field.
+    """
+    try:
+        config = make()
+    except (AttributeError, TypeError, ValueError, ZeroDivisionError) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(
+            f"{source} describes no model that there can be ({error}): download it again"
+        ) from error
+    shape, rope = config.shape, config.shape.rope
+    sizes = {"vocabulary": config.vocabulary, "context": config.context}
+    sizes |= {
+        name: getattr(shape, name) for name in ("width", "layers", "heads", "kv_heads", "head_size", "inner")
+    }
+    for name, size in sizes.items():
+        if type(size) is not int or not 0 < size <= (_MOST_LAYERS if name == "layers" else _LARGEST):
+            raise WeightsError(f"{source}: its {name} is {size!r}, which cannot be: download it again")
+    numbers = {"epsilon of its norms": shape.epsilon}
+    if rope:
+        names = ("base", "factor", "low", "high", "original")
+        numbers |= {f"{name} of its rotary positions": getattr(rope, name) for name in names}
+    for name, number in numbers.items():
+        if type(number) not in (int, float) or not 0 < number < math.inf:
+            raise WeightsError(f"{source}: the {name} is {number!r}, which cannot be: download it again")
+    switches = {"tied": config.tied}
+    switches |= {name: getattr(shape, name) for name in ("qkv_bias", "out_bias", "inner_bias", "qk_norm")}
+    for name, switch in switches.items():
+        if type(switch) is not bool:
+            raise WeightsError(f"{source}: {name} is {switch!r}, and not true or false: download it again")
+    return config
 
 
 class Entry(NamedTuple):
@@ -92,10 +132,11 @@ def assemble(
     """The parameters (NumPy, float32) of ``config`` from the named ``tensors`` of the file ``source``.
 
     Raises:
-      WeightsError: tensors that are missing, of another shape, or left over; it names them.
+      WeightsError: tensors that are missing, of another shape, left over, or with numbers that are not finite; it names
+        them.
     """
     wanted = checkpoint.named(jax.eval_shape(model.make(config).init, jax.random.key(0)))
-    used, wrong = set(), []
+    used, wrong, endless = set(), [], []
     leaves: dict[str, np.ndarray] = {}
     for entry in entries:
         if entry.path not in wanted:
@@ -111,17 +152,23 @@ def assemble(
             if piece.shape != shape[stacked:]:
                 wrong.append(f"{name} gives {list(piece.shape)} where {list(shape[stacked:])} is wanted")
                 continue
-            pieces.append(piece.astype(np.float32))
+            with np.errstate(over="ignore"):  # of numbers beyond float32, which are refused below
+                pieces.append(piece.astype(np.float32))
+            if not np.isfinite(pieces[-1]).all():
+                endless.append(name)
         if pieces:
             leaves[entry.path] = np.stack(pieces) if stacked else pieces[0]
     complaints = [
         ("missing tensors", sorted(used - tensors.keys())),
         ("tensors that the architecture has no place for", sorted(tensors.keys() - used)),
         ("tensors of another shape", wrong),
+        ("tensors with numbers that are not finite", sorted(set(endless))),
     ]
     if any(names for _, names in complaints):
         text = "; ".join(f"{what}: {_few(names)}" for what, names in complaints if names)
-        raise WeightsError(f"{source}: {text}. The weights are not those of the configuration beside them")
+        raise WeightsError(
+            f"{source}: {text}. The weights are damaged, or not those of the configuration beside them"
+        )
     return checkpoint.nested(leaves)
 
 

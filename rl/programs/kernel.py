@@ -7,6 +7,7 @@ whatever would let one process harm another in the same sandbox. Both act on the
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -17,72 +18,207 @@ from collections.abc import Callable
 from typing import Any
 
 FOLDER = "/tmp"  # the one writable folder of a sandbox
+PACKAGES = ("numpy", "numpy.libs")  # beyond the standard library, where the caller has them
+PACKAGES_FOLDER = "/packages"
 MIB = 1 << 20
 
 _SETATTR_FIRST = (5, 12)  # the Linux that brought mount_setattr
 _NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
-_NOSUID_NODEV_NOEXEC, _BIND, _RECURSIVE, _PRIVATE, _DETACH = 2 | 4 | 8, 4096, 16384, 1 << 18, 2
-_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_SECCOMP, _SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
+_NOSUID_NODEV_NOEXEC, _NOATIME, _BIND, _RECURSIVE, _PRIVATE, _DETACH = (
+    2 | 4 | 8,
+    1024,
+    4096,
+    16384,
+    1 << 18,
+    2,
+)
+_SET_DEATH_SIGNAL, _SET_DUMPABLE, _SET_NO_NEW_PRIVILEGES = 1, 4, 38
+_SET_FILTER, _ALL_THREADS = 1, 1
 
-# System calls that a confined process does without, by name: numbers on x86-64 and on AArch64 (-1: it has none).
-_DENIED: dict[str, tuple[int, int]] = {
-    # one process with one thread, which stays what it is and leaves others alone
-    "clone": (56, 220),
-    "fork": (57, -1),
-    "vfork": (58, -1),
-    "clone3": (435, 435),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "kill": (62, 129),
-    "tkill": (200, 130),
-    "tgkill": (234, 131),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424),
-    "pidfd_getfd": (438, 438),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "process_madvise": (440, 440),
-    "prlimit64": (302, 261),
-    "setpriority": (141, 140),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "ioprio_set": (251, 30),
-    # no network, not even within the machine
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    # no way around the limits: memory and messages that outlive a process or belong to none
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "memfd_create": (319, 279),
-    "memfd_secret": (447, 447),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    # no other file system, no other namespace
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "mount_setattr": (442, 442),
-    # the parts of the kernel that most often turned out to have holes; io_uring also evades this very filter
-    "io_uring_setup": (425, 425),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
+# What a confined process may ask of the kernel, by name: numbers on x86-64 and on AArch64 (-1: it has none). Everything
+# else is refused, what future kernels bring included.
+_ALLOWED: dict[str, tuple[int, int]] = {
+    # files that it may see: the paths are the sandbox's affair
+    "read": (0, 63),
+    "write": (1, 64),
+    "readv": (19, 65),
+    "writev": (20, 66),
+    "pread64": (17, 67),
+    "pwrite64": (18, 68),
+    "preadv": (295, 69),
+    "pwritev": (296, 70),
+    "preadv2": (327, 286),
+    "pwritev2": (328, 287),
+    "sendfile": (40, 71),
+    "copy_file_range": (326, 285),
+    "lseek": (8, 62),
+    "open": (2, -1),
+    "creat": (85, -1),
+    "openat": (257, 56),
+    "close": (3, 57),
+    "close_range": (436, 436),
+    "dup": (32, 23),
+    "dup2": (33, -1),
+    "dup3": (292, 24),
+    "pipe": (22, -1),
+    "pipe2": (293, 59),
+    "stat": (4, -1),
+    "lstat": (6, -1),
+    "fstat": (5, 80),
+    "newfstatat": (262, 79),
+    "statx": (332, 291),
+    "statfs": (137, 43),
+    "fstatfs": (138, 44),
+    "access": (21, -1),
+    "faccessat": (269, 48),
+    "faccessat2": (439, 439),
+    "readlink": (89, -1),
+    "readlinkat": (267, 78),
+    "getdents": (78, -1),
+    "getdents64": (217, 61),
+    "getcwd": (79, 17),
+    "chdir": (80, 49),
+    "fchdir": (81, 50),
+    "mkdir": (83, -1),
+    "mkdirat": (258, 34),
+    "rmdir": (84, -1),
+    "unlink": (87, -1),
+    "unlinkat": (263, 35),
+    "rename": (82, -1),
+    "renameat": (264, 38),
+    "renameat2": (316, 276),
+    "link": (86, -1),
+    "linkat": (265, 37),
+    "symlink": (88, -1),
+    "symlinkat": (266, 36),
+    "chmod": (90, -1),
+    "fchmod": (91, 52),
+    "fchmodat": (268, 53),
+    "fchmodat2": (452, 452),
+    "utime": (132, -1),
+    "utimes": (235, -1),
+    "futimesat": (261, -1),
+    "utimensat": (280, 88),
+    "truncate": (76, 45),
+    "ftruncate": (77, 46),
+    "fallocate": (285, 47),
+    "fadvise64": (221, 223),
+    "umask": (95, 166),
+    "getxattr": (191, 8),
+    "lgetxattr": (192, 9),
+    "fgetxattr": (193, 10),
+    "listxattr": (194, 11),
+    "llistxattr": (195, 12),
+    "flistxattr": (196, 13),
+    # its own memory
+    "brk": (12, 214),
+    "mmap": (9, 222),
+    "munmap": (11, 215),
+    "mprotect": (10, 226),
+    "mremap": (25, 216),
+    "madvise": (28, 233),
+    "msync": (26, 227),
+    # its own signals, clocks and threads
+    "rt_sigaction": (13, 134),
+    "rt_sigprocmask": (14, 135),
+    "rt_sigreturn": (15, 139),
+    "rt_sigpending": (127, 136),
+    "rt_sigtimedwait": (128, 137),
+    "rt_sigsuspend": (130, 133),
+    "sigaltstack": (131, 132),
+    "signalfd4": (289, 74),
+    "pause": (34, -1),
+    "alarm": (37, -1),
+    "getitimer": (36, 102),
+    "setitimer": (38, 103),
+    "nanosleep": (35, 101),
+    "clock_nanosleep": (230, 115),
+    "clock_gettime": (228, 113),
+    "clock_getres": (229, 114),
+    "gettimeofday": (96, 169),
+    "time": (201, -1),
+    "times": (100, 153),
+    "futex": (202, 98),
+    "set_robust_list": (273, 99),
+    "set_tid_address": (218, 96),
+    "rseq": (334, 293),
+    "membarrier": (324, 283),
+    "restart_syscall": (219, 128),
+    "exit": (60, 93),
+    "exit_group": (231, 94),
+    # waiting
+    "poll": (7, -1),
+    "ppoll": (271, 73),
+    "select": (23, -1),
+    "pselect6": (270, 72),
+    "epoll_create": (213, -1),
+    "epoll_create1": (291, 20),
+    "epoll_ctl": (233, 21),
+    "epoll_wait": (232, -1),
+    "epoll_pwait": (281, 22),
+    "epoll_pwait2": (441, 441),
+    "eventfd2": (290, 19),
+    "wait4": (61, 260),
+    "waitid": (247, 95),
+    # the two ends of a `socketpair`
+    "recvfrom": (45, 207),
+    "getsockname": (51, 204),
+    "getpeername": (52, 205),
+    "getsockopt": (55, 209),
+    "shutdown": (48, 210),
+    # what it is told about itself and the machine
+    "getpid": (39, 172),
+    "getppid": (110, 173),
+    "gettid": (186, 178),
+    "getuid": (102, 174),
+    "geteuid": (107, 175),
+    "getgid": (104, 176),
+    "getegid": (108, 177),
+    "getgroups": (115, 158),
+    "getresuid": (118, 148),
+    "getresgid": (120, 150),
+    "getpgrp": (111, -1),
+    "getpgid": (121, 155),
+    "getsid": (124, 156),
+    "getpriority": (140, 141),
+    "getrusage": (98, 165),
+    "getrlimit": (97, 163),
+    "uname": (63, 160),
+    "sysinfo": (99, 179),
+    "getrandom": (318, 278),
+    "getcpu": (309, 168),
+    "sched_yield": (24, 124),
+    "sched_getaffinity": (204, 123),
+    "sched_getparam": (143, 121),
+    "sched_getscheduler": (145, 120),
+    "sched_get_priority_max": (146, 125),
+    "sched_get_priority_min": (147, 126),
 }
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of _DENIED, audit number
+# Allowed with some arguments only. Each choice: the values of 32-bit words, of which argument i has 2i (the lower half)
+# and 2i + 1. Where the kernel reads an int, the upper half means nothing.
+_ALLOWED_WITH: list[tuple[str, tuple[int, int], dict[int, tuple[int, ...]]]] = [
+    # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC: no lease or lock on a file that others open, no
+    # signal to whoever is named as a descriptor's owner, no larger pipe
+    ("fcntl", (72, 25), {2: (0, 1, 2, 3, 4, 1030)}),
+    # TCGETS (twice), TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+    ("ioctl", (16, 29), {2: (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)}),
+    ("prctl", (157, 167), {0: (15, 16)}),  # PR_SET_NAME and PR_GET_NAME, of threads
+    # of this process: read any limit, change that of the stack, which the address space bounds
+    ("prlimit64", (302, 261), {0: (0,), 4: (0,), 5: (0,)}),
+    ("prlimit64", (302, 261), {0: (0,), 2: (3,)}),
+    # event loops wake themselves by a pair of local streams; nothing is sent to an address
+    ("socketpair", (53, 199), {0: (1,), 2: (1, 1 | 0o4000, 1 | 0o2000000, 1 | 0o2004000)}),
+    ("sendto", (44, 206), {8: (0,), 9: (0,)}),
+]
+_PRETENDED = {
+    "fsync": (74, 82),
+    "fdatasync": (75, 83),
+}  # nothing here outlives the process: done, says the filter
+_NEWEST_REFUSED = {"x86_64": 334, "aarch64": 293}  # of Linux 4.18; of later numbers libraries expect ENOSYS
+_ARCHITECTURES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column of the numbers, audit number
 
 
 def folders() -> list[str]:
@@ -101,11 +237,24 @@ def folders() -> list[str]:
     ]
 
 
-def enter_namespaces(folder_size: int) -> None:
+def shown_packages(folder: str) -> dict[str, str]:
+    """Where a sandbox sees each of `PACKAGES` that this folder has: its path there to the real one."""
+    paths = {f"{PACKAGES_FOLDER}/{name}": f"{folder}/{name}" for name in PACKAGES if folder}
+    return {shown: os.path.realpath(path) for shown, path in paths.items() if os.path.isdir(path)}
+
+
+def enter_namespaces(folder_size: int, packages: str) -> str:
     """Return in a new process that sees no other, no network, and of the files only `folders`, read-only.
 
     The calling process stays behind, waits for the new one and ends with it. ``FOLDER`` is a new, empty file system
     of ``folder_size`` bytes in memory. All capabilities are gone afterwards.
+
+    Args:
+        folder_size: bytes.
+        packages: the folder of `PACKAGES`, which are seen too; empty: none are.
+
+    Returns:
+        Where they are seen, or nothing.
 
     Raises:
         OSError: this kernel, or whatever confines this process already, does not allow it.
@@ -125,8 +274,9 @@ def enter_namespaces(folder_size: int) -> None:
     if inner:
         os._exit(os.waitstatus_to_exitcode(os.waitpid(inner, 0)[1]) and 1)
     die_with_parent()
-    _change_root(folder_size)
+    _change_root(folder_size, shown_packages(packages))
     _drop_capabilities()
+    return PACKAGES_FOLDER if packages else ""
 
 
 def die_with_parent() -> None:
@@ -137,8 +287,9 @@ def die_with_parent() -> None:
 def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
     """What a process calls to have one thread, so much memory and processor time, and no one to inspect it.
 
-    From then on it is an error (``EPERM``) to start a process or thread, to signal or inspect a process, to open a
-    socket, and to make any other system call in ``_DENIED``. Made before a fork, so that forks share what it needs.
+    From then on every system call is an error that ``_ALLOWED`` and the like do not name, among them whatever starts a
+    process or thread, signals or inspects a process, locks a file or opens a socket: ``EPERM``, and ``ENOSYS`` for what
+    came after Linux 4.18, which libraries do without. Made before a fork, so that forks share what it needs.
 
     Args:
         seconds: of processor time, to the signal SIGXCPU; another one to the end.
@@ -163,13 +314,13 @@ def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
             resource.setrlimit(what, bounds)
         _call("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
         _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
-        _call("prctl", _SET_SECCOMP, 2, filters, 0, 0)
+        _system_call({"x86_64": 317, "aarch64": 277}, _SET_FILTER, _ALL_THREADS, filters)  # seccomp
 
     return confine
 
 
-def _change_root(folder_size: int) -> None:
-    sources = {path: os.path.realpath(path) for path in [*folders(), "/dev/null"]}
+def _change_root(folder_size: int, packages: dict[str, str]) -> None:
+    sources = {path: os.path.realpath(path) for path in [*folders(), "/dev/null"]} | packages
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
     _mount("tmpfs", FOLDER, "tmpfs", 0, "size=1m,mode=755")
     os.mkdir(f"{FOLDER}/old")
@@ -190,7 +341,9 @@ def _change_root(folder_size: int) -> None:
     _system_call(
         {"x86_64": 442, "aarch64": 442}, here, b"/", recursive, read_only, len(read_only)
     )  # mount_setattr
-    _mount("tmpfs", FOLDER, "tmpfs", _NOSUID_NODEV_NOEXEC, f"size={folder_size},nr_inodes=1024,mode=700")
+    # Nothing keeps the time at which it was last read, which one program could tell the next one by.
+    flags = _NOSUID_NODEV_NOEXEC | _NOATIME
+    _mount("tmpfs", FOLDER, "tmpfs", flags, f"size={folder_size},nr_inodes=1024,mode=700")
     os.chdir(FOLDER)
 
 
@@ -208,25 +361,43 @@ class _Filter(ctypes.Structure):
 
 
 def _system_call_filter() -> _Filter:
-    """A classic BPF program over ``struct seccomp_data``: the denied numbers return EPERM, all others run."""
+    """A classic BPF program over ``struct seccomp_data``: what `_ALLOWED` and the like do not name is refused."""
     machine = os.uname().machine
     if machine not in _ARCHITECTURES:
         raise OSError(
             f"there is no system-call filter for {machine}, only for {' and '.join(_ARCHITECTURES)}"
         )
     column, audit = _ARCHITECTURES[machine]
-    numbers = [numbers[column] for numbers in _DENIED.values() if numbers[column] >= 0]
-    load, equal, at_least, finish = 0x20, 0x15, 0x35, 0x06
-    allow, refuse, kill = 0x7FFF0000, 0x00050000 | 1, 0x80000000
+    load, equal, greater, finish = 0x20, 0x15, 0x25, 0x06
+    allow, error, kill = 0x7FFF0000, 0x00050000, 0x80000000
+    number_at, words_at = 0, 16
     program = [
         (load, 0, 0, 4),  # the architecture, then the number of the call
         (equal, 1, 0, audit),
         (finish, 0, 0, kill),
-        (load, 0, 0, 0),
-        (at_least, len(numbers) + 1, 0, 0x40000000),  # x32, a second numbering of the same calls
-        *((equal, len(numbers) - i, 0, number) for i, number in enumerate(numbers)),
-        (finish, 0, 0, allow),
-        (finish, 0, 0, refuse),
+        (load, 0, 0, number_at),
+    ]
+    for numbers, verdict in (
+        *((numbers, allow) for numbers in _ALLOWED.values()),
+        *((numbers, error) for numbers in _PRETENDED.values()),
+    ):
+        if numbers[column] >= 0:
+            program += [(equal, 0, 1, numbers[column]), (finish, 0, 0, verdict)]
+    for _, numbers, words in _ALLOWED_WITH:
+        test: list[tuple[int, int, int, int]] = []
+        for word, values in reversed(words.items()):
+            # On a match to what follows these lines; otherwise behind the end of the whole test, where the number is
+            # loaded again.
+            lines = [(equal, len(values) - 1 - i, 0, value) for i, value in enumerate(values)]
+            lines[-1] = (equal, 0, len(test) + 1, values[-1])
+            test = [(load, 0, 0, words_at + 4 * word), *lines, *test]
+        block = [*test, (finish, 0, 0, allow), (load, 0, 0, number_at)]
+        program += [(equal, 0, len(block), numbers[column]), *block]
+    program += [
+        (greater, 0, 2, _NEWEST_REFUSED[machine]),
+        (greater, 1, 0, 0x3FFFFFFF),  # x32, a second numbering of the same calls
+        (finish, 0, 0, error | errno.ENOSYS),
+        (finish, 0, 0, error | errno.EPERM),
     ]
     return _Filter(len(program), b"".join(struct.pack("HBBI", *line) for line in program))
 
@@ -235,7 +406,7 @@ def _mount(source: str, target: str, kind: str | None, flags: int, options: str 
     _call("mount", source.encode(), target.encode(), kind.encode() if kind else None, flags, options.encode())
 
 
-def _system_call(number: dict[str, int], *arguments: int | bytes) -> None:
+def _system_call(number: dict[str, int], *arguments: Any) -> None:
     """For the calls that have no function in every C library."""
     _call("syscall", number[os.uname().machine], *arguments)
 

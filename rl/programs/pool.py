@@ -1,7 +1,8 @@
 """A pool of sandboxes that judge programs against the tests of problems.
 
-What a program can reach: its own process (one thread, limited memory and processor time), an empty folder of limited
-size, the standard library, and the judge's questions. What keeps it there, strongest first:
+What a program can reach: its own process (a few threads, limited memory and processor time), an empty folder of limited
+size, the standard library, numpy where the caller has it, and the judge's questions. What keeps it there, strongest
+first:
 
 - ``bubblewrap``: the program of that name (Debian and others package it) makes the namespaces and the read-only root.
 - ``namespaces``: the same from here, without a program to install (`rl.programs.kernel.enter_namespaces`).
@@ -16,6 +17,7 @@ none finds anything.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import queue
@@ -32,7 +34,7 @@ from types import MappingProxyType
 from tqdm import tqdm
 
 from rl.programs import kernel
-from rl.programs.problems import Problem, check
+from rl.programs.problems import Problem, asks_for_a_class, check
 from rl.programs.worker import READY, RETIRES, UNTESTABLE, Limits, Verdict
 
 REWARDS: Mapping[Verdict, float] = MappingProxyType(
@@ -50,6 +52,8 @@ _ISOLATIONS = ("bubblewrap", "namespaces")  # in the order of preference
 _LIMITS = Limits()
 _START_SECONDS = 30.0
 _GRACE_SECONDS = 5.0  # in which a worker must have told of the judge's alarm
+# Threads that share one arena do not each reserve address space, of which a program has little.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 _BOOT = """
 import sys
 folder, *arguments = sys.argv[1:]
@@ -62,6 +66,10 @@ worker.main(*arguments)
 
 class IsolationError(RuntimeError):
     """Nothing here can isolate a program."""
+
+
+class UntestableError(ValueError):
+    """The tests of a problem hand over what cannot reach a program."""
 
 
 class Pool:
@@ -102,22 +110,41 @@ class Pool:
     def run(self, programs: Iterable[tuple[Problem, str]]) -> list[Verdict]:
         """The verdict on each program, in the order given.
 
+        A problem whose own reference does not pass its tests here says nothing about other programs: it is refused. One
+        without a reference is taken as it is.
+
         Args:
             programs: pairs of a problem and a program's text.
 
         Raises:
             ValueError: the tests of a problem do not compile or assert nothing, or hand the program functions or
-                objects of their own.
+                objects of their own, or fail the problem's reference; nothing was judged if so.
             IsolationError: a worker died, and no other could be started.
         """
         programs = list(programs)
-        for problem in {problem for problem, _ in programs}:
+        problems = dict.fromkeys(problem for problem, _ in programs)
+        for problem in problems:
             check(problem)
+        references = [(problem, problem.reference) for problem in problems if problem.reference]
+        self._find(references)
+        failing = {
+            f"{problem.name!r} ({self._verdicts[problem, text].name})"
+            for problem, text in references
+            if self._verdicts[problem, text] != Verdict.PASSED
+        }
+        if failing:
+            raise ValueError(
+                f"the references of these problems do not pass their tests here: {', '.join(sorted(failing))}. Leave "
+                "the problems out, raise the limits, or correct the references"
+            )
+        self._find(programs)
+        return [self._verdicts[pair] for pair in programs]
+
+    def _find(self, programs: list[tuple[Problem, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
         found = self._threads.map(self._judge, new)
         for pair, verdict in zip(new, tqdm(found, "programs", len(new), leave=False, delay=3), strict=True):
             self._verdicts[pair] = verdict
-        return [self._verdicts[pair] for pair in programs]
 
     def close(self) -> None:
         """End the workers. Those of a pool that is not closed end with this process."""
@@ -132,9 +159,15 @@ class Pool:
         self.close()
 
     def _judge(self, pair: tuple[Problem, str]) -> Verdict:
+        problem, _ = pair
         worker = self._idle.get()
         try:
             return worker.judge(*pair)
+        except UntestableError:
+            # If the reference passed, only this program brought the tests to that.
+            if self._verdicts.get((problem, problem.reference)) == Verdict.PASSED:
+                return Verdict.RUNTIME_ERROR
+            raise
         finally:
             self._idle.put(worker)
 
@@ -162,7 +195,13 @@ class _Worker:
 
     def judge(self, problem: Problem, text: str) -> Verdict:
         """A worker that dies of a program, or is killed meanwhile, is replaced, and the program gets one more try."""
-        line = json.dumps({"text": text, "tests": problem.tests, "entry": problem.entry}).encode() + b"\n"
+        job = {
+            "text": text,
+            "tests": problem.tests,
+            "entry": problem.entry,
+            "decides": asks_for_a_class(problem),
+        }
+        line = json.dumps(job).encode() + b"\n"
         for _ in range(2):
             if self._process.poll() is not None:
                 self._start()
@@ -172,7 +211,7 @@ class _Worker:
                 if state == RETIRES:
                     self.stop()
                 if verdict == UNTESTABLE:
-                    raise ValueError(
+                    raise UntestableError(
                         f"the tests of problem {problem.name!r} hand the program a function or an object of their own, "
                         "which cannot reach it: have them use data, or what can be imported"
                     )
@@ -195,7 +234,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             cwd=self._folder.name,
-            env={"PYTHONHASHSEED": "0"},  # nothing of the caller's
+            env=_ENVIRONMENT,  # nothing of the caller's
             start_new_session=True,
         )
         if self._read(len(READY), _START_SECONDS) != READY:
@@ -221,6 +260,12 @@ class _Worker:
         return self._process.stdout.read(size) if poll.poll(1000 * seconds) else None
 
 
+def _packages() -> str:
+    """The folder in which this interpreter finds numpy; empty: it has none."""
+    spec = importlib.util.find_spec(kernel.PACKAGES[0])
+    return str(Path(spec.origin).parents[1]) if spec and spec.origin else ""
+
+
 def _command(isolation: str, limits: Limits) -> list[str]:
     """How to start a worker.
 
@@ -229,7 +274,12 @@ def _command(isolation: str, limits: Limits) -> list[str]:
     """
     interpreter = os.path.realpath(sys._base_executable)  # type: ignore[attr-defined]
     python = [interpreter, "-S", "-s", "-P", "-B", "-c", _BOOT]
-    arguments = [isolation, json.dumps(limits)]
+    packages = _packages()
+    arguments = [
+        isolation,
+        json.dumps(limits),
+        packages if isolation != "bubblewrap" else kernel.PACKAGES_FOLDER,
+    ]
     package = Path(__file__).parents[1]
     if isolation != "bubblewrap":
         return [*python, str(package.parent), *arguments]
@@ -243,10 +293,11 @@ def _command(isolation: str, limits: Limits) -> list[str]:
         str(package / "__init__.py"): "/code/rl/__init__.py",
         str(package / "programs"): "/code/rl/programs",
     }
+    shown |= {source: target for target, source in kernel.shown_packages(packages).items()}
     return [
         *(bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *(word for source, target in shown.items() for word in ("--ro-bind", source, target)),
         *("--dev-bind", "/dev/null", "/dev/null", "--size", str(limits.output), "--tmpfs", kernel.FOLDER),
-        *("--remount-ro", "/", "--chdir", kernel.FOLDER),
+        *("--remount-ro", "/dev/null", "--remount-ro", "/", "--chdir", kernel.FOLDER),
         *(*python, "/code", *arguments),
     ]

@@ -9,10 +9,13 @@ import ast
 import gzip
 import json
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 
 class Problem(NamedTuple):
@@ -22,7 +25,7 @@ class Problem(NamedTuple):
     prompt: str  # what a language model is given
     tests: str  # Python that asserts; it runs beside the program, not inside it (`rl.programs.worker`)
     entry: tuple[str, ...]  # the names in `tests` that the program defines
-    reference: str  # a program, said to be right
+    reference: str  # a program, said to be right; empty: there is none
 
 
 class Samples(NamedTuple):
@@ -55,7 +58,7 @@ def read_humaneval(path: str | Path) -> list[Problem]:
             message names the file and the problem.
     """
     rows = _rows(path, "task_id", "prompt", "entry_point", "test")
-    return [_made(path, _humaneval_problem, row) for row in rows]
+    return [_made(place, _humaneval_problem, row) for place, row in rows]
 
 
 def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
@@ -75,8 +78,8 @@ def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
         raise ValueError(f"MBPP has no split {split!r}, but {', '.join(MBPP_SPLITS)}")
     rows = _rows(path, "task_id", "code", "test_list")
     return [
-        _made(path, _mbpp_problem, row)
-        for row in rows
+        _made(place, _mbpp_problem, row)
+        for place, row in rows
         if split is None or row["task_id"] in MBPP_SPLITS[split]
     ]
 
@@ -88,7 +91,7 @@ def read_samples(path: str | Path) -> list[Samples]:
         ValueError: the file is not in that layout.
     """
     rows = _rows(path, "task_id", "prompt", "samples")
-    return [Samples(row["task_id"], row["prompt"], tuple(row["samples"])) for row in rows]
+    return [_made(place, _samples, row) for place, row in rows]
 
 
 def check(problem: Problem) -> None:
@@ -107,11 +110,29 @@ def check(problem: Problem) -> None:
         )
 
 
-def _made(path: str | Path, make: Callable[[Mapping[str, Any]], Problem], row: Mapping[str, Any]) -> Problem:
+def asks_for_a_class(problem: Problem) -> bool:
+    """Whether a name that the tests take from a program is a class in the reference."""
+    try:
+        tree = _parse(problem.reference, "reference", problem.name)
+    except ValueError:
+        return False
+    return any(isinstance(node, ast.ClassDef) and node.name in problem.entry for node in tree.body)
+
+
+def _made(place: str, make: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
     try:
         return make(row)
     except (AttributeError, TypeError, ValueError) as error:  # the first two for a value of another type
-        raise ValueError(f"{path}, task {row['task_id']!r}: {error}") from None
+        raise ValueError(f"{place}, task {row['task_id']!r}: {error}") from None
+
+
+def _samples(row: Mapping[str, Any]) -> Samples:
+    samples = row["samples"]
+    if not isinstance(samples, list) or not all(isinstance(text, str) for text in samples):
+        raise ValueError(f"its samples are no list of texts, but {json.dumps(samples)[:40]}")
+    if not isinstance(row["prompt"], str):
+        raise ValueError(f"its prompt is no text, but {json.dumps(row['prompt'])[:40]}")
+    return Samples(row["task_id"], row["prompt"], tuple(samples))
 
 
 def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
@@ -119,7 +140,7 @@ def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
     statements = _parse(row["prompt"], "prompt", name).body
     helpers = [node for node in statements if getattr(node, "name", None) != entry]
     tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
-    reference = row["prompt"] + row.get("canonical_solution", "")
+    reference = row["prompt"] + row["canonical_solution"] if "canonical_solution" in row else ""
     return _checked(Problem(name, row["prompt"], tests, (entry,), reference))
 
 
@@ -190,16 +211,27 @@ def _checked(problem: Problem) -> Problem:
     return problem
 
 
-def _rows(path: str | Path, *keys: str) -> Iterator[Mapping[str, Any]]:
-    """The objects of a JSON array, or of JSON lines; compressed if the name ends in ``.gz``."""
+def _rows(path: str | Path, *keys: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Where each is, and the objects of a JSON array, or of JSON lines; compressed if the name ends in ``.gz``."""
     raw = Path(path).read_bytes()
     try:
-        text = (gzip.decompress(raw) if str(path).endswith(".gz") else raw).decode()
-        rows = json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.splitlines()]
-    except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"{path} is not JSON, JSON lines, or either compressed by gzip: {error}") from None
-    for i, row in enumerate(rows):
-        missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
-        if missing:
-            raise ValueError(f"{path}: row {i} has no {', '.join(missing)}")
-        yield row
+        raw = gzip.decompress(raw) if str(path).endswith(".gz") else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
+    array = raw.lstrip().startswith(b"[")
+    for number, text in enumerate([raw] if array else raw.split(b"\n"), start=1):
+        if not text.strip():
+            continue
+        where = str(path) if array else f"{path}, line {number}"
+        try:
+            rows = json.loads(text.decode("utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{where} is not JSON in UTF-8 ({error}): mend it, or leave the line out"
+            ) from None
+        for i, row in enumerate(rows if array else [rows]):
+            place = f"{where}, row {i}" if array else where
+            missing = [key for key in keys if not isinstance(row, Mapping) or key not in row]
+            if missing:
+                raise ValueError(f"{place} has no {', '.join(missing)}")
+            yield place, row

@@ -7,80 +7,235 @@ subclasses arrive as the type they derive from, so that no program brings its ow
 
 from __future__ import annotations
 
+import builtins
+import functools
+import importlib
 import json
-from collections import deque
-from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
+import sys
+from collections import Counter, OrderedDict, deque, namedtuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 _ATOMS = (bool, int, float, str)  # bool first: it is an int
 _COLLECTIONS = (tuple, set, frozenset, deque)
-_STREAMS = (Iterator, KeysView, ValuesView, ItemsView)
+_MAPPINGS = (Counter, OrderedDict, dict)  # dict last: it is both others' base
+_CHANGEABLE = (list, dict, set, deque, bytearray)
+_VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+_ARRAYS = "biufc"  # numpy's kinds of numbers
 
 
-def dumps(value: Any, refer: Callable[[Any], int | str]) -> bytes:
+def dumps(
+    value: Any,
+    refer: Callable[[Any], Any],
+    *,
+    known: Mapping[int, int] | None = None,
+    remote: type | None = None,
+) -> bytes:
     """One line of JSON.
 
     Args:
-        value: any Python value; iterators are exhausted.
-        refer: the handle of an object that is not plain data; it may raise.
+        value: any Python value.
+        refer: what stands for an object that is not plain data, as JSON; it may raise.
+        known: of objects that the other side has, their number there by ``id``; they are not sent again.
+        remote: the class of what stands for the other side's objects, which are referred to whatever they can do. With
+            it iterators are sent as what is left of them; without they are referred to.
     """
-    return json.dumps(_encode(value, refer)).encode() + b"\n"
+    return json.dumps(_Encoder(refer, known or {}, remote).encode(value)).encode() + b"\n"
 
 
-def loads(line: bytes, resolve: Callable[[Any], Any]) -> Any:
-    """The value of one line; ``resolve`` turns a handle into what stands for it here.
+def loads(line: bytes, resolve: Callable[[Any], Any], known: Sequence[Any] = ()) -> Any:
+    """The value of one line; ``resolve`` turns what `dumps` was given by ``refer`` into what stands for it here.
 
     Raises:
         Exception: of any kind, for a line that `dumps` did not write.
     """
+    special = {"reference": resolve, "known": known.__getitem__}
 
     def build(tagged: dict[str, Any]) -> Any:
         [(tag, body)] = tagged.items()
-        return resolve(body) if tag == "reference" else _BUILD[tag](body)
+        return special[tag](body) if tag in special else _BUILD[tag](body)
 
     return json.loads(line, object_hook=build)
 
 
-def _encode(value: Any, refer: Callable[[Any], int | str]) -> Any:
-    if value is None or type(value) in _ATOMS:
-        return value
-    for atom in _ATOMS:
-        if isinstance(value, atom):
-            return atom(value)
-    if isinstance(value, list):
-        return [_encode(item, refer) for item in value]
-    for kind in _COLLECTIONS:
-        if isinstance(value, kind):
-            return {kind.__name__: [_encode(item, refer) for item in value]}
-    if isinstance(value, dict):
-        return {"dict": [[_encode(key, refer), _encode(item, refer)] for key, item in value.items()]}
+def containers(value: Any) -> list[Any]:
+    """What can be changed in place in a value that is sent, in an order that is the same on both sides."""
+    if isinstance(value, (list, tuple, deque)):
+        inside = [inner for item in value for inner in containers(item)]
+    elif isinstance(value, dict):
+        inside = [inner for item in value.values() for inner in containers(item)]
+    else:
+        inside = []
+    return [value, *inside] if isinstance(value, _CHANGEABLE) else inside
+
+
+def contents(container: Any) -> list[Any]:
+    """The items of one of `containers`, for `refill`."""
+    return (
+        [[key, item] for key, item in container.items()] if isinstance(container, dict) else list(container)
+    )
+
+
+def refill(container: Any, items: list[Any]) -> None:
+    """Change one of `containers` in place.
+
+    Raises:
+        Exception: of any kind, for items that `contents` does not give.
+    """
+    if isinstance(container, (list, bytearray)):
+        container[:] = items
+        return
+    container.clear()
+    if isinstance(container, deque):
+        container.extend(items)
+    elif isinstance(container, dict):
+        dict.update(container, items)  # a Counter's would add
+    else:
+        container.update(items)
+
+
+class _Encoder:
+    def __init__(self, refer: Callable[[Any], Any], known: Mapping[int, int], remote: type | None):
+        self._refer, self._known, self._remote = refer, known, remote
+
+    def encode(self, value: Any) -> Any:
+        if value is None or type(value) in _ATOMS:
+            return value
+        if self._remote and isinstance(value, self._remote):
+            return {"reference": self._refer(value)}
+        if id(value) in self._known:
+            return {"known": self._known[id(value)]}
+        if type(value) is list:
+            return [self.encode(item) for item in value]
+        for atom in _ATOMS:
+            if isinstance(value, atom):
+                return atom(value)
+        tagged = self._container(value) or _scalar(value) or _array(value)
+        if tagged is None:
+            return {"reference": self._refer(value)}
+        tag, body = tagged
+        return {tag: self.encode(body)} if tag else self.encode(body)
+
+    def _container(self, value: Any) -> tuple[str, Any] | None:
+        if isinstance(value, list):
+            return "", list(value)
+        fields = getattr(type(value), "_fields", None) if isinstance(value, tuple) else None
+        if isinstance(fields, tuple) and not any(name.startswith("_") for name in fields):
+            return "namedtuple", [type(value).__name__, list(fields), list(value)]
+        for kind in _COLLECTIONS:
+            if isinstance(value, kind):
+                return kind.__name__, list(value)
+        for kind in _MAPPINGS:
+            if isinstance(value, kind):
+                return kind.__name__, contents(value)
+        for name, view in _VIEWS.items():
+            if type(value) is view:
+                return name, [list(item) for item in value] if name == "items" else list(value)
+        if self._remote and isinstance(value, Iterator):
+            return "iterator", list(value)
+        return None
+
+
+def _scalar(value: Any) -> tuple[str, Any] | None:
+    if isinstance(value, type):
+        return ("type", value.__name__) if vars(builtins).get(value.__name__) is value else None
     if isinstance(value, complex):
-        return {"complex": [value.real, value.imag]}
+        return "complex", [value.real, value.imag]
     if isinstance(value, Fraction):
-        return {"fraction": [int(value.numerator), int(value.denominator)]}
+        return "fraction", [int(value.numerator), int(value.denominator)]
     if isinstance(value, Decimal):
-        return {"decimal": Decimal.__str__(value)}
-    if isinstance(value, (bytes, bytearray)):
-        return {"bytes": value.hex()}
+        return "decimal", Decimal.__str__(value)
+    if isinstance(value, bytearray):
+        return "bytearray", value.hex()
+    if isinstance(value, bytes):
+        return "bytes", value.hex()
     if isinstance(value, range):
-        return {"range": [value.start, value.stop, value.step]}
-    if isinstance(value, _STREAMS):
-        return {"iterator": [_encode(item, refer) for item in value]}
-    return {"reference": refer(value)}
+        return "range", [value.start, value.stop, value.step]
+    if isinstance(value, datetime):
+        day = [value.year, value.month, value.day]
+        return "datetime", [day, [*_clock(value)], _offset(value.tzinfo, value), value.fold]
+    if isinstance(value, date):
+        return "date", [value.year, value.month, value.day]
+    if isinstance(value, time):
+        return "time", [[*_clock(value)], _offset(value.tzinfo, None), value.fold]
+    if isinstance(value, timedelta):
+        return "timedelta", [value.days, value.seconds, value.microseconds]
+    if isinstance(value, timezone):
+        return "timezone", _offset(value, None)
+    return None
+
+
+def _array(value: Any) -> tuple[str, Any] | None:
+    """Numbers and arrays of numpy, if anything here has loaded it."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return None
+    if isinstance(value, numpy.generic) and isinstance(value.item(), (*_ATOMS, complex)):
+        return "", value.item()
+    if isinstance(value, numpy.ndarray) and value.dtype.kind in _ARRAYS and value.dtype.itemsize <= 16:
+        numbers = value.astype("f8") if value.dtype == numpy.longdouble else value
+        return "array", [numbers.dtype.str, list(numbers.shape), numbers.ravel().tolist()]
+    return None
+
+
+def _clock(value: datetime | time) -> tuple[int, int, int, int]:
+    return value.hour, value.minute, value.second, value.microsecond
+
+
+def _offset(zone: tzinfo | None, when: datetime | None) -> timedelta | None:
+    return None if zone is None else zone.utcoffset(when)
+
+
+def _zone(offset: timedelta | None) -> timezone | None:
+    return None if offset is None else timezone(offset)
+
+
+@functools.lru_cache(256)
+def _named(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
+    return namedtuple(name, fields)
+
+
+def _type(name: str) -> type:
+    kind = vars(builtins)[name]
+    if not isinstance(kind, type):
+        raise TypeError(name)
+    return kind
+
+
+def _numbers(parts: Any) -> Any:
+    kind, shape, flat = parts
+    if kind[1] not in _ARRAYS or not kind[2:].isdigit():
+        raise TypeError(kind)
+    return importlib.import_module("numpy").array(flat, kind).reshape(shape)
 
 
 _BUILD: dict[str, Callable[[Any], Any]] = {
     "tuple": tuple,
+    "namedtuple": lambda parts: _named(parts[0], tuple(parts[1]))(*parts[2]),
     "set": set,
     "frozenset": frozenset,
     "deque": deque,
     "dict": dict,
+    "Counter": lambda items: Counter(dict(items)),
+    "OrderedDict": OrderedDict,
+    "keys": lambda items: dict.fromkeys(items).keys(),
+    "values": lambda items: dict(enumerate(items)).values(),
+    "items": lambda items: dict(items).items(),
     "complex": lambda parts: complex(*parts),
     "fraction": lambda parts: Fraction(*parts),
     "decimal": Decimal,
     "bytes": bytes.fromhex,
+    "bytearray": bytearray.fromhex,
     "range": lambda parts: range(*parts),
     "iterator": iter,
+    "type": _type,
+    "date": lambda parts: date(*parts),
+    "time": lambda parts: time(*parts[0], _zone(parts[1]), fold=parts[2]),
+    "datetime": lambda parts: datetime(*parts[0], *parts[1], _zone(parts[2]), fold=parts[3]),
+    "timedelta": lambda parts: timedelta(*parts),
+    "timezone": _zone,
+    "array": _numbers,
 }

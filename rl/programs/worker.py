@@ -6,27 +6,32 @@ job, hands over the program's text, and executes the tests; to them the program'
 question and get data back (`rl.programs.wire`). The verdict is the judge's exit status. A program can therefore patch,
 print and exit as it likes: all that reaches its tests are its answers, and they are compared where it is not.
 
-The price is that arguments are copies, so that tests do not see what a program changed in place, and that tests cannot
-hand over functions or objects of their own (`UNTESTABLE`); those of the program and of importable modules they can.
+What a call changed in its arguments and what it printed come back with its answer, and objects of the program can be
+used as if they were here (`Remote`), with one exception: how they compare with the tests' own data is theirs to say
+only where the problem asks for a class, because an object can be equal to everything. Tests cannot hand over functions
+or objects of their own (`UNTESTABLE`); those of the program and of importable modules they can.
 """
 
 from __future__ import annotations
 
-import builtins
 import enum
 import functools
 import gc
 import importlib
+import io
 import json
+import math
+import operator
 import os
 import random
 import signal
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from typing import Any, BinaryIO, NamedTuple
 
-from rl.programs import kernel, wire
+from rl.programs import kernel, threads, wire
 
 
 class Verdict(enum.IntEnum):
@@ -60,21 +65,24 @@ _RUN = 0  # the handle of what runs the program's text
 UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what cannot reach the program
 
 
-def main(isolation: str, limits: str) -> None:
+def main(isolation: str, limits: str, packages: str) -> None:
     """Serve jobs, JSON objects of one line each on stdin, until stdin ends or `RETIRES` was said.
 
-    A job has the program's ``text``, the text of its ``tests`` and the names that the tests take from the
-    program, ``entry``. stdout carries `READY`, then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether
-    this goes on.
+    A job has the program's ``text``, the text of its ``tests``, the names that the tests take from the program,
+    ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). stdout carries `READY`, then two
+    bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
 
     Args:
         isolation: ``namespaces``: enter them first. Otherwise whoever started this has seen to it.
         limits: `Limits` as a JSON array.
+        packages: the folder of `kernel.PACKAGES`; empty: none are there.
     """
     bounds = Limits(*json.loads(limits))
     confine = kernel.confinement(bounds.seconds, bounds.memory, bounds.output)
     if isolation == "namespaces":
-        kernel.enter_namespaces(bounds.output)
+        packages = kernel.enter_namespaces(bounds.output, packages)
+    if packages:
+        sys.meta_path.append(_Packages(packages))
     for name in _COMMON.split():
         importlib.import_module(name)
     for what in (signal.SIGALRM, signal.SIGCHLD):
@@ -87,25 +95,40 @@ def main(isolation: str, limits: str) -> None:
         os.dup2(null, standard)
     gc.collect()
     gc.freeze()  # the garbage collector of a fork leaves the pages that it shares alone
-    untouched = _last_change(".")
-    while (verdict := _run_job(bounds, confine, null, verdicts)) is not None:
+    untouched = _times(".")
+    while (verdict := _run_job(bounds, confine, verdicts)) is not None:
         # A program that left anything behind, if only a mode or a time, must not speak to the next one or hinder it:
         # that gets a new folder.
-        state = GOES_ON if _last_change(".") == untouched else RETIRES
+        state = GOES_ON if _times(".") == untouched else RETIRES
         os.write(verdicts, bytes([verdict, state]))
         if state == RETIRES:
             return
 
 
-def _run_job(limits: Limits, confine: Callable[[], None], null: int, verdicts: int) -> int | None:
+class _Packages:
+    """Finds `kernel.PACKAGES` in a folder, and nothing that lies beside them."""
+
+    def __init__(self, folder: str):
+        self._folder = folder
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        return (
+            PathFinder.find_spec(name, [self._folder]) if path is None and name in kernel.PACKAGES else None
+        )
+
+
+def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int | None:
     """The verdict on the next job or `UNTESTABLE`, or None if there is none."""
     questions, answers = os.pipe(), os.pipe()
 
     def program() -> None:
         for descriptor in (questions[1], answers[0], verdicts):
             os.close(descriptor)
-        os.dup2(null, 0)
-        _run_program(confine, os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb"))
+        null = os.open(os.devnull, os.O_RDWR)  # a descriptor's flags are everyone's who shares it
+        for standard in (0, 1, 2):
+            os.dup2(null, standard)
+        streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
+        _run_program(confine, *streams, limits.output // 4)
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
@@ -151,12 +174,13 @@ def _fork(body: Callable[[], None]) -> int:
         os._exit(_FIRST_VERDICT + Verdict.RUNTIME_ERROR)
 
 
-def _last_change(folder: str) -> int:
-    """Of what is in it, its mode, its times or anything else about it; 0 if it was made inaccessible."""
+def _times(folder: str) -> tuple[int, int]:
+    """When it was last read, and when it, its mode or anything else about it changed; zeros if it is inaccessible."""
     try:
-        return os.stat(folder).st_ctime_ns
+        status = os.stat(folder)
     except OSError:
-        return 0
+        return 0, 0
+    return status.st_atime_ns, status.st_ctime_ns
 
 
 # ---- the judge ----------------------------------------------------------------------------------------------
@@ -165,16 +189,37 @@ def _last_change(folder: str) -> int:
 class ProgramError(Exception):
     """The program raised, is gone, or did not answer in the way that was agreed."""
 
+    _remote: Remote | None = None  # the exception itself, where it is
+    _text: str | None = None
+    _ends = False  # whether it says that an iterator has no more items
+
+    def __str__(self) -> str:
+        return super().__str__() if self._text is None else self._text
+
+    def __getattr__(self, name: str) -> Any:
+        if self._remote is None or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._remote, name)
+
 
 class HandOverError(BaseException):
     """The tests hand the program something that cannot be sent to it."""
 
 
 class _Program:
-    """The program, as its tests can reach it."""
+    """The program, as its tests can reach it.
 
-    def __init__(self, questions: BinaryIO, answers: BinaryIO, limit: int):
+    Args:
+        questions: to it.
+        answers: from it.
+        limit: bytes of the longest answer.
+        decides: whether its objects say how they compare with the tests' data (`Remote`).
+    """
+
+    def __init__(self, questions: BinaryIO, answers: BinaryIO, limit: int, decides: bool):
         self._questions, self._answers, self._limit = questions, answers, limit
+        self._stand_ins: dict[int, Any] = {}  # by handle
+        self.decides = decides
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
 
@@ -186,68 +231,193 @@ class _Program:
     def run(self) -> None:
         self.ask(Remote(self, _RUN))
 
-    def builtin(self, name: str, *arguments: Any) -> Any:
-        """As `ask`, for a function of Python, whatever the program calls by that name."""
-        return self.ask(Remote(self, _handle(getattr(builtins, name))), *arguments)
+    def take(self, name: str) -> Any:
+        """What the program calls by this name; if nothing, what fails as soon as it is used."""
+        try:
+            return self.ask(Remote(self, f"(lambda: {name})"))
+        except ProgramError:
+            return _remote_class(name, _EXPECTED)(self, name)
 
-    def ask(self, function: Remote, *arguments: Any, **keywords: Any) -> Any:
-        """Call a function of the program.
+    def ask(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
+        """Call a function of the program, or there one that can be imported.
+
+        Containers among the arguments are changed here as the call changed them there.
 
         Raises:
             ProgramError: it did not return, or not data that can be read; if it raised an exception of Python, this is
                 one of that kind too.
             HandOverError: an argument is neither data, nor the program's, nor to be imported.
         """
+        if self.is_gone:
+            raise ProgramError("it is gone")
         try:
+            known = wire.containers([arguments, keywords])
             self._put((function, arguments, keywords))
-            returned, value = self._get()
+            returned, value, changes, printed = self._get(known)
+            for number, items in changes:
+                wire.refill(known[number], items)
+            sys.stdout.write(printed)
+            self.error = None if returned else _failure(*value)
         except Exception as error:  # it wrote what it liked, or ended
             self.is_gone = True
             self.error = ProgramError(str(error))
             raise self.error from None
-        if returned:
-            return value
-        self.error = _raised(value)
-        raise self.error
+        if self.error:
+            raise self.error
+        return value
 
     def _put(self, value: Any) -> None:
-        self._questions.write(wire.dumps(value, _handle))
+        self._questions.write(wire.dumps(value, _handle, remote=Remote))
         self._questions.flush()
 
-    def _get(self) -> Any:
-        line = self._answers.readline(self._limit)
-        return wire.loads(line, lambda handle: Remote(self, handle))
+    def _get(self, known: Sequence[Any] = ()) -> Any:
+        return wire.loads(self._answers.readline(self._limit), self._stand_in, known)
+
+    def _stand_in(self, description: Any) -> Any:
+        """For an object of the program: always the same, so that tests can tell by ``is``.
+
+        Raises:
+            Exception: of any kind, for a description that the program's side does not give of an object.
+        """
+        handle, name, operations, base = description
+        if type(handle) is not int:
+            raise TypeError(f"handles are integers, not {handle!r}")
+        if handle not in self._stand_ins:
+            remote = _remote_class(name, tuple(operations))(self, handle)
+            self._stand_ins[handle] = remote if base is None else self._exception_class(remote, name, base)
+        return self._stand_ins[handle]
+
+    def _exception_class(self, remote: Remote, name: str, base: Any) -> type:
+        """For a class of exceptions, so that tests can catch them: itself a class."""
+        kind = _importable_exception(*base) if isinstance(base[0], str) else self._stand_in(base)
+        return type(name, (_program_error(kind),), {"_remote": remote})
 
 
 class Remote:
-    """Stands for an object of the program; equal to nothing but itself."""
+    """Stands for an object of the program; has those of `_OPERATIONS` that the object has (`_remote_class`).
+
+    Everything that is done with it is asked of the program, but for one thing: what decides whether a test holds. An
+    object may be equal to everything, or 0 when something is taken from it. So it is compared with the tests' data, or
+    reckons with them, only where the problem asks for a class of the program (`_Program.decides`), which is to say how
+    its instances compare; elsewhere only with other objects of the program.
+    """
 
     def __init__(self, program: _Program, handle: int | str):
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_handle", handle)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self._program.ask(self, *arguments, **keywords)
-
     def __getattr__(self, name: str) -> Any:
-        return self._program.builtin("getattr", self, name)
+        return self._program.ask(getattr, self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        self._program.builtin("setattr", self, name, value)
+        self._program.ask(setattr, self, name, value)
 
-    def __bool__(self) -> bool:
-        return bool(self._program.builtin("bool", self))
+    def __delattr__(self, name: str) -> None:
+        self._program.ask(delattr, self, name)
 
-    def __len__(self) -> int:
-        return self._program.builtin("len", self)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._program.builtin("list", self))
+def _call(remote: Remote, *arguments: Any, **keywords: Any) -> Any:
+    return remote._program.ask(remote, *arguments, **keywords)
+
+
+def _next(remote: Remote) -> Any:
+    try:
+        return remote._program.ask(next, remote)
+    except ProgramError as error:
+        if error._ends:
+            raise StopIteration(*error.args) from None
+        raise
+
+
+def _contains(remote: Remote, item: Any) -> bool:
+    if remote._program.decides or isinstance(item, Remote):
+        return remote._program.ask(operator.contains, remote, item)
+    return any(item is other or item == other for other in iter(remote))
+
+
+def _await(remote: Remote) -> Generator[Any, Any, Any]:
+    yield from ()
+    return _finished(remote)
+
+
+def _send(remote: Remote, _: Any) -> Any:
+    raise StopIteration(_finished(remote))
+
+
+def _finished(coroutine: Remote) -> Any:
+    """What a coroutine of the program returns; it runs there, at once and to its end."""
+    import asyncio  # here, because few programs want it and it is slow to load
+
+    return coroutine._program.ask(asyncio.run, coroutine)
+
+
+def _exit(remote: Remote, *_: Any) -> Any:
+    return Remote.__getattr__(remote, "__exit__")(None, None, None)
+
+
+def _unary(function: Any) -> Callable[..., Any]:
+    return lambda remote, *arguments: remote._program.ask(function, remote, *arguments)
+
+
+def _binary(function: Any, swap: bool = False) -> Callable[..., Any]:
+    def method(remote: Remote, other: Any) -> Any:
+        if not (remote._program.decides or isinstance(other, Remote)):
+            return NotImplemented
+        return remote._program.ask(function, *((other, remote) if swap else (remote, other)))
+
+    return method
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_BITWISE = ("lshift", "rshift", "and", "or", "xor")
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "__call__": _call,
+    "__next__": _next,
+    "__contains__": _contains,
+    "__await__": _await,
+    "__enter__": lambda remote: Remote.__getattr__(remote, "__enter__")(),
+    "__exit__": _exit,
+    "__instancecheck__": lambda remote, item: remote._program.ask(isinstance, item, remote),
+    "__subclasscheck__": lambda remote, item: remote._program.ask(issubclass, item, remote),
+    **{
+        f"__{function.__name__}__": _unary(function)
+        for function in (len, bool, iter, reversed, hash, repr, str, format, int, float, complex, abs, round)
+    },
+    **{
+        f"__{name}__": _unary(getattr(operator, name))
+        for name in ("index", "neg", "pos", "invert", "getitem", "setitem", "delitem")
+    },
+    **{f"__{name}__": _unary(getattr(math, name)) for name in ("trunc", "floor", "ceil")},
+    **{f"__{name}__": _binary(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "__divmod__": _binary(divmod),
+    "__rdivmod__": _binary(divmod, swap=True),
+}
+for _name in _ARITHMETIC + _BITWISE:
+    _function = getattr(operator, f"__{_name}__")
+    _OPERATIONS[f"__{_name}__"] = _binary(_function)
+    _OPERATIONS[f"__r{_name}__"] = _binary(_function, swap=True)
+    _OPERATIONS[f"__i{_name}__"] = _binary(getattr(operator, f"__i{_name}__"))
+_EXPECTED = ("__call__", "__iter__", "__len__", "__getitem__")  # of what the tests take from a program
+_COROUTINE = {"send": _send, "throw": _send, "close": lambda remote: None}
+
+
+@functools.lru_cache(1024)
+def _remote_class(name: str, operations: tuple[str, ...]) -> type[Remote]:
+    """What an object is here whose type has this name and these of `_OPERATIONS`."""
+    methods: dict[str, Any] = {each: _OPERATIONS[each] for each in operations}
+    if "__eq__" in methods:
+        methods.setdefault("__hash__", None)
+    if "__await__" in methods:
+        methods |= _COROUTINE
+    return type(name, (Remote,), methods)
 
 
 def _handle(value: Any) -> int | str:
     """How the program finds what is not data."""
-    found = object.__getattribute__(value, "_handle") if isinstance(value, Remote) else _importable(value)
+    remote = value
+    if isinstance(value, ProgramError) or (isinstance(value, type) and issubclass(value, ProgramError)):
+        remote = vars(value).get("_remote")
+    found = object.__getattribute__(remote, "_handle") if isinstance(remote, Remote) else _importable(value)
     if found is None:
         raise HandOverError
     return found
@@ -266,15 +436,32 @@ def _importable(value: Any) -> str | None:
     return f"__import__('importlib').import_module({module!r}).{name}" if same else None
 
 
-def _raised(name: Any) -> ProgramError:
-    """What stands for an exception of the program, so that tests that expect its kind catch it."""
-    kind = vars(builtins).get(name) if isinstance(name, str) else None
-    if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
-            return type(name, (ProgramError, kind), {})(name)
-        except TypeError:  # a few want more arguments
-            pass
-    return ProgramError(name)
+def _importable_exception(module: str, name: str) -> type:
+    return getattr(sys.modules.get(module), name, Exception)
+
+
+@functools.lru_cache(256)
+def _program_error(kind: type) -> type[ProgramError]:
+    """A `ProgramError` that tests can catch as ``kind``, where that is an exception that ends nothing but the test."""
+    if issubclass(kind, ProgramError):
+        return kind
+    if not issubclass(kind, Exception) or issubclass(kind, (StopIteration, StopAsyncIteration)):
+        return ProgramError  # `map` and `all` would take it for the end of their own items
+    return type(kind.__name__, (ProgramError, kind), {})
+
+
+def _failure(remote: Remote, kind: type, arguments: Sequence[Any], text: str) -> ProgramError:
+    """What stands for an exception of the program."""
+    if not isinstance(remote, Remote) or not isinstance(text, str):
+        raise TypeError(f"an exception is an object with a text, not {remote!r} with {text!r}")
+    error_class = _program_error(kind)
+    try:
+        error = error_class.__new__(error_class, *arguments)
+    except TypeError:  # a few want other arguments
+        error = error_class.__new__(error_class)
+    error.args = tuple(arguments)
+    error._remote, error._text, error._ends = remote, text, issubclass(kind, StopIteration)
+    return error
 
 
 def _judge(
@@ -287,7 +474,8 @@ def _judge(
     signal.setitimer(signal.ITIMER_REAL, limits.deadline)
     confine()
     job = json.loads(line)
-    verdict = _test(_Program(questions, answers, limits.output), **job)
+    program = _Program(questions, answers, limits.output, job.pop("decides"))
+    verdict = _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
 
 
@@ -296,7 +484,7 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
         return Verdict.COMPILE_ERROR
     try:
         program.run()
-        exec(tests, {"__name__": "tests", **{name: Remote(program, name) for name in entry}})
+        exec(tests, {"__name__": "tests", **{name: program.take(name) for name in entry}})
     except HandOverError:
         return UNTESTABLE
     except BaseException as error:
@@ -307,35 +495,133 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
 # ---- the program --------------------------------------------------------------------------------------------
 
 
-def _run_program(confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO) -> None:
+class _Objects:
+    """What the tests hold of the program that is not data, by handle."""
+
+    def __init__(self) -> None:
+        self._objects: list[Any] = []
+        self._handles: dict[int, int] = {}  # by ``id``
+
+    def refer(self, value: Any) -> list[Any]:
+        """A description of an object: its handle, the name of its type, the operations that it has, and None.
+
+        Of a class of exceptions: its own name, and at the end another description, that of the program's class from
+        which it derives; or the module and the name of the first of its bases, or itself, that is not the program's.
+        """
+        operations = [name for name in _OPERATIONS if _overrides(type(value), name)]
+        if not isinstance(value, type) or not issubclass(value, BaseException):
+            return [self._number(value), type(value).__name__, operations, None]
+        base = value
+        if value.__module__ == "program":
+            base = next(each for each in value.__mro__[1:] if issubclass(each, BaseException))
+        of_base = self.refer(base) if base.__module__ == "program" else [base.__module__, base.__name__]
+        return [self._number(value), value.__name__, operations, of_base]
+
+    def __getitem__(self, handle: int) -> Any:
+        return self._objects[handle]
+
+    def _number(self, value: Any) -> int:
+        number = self._handles.setdefault(id(value), len(self._objects))
+        if number == len(self._objects):
+            self._objects.append(value)
+        return number
+
+
+def _overrides(kind: type, name: str) -> bool:
+    """Whether instances have an operation that not every object has, or another one."""
+    found = (vars(each)[name] for each in type.mro(kind)[:-1] if name in vars(each))
+    return next(found, None) is not None  # a class takes it away by None
+
+
+class _Printed(io.BytesIO):
+    """What a program prints; what is more than ``limit`` bytes is lost."""
+
+    def __init__(self, limit: int):
+        super().__init__()
+        self._limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() < self._limit:
+            super().write(data)
+        return len(data)
+
+
+def _run_program(
+    confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
+) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
+    text = json.loads(questions.readline())
+    if threads.wanted(text):
+        threads.provide()
     confine()
     module = types.ModuleType("program")
     sys.modules["program"] = module
-    objects: list[Any] = []  # by handle
-
-    def refer(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
+    objects = _Objects()
+    output = _Printed(printed_limit)
+    sys.stdout = stdout = io.TextIOWrapper(output, "utf-8", "backslashreplace", write_through=True)
 
     def resolve(handle: int | str) -> Any:
         return objects[handle] if isinstance(handle, int) else eval(handle, module.__dict__)
 
-    def answer(value: Any) -> None:
-        answers.write(wire.dumps(value, refer))
+    def answer(value: Any, known: Mapping[int, int] | None = None) -> None:
+        answers.write(wire.dumps(value, objects.refer, known=known))
         answers.flush()
 
-    text = wire.loads(questions.readline(), resolve)
     try:
         code = compile(text, "<program>", "exec", dont_inherit=True)
     except Exception:  # besides SyntaxError: null bytes, nesting too deep, integers too long
         answer(False)
         return
     answer(True)
-    assert refer(functools.partial(exec, code, module.__dict__)) == _RUN
+    assert objects.refer(functools.partial(exec, code, module.__dict__))[0] == _RUN
     for line in questions:
+        known: list[Any] = []
         try:
             function, arguments, keywords = wire.loads(line, resolve)
-            answer((True, function(*arguments, **keywords)))
-        except BaseException as error:
-            answer((False, type(error).__name__))
+            known = wire.containers([arguments, keywords])
+            before = [_items(each) for each in known]
+            numbers = {id(each): number for number, each in enumerate(known)}
+            try:
+                reply = True, function(*arguments, **keywords)
+            except BaseException as error:
+                reply = False, _described(error)
+            changes = [
+                (number, wire.contents(each))
+                for number, (each, old) in enumerate(zip(known, before, strict=True))
+                if not _same(_items(each), old)
+            ]
+            answer((*reply, changes, _taken(stdout, output)), numbers)
+        except BaseException as error:  # of an answer that is no data, or in what was to be its description
+            answer((False, (error, type(error), (), ""), (), ""))
+
+
+def _items(container: Any) -> list[Any]:
+    return (
+        [each for item in container.items() for each in item]
+        if isinstance(container, dict)
+        else list(container)
+    )
+
+
+def _same(one: list[Any], other: list[Any]) -> bool:
+    return len(one) == len(other) and all(map(operator.is_, one, other))
+
+
+def _described(error: BaseException) -> tuple[BaseException, type, Any, str]:
+    error.__traceback__ = None  # nor all that was on the stack
+    try:
+        return error, type(error), error.args, str(error)
+    except BaseException:
+        return error, type(error), (), ""
+
+
+def _taken(stdout: io.TextIOWrapper, output: _Printed) -> str:
+    """What was printed since this was last asked."""
+    try:
+        stdout.flush()
+        printed = output.getvalue().decode(errors="replace")
+        output.seek(0)
+        output.truncate()
+    except ValueError:  # the program closed it
+        return ""
+    return printed
