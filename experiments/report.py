@@ -28,6 +28,7 @@ from absl import flags as absl_flags
 
 from experiments import common, flags, presets, studies
 from rl import checkpoint, lifecycle, log, plot, statistics
+from rl.data import recipes
 from rl.data.files import expanded
 from sweeps import run as sweeps
 
@@ -96,6 +97,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "variants": list(dict.fromkeys(part.variant for part in parts)),
         "programs": [_state(plan, place, parts) for plan in plans for place in plan.programs],
         "strangers": [name for plan in plans for name in _strangers(plan)],
+        "data": _data(parts),
         "cells": cells,
         "better": _better(cells, against),
         **_aggregated(cells, score),
@@ -252,6 +254,24 @@ def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
             }
         )
     return cells
+
+
+def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """{task: transitions and mean score} of data that were made here, where they lie now."""
+    found = {}
+    for part in parts:
+        settings, *_ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+        name = getattr(settings, "dataset", "")
+        if name in recipes.LOCOMOTION:
+            recipe = recipes.LOCOMOTION[name]
+            folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
+            card = recipes.read_card(folder / recipe.file)
+            if card:
+                found[part.task] = {
+                    "transitions": card["transitions"],
+                    "normalized_return": card.get("normalized_return_d4rl"),
+                }
+    return found
 
 
 def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
@@ -451,7 +471,8 @@ def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list
     script = sweeps.SCRIPTS[part.script]
     length = getattr(settings, script.length)
     differs = []
-    if not any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"]):
+    known = any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"])
+    if not known or "regenerated" in (part.result or {}).get("source", ""):
         differs.append(f"data are not {protocol['data']}")
     if length != protocol.get(script.length):
         differs.append(f"{length:,} {script.length}")
@@ -479,6 +500,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             f"Scores are `{result['score']}`, means over episodes and seeds, with 95 % intervals over seeds: "
             + ("Wilson's." if result["rate"] else "Student's.")
         )
+        if result["data"]:
+            counts = [f"{own['transitions']:,} transitions of {task}" for task, own in result["data"].items()]
+            yield f"The data were made here: {', '.join(counts)}. *The data* is their mean score."
         yield from _aggregate_blocks(result)
         for which, title in WHICH.items():
             yield f"## {title}"
@@ -548,12 +572,14 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(result: Mapping[str, Any], which: str) -> str:
-    """Tasks down, variants across; published numbers of the same protocol beside the last scores."""
+    """Tasks down, variants across; beside last scores those of the data, and published ones of the same protocol."""
     style = _style(result)
     found = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
     columns = [name for name in result["variants"] if any(name == variant for variant, _ in found)]
     same = [row for row in result["published"] if not len(row["differs"])] if which == "last" else []
     beside = {(row["variant"], row["task"]): row for row in same}
+    of_data = {task: own.get(result["score"]) for task, own in result["data"].items() if which == "last"}
+    logged = ["the data"] if any(x is not None for x in of_data.values()) else []
     reported = [name for name in columns if any(name == variant for variant, _ in beside)]
     rows = []
     for task in result["tasks"]:
@@ -562,11 +588,17 @@ def _table(result: Mapping[str, Any], which: str) -> str:
             rows.append(
                 (
                     task,
+                    *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
                     *(_between(one["mean"], one["ci95"], style) if one else "" for one in own),
                     *(_reported(beside.get((name, task)), style) for name in reported),
                 )
             )
-    head = ("task", *(f"`{name}`" for name in columns), *(f"`{name}`, published" for name in reported))
+    head = (
+        "task",
+        *logged,
+        *(f"`{name}`" for name in columns),
+        *(f"`{name}`, published" for name in reported),
+    )
     return studies.table(head, rows)
 
 
@@ -688,13 +720,20 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             ylabel=score,
             title=task,
             xlabel="environment steps" if result["unit"] == "steps" else "updates",
-            references={
+            references=_of_data(result, task)
+            | {
                 f"{row['variant']}, published": row["mean"]
                 for row in result["published"]
                 if row["task"] == task and not len(row["differs"])
             },
             rate=result["rate"],
         )
+
+
+def _of_data(result: Mapping[str, Any], task: str) -> dict[str, float]:
+    """The score of the data, to be drawn."""
+    score = result["data"].get(task, {}).get(result["score"])
+    return {} if score is None else {"the data": score}
 
 
 def _curve_file(task: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 import itertools
 import json
 from pathlib import Path
@@ -14,14 +15,20 @@ import yaml
 from absl import flags as absl_flags
 from scipy import stats
 
-from experiments import report, studies
-from rl import lifecycle, log
+from experiments import presets, report, studies
+from rl import agents, data, lifecycle, log, model_based
 from sweeps import run as sweeps
 
 TASKS = [f"hopper-{tier}-regen-v5" for tier in ("medium", "medium-replay", "expert")]
 SEEDS, EPISODES = 4, 6
 SCORES = np.random.default_rng(0).normal(40, 15, size=(2, 3, 2, SEEDS, EPISODES))  # agent, task, evaluation
 SCORES[1] += np.array([40, 25, -60])[:, None, None, None]  # IQL is better on two tasks and worse on one
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where data would be that were made on this machine."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
 
 
 def board(path: Path, **changed: Any) -> str:
@@ -65,8 +72,13 @@ def report_on(*argv: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def finished(tmp_path: Path) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
-    """The file, the flags and the programs of a board whose runs are all finished."""
+def finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
+    """The file, the flags and the programs of a board whose runs are all finished; the first tier is of 600 steps."""
+    (tmp_path / "locomotion").mkdir()
+    made = {"transitions": 600, "normalized_return_d4rl": 12.34}
+    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", made)
     file = board(tmp_path)
     plan = sweeps.load(file, {}, str(tmp_path / "runs"))
     for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
@@ -114,6 +126,8 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     assert verdict["worse"] == [task for task in TASKS if bounds["iql", task][1] < bounds["bc", task][0]]
     text = (tmp_path / "out" / studies.REPORT).read_text()
     assert "6 programs: 6 done." in text and "## Missing" not in text
+    assert f"made here: 600 transitions of {TASKS[0]}." in text
+    assert f"| task | the data | `bc` | `iql` |\n|---|---|---|---|\n| {TASKS[0]} | 12.3 | " in text
     assert f"`iql` on {len(verdict['better'])} of 3 tasks" in text
     assert all(f"## {title}\n" in text for title in report.WHICH.values())
     for name in ("iqm", "profiles", *TASKS):
@@ -123,7 +137,7 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
 def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_path: Path) -> None:
     names = ["hopper-medium-v2", "hopper-medium-regen-v5"]
     parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}
-    beside = {}
+    beside: dict[int, dict[str, list[str]]] = {}
     for updates in (20, 1_000_000):
         own = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
         plan = sweeps.load(board(tmp_path, parameters=own), {}, str(tmp_path / f"{updates}"))
@@ -142,12 +156,33 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
         "hopper-medium-v2": [],
         "hopper-medium-regen-v5": ["data are not D4RL's own -v2 files"],
     }
+    place = next(iter(plan.programs))  # under the same name, but made here
+    log.write_json(
+        place / log.RESULT, stored | {"updates": updates, "source": "D4RL layout, regenerated: x.hdf5"}
+    )
+    again = report.run([plan], str(tmp_path / "again"))
+    assert list(again["published"][0]["differs"]) == ["data are not D4RL's own -v2 files"]
     blocks = list(report.report(result))
     (table,) = [block for block in blocks if block.startswith("| task | `iql` | `iql`, published |")]
     lines = table.splitlines()[2:]
     assert lines[0].endswith("| 67.5 ± 3.8 |") and lines[1].endswith("|  |")
     (apart,) = [block for block in blocks if block.startswith("Not to be compared")]
     assert "here data are not D4RL's own -v2 files." in apart
+
+
+def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
+    """A name that is misspelt in a file would never be found."""
+    tasks = {presets.task_name(name) for name in data.names()}
+    entries = {path.stem: yaml.safe_load(path.read_text()) for path in studies._PUBLISHED.glob("*.yaml")}
+    with_protocol = {name: entry for name, entry in entries.items() if "protocol" in entry}
+    assert set(with_protocol) == {"locomotion", "singletask"}
+    for entry in with_protocol.values():
+        assert entry["source"] and {"data", "datasets", "updates"} <= entry["protocol"].keys()
+        for task, numbers in entry["scores"].items():
+            assert task in tasks and numbers.keys() <= {*agents.AGENTS, *model_based.METHODS}
+            named = [name for name in data.names() if presets.task_name(name) == task]
+            patterns = entry["protocol"]["datasets"]
+            assert any(fnmatch.fnmatch(name, pattern) for name in named for pattern in patterns)
 
 
 def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path: Path) -> None:
