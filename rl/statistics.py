@@ -70,6 +70,17 @@ def probability_of_improvement(x: ArrayLike, y: ArrayLike) -> np.ndarray:
     return ((np.sign(difference) + 1) / 2).mean((-3, -2, -1))
 
 
+def performance_profile(scores: ArrayLike, thresholds: ArrayLike) -> np.ndarray:
+    """Share of all S·K runs that score above each threshold, [..., S, K] and [T] -> [..., T].
+
+    The run-score distribution of Agarwal et al. (2021), section 4.2: where one curve lies above another everywhere, its
+    method is better at every quantile of runs and tasks.
+    """
+    matrix = _matrix(scores)
+    above = [(matrix > threshold).mean((-2, -1)) for threshold in np.asarray(thresholds, float)]
+    return np.stack(above, -1)
+
+
 def bootstrap(
     statistic: Callable[..., np.ndarray],
     *scores: ArrayLike,
@@ -83,14 +94,15 @@ def bootstrap(
     docstring has the coverage of both.
 
     Args:
-        statistic: a function of this module, or any that maps [..., S, K] arrays to [...].
+        statistic: a function of this module, or any that maps [..., S, K] arrays to [...], or to [..., T].
         *scores: one [S, K] matrix for each argument of ``statistic``, resampled independently.
         confidence: probability that the interval is meant to cover.
         resamples: number of bootstrap samples.
         seed: equal seeds give equal intervals.
 
     Returns:
-        The interval; NaN bounds where any matrix has a single seed, whose spread is unknown.
+        The interval, of [T] arrays where the statistic is one, each entry by itself; NaN bounds where any matrix has a
+        single seed, whose spread is unknown.
 
     Raises:
         ValueError: an empty matrix, a wrong number of axes, or NaN.
@@ -108,8 +120,8 @@ def bootstrap(
         count = min(chunk, resamples - start)
         values.append(statistic(*(_resample(rng, matrix, count) for matrix in matrices)))
     tail = (1.0 - confidence) / 2
-    low, high = np.quantile(np.concatenate(values), [tail, 1.0 - tail])
-    return Interval(float(low), float(high))
+    low, high = np.quantile(np.concatenate(values), [tail, 1.0 - tail], axis=0)
+    return Interval(low, high) if np.ndim(low) else Interval(float(low), float(high))
 
 
 def interval(scores: ArrayLike, confidence: float = 0.95) -> Interval:

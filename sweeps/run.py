@@ -5,6 +5,8 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
     python -m sweeps.run sweeps/heads.yaml --budget=2h
     python -m sweeps.run sweeps/heads.yaml --status
 
+`experiments.report` makes tables and figures of it, finished or not.
+
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
 experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
 only in float hyper-parameters of the agent are trained together as one program, on one copy of the data.
@@ -13,6 +15,7 @@ Leaves a folder per program, named by its parameters, and sweep.json with every 
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
 whatever else was added to the file since. A run that fails leaves failed.json, and the others go on. The same command
 may run several times at once, also on several machines that share the folder: each takes what no other has open.
+Tiers of locomotion that `experiments.collect` makes, and that are not there yet, are made before their first run.
 """
 
 from __future__ import annotations
@@ -41,7 +44,8 @@ from absl import app, flags
 
 from experiments import common, presets
 from experiments import flags as config_flags
-from rl import checkpoint, lifecycle, log, shard, statistics, train
+from rl import checkpoint, data, lifecycle, log, shard, statistics, train
+from rl.data import recipes
 from rl.data.files import expanded
 
 
@@ -93,6 +97,18 @@ class Program:
             Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()}, self.script)
             for i in range(self.runs)
         ]
+
+
+class Sweep(NamedTuple):
+    """A sweep file with what was asked for beside it."""
+
+    file: str
+    script: str  # one of SCRIPTS
+    metric: str
+    goal: str  # maximize or minimize
+    root: Path  # the folder of all its programs
+    runs: int
+    programs: dict[Path, Program]  # by their folders
 
 
 class State(NamedTuple):
@@ -208,15 +224,15 @@ def folder(program: Program, root: Path) -> Path:
 
 
 def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict[Path, Program]:
-    """The programs of a sweep by their folders, all checked.
+    """The programs of a sweep by their folders, of which nothing is read.
 
     Raises:
-      ValueError: parameters that cannot be run, two programs of one folder, or a folder that holds another run.
+      ValueError: parameters that cannot be run, or two programs of one folder.
     """
     planned: dict[Path, Program] = {}
     for program in programs(runs, most, script):
         place = folder(program, root)
-        settings, config, sweep = arguments(program, place)
+        arguments(program, place)
         if place in planned:
             length = SCRIPTS[script].length
             raise ValueError(
@@ -225,10 +241,49 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
                 f"each --{length}"
             )
         planned[place] = program
-        if (place / log.CONFIG).exists() and not settings.overwrite:
-            _check_same(place, settings, config, sweep)
-            _check_length(place, SCRIPTS[script].length, settings)
     return planned
+
+
+def check_folder(program: Program, place: Path) -> None:
+    """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one."""
+    settings, config, sweep = arguments(program, place)
+    if (place / log.CONFIG).exists() and not settings.overwrite:
+        _check_same(place, settings, config, sweep)
+        _check_length(place, SCRIPTS[program.script].length, settings)
+
+
+def load(
+    file: str,
+    given: Mapping[str, Any],
+    workdir: str = "",
+    *,
+    count: int = 10,
+    seed: int = 0,
+    together: int = 16,
+) -> Sweep:
+    """The sweep in a file, laid out; what its folders hold is not looked at.
+
+    Args:
+      file: of the sweep.
+      given: {flag: value} in place of what the file says of that flag.
+      workdir: the folder of all its programs; by default runs/sweeps/FILE.
+      count, seed: of a random sweep, how many draws, and of which they are.
+      together: runs trained as one program, at most.
+
+    Raises:
+      ValueError: a file or a flag that cannot be used; the message names the file.
+    """
+    sweep = overridden(read(file), given)
+    root = expanded(workdir or f"runs/sweeps/{Path(file).stem}")
+    runs = list(combinations(sweep, count, seed))
+    if not runs:
+        raise ValueError(f"{file} asks for no runs: one of its parameters has no values")
+    script, metric = _PROGRAMS[sweep["program"]], sweep["metric"]
+    try:
+        planned = plan(runs, together, script, root)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from None
+    return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
 
 
 def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
@@ -298,6 +353,37 @@ def finished(program: Program, place: Path) -> bool:
         return False
     length = SCRIPTS[program.script].length
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
+
+
+def collect(program: Program) -> None:
+    """Makes the tier of locomotion that the program learns from, if it is one that is not there.
+
+    Other datasets are downloaded where they are read, or refused there with the command that makes them. SIGTERM stops
+    it as Ctrl-C does, in the middle; what is made so far is kept.
+
+    Raises:
+      lifecycle.InUse: another process is making it.
+      data.DataError: it cannot be made.
+      KeyboardInterrupt: it was stopped.
+    """
+    settings, *_ = arguments(program, Path())
+    name = getattr(settings, "dataset", "")
+    if name not in recipes.LOCOMOTION:
+        return
+    recipe = recipes.LOCOMOTION[name]
+    place = expanded(settings.data_folder or recipes.default_folder(recipe.family))
+    if (place / recipe.file).exists():
+        return
+    print(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        recipes.collect(name, out=place)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise lifecycle.InUse(str(error)) from error
+        raise data.DataError(str(error)) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
@@ -449,7 +535,8 @@ def duration(text: str) -> float:
 def _alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     """Asks the run that is open to stop after so many seconds, and any that opens later; yields whether they are over.
 
-    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint.
+    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. So does
+    `collect`.
     """
     if math.isinf(seconds):
         yield lambda: False
@@ -512,18 +599,15 @@ def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:
         yield f"... and {len(rows) - _SHOWN} more runs: all {len(rows)} are in {place}"
 
 
-def _train(
-    planned: Mapping[Path, Program], sweep: Mapping[str, Any], store: Callable[[Any], None], over: Any
-) -> bool:
+def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
     """Trains what is not finished, one program after another; whether the budget was enough.
 
     Args:
-      planned: the programs by their folders.
-      sweep: the file.
+      sweep: with its programs, all checked.
       store: is given the rows so far after every program.
       over: whether the budget is spent.
     """
-    metric, goal = sweep["metric"]["name"], sweep["metric"].get("goal", "maximize")
+    planned, metric, goal = sweep.programs, sweep.metric, sweep.goal
     rows: dict[Path, list[dict[str, Any]]] = {}
     for place, program in planned.items():
         if finished(program, place):
@@ -537,12 +621,14 @@ def _train(
         if shard.is_main():
             print(f"{place}: {program.fixed} x {program.swept}")
         try:
+            if jax.process_count() == 1:  # several would be in each other's way
+                collect(program)
             rows[place] = execute(program, place, metric)
             (place / FAILED).unlink(missing_ok=True)
         except lifecycle.InUse as error:
             print(f"left to another process: {error}", file=sys.stderr)
             continue
-        except train.Interrupted:
+        except (train.Interrupted, KeyboardInterrupt):
             if over():
                 return False
             raise
@@ -568,25 +654,21 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
     shard.initialize()
-    file = argv[1]
     budget = duration(values.budget) if values.budget else math.inf
-    sweep = overridden(read(file), _overrides(values.set) | ({"overwrite": True} if values.overwrite else {}))
-    root = expanded(values.workdir or f"runs/sweeps/{Path(file).stem}")
-    runs = list(combinations(sweep, values.count, values.seed))
-    if not runs:
-        raise ValueError(f"{file} asks for no runs: one of its parameters has no values")
+    sweep = from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     try:
-        planned = plan(runs, values.together, _PROGRAMS[sweep["program"]], root)
+        for place, program in sweep.programs.items():
+            check_folder(program, place)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        raise ValueError(f"{sweep.file}: {error}") from None
     say = print if shard.is_main() else lambda _: None
-    say(f"{len(runs)} runs in {len(planned)} programs, to {root}")
+    say(f"{sweep.runs} runs in {len(sweep.programs)} programs, to {sweep.root}")
     if values.dry_run:
-        for place, program in planned.items():
+        for place, program in sweep.programs.items():
             say(json.dumps({"folder": place.name, **dataclasses.asdict(program)}))
         return
     if values.status:
-        for line in status(planned):
+        for line in status(sweep.programs):
             say(line)
         return
     rows: list[dict[str, Any]] = []
@@ -594,12 +676,12 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     def store(found: list[dict[str, Any]]) -> None:
         rows[:] = found
         if shard.is_main():
-            root.mkdir(parents=True, exist_ok=True)
-            log.write_json(root / SWEEP, {"file": file, "metric": sweep["metric"]["name"], "runs": found})
+            sweep.root.mkdir(parents=True, exist_ok=True)
+            log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": found})
 
     with _alarm(budget) as over:
-        whole = _train(planned, sweep, store, over)
-    for line in table(rows, root / SWEEP):
+        whole = _train(sweep, store, over)
+    for line in table(rows, sweep.root / SWEEP):
         say(line)
     if not whole:
         say(
@@ -608,15 +690,27 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     failed = [row["error"] for row in rows if "error" in row]
     if failed:
         say(
-            f"{len(failed)} of {len(runs)} runs failed, see {root / SWEEP}; the same command tries them again"
+            f"{len(failed)} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
         )
-    say(f"Everything is in {root}; look at {SWEEP} first.")
+    say(f"Everything is in {sweep.root}; look at {SWEEP} first.")
     if not all(error.startswith(_DIVERGED) for error in failed):  # which is a result of hyper-parameters
         raise SystemExit(1)
 
 
-def define(values: flags.FlagValues = flags.FLAGS) -> None:
-    """The runner's flags."""
+def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
+    """`load` with the flags of `define_layout`, over which ``given`` wins."""
+    return load(
+        file,
+        _overrides(values.set) | given,
+        values.workdir,
+        count=values.count,
+        seed=values.seed,
+        together=values.together,
+    )
+
+
+def define_layout(values: flags.FlagValues = flags.FLAGS) -> None:
+    """The flags that decide which programs a sweep has, and where."""
     flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
@@ -624,6 +718,11 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_multi_string(
         "set", [], "flag=value in place of what the file says of that flag; may be repeated", values
     )
+
+
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+    """The runner's flags."""
+    define_layout(values)
     flags.DEFINE_string(
         "budget",
         "",

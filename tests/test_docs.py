@@ -19,7 +19,7 @@ from absl import flags as absl_flags
 from small_models import random_params
 
 from docs import example_agent, generated
-from experiments import common, flags, goals, language, mbpo, offline, presets, quickstart
+from experiments import common, flags, goals, language, mbpo, offline, presets, quickstart, report
 from rl import agents, data, log, train
 from rl.language import pretrained, tokenizer
 from rl.language.model import Config
@@ -32,7 +32,7 @@ from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/*.yaml")), *sorted(ROOT.glob("experiments/**/*.py"))]
+SOURCES = [*DOCUMENTS, *sorted(ROOT.glob("sweeps/**/*.yaml")), *sorted(ROOT.glob("experiments/**/*.py"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"python -m ((?:experiments|sweeps|benchmarks)(?:\.\w+)+)((?:[^\n`\\]|\\\n)*)")
 
@@ -90,10 +90,10 @@ def test_commands_have_the_flags_they_use(
             language.check(flags.read(language.Settings(), values=values))
     elif module == "experiments.quickstart":
         flags.parser(quickstart.Settings(), values=values)(["quickstart", *argv])
-    elif module == "sweeps.run":
-        sweeps.define(values)
+    elif module in ("sweeps.run", "experiments.report"):
+        (sweeps if module == "sweeps.run" else report).define(values)
         _, *files = values(["run", *argv])
-        assert all(file == "FILE" or (ROOT / file).exists() for file in files)
+        assert all(file == "FILE" or "$name" in file or (ROOT / file).exists() for file in files)
     elif module == "experiments.collect":
         assert {word.partition("=")[0].lstrip("-") for word in argv} <= flags_of(
             importlib.import_module(module)

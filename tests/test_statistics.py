@@ -95,6 +95,22 @@ def test_bootstrap_agrees_with_rliable(name: str, scores: np.ndarray, library: t
     np.testing.assert_allclose(ours, theirs["a"].ravel(), atol=0.04 * width)
 
 
+def test_performance_profiles_agree_with_rliable_and_their_bands_are_intervals_of_each_threshold(
+    scores: np.ndarray, library: types.ModuleType
+) -> None:
+    thresholds = np.array([-20.0, scores[2, 3], 60.0, 200.0])  # one is a score: it is not above itself
+    ours = statistics.performance_profile(scores, thresholds)
+    theirs = [library.run_score_deviation(scores, threshold) for threshold in thresholds]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-13)
+    assert statistics.performance_profile(np.ones((2, 5, 7, 11)), thresholds).shape == (2, 5, 4)
+    band = statistics.bootstrap(
+        lambda x: statistics.performance_profile(x, thresholds), scores, resamples=500
+    )
+    for i, threshold in enumerate(thresholds):
+        alone = statistics.bootstrap(lambda x, at=threshold: (x > at).mean((-2, -1)), scores, resamples=500)
+        np.testing.assert_allclose((band.low[i], band.high[i]), alone, rtol=1e-13)
+
+
 def test_bootstrap_of_two_matrices_resamples_them_independently() -> None:
     """Of X and its copy, an independent resample improves on the other half of the time, more or less."""
     x = np.random.default_rng(4).normal(size=(8, 3))

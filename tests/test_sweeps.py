@@ -17,12 +17,12 @@ import pytest
 import yaml
 from absl import flags as absl_flags
 
-from experiments import common, flags, goals, offline, presets
+from experiments import classic_control, common, flags, goals, offline, presets, report
 from rl import checkpoint, data, lifecycle, log, train
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(ROOT.glob("sweeps/*.yaml"))
+FILES = sorted(ROOT.glob("sweeps/**/*.yaml"))
 SMALL = {
     "dataset": "synthetic-continuous",
     "seeds": 2,
@@ -65,16 +65,39 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     assert sweep["metric"]["goal"] in ("maximize", "minimize")
     runs = runs_of(sweep, count=20)
     assert runs
+    script = Path(sweep["program"]).stem
+    module, known = sweeps._module(script), sweeps.SCRIPTS[script]
+    of_agent = module.config if script == "model_based" else common.config
     for run in runs:
         argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
         values = absl_flags.FlagValues()
-        flags.parser(offline.PUBLISHED, common.config, values)(["offline", *argv])
-        typed, config = presets.from_flags("offline", offline.PUBLISHED, common.config, "dataset", values)
-        offline.check(typed)
-        ours, own, _ = sweeps.arguments(sweeps.Program(run, {}), Path(typed.workdir))
+        flags.parser(module.PUBLISHED, of_agent, values)([script, *argv])
+        typed, config = presets.from_flags(script, module.PUBLISHED, of_agent, known.task, values)
+        ours, own, _ = sweeps.arguments(sweeps.Program(run, {}, script), Path(typed.workdir))
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
         assert own == config
-        assert data.ogbench.known(typed.dataset) or typed.dataset in data.names()
+        if known.task == "dataset":
+            assert data.ogbench.known(typed.dataset) or typed.dataset in data.names()
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("sweeps/boards/*.yaml")), ids=lambda path: path.stem)
+def test_a_board_says_what_it_answers_and_how_long_it_takes(path: Path) -> None:
+    about = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    assert any("?" in line or "part of the board" in line for line in about[:2])
+    assert any(line.startswith("# Time, on ") for line in about)
+    assert any(f"python -m sweeps.run sweeps/boards/{path.name}" in line or "$name" in line for line in about)
+
+
+def test_the_classic_board_is_what_the_stored_result_was_made_with(tmp_path: Path) -> None:
+    """`experiments.classic_control` has the settings of results/classic_control."""
+    found = {}
+    for name in ("classic", "classic_sac", "classic_td3"):
+        for place, program in sweeps.load(str(ROOT / f"sweeps/boards/{name}.yaml"), {}).programs.items():
+            settings, config, _ = sweeps.arguments(program, place)
+            label = f"dqn, {settings.head}" if settings.agent == "dqn" else settings.agent
+            seeds = classic_control.RUNS[label][0].seeds  # its own --seeds says how many
+            found[label] = str((dataclasses.replace(settings, workdir="", seeds=seeds), config))
+    assert found == {label: str(run) for label, run in classic_control.RUNS.items()}
 
 
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
@@ -333,6 +356,20 @@ def test_a_sweep_ranks_its_runs_and_can_be_repeated(
     start(file, f"--workdir={tmp_path}", "--set=updates=2")
     assert json.loads((tmp_path / "sweep.json").read_text()) == result
     assert (folder / log.METRICS).stat().st_mtime_ns == modified
+    values = absl_flags.FlagValues()
+    report.define(values)
+    where = [f"--workdir={tmp_path}", "--set=updates=2", f"--out={tmp_path / 'report'}"]
+    report.main(values(["experiments.report", file, *where]), values)
+    reported = json.loads((tmp_path / "report" / log.RESULT).read_text())
+    for cell in reported[
+        "cells"
+    ]:  # seeds 0 and 1 are seeds of one run there, so that each cell is two rows here
+        temperature = float(cell["variant"].removeprefix("iql, temperature="))
+        own = [
+            row["score"] for row in result["runs"] if row["parameters"]["agent.temperature"] == temperature
+        ]
+        assert len(cell["last"]["each"]) == 4 and cell["last"]["mean"] == pytest.approx(np.mean(own))
+    assert len(reported["cells"]) == 2 and [len(c["scores"][0]) for c in reported["curves"]] == [4, 4]
 
 
 def test_the_goal_decides_which_is_best() -> None:
@@ -376,6 +413,61 @@ def test_a_dry_run_only_says_what_would_run(tmp_path: Path, capsys: pytest.Captu
     assert first.startswith("4 runs in 2 programs")
     assert [json.loads(line)["swept"] for line in plan] == [{"agent.expectile": [0.5, 0.9]}] * 2
     assert not (tmp_path / "out").exists()
+
+
+# ---- data that can be made ------------------------------------------------------------------------------------------
+
+
+def tier_sweep(path: Path) -> str:
+    sweep = grid(seed=[0, 1], dataset=["hopper-medium-regen-v5", "synthetic-continuous"])
+    own = {"seeds": 2, "updates": 4, "eval_every": 2, "tensorboard": False, "data_folder": str(path / "data")}
+    sweep["parameters"] |= {name: {"value": value} for name, value in own.items()}
+    return write(path / "sweep.yaml", sweep)
+
+
+def test_a_tier_that_is_not_there_is_made_before_its_first_run(
+    counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+
+    def make(name: str, *, out: Path) -> None:
+        assert name == "hopper-medium-regen-v5" and len(counted) == len(made) == 0
+        made.append(out)
+        out.mkdir()
+        (out / f"{name}.hdf5").touch()
+
+    monkeypatch.setattr(sweeps.recipes, "collect", make)
+    start(tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}")
+    assert made == [tmp_path / "data"] and counted == [0, 1, 0, 1]
+
+
+def test_data_that_cannot_be_made_stop_no_other_run(
+    counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does another process that makes them; and the budget ends their making, too."""
+
+    def fail(error: BaseException, cause: Exception | None = None) -> None:
+        def make(name: str, *, out: Path) -> None:
+            raise error from cause
+
+        monkeypatch.setattr(sweeps.recipes, "collect", make)
+
+    file, where = tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}"
+    fail(RuntimeError("Another run is making hopper-medium-regen-v5"), BlockingIOError())
+    start(file, where)
+    assert counted == [0, 1] and "left to another process: Another run is making" in capsys.readouterr().err
+    fail(RuntimeError("no space left. Finished chunks are kept"))
+    with pytest.raises(SystemExit):
+        start(file, where)
+    assert "failed: DataError: no space left. Finished chunks are kept" in capsys.readouterr().err
+
+    def endless(name: str, *, out: Path) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(sweeps.recipes, "collect", endless)
+    start(file, where, "--budget=0.2s")
+    assert "the budget of 0.2s is spent" in capsys.readouterr().out and counted == [0, 1]
 
 
 # ---- every script ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,775 @@
+"""Turns sweeps, finished or not, into a report: scores with intervals, aggregates, curves, and what is missing.
+
+    python -m experiments.report sweeps/boards/locomotion.yaml
+    python -m experiments.report sweeps/boards/heads.yaml --set=updates=20000 --out=runs/boards/heads
+
+It reads what `sweeps.run` left and trains nothing, so it may be called while that goes on. The flags --set, --workdir,
+--count, --seed and --together must be those of `sweeps.run`: they decide which runs there are. Several files make one
+report, if they have one metric. Runs that differ in nothing but --seed count as seeds of one run.
+
+Aggregates, their intervals by the stratified bootstrap, probabilities of improvement and performance profiles are those
+of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice". Published numbers
+stand in the tables where data, updates and settings are the same, and in a table of their own where they are not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+from absl import app
+from absl import flags as absl_flags
+
+from experiments import common, flags, presets, studies
+from rl import checkpoint, lifecycle, log, plot, statistics
+from rl.data import recipes
+from rl.data.files import expanded
+from sweeps import run as sweeps
+
+WHICH = {
+    "last": "Last evaluation",
+    "best": "Best evaluation, chosen with hindsight",
+    "selected": "Evaluation selected by one half of the episodes, or by estimates, and scored on the rest",
+}
+AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
+_OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(lifecycle.RATES, 1.0)
+_THRESHOLDS = 101  # of a performance profile
+_RESAMPLES = 10_000
+_OTHER = "other code"  # the state of a folder that holds another run than the sweep asks for
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a report was made with, as it is stored."""
+
+    files: tuple[str, ...]
+    out: str
+    baseline: str = ""  # parameter=value of what others are compared with
+
+
+class Part(NamedTuple):
+    """One run of a sweep, for several seeds."""
+
+    variant: str  # what tells it from other runs on the same task
+    task: str
+    parameters: dict[str, Any]
+    script: str
+    folder: Path
+    index: int  # among the runs that were trained together there
+    runs: int  # of these
+    state: sweeps.State
+    result: dict[str, Any] | None  # result.json, if it is finished
+    scores: dict[str, Any] | None  # its own part of that
+
+
+def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str, Any]:
+    """Writes result.json, README.md and the figures into ``out``; returns what result.json holds.
+
+    Args:
+      plans: the sweeps.
+      out: a folder, made if missing.
+      baseline: ``parameter=value`` of what others are compared with; by default behaviour cloning or the scalar head.
+
+    Raises:
+      ValueError: sweeps of several metrics, a metric that no run has, two sweeps of one run, an unknown baseline.
+    """
+    metrics = {plan.metric: plan.file for plan in plans}
+    if len(metrics) > 1:
+        listed = ", ".join(f"{name} in {file}" for name, file in metrics.items())
+        raise ValueError(f"a report has one metric, and these files have several: {listed}")
+    score = next(iter(metrics)).removeprefix("eval/")
+    parts = [part for plan in plans for part in _parts(plan)]
+    _check_apart(parts)
+    _check_metric(parts, score, plans)
+    cells = _cells(parts, score)
+    against = _baselines(parts, baseline)
+    found = {
+        "score": score,
+        "rate": score in lifecycle.RATES,
+        "unit": sweeps.SCRIPTS[plans[0].script].length,
+        "tasks": list(dict.fromkeys(part.task for part in parts)),
+        "variants": list(dict.fromkeys(part.variant for part in parts)),
+        "programs": [_state(plan, place, parts) for plan in plans for place in plan.programs],
+        "strangers": [name for plan in plans for name in _strangers(plan)],
+        "data": _data(parts),
+        "cells": cells,
+        "better": _better(cells, against),
+        **_aggregated(cells, score),
+        "published": _published(parts, cells),
+        "curves": _curves(parts, score),
+    }
+    settings = Settings(tuple(plan.file for plan in plans), out, baseline)
+    result = studies.finish(settings, found, report)
+    draw(Path(out), result)
+    return result
+
+
+# ---- what the runs left -----------------------------------------------------------------------------------
+
+
+def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
+    """All runs of a sweep, with what is known of them."""
+    script = sweeps.SCRIPTS[plan.script]
+    runs = [
+        (place, i, program, single)
+        for place, program in plan.programs.items()
+        for i, single in enumerate(program.apart())
+    ]
+    given = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
+    varied = _varied(given, {script.task, script.length, "seed", "agent"})
+    states = {place: _checked_state(program, place) for place, program in plan.programs.items()}
+    for (place, i, program, single), parameters in zip(runs, given, strict=True):
+        settings, *_ = sweeps.arguments(program, place)
+        state, where, index, count = states[place], place, i, program.runs
+        result = None
+        if state.name == "done":
+            result = studies.load(place / log.RESULT)
+        elif program.runs > 1 and state.name != _OTHER and sweeps.finished(single, place / f"{i:03d}"):
+            where, index, count = place / f"{i:03d}", 0, 1  # its program diverged, and it was trained alone
+            result = studies.load(where / log.RESULT)
+        yield Part(
+            _label(settings.agent, parameters, varied),
+            _task(str(getattr(settings, script.task))),
+            parameters,
+            plan.script,
+            where,
+            index,
+            count,
+            state,
+            result,
+            common.parts(result)[index][1]["scores"] if result else None,
+        )
+
+
+def _task(name: str) -> str:
+    """The name of a dataset or an environment, of a file without its folder."""
+    return Path(name).name if name.endswith((".hdf5", ".h5", ".npz", ".jsonl")) else name
+
+
+def _varied(given: Sequence[Mapping[str, Any]], without: set[str]) -> list[str]:
+    """The parameters in which the runs of a sweep differ, in the order of its file."""
+    names = dict.fromkeys(name for parameters in given for name in parameters)
+    return [
+        name
+        for name in names
+        if name not in without and len({str(parameters.get(name)) for parameters in given}) > 1
+    ]
+
+
+def _label(agent: str, parameters: Mapping[str, Any], varied: Sequence[str]) -> str:
+    """The name of a row: ``iql, hl_gauss, expectile=0.9``."""
+    words = [
+        str(parameters.get(name))
+        if name in ("head", "preset")
+        else f"{name.removeprefix('agent.')}={parameters.get(name)}"
+        for name in varied
+    ]
+    return ", ".join([agent, *words])
+
+
+def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
+    """How far a program is; where its folder holds another run, what differs."""
+    try:
+        sweeps.check_folder(program, place)
+        return sweeps.state(program, place)
+    except (ValueError, checkpoint.CheckpointError) as error:
+        return sweeps.State(_OTHER, 0, 1, 0.0, str(error))
+
+
+def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, Any]:
+    """A program's state, for result.json."""
+    own = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
+    state = own[0].state
+    return {
+        "folder": str(place),
+        "variants": [part.variant for part in own],
+        "task": own[0].task,
+        "state": state.name,
+        "share": state.step / state.total,
+        "error": state.error,
+    }
+
+
+def _strangers(plan: sweeps.Sweep) -> list[str]:
+    """Run folders beside those of the sweep: of other parameters than are asked for."""
+    places = {place.name for place in plan.programs}
+    return sorted(
+        str(path.parent) for path in plan.root.glob(f"*/{log.CONFIG}") if path.parent.name not in places
+    )
+
+
+def _check_apart(parts: Sequence[Part]) -> None:
+    """Raises ValueError if two runs would be the same cell and the same seeds."""
+    seen: dict[tuple[Any, ...], Path] = {}
+    for part in parts:
+        key = (part.variant, part.task, part.parameters.get("seed"))
+        if key in seen:
+            raise ValueError(
+                f"{seen[key]} and {part.folder} are both {part.variant} on {part.task} with the same seed: report "
+                "their files apart"
+            )
+        seen[key] = part.folder
+
+
+def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[sweeps.Sweep]) -> None:
+    """Raises ValueError if there are finished runs, and none has the score."""
+    known = [list(part.scores) for part in parts if part.scores is not None]
+    if known and not any(score in names for names in known):
+        there = sorted({name for names in known for name in names})
+        raise ValueError(
+            f"{', '.join(plan.file for plan in plans)}: no finished run has scores of the metric "
+            f"{plans[0].metric}; they have {', '.join(f'eval/{name}' for name in there) or 'none'}. Change the metric "
+            "in the file; the runs stay as they are"
+        )
+
+
+def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
+    """The scores of all runs that are finished, with all their seeds."""
+    groups: dict[tuple[str, str], list[Part]] = {}
+    for part in parts:
+        groups.setdefault((part.variant, part.task), []).append(part)
+    cells = []
+    for (variant, task), group in groups.items():
+        scores = [part.scores[score] for part in group if part.scores and score in part.scores]
+        if len(scores) < len(group):
+            continue
+        cells.append(
+            {
+                "variant": variant,
+                "task": task,
+                "folders": [str(part.folder) for part in group],
+                **{
+                    which: statistics.summary(
+                        np.concatenate([np.atleast_1d(one[which]["per_seed"]) for one in scores]),
+                        rate=score in lifecycle.RATES,
+                    )
+                    for which in WHICH
+                },
+            }
+        )
+    return cells
+
+
+def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
+    """{task: transitions and mean score} of data that were made here, where they lie now."""
+    found = {}
+    for part in parts:
+        settings, *_ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+        name = getattr(settings, "dataset", "")
+        if name in recipes.LOCOMOTION:
+            recipe = recipes.LOCOMOTION[name]
+            folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
+            card = recipes.read_card(folder / recipe.file)
+            if card:
+                found[part.task] = {
+                    "transitions": card["transitions"],
+                    "normalized_return": card.get("normalized_return_d4rl"),
+                }
+    return found
+
+
+def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
+    """Means over episodes at every evaluation so far, of runs that are finished and of those that are not."""
+    groups: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
+    unfinished = set()
+    for part in parts:
+        if part.state.name == _OTHER:
+            continue
+        try:
+            steps, scores = log.series(part.folder, f"eval/{score}")
+        except (KeyError, FileNotFoundError):
+            continue
+        each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
+        own = np.split(each, part.runs, 1)[part.index]
+        groups.setdefault((part.variant, part.task), []).append((steps, own))
+        if part.scores is None:
+            unfinished.add((part.variant, part.task))
+    curves = []
+    for (variant, task), found in groups.items():
+        length = min(len(steps) for steps, _ in found)
+        curves.append(
+            {
+                "variant": variant,
+                "task": task,
+                "finished": (variant, task) not in unfinished,
+                "steps": found[0][0][:length],
+                "scores": np.concatenate([scores[:length] for _, scores in found], 1),
+            }
+        )
+    return curves
+
+
+# ---- what follows from the scores --------------------------------------------------------------------------
+
+
+def _baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
+    """{variant: the variant that it is compared with}, of variants that are no baseline themselves.
+
+    It is the one that has the baseline's value and otherwise the same parameters, or the only one that has it.
+    """
+    of = {part.variant: _identity(part) for part in parts}
+    choices = [baseline] if baseline else ["agent=bc", "head=scalar"]
+    for name, value in (choice.split("=", 1) if "=" in choice else (choice, "") for choice in choices):
+        with_it = [variant for variant, own in of.items() if str(own.get(name)) == value]
+        others = {
+            variant: next(
+                (base for base in with_it if of[base] == {**own, name: of[base][name]}),
+                with_it[0] if len(with_it) == 1 else "",
+            )
+            for variant, own in of.items()
+            if variant not in with_it
+        }
+        found = {variant: base for variant, base in others.items() if base}
+        if found:
+            return found
+    if baseline:
+        raise ValueError(
+            f"--baseline={baseline}: no run of these sweeps has that, beside others to compare with it. Write "
+            "parameter=value, such as agent=bc or head=scalar"
+        )
+    return {}
+
+
+def _identity(part: Part) -> dict[str, Any]:
+    """The parameters that make a variant."""
+    script = sweeps.SCRIPTS[part.script]
+    without = {script.task, script.length, "seed"}
+    return {name: value for name, value in part.parameters.items() if name not in without}
+
+
+def _better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Where the interval of a variant's last score lies above or below that of its baseline."""
+    last = {(cell["variant"], cell["task"]): cell["last"]["ci95"] for cell in cells}
+    rows = []
+    for variant, base in against.items():
+        tasks = [task for name, task in last if name == variant and (base, task) in last]
+        pairs = {task: (last[variant, task], last[base, task]) for task in tasks}
+        rows.append(
+            {
+                "variant": variant,
+                "baseline": base,
+                "tasks": tasks,
+                "better": [task for task, (own, other) in pairs.items() if own[0] > other[1]],
+                "worse": [task for task, (own, other) in pairs.items() if own[1] < other[0]],
+            }
+        )
+    return rows
+
+
+def _aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any]:
+    """Aggregates, probabilities of improvement and profiles over the tasks that all variants in them have finished.
+
+    Variants with fewer than half of the tasks of the one with most are left out, so that one that has just begun does
+    not take the others' tasks away.
+    """
+    done: dict[str, dict[str, np.ndarray]] = {}
+    for cell in cells:
+        done.setdefault(cell["variant"], {})[cell["task"]] = np.asarray(cell["last"]["each"])
+    most = max((len(tasks) for tasks in done.values()), default=0)
+    kept = {variant: tasks for variant, tasks in done.items() if 2 * len(tasks) >= most}
+    tasks = [
+        task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in kept.values())
+    ]
+    empty = {"aggregate_tasks": tasks, "aggregates": {}, "improvement": [], "profiles": {}}
+    if len(tasks) < 2:
+        return empty
+    matrices = {
+        variant: _matrix(variant, {task: own[task] for task in tasks}) for variant, own in kept.items()
+    }
+    optimum = _OPTIMA.get(score)
+    statistic = {name: getattr(statistics, name) for name in AGGREGATES}
+    if optimum is None:
+        del statistic["optimality_gap"]
+    else:
+        statistic["optimality_gap"] = lambda x: statistics.optimality_gap(x, optimum)
+    thresholds = _thresholds(matrices.values(), optimum)
+    return {
+        "aggregate_tasks": tasks,
+        "aggregates": {
+            variant: {name: _bootstrapped(function, matrix) for name, function in statistic.items()}
+            for variant, matrix in matrices.items()
+        },
+        "improvement": [
+            {"x": x, "y": y, **_bootstrapped(statistics.probability_of_improvement, matrices[x], matrices[y])}
+            for x in matrices
+            for y in matrices
+            if x != y
+        ],
+        "profiles": {
+            "thresholds": thresholds,
+            **{
+                variant: _bootstrapped(lambda s: statistics.performance_profile(s, thresholds), matrix, 2000)
+                for variant, matrix in matrices.items()
+            },
+        },
+    }
+
+
+def _matrix(variant: str, own: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Scores [S, K]."""
+    counts = {task: len(each) for task, each in own.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"{variant} has different numbers of seeds on its tasks, {counts}: report files of one number together"
+        )
+    return np.stack(list(own.values()), 1)
+
+
+def _thresholds(matrices: Any, optimum: float | None) -> np.ndarray:
+    """From the worst run, or 0, to the best, or the optimum."""
+    low, high = (by([by(matrix) for matrix in matrices]) for by in (np.min, np.max))
+    return np.linspace(min(0.0, low) if optimum else low, max(optimum or high, high), _THRESHOLDS)
+
+
+def _bootstrapped(function: Any, *given: Any) -> dict[str, Any]:
+    """A statistic of [S, K] matrices and its 95 % interval; a number at the end is how many resamples to take."""
+    matrices = [x for x in given if isinstance(x, np.ndarray)]
+    resamples = next((x for x in given if isinstance(x, int)), _RESAMPLES)
+    value = function(*matrices)
+    interval = statistics.bootstrap(function, *matrices, resamples=resamples)
+    return {"value": value, "ci95": [np.broadcast_to(bound, np.shape(value)) for bound in interval]}
+
+
+# ---- published numbers -------------------------------------------------------------------------------------
+
+
+def _published(parts: Sequence[Part], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What others reported for the agents and tasks of the sweeps, and in what their protocol differs from ours."""
+    finished = {(cell["variant"], cell["task"]) for cell in cells}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for path in sorted((Path(__file__).parent / "papers" / "published").glob("*.yaml")):
+        entry = yaml.safe_load(path.read_text())
+        protocol = entry.get("protocol")
+        if not protocol:
+            continue
+        for part in parts:
+            settings, _, _ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+            task = presets.task_name(str(getattr(settings, sweeps.SCRIPTS[part.script].task)))
+            numbers = entry["scores"].get(task, {}).get(settings.agent)
+            if numbers is None or getattr(settings, "head", "scalar") != protocol.get("head", "scalar"):
+                continue
+            rows[path.stem, part.variant, part.task] = {
+                "source": entry["source"],
+                "variant": part.variant,
+                "task": part.task,
+                "mean": numbers[0],
+                "deviation": numbers[1] if len(numbers) > 1 else None,
+                "differs": _differences(part, settings, protocol),
+                "finished": (part.variant, part.task) in finished,
+            }
+    return list(rows.values())
+
+
+def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list[str]:
+    """In words, what a run does otherwise than a published protocol."""
+    script = sweeps.SCRIPTS[part.script]
+    length = getattr(settings, script.length)
+    differs = []
+    known = any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"])
+    if not known or "regenerated" in (part.result or {}).get("source", ""):
+        differs.append(f"data are not {protocol['data']}")
+    if length != protocol.get(script.length):
+        differs.append(f"{length:,} {script.length}")
+    if getattr(settings, "preset", presets.NONE) == presets.NONE:
+        differs.append("no published settings")
+    return differs
+
+
+# ---- the report --------------------------------------------------------------------------------------------
+
+
+def report(result: Mapping[str, Any]) -> Iterator[str]:
+    """The blocks of Markdown on a result."""
+    files = result["settings"]["files"]
+    yield f"# {', '.join(Path(file).stem for file in files)}"
+    yield f"`{result['command']}`, commit {result['commit']}, of {', '.join(f'`{file}`' for file in files)}."
+    states = [program["state"] for program in result["programs"]]
+    counted = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
+    yield f"{len(states)} programs: {counted}. What is not done is listed at the end."
+    yield from _answers(result)
+    if not result["cells"]:
+        yield "Nothing is finished yet."
+    else:
+        yield (
+            f"Scores are `{result['score']}`, means over episodes and seeds, with 95 % intervals over seeds: "
+            + ("Wilson's." if result["rate"] else "Student's.")
+        )
+        if result["data"]:
+            counts = [f"{own['transitions']:,} transitions of {task}" for task, own in result["data"].items()]
+            yield f"The data were made here: {', '.join(counts)}. *The data* is their mean score."
+        yield from _aggregate_blocks(result)
+        for which, title in WHICH.items():
+            yield f"## {title}"
+            yield _table(result, which)
+    yield from _published_blocks(result)
+    yield from _curve_blocks(result)
+    yield from _missing(result)
+
+
+def _answers(result: Mapping[str, Any]) -> Iterator[str]:
+    """One line per baseline: who beats it, and on how many tasks."""
+    for base in dict.fromkeys(row["baseline"] for row in result["better"]):
+        words = []
+        for row in (row for row in result["better"] if row["baseline"] == base and len(row["tasks"])):
+            worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
+            words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
+        text = "; ".join(words) or "nothing to compare yet"
+        yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
+
+
+def _style(result: Mapping[str, Any]) -> str:
+    return ".2f" if result["rate"] else ".1f"
+
+
+def _between(mean: float, bounds: Sequence[float], style: str) -> str:
+    """A value with its interval, or alone where one seed gives none."""
+    if np.isnan(bounds[0]):
+        return format(float(mean), style)
+    return studies.between({"mean": mean, "ci95": bounds}, style)
+
+
+def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
+    if not aggregates:
+        return
+    style = _style(result)
+    yield "## Aggregates"
+    left = [name for name in result["variants"] if name not in aggregates]
+    yield (
+        f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
+        + (f" (without {', '.join(f'`{name}`' for name in left)}, which have too few)" if left else "")
+        + ". Intervals: stratified bootstrap, seeds resampled within each task. The optimality gap is how far scores "
+        "fall short of the optimum." * ("optimality_gap" in next(iter(aggregates.values())))
+    )
+    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
+    rows = [
+        (f"`{variant}`", *(_between(own[n]["value"], own[n]["ci95"], style) for n in names))
+        for variant, own in aggregates.items()
+    ]
+    yield studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+    yield "![interquartile means](iqm.png)"
+    yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
+    yield "![performance profiles](profiles.png)"
+    against = {row["variant"]: row["baseline"] for row in result["better"]}
+    pairs = [
+        row
+        for row in result["improvement"]
+        if against.get(row["x"]) == row["y"]
+        or (not against and list(aggregates).index(row["x"]) < list(aggregates).index(row["y"]))
+    ]
+    if pairs:
+        yield "Probability that a run of the one scores above a run of the other, on a task drawn at random:"
+        yield studies.table(
+            ("one", "other", "probability of improvement"),
+            [(f"`{r['x']}`", f"`{r['y']}`", _between(r["value"], r["ci95"], ".2f")) for r in pairs],
+        )
+
+
+def _table(result: Mapping[str, Any], which: str) -> str:
+    """Tasks down, variants across; beside last scores those of the data, and published ones of the same protocol."""
+    style = _style(result)
+    found = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
+    columns = [name for name in result["variants"] if any(name == variant for variant, _ in found)]
+    same = [row for row in result["published"] if not len(row["differs"])] if which == "last" else []
+    beside = {(row["variant"], row["task"]): row for row in same}
+    of_data = {task: own.get(result["score"]) for task, own in result["data"].items() if which == "last"}
+    logged = ["the data"] if any(x is not None for x in of_data.values()) else []
+    reported = [name for name in columns if any(name == variant for variant, _ in beside)]
+    rows = []
+    for task in result["tasks"]:
+        own = [found.get((name, task)) for name in columns]
+        if any(own):
+            rows.append(
+                (
+                    task,
+                    *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
+                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in own),
+                    *(_reported(beside.get((name, task)), style) for name in reported),
+                )
+            )
+    head = (
+        "task",
+        *logged,
+        *(f"`{name}`" for name in columns),
+        *(f"`{name}`, published" for name in reported),
+    )
+    return studies.table(head, rows)
+
+
+def _reported(row: Mapping[str, Any] | None, style: str) -> str:
+    if row is None:
+        return ""
+    deviation = "" if row["deviation"] is None else f" ± {row['deviation']:{style}}"
+    return f"{row['mean']:{style}}{deviation}"
+
+
+def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    """Tables of numbers that were published under another protocol, one for each source."""
+    apart = [row for row in result["published"] if len(row["differs"])]
+    for source in dict.fromkeys(row["source"] for row in apart):
+        rows = [row for row in apart if row["source"] == source]
+        found = {(row["variant"], row["task"]): row for row in rows}
+        names = list(dict.fromkeys(row["variant"] for row in rows))
+        differs = "; ".join(dict.fromkeys(word for row in rows for word in row["differs"]))
+        yield "## Published under another protocol"
+        yield f"Not to be compared number by number: here {differs}. Mean ± deviation over seeds, from {source}."
+        yield studies.table(
+            ("task", *(f"`{name}`" for name in names)),
+            [
+                (task, *(_reported(found.get((name, task)), _style(result)) for name in names))
+                for task in dict.fromkeys(row["task"] for row in rows)
+            ],
+        )
+
+
+def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    tasks = list(dict.fromkeys(curve["task"] for curve in result["curves"]))
+    if tasks:
+        yield "## Learning curves"
+        for task in tasks:
+            yield f"![{task}]({_curve_file(task)})"
+
+
+def _missing(result: Mapping[str, Any]) -> Iterator[str]:
+    """What is not in the tables, and why."""
+    missing = [program for program in result["programs"] if program["state"] != "done"]
+    if missing:
+        yield "## Missing"
+    begun = [program for program in missing if program["state"] != "waiting"]
+    if begun:
+        rows = [
+            (
+                "; ".join(f"`{name}`" for name in program["variants"]),
+                program["task"],
+                program["state"],
+                f"{100 * program['share']:.0f} %",
+                _one_line(program["error"]),
+            )
+            for program in begun
+        ]
+        yield studies.table(("run", "task", "state", "trained", "why"), rows)
+    waiting: dict[str, list[str]] = {}
+    for program in missing:
+        if program["state"] == "waiting":
+            waiting.setdefault("; ".join(program["variants"]), []).append(program["task"])
+    if waiting:
+        yield (
+            "Not begun: "
+            + "; ".join(f"`{name}` on {', '.join(tasks)}" for name, tasks in waiting.items())
+            + "."
+        )
+    if len(result["strangers"]):
+        yield (
+            f"{len(result['strangers'])} run folders there are of other parameters than asked for, by another --set: "
+            + ", ".join(f"`{name}`" for name in result["strangers"])
+            + "."
+        )
+
+
+def _one_line(error: str) -> str:
+    return " ".join(error.split()).replace("|", "/")
+
+
+# ---- figures -----------------------------------------------------------------------------------------------
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """The figures that the report shows."""
+    score = result["score"].replace("_", " ")
+    if result["aggregates"]:
+        plot.bars(
+            folder / "iqm.png",
+            {
+                variant: (own["iqm"]["value"], *own["iqm"]["ci95"])
+                for variant, own in result["aggregates"].items()
+            },
+            f"interquartile mean of {score}, 95 % interval",
+            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            rate=result["rate"],
+        )
+        thresholds = result["profiles"]["thresholds"]
+        plot.lines(
+            folder / "profiles.png",
+            {
+                name: (thresholds, own["value"], *own["ci95"])
+                for name, own in result["profiles"].items()
+                if name != "thresholds"
+            },
+            f"threshold of {score}",
+            "share of runs above it",
+            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            rate=True,
+        )
+    for task in dict.fromkeys(curve["task"] for curve in result["curves"]):
+        plot.learning_curve(
+            folder / _curve_file(task),
+            {
+                curve["variant"] + ("" if curve["finished"] else " (unfinished)"): (
+                    curve["steps"],
+                    curve["scores"],
+                )
+                for curve in result["curves"]
+                if curve["task"] == task
+            },
+            ylabel=score,
+            title=task,
+            xlabel="environment steps" if result["unit"] == "steps" else "updates",
+            references=_of_data(result, task)
+            | {
+                f"{row['variant']}, published": row["mean"]
+                for row in result["published"]
+                if row["task"] == task and not len(row["differs"])
+            },
+            rate=result["rate"],
+        )
+
+
+def _of_data(result: Mapping[str, Any], task: str) -> dict[str, float]:
+    """The score of the data, to be drawn."""
+    score = result["data"].get(task, {}).get(result["score"])
+    return {} if score is None else {"the data": score}
+
+
+def _curve_file(task: str) -> str:
+    return f"{re.sub('[^A-Za-z0-9+.-]', '-', task)}.png"
+
+
+# ---- the command line --------------------------------------------------------------------------------------
+
+
+def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
+    files = argv[1:]
+    if not files:
+        raise ValueError("give a sweep file: python -m experiments.report sweeps/boards/locomotion.yaml")
+    if values.workdir and len(files) > 1:
+        raise ValueError(
+            "--workdir is the folder of one sweep, and these are several files: report them apart"
+        )
+    plans = [sweeps.from_flags(file, {}, values) for file in files]
+    out = str(expanded(values.out or f"results/boards/{Path(files[0]).stem}"))
+    result = run(plans, out, values.baseline)
+    print((Path(out) / studies.REPORT).read_text())
+    print(f"Everything is in {result['settings']['out']}; look at {studies.REPORT} first.")
+
+
+def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
+    """The flags of the command."""
+    sweeps.define_layout(values)
+    absl_flags.DEFINE_string("out", "", "folder of the report; by default results/boards/FILE", values)
+    absl_flags.DEFINE_string(
+        "baseline",
+        "",
+        "parameter=value of the runs that others are compared with; by default agent=bc, or else head=scalar",
+        values,
+    )
+
+
+if __name__ == "__main__":
+    define()
+    app.run(flags.reporting(main), flags_parser=flags.parser(words=99))

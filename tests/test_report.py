@@ -1,0 +1,310 @@
+"""experiments.report: what it says of run folders, against brute force and scipy; what is missing; what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from absl import flags as absl_flags
+from scipy import stats
+
+from experiments import presets, report, studies
+from rl import agents, data, lifecycle, log, model_based
+from sweeps import run as sweeps
+
+TASKS = [f"hopper-{tier}-regen-v5" for tier in ("medium", "medium-replay", "expert")]
+SEEDS, EPISODES = 4, 6
+SCORES = np.random.default_rng(0).normal(40, 15, size=(2, 3, 2, SEEDS, EPISODES))  # agent, task, evaluation
+SCORES[1] += np.array([40, 25, -60])[:, None, None, None]  # IQL is better on two tasks and worse on one
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where data would be that were made on this machine."""
+    monkeypatch.setenv("HEADWAY_HOME", str(tmp_path))
+
+
+def board(path: Path, **changed: Any) -> str:
+    """A grid of cloning and IQL on three tiers."""
+    parameters = {
+        "agent": {"values": ["bc", "iql"]},
+        "dataset": {"values": TASKS},
+        "seeds": {"value": SEEDS},
+        "updates": {"value": 20},
+        "eval_every": {"value": 10},
+    }
+    sweep = {"method": "grid", "metric": {"name": "eval/normalized_return"}, "parameters": parameters}
+    file = path / "board.yaml"
+    file.write_text(yaml.safe_dump(sweep | changed))
+    return str(file)
+
+
+def leave(place: Path, scores: np.ndarray, finished: bool = True) -> None:
+    """What a run leaves that has had these evaluations [T, S, episodes], but for config.json."""
+    place.mkdir(parents=True)
+    rows = [{"step": 10 * (t + 1), "eval/normalized_return": row.tolist()} for t, row in enumerate(scores)]
+    (place / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if finished:
+        log.result(place, {"updates": 20, "wall_seconds": 1.0, "scores": lifecycle.summary(place)})
+
+
+def card(program: sweeps.Program, place: Path) -> None:
+    """Its config.json."""
+    settings, config, _ = sweeps.arguments(program, place)
+    stored = {"agent": settings.agent, "settings": {}, "config": dataclasses.asdict(config)}
+    began = {"started": "2026-01-01T00:00:00+00:00", "resumed": []}
+    log.write_json(place / log.CONFIG, {**began, "config": stored})
+
+
+def report_on(*argv: str) -> dict[str, Any]:
+    """``python -m experiments.report`` in this process; what result.json holds."""
+    values = absl_flags.FlagValues()
+    report.define(values)
+    report.main(values(["experiments.report", *argv]), values)
+    return studies.load(Path(values.out) / log.RESULT)
+
+
+@pytest.fixture
+def finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
+    """The file, the flags and the programs of a board whose runs are all finished; the first tier is of 600 steps."""
+    (tmp_path / "locomotion").mkdir()
+    made = {"transitions": 600, "normalized_return_d4rl": 12.34}
+    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", made)
+    file = board(tmp_path)
+    plan = sweeps.load(file, {}, str(tmp_path / "runs"))
+    for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
+        leave(place, SCORES[agent, task])
+        card(plan.programs[place], place)
+    return file, [f"--workdir={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"], plan.programs
+
+
+def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp_path: Path) -> None:
+    file, where, _ = finished
+    result = report_on(file, *where)
+    each = SCORES.mean(-1)  # [agent, task, evaluation, seed]
+    first, second = SCORES[..., : EPISODES // 2].mean(-1), SCORES[..., EPISODES // 2 :].mean(-1)
+    expected = {
+        "last": each[:, :, -1],
+        "best": each.max(2),
+        "selected": np.take_along_axis(second, first.argmax(2)[:, :, None], 2)[:, :, 0],
+    }
+    for i, cell in enumerate(result["cells"]):
+        for which, values in expected.items():
+            own = values[i // 3, i % 3]
+            np.testing.assert_allclose(cell[which]["each"], own)
+            t = stats.ttest_1samp(own, 0).confidence_interval(0.95)
+            np.testing.assert_allclose(cell[which]["ci95"], t)
+    bc, iql = expected["last"]  # [task, seed]
+    aggregates = result["aggregates"]
+    assert aggregates["iql"]["iqm"]["value"] == pytest.approx(stats.trim_mean(iql.ravel(), 0.25))
+    gap = np.mean(100 - np.minimum(iql, 100))
+    assert aggregates["iql"]["optimality_gap"]["value"] == pytest.approx(gap)
+    low, high = aggregates["iql"]["mean"]["ci95"]
+    rng = np.random.default_rng(1)
+    means = np.mean([rng.choice(own, (50_000, SEEDS)).mean(1) for own in iql], 0)  # within tasks
+    np.testing.assert_allclose([low, high], np.quantile(means, [0.025, 0.975]), atol=0.5)
+    (pair,) = [row for row in result["improvement"] if (row["x"], row["y"]) == ("iql", "bc")]
+    wins = [a > b for k in range(3) for a in iql[k] for b in bc[k]]
+    assert pair["value"] == pytest.approx(np.mean(wins))
+    profile = result["profiles"]["iql"]["value"]
+    above = [np.mean(iql > threshold) for threshold in result["profiles"]["thresholds"]]
+    np.testing.assert_allclose(profile, above)
+    assert profile[0] > 0.9 and profile[-1] == 0.0
+    (verdict,) = result["better"]
+    bounds = {(cell["variant"], cell["task"]): cell["last"]["ci95"] for cell in result["cells"]}
+    assert verdict["better"] == [task for task in TASKS if bounds["iql", task][0] > bounds["bc", task][1]]
+    assert verdict["better"] and verdict["worse"]
+    assert verdict["worse"] == [task for task in TASKS if bounds["iql", task][1] < bounds["bc", task][0]]
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "6 programs: 6 done." in text and "## Missing" not in text
+    assert f"made here: 600 transitions of {TASKS[0]}." in text
+    assert f"| task | the data | `bc` | `iql` |\n|---|---|---|---|\n| {TASKS[0]} | 12.3 | " in text
+    assert f"`iql` on {len(verdict['better'])} of 3 tasks" in text
+    assert all(f"## {title}\n" in text for title in report.WHICH.values())
+    for name in ("iqm", "profiles", *TASKS):
+        assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0 and f"({name}.png)" in text
+
+
+def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_path: Path) -> None:
+    names = ["hopper-medium-v2", "hopper-medium-regen-v5"]
+    parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}
+    beside: dict[int, dict[str, list[str]]] = {}
+    for updates in (20, 1_000_000):
+        own = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
+        plan = sweeps.load(board(tmp_path, parameters=own), {}, str(tmp_path / f"{updates}"))
+        for place in plan.programs:
+            leave(place, SCORES[0, 0])
+            stored = log.read_json(place / log.RESULT)
+            log.write_json(place / log.RESULT, stored | {"updates": updates})
+        result = report.run([plan], str(tmp_path / f"out{updates}"))
+        beside[updates] = {row["task"]: list(row["differs"]) for row in result["published"]}
+        assert {row["mean"] for row in result["published"]} == {67.53}
+    assert beside[20] == {
+        "hopper-medium-v2": ["20 updates"],
+        "hopper-medium-regen-v5": ["data are not D4RL's own -v2 files", "20 updates"],
+    }
+    assert beside[1_000_000] == {
+        "hopper-medium-v2": [],
+        "hopper-medium-regen-v5": ["data are not D4RL's own -v2 files"],
+    }
+    place = next(iter(plan.programs))  # under the same name, but made here
+    log.write_json(
+        place / log.RESULT, stored | {"updates": updates, "source": "D4RL layout, regenerated: x.hdf5"}
+    )
+    again = report.run([plan], str(tmp_path / "again"))
+    assert list(again["published"][0]["differs"]) == ["data are not D4RL's own -v2 files"]
+    blocks = list(report.report(result))
+    (table,) = [block for block in blocks if block.startswith("| task | `iql` | `iql`, published |")]
+    lines = table.splitlines()[2:]
+    assert lines[0].endswith("| 67.5 ± 3.8 |") and lines[1].endswith("|  |")
+    (apart,) = [block for block in blocks if block.startswith("Not to be compared")]
+    assert "here data are not D4RL's own -v2 files." in apart
+
+
+def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
+    """A name that is misspelt in a file would never be found."""
+    tasks = {presets.task_name(name) for name in data.names()}
+    entries = {path.stem: yaml.safe_load(path.read_text()) for path in studies._PUBLISHED.glob("*.yaml")}
+    with_protocol = {name: entry for name, entry in entries.items() if "protocol" in entry}
+    assert set(with_protocol) == {"locomotion", "singletask"}
+    for entry in with_protocol.values():
+        assert entry["source"] and {"data", "datasets", "updates"} <= entry["protocol"].keys()
+        for task, numbers in entry["scores"].items():
+            assert task in tasks and numbers.keys() <= {*agents.AGENTS, *model_based.METHODS}
+            named = [name for name in data.names() if presets.task_name(name) == task]
+            patterns = entry["protocol"]["datasets"]
+            assert any(fnmatch.fnmatch(name, pattern) for name in named for pattern in patterns)
+
+
+def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path: Path) -> None:
+    file, where, programs = finished
+    places = list(programs)
+    for place in places[3:]:  # of IQL: one half way, one failed, one of other code
+        (place / log.RESULT).unlink()
+    rows = (places[3] / log.METRICS).read_text().splitlines(keepends=True)
+    (places[3] / log.METRICS).write_text(rows[0])
+    (places[4] / log.METRICS).unlink()
+    log.write_json(places[4] / sweeps.FAILED, {"error": "OSError: no space left", "runs": 1})
+    other = log.read_json(places[5] / log.CONFIG)
+    other["config"]["config"]["expectile"] = 0.123
+    log.write_json(places[5] / log.CONFIG, other)
+    leave(tmp_path / "runs" / "iql-stranger", SCORES[0, 0])
+    card(programs[places[3]], tmp_path / "runs" / "iql-stranger")
+    result = report_on(file, *where)
+    assert [program["state"] for program in result["programs"]] == [
+        *("done", "done", "done", "stopped", "failed", "other code")
+    ]
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "6 programs: 3 done, 1 stopped, 1 failed, 1 other code." in text
+    assert f"| `iql` | {TASKS[0]} | stopped | 50 % |  |" in text
+    assert f"| `iql` | {TASKS[1]} | failed | 0 % | OSError: no space left |" in text
+    assert f"| `iql` | {TASKS[2]} | other code | 0 % | " in text and "config.expectile: 0.123" in text
+    assert "1 run folders there are of other parameters" in text and "iql-stranger" in text
+    assert (
+        "**Better than `bc`, with the intervals of both last scores apart:** nothing to compare yet." in text
+    )
+    assert list(result["aggregates"]) == ["bc"]
+    curves = {(c["variant"], c["task"]): (c["finished"], len(c["steps"])) for c in result["curves"]}
+    assert curves == {**{("bc", task): (True, 2) for task in TASKS}, ("iql", TASKS[0]): (False, 1)}
+    for place in places[:3]:
+        (place / log.RESULT).unlink()
+        (place / log.METRICS).unlink()
+    assert "Nothing is finished yet." in "\n".join(report.report(report_on(file, *where)))
+    assert f"Not begun: `bc` on {', '.join(TASKS)}." in (tmp_path / "out" / studies.REPORT).read_text()
+
+
+def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
+    """Aggregates are over tasks that all in them have finished, and leave out who has fewer than half of them."""
+    cells = [
+        {"variant": name, "task": f"{k}", "last": {"each": np.arange(3.0) + k}}
+        for name, count in (("bc", 5), ("iql", 3), ("cql", 1))
+        for k in range(count)
+    ]
+    found = report._aggregated(cells, "return")
+    assert found["aggregate_tasks"] == ["0", "1", "2"] and list(found["aggregates"]) == ["bc", "iql"]
+    assert "optimality_gap" not in found["aggregates"]["bc"]  # of returns nobody knows the optimum
+    cells[1]["last"]["each"] = np.arange(2.0)
+    with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
+        report._aggregated(cells, "return")
+
+
+def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path) -> None:
+    parameters = {
+        "agent": {"values": ["iql", "td3_bc"]},
+        "head": {"values": ["scalar", "c51"]},
+        "seed": {"values": [0, 1]},
+    }
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path))
+    parts = list(report._parts(plan))
+    assert [part.variant for part in parts[::2]] == [
+        "iql, scalar",
+        "iql, c51",
+        "td3_bc, scalar",
+        "td3_bc, c51",
+    ]
+    assert report._baselines(parts, "") == {"iql, c51": "iql, scalar", "td3_bc, c51": "td3_bc, scalar"}
+    by_agent = report._baselines(parts, "agent=iql")
+    assert by_agent == {"td3_bc, scalar": "iql, scalar", "td3_bc, c51": "iql, c51"}
+    with pytest.raises(ValueError, match="--baseline=agent=bc: no run of these sweeps has that"):
+        report._baselines(parts, "agent=bc")
+
+
+def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tmp_path: Path) -> None:
+    parameters = {
+        "agent.expectile": {"values": [0.5, 0.9]},
+        "seed": {"values": [0, 1]},
+        "seeds": {"value": SEEDS},
+        "updates": {"value": 20},
+        "eval_every": {"value": 10},
+    }
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    assert [program.runs for program in plan.programs.values()] == [2, 2]
+    for i, place in enumerate(plan.programs):
+        both = np.concatenate([SCORES[i, 0], SCORES[i, 1]], 1)  # of two expectiles
+        leave(place, both)
+        halves = [{"parameters": {}, "scores": lifecycle.summary(place, half, 2)} for half in (0, 1)]
+        log.result(place, {"updates": 20, "wall_seconds": 1.0, "variants": halves})
+    result = report.run([plan], str(tmp_path / "out"))
+    assert result["variants"] == ["iql, expectile=0.5", "iql, expectile=0.9"]
+    for k, (cell, curve) in enumerate(zip(result["cells"], result["curves"], strict=True)):
+        expected = np.concatenate([SCORES[0, k], SCORES[1, k]], 1).mean(-1)  # [evaluation, seed]
+        np.testing.assert_allclose(cell["last"]["each"], expected[-1])
+        np.testing.assert_allclose(curve["scores"], expected)
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        ([], "give a sweep file: python -m experiments.report"),
+        (["{file}", "--set=sedes=2"], "board.yaml: .* no setting 'sedes': did you mean 'seeds'"),
+        (["{file}", "--set=dataset"], "--set takes flag=value"),
+        (["{file}", "{file}", "--workdir=runs"], "--workdir is the folder of one sweep"),
+        (["{file}", "{file}"], r"are both bc on hopper-medium-regen-v5 with the same seed"),
+        (["{file}", "{success}"], "eval/normalized_return in .*board.yaml, eval/success in .*other.yaml"),
+        (
+            ["{success}", "--workdir={runs}"],
+            "no finished run has scores of the metric eval/success; they have eval/norm",
+        ),
+        (["{file}", "--baseline=sac"], "--baseline=sac: no run of these sweeps has that"),
+        (["{file}x"], "No such file"),
+    ],
+)
+def test_what_cannot_be_reported_is_refused(
+    argv: list[str], message: str, finished: Any, tmp_path: Path
+) -> None:
+    file, where, _ = finished
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(file).read_text().replace("eval/normalized_return", "eval/success"))
+    names = {"file": file, "success": str(other), "runs": str(tmp_path / "runs")}
+    with pytest.raises((ValueError, OSError), match=message):
+        report_on(*(word.format(**names) for word in argv), where[1])
+    assert not (tmp_path / "out").exists()
