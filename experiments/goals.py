@@ -13,12 +13,14 @@ reached later, or elsewhere (`rl.replay.goals`, ``--agent.goals...``). ``--proto
 networks read; goals are then reached where every cube is within 4 cm, and not where the very state is.
 
 The run folder is that of `experiments.offline`, and the same command continues an interrupted run to the same bits.
+``--render=3`` draws three episodes of each task in ``rollouts`` (`experiments.rollouts`), of a finished run, too.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -28,7 +30,7 @@ import jax
 import numpy as np
 from absl import app
 
-from experiments import common, flags, logged, presets, studies
+from experiments import common, flags, logged, presets, rollouts, studies
 from rl import acting, agents, envs, lifecycle, log, nest, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
@@ -40,6 +42,8 @@ from rl.types import Actor, Key, Learner, Spec, State
 
 # Of each protocol the environments, and the score that says whether a goal was reached.
 PROTOCOLS = {"ogbench": (TASKS, "success"), "hecrl": (RANDOM, "final_success")}
+
+_RENDERED = 20  # episodes of each task at most: they are all played at once
 
 EVALUATIONS = 3  # the last ones, over which a run's score is the mean
 
@@ -56,6 +60,7 @@ class Settings(logged.Settings):
     protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
     normalize_observations: bool = False  # standardise observations and goals by the data's moments
     eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
+    render: int = 0  # episodes of each task to draw at the end, in rollouts/; of a finished run, too
 
 
 class Problem(NamedTuple):
@@ -108,10 +113,12 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         },
         about={"preset": presets.stored("goals", settings, "dataset")},
         variants=logged.parameters(sweep),
+        leaves=(rollouts.FOLDER,),
     )
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
+        render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
     with (
         scorer(settings, task, population, len(run_keys), mesh) as score,
@@ -123,7 +130,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, wrap),
             mesh,
         )
-        logged.loop(
+        state = logged.loop(
             settings,
             session,
             start,
@@ -133,11 +140,13 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             mesh,
             lambda state, number: score(state, number) | validate(state),
         )
-        return session.finish(
+        result = session.finish(
             lambda part, parts: {"reached": reached(settings, this.folder, task.environment, part, parts)},
             source=task.data.loaded.source,
             environment=task.environment,
         )
+    render(settings, config, sweep, this, task, state, mesh)
+    return result
 
 
 def check(settings: Settings) -> None:
@@ -145,6 +154,10 @@ def check(settings: Settings) -> None:
     logged.check(settings)
     if settings.protocol not in PROTOCOLS:
         raise ValueError(f"--protocol={settings.protocol} is not one of {', '.join(PROTOCOLS)}")
+    if not 0 <= settings.render <= _RENDERED:
+        raise ValueError(
+            f"--render={settings.render} must lie between 0 and {_RENDERED}, episodes of each task"
+        )
 
 
 def check_agent(settings: Settings, config: Any) -> None:
@@ -188,6 +201,11 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         raise ValueError(
             f"{environment} has one goal, and rewards for it: run --dataset={settings.dataset} with python -m "
             "experiments.offline, or give names without -singletask-"
+        )
+    if settings.render and not environment:
+        raise ValueError(
+            f"--render={settings.render}: {settings.dataset} does not say where to act: give --environment, or leave "
+            "--render out"
         )
     agents.check_data(settings.agent, config, task.dataset.transitions)
     return Problem(
@@ -255,7 +273,7 @@ def scorer(
     with ExitStack() as stack:
         episodes = None
         if task.environment and settings.eval_episodes and shard.is_main():
-            options = [{"task_id": i + 1} for i in range(_tasks(task.environment))]
+            options = _tasks(task.environment)
             of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
             episodes = logged.on_cpu(stack.enter_context(of_task))
 
@@ -275,14 +293,64 @@ def observing(actor: Actor, task: Problem) -> Actor:
     return acting.observing(actor, functools.partial(nest.map_structure, seen))
 
 
-def _tasks(environment: str) -> int:
-    """How many tasks are tested one by one; 0 where goals are drawn at random."""
+def _tasks(environment: str) -> list[dict[str, int]]:
+    """Options of a reset for each task that is tested; none where goals are drawn at random."""
     if not environment.startswith(TASKS):
-        return 0
+        return []
     env = envs.make(environment)
     count = env.get_wrapper_attr("num_tasks")
     env.close()
-    return count
+    return [{"task_id": i + 1} for i in range(count)]
+
+
+def render(
+    settings: Settings,
+    config: Any,
+    sweep: Mapping[str, list[float]],
+    this: lifecycle.Run,
+    task: Problem,
+    state: State,
+    mesh: jax.sharding.Mesh,
+) -> None:
+    """Draws episodes of the first seed of a finished run, and of each variant of a sweep; all hosts call it.
+
+    Args:
+      settings, config, sweep: of the run.
+      this: the run, in whose folder the pictures go.
+      task: its data and environment.
+      state: at its end.
+      mesh: of the run.
+    """
+    if not settings.render or task.environment is None:
+        return
+    local = shard.gather(state, mesh)
+    if not shard.is_main():
+        return
+    cpu = jax.local_devices(backend="cpu")[0]
+    labels = lifecycle.labels(this.variants) or [""]
+    with jax.default_device(cpu):
+        for number, (label, own) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
+            first = jax.tree.map(lambda x, i=number * settings.seeds: x[i], local._replace(step=None))
+            learner = agents.get(settings.agent).make(own, task.data.loaded.spec, task.data.head)
+            policy = rollouts.Policy(
+                learner,
+                jax.device_put(first._replace(step=local.step), cpu),
+                task.data.transform,
+                np.asarray(task.data.dataset.transitions.observation),
+            )
+            files = rollouts.draw(
+                this.folder / rollouts.FOLDER / label,
+                policy,
+                task.environment,
+                _tasks(task.environment),
+                settings.render,
+                index=settings.updates // settings.eval_every,
+                base_seed=settings.seed,
+                processes=0 if settings.eval_processes == 0 else 1,
+                score=PROTOCOLS[settings.protocol][1],
+            )
+            for file in files:
+                print(f"drawn: {file}", file=sys.stderr)
 
 
 def reached(

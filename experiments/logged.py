@@ -169,8 +169,8 @@ def loop(
     mesh: jax.sharding.Mesh,
     measure: Callable[[State, int], Mapping[str, Any]],
     **kept: Any,
-) -> None:
-    """All epochs that are left, each followed by its scores, its log and a checkpoint.
+) -> State:
+    """All epochs that are left, each followed by its scores, its log and a checkpoint; returns the last state.
 
     Args:
       settings: the run's.
@@ -182,15 +182,16 @@ def loop(
       measure: (state, number of the epoch, from 1) -> what to log beside its report.
       kept: what checkpoints hold beside the state.
     """
-    done = start.step // settings.eval_every
+    done, last = start.step // settings.eval_every, start.tree["state"]
     epochs = train.epochs(
         shard.over_mesh(runs.epoch, mesh),
-        start.tree["state"],
+        last,
         shard.place(data, mesh),
         shard.place_keys(run_keys, mesh),
         settings.updates // settings.eval_every - done,
     )
     for number, (state, report) in enumerate(epochs, done + 1):
-        step = number * settings.eval_every
+        step, last = number * settings.eval_every, state
         session.write(step, measure(state, number), report)
         session.keep(step, {"state": state, **kept})
+    return last

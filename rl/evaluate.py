@@ -21,6 +21,10 @@ from tqdm.auto import tqdm
 from rl import acting, envs, keys
 from rl.types import Actor, Array, Key
 
+# (what each of the S * n environments shows, [S * n, *observation]; memory [S, n, ...] after the actions chosen there;
+# which of them take a step now [S * n] bool): called before every step, and once more when all episodes are over
+Watch = Callable[[Any, Any, np.ndarray], None]
+
 _COPIES = 32  # environments held at once by default: a manipulation task takes 50 MB and 0.7 s to build
 
 
@@ -42,7 +46,7 @@ class Evaluator:
         self._seeds, self._copies, self._rounds = shape
         self._base_seed, self._name, self._options = base_seed, name, options
 
-    def __call__(self, states: Any, index: int = 0) -> dict[str, np.ndarray]:
+    def __call__(self, states: Any, index: int = 0, watch: Watch | None = None) -> dict[str, np.ndarray]:
         """Scores of the policies held in ``states``.
 
         Args:
@@ -50,6 +54,7 @@ class Evaluator:
             index: number of this evaluation, 0 or more. Episode ``e`` of policy ``s`` starts from an
                 environment seed that depends on (base seed, index, s, e) alone, so an evaluation can be
                 repeated; policies never share episodes, so their scores are independent.
+            watch: sees every step; see `Watch`.
 
         Returns:
             {name: [S, episodes]}: ``return`` and ``length``; ``normalized_return`` if there is a reference;
@@ -72,6 +77,8 @@ class Evaluator:
         ) as bar:
             while active.any():
                 actions, memory = self._act(states, memory, observation, first, (index, time))
+                if watch:
+                    watch(observation, memory, active)
                 step = self._vector.step(actions, active)
                 observation, time = step.observation, time + 1
                 now = np.flatnonzero(active), episode[active]
@@ -86,12 +93,18 @@ class Evaluator:
                 first = over & active
                 if first.any():
                     observation = self._reset(starts, episode, first)
+        if watch:
+            watch(observation, memory, active)
         scores = {"return": returns, "length": length}
         if self._reference is not None:
             scores["normalized_return"] = normalize(returns, self._reference)
         if not np.isnan(success).all():
             scores |= {"success": success, "final_success": final_success}
         return {name: self._in_order(score) for name, score in scores.items()}
+
+    def render(self, which: np.ndarray, goal: bool = False) -> list[np.ndarray | str | None]:
+        """Pictures of the environments as they are now; see `rl.envs.workers.Vector.render`."""
+        return self._vector.render(which, goal)
 
     def close(self) -> None:
         """Close the environments and end their workers."""

@@ -6,8 +6,8 @@ Figures are drawn without pyplot: no global state, no display, safe in threads a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -173,6 +173,142 @@ def cells(
     for axes in row:
         axes.set_axis_off()
     _save(figure, path)
+
+
+class Route(NamedTuple):
+    """What an episode looks like from above."""
+
+    places: ArrayLike  # [T, objects, 2]
+    goal: ArrayLike  # [objects, 2]
+    times: ArrayLike = ()  # [K] at which a subgoal was pursued
+    subgoals: ArrayLike = ()  # [K, objects, 2]
+
+
+def routes(
+    path: str | os.PathLike[str],
+    episodes: Mapping[str, Route],
+    walls: ArrayLike = (),
+    side: float = 1.0,
+    *,
+    objects: Sequence[str] = (),
+    title: str = "",
+    columns: int = 5,
+) -> None:
+    """Draws the ways of objects from start to goal, and their subgoals, seen from above.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        episodes: {label: route}, a picture each. Subgoals are joined to the places from where they were pursued.
+        walls: [W, 2], the middles of squares that are in the way.
+        side: of these squares.
+        objects: names of several objects, of which each has a colour.
+        title: above all.
+        columns: pictures in a row.
+
+    Raises:
+        ValueError: no episodes, or one whose arrays do not fit each other.
+    """
+    if not episodes:
+        raise ValueError(f"nothing to draw in {path}: no episodes")
+    columns, squares = min(columns, len(episodes)), np.asarray(walls, float).reshape(-1, 2)
+    width = max(3.4, 1.8 * len(objects) / columns)  # of which the legend has a column for each object
+    figure, row = _panels(-(-len(episodes) // columns), columns, (width, 3.2))
+    for axes in row[len(episodes) :]:
+        axes.set_axis_off()
+    for axes, (label, episode) in zip(row, episodes.items(), strict=False):
+        _walls(axes, squares, side)
+        _route(axes, label, episode, objects, squares, side)
+        axes.set_title(label, fontsize=10)
+        axes.set_aspect("equal")
+    handles, names = row[0].get_legend_handles_labels()
+    figure.legend(
+        handles, names, loc="outside lower center", ncols=len(objects) or 4, fontsize=9, frameon=False
+    )
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def _walls(axes: Axes, squares: np.ndarray, side: float) -> None:
+    from matplotlib.collections import PatchCollection
+    from matplotlib.patches import Rectangle
+
+    patches = [Rectangle((x - side / 2, y - side / 2), side, side) for x, y in squares]
+    axes.add_collection(PatchCollection(patches, facecolor="#BBBBBB", edgecolor="none"))
+
+
+def _route(
+    axes: Axes, label: str, episode: Route, objects: Sequence[str], squares: np.ndarray, side: float
+) -> None:
+    """One picture of `routes`, as large as the walls, ways and goals: a subgoal may lie anywhere."""
+    places, goal = np.asarray(episode.places, float), np.asarray(episode.goal, float)
+    times = np.asarray(episode.times, int)
+    subgoals = np.asarray(episode.subgoals, float).reshape(len(times), *goal.shape)
+    if places.ndim != 3 or not len(places) or places.shape[1:] != goal.shape or goal.shape[-1] != 2:
+        raise ValueError(
+            f"{label!r}: places must be [T, objects, 2] and the goal [objects, 2], got {places.shape} and {goal.shape}"
+        )
+    for number, end in enumerate(goal):
+        colour, way = _COLOURS[number % len(_COLOURS)], places[:, number]
+        name = f"{objects[number]}: " if objects else ""
+        axes.plot(*way.T, color=colour, linewidth=1.4, label=f"{name}way")
+        for time, subgoal in zip(times, subgoals[:, number], strict=True):
+            axes.plot(*np.stack([way[time], subgoal]).T, color=colour, linewidth=0.7, linestyle=":")
+            axes.plot(*way[time], color=colour, marker=".", markersize=5)
+        line = {"color": colour, "linestyle": "", "zorder": 3}
+        axes.plot(*way[:1].T, marker="o", markersize=7, label=f"{name}start", **line)
+        if len(times):
+            axes.plot(*subgoals[:, number].T, marker="D", mfc="none", label=f"{name}subgoals", **line)
+        axes.plot(*end[:, None], marker="*", markersize=13, label=f"{name}goal", **line)
+    everything = np.concatenate([places.reshape(-1, 2), goal, squares - side / 2, squares + side / 2])
+    low, high = everything.min(0), everything.max(0)
+    margin = 0.05 * (high - low).max()
+    axes.set_xlim(low[0] - margin, high[0] + margin)
+    axes.set_ylim(low[1] - margin, high[1] + margin)
+
+
+def strips(
+    path: str | os.PathLike[str], rows: Mapping[str, Mapping[str, ArrayLike]], title: str = ""
+) -> None:
+    """Draws rows of pictures, such as those of an episode from its start to its end.
+
+    Args:
+        path: the PNG, replaced as a whole.
+        rows: {label: {caption: picture [H, W, 3] uint8}}, at least one of each.
+        title: above all.
+
+    Raises:
+        ValueError: no pictures.
+    """
+    columns = max((len(pictures) for pictures in rows.values()), default=0)
+    if not columns:
+        raise ValueError(f"nothing to draw in {path}: no pictures")
+    figure, panels = _panels(len(rows), columns, (2.0, 2.3))
+    for axes in panels:
+        axes.set_axis_off()
+    for number, (label, pictures) in enumerate(rows.items()):
+        for place, (caption, picture) in enumerate(pictures.items()):
+            axes = panels[number * columns + place]
+            axes.imshow(np.asarray(picture))
+            axes.set_title(caption if place else f"{label}\n{caption}", fontsize=9, loc="left")
+    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _save(figure, path)
+
+
+def animation(path: str | os.PathLike[str], frames: Sequence[np.ndarray], seconds: float = 0.1) -> None:
+    """Writes pictures [H, W, 3] uint8 as a GIF that repeats, each shown for so many ``seconds``.
+
+    Raises:
+        ValueError: no frames.
+    """
+    from PIL import Image
+
+    if not len(frames):
+        raise ValueError(f"nothing to show in {path}: no frames")
+    first, *others = (Image.fromarray(frame) for frame in frames)
+    with replacing(path) as partial:
+        first.save(
+            partial, format="GIF", save_all=True, append_images=others, duration=int(1e3 * seconds), loop=0
+        )
 
 
 def lines(

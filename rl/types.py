@@ -108,3 +108,6 @@ class Learner(NamedTuple):
     # Policies with memory, in place of `act` and `explore`
     actor: Actor | None = None
     explorer: Actor | None = None
+    # (state, memory, [..., *observation], candidates [C, *goal]) -> [..., *goal]: what a policy with subgoals pursues,
+    # after the action there; one of the candidates where its subgoals are no observations
+    subgoal: Callable[[State, Any, Any, Array], Array] | None = None

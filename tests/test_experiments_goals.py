@@ -82,6 +82,21 @@ def test_a_longer_run_goes_on_from_a_shorter_one_to_the_same_bits(
     assert_same_bits(uninterrupted[0], tmp_path, 6)
 
 
+@pytest.mark.slow
+@pytest.mark.command
+def test_a_finished_run_is_drawn_and_stays_as_it_was(
+    uninterrupted: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, returned = uninterrupted
+    before = files(folder)
+    again = goals.run(settings(folder, render=1), config())
+    after = files(folder)
+    assert after.keys() - before.keys() == {str(folder / f"rollouts/task{i}.png") for i in range(1, 6)}
+    assert all(after[path] == content for path, content in before.items())
+    assert again["reached"].keys() == returned["reached"].keys()
+    assert capsys.readouterr().err.count("drawn: ") == 5
+
+
 def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         for step, score in enumerate((0.0, 1.0, 1.0, 0.0)):
@@ -131,6 +146,7 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
         ("iql", {}, {}, "--agent=iql learns from rewards .* python -m experiments.offline; .* crl, gcbc"),
         ("crl", {"head": "hl_gauss"}, {}, "--head=hl_gauss: crl regresses no value"),
         ("gcivl", {"protocol": "mine"}, {}, "--protocol=mine is not one of ogbench, hecrl"),
+        ("gcivl", {"render": 21}, {}, "--render=21 must lie between 0 and 20"),
         ("gcivl", {"eval_episodes": 1}, {}, "--eval_episodes=1: give 0 for none or at least 2"),
         ("gcivl", {"environment": "point_mass:PointMass-v0"}, {}, "has no goals: .*--environment"),
         ("gcivl", {"environment": "cube-single-singletask-v0"}, {}, "one goal, .* python -m experiments.off"),

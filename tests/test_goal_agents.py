@@ -20,6 +20,7 @@ from test_agents import mlp as dense
 
 from rl import agents
 from rl.agents.state import augmented
+from rl.networks import mlp as networks
 from rl.networks.layers import Architecture
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Hindsight
@@ -393,6 +394,27 @@ def test_settings_without_a_meaning_are_refused() -> None:
         small("hiql", goals=Hindsight())
     with pytest.raises(ValueError, match="loss='infonce'"):
         small("crl", loss="infonce")
+
+
+def test_subgoals_of_hiql_are_the_candidates_represented_most_like_the_proposal() -> None:
+    """By a loop over rows and candidates."""
+    of, batch = learner("hiql", representation=2), random_batch()
+    config, spec = small("hiql", representation=2), goals.conditioned_spec(Spec((WIDTH,), ACTIONS))
+    state, observation = jax.jit(of.init)(jax.random.key(0), batch), batch.value.observation
+    candidates = np.random.default_rng(1).normal(size=(5, WIDTH)).astype(np.float32)
+    chosen = jax.jit(of.subgoal)(state, (), observation, candidates)
+    high = networks.unit_policy(spec._replace(action_size=2), config.hidden, config.network)
+    body = networks.state_value(2, config.hidden, config.layer_norm, config.network, spec)
+    proposed = np.asarray(high.apply(state.params["high_policy"], observation).mode())
+    for i, proposal in enumerate(proposed):
+        here = observation[OBSERVATION][i]
+        each = [
+            np.asarray(body.apply(state.params["representation"], {OBSERVATION: here, GOAL: candidate}))
+            for candidate in candidates
+        ]
+        angle = [proposal @ x / np.linalg.norm(x) for x in each]
+        np.testing.assert_array_equal(chosen[i], candidates[int(np.argmax(angle))])
+    assert len(np.unique(np.asarray(chosen), axis=0)) > 1
 
 
 @pytest.mark.slow

@@ -231,8 +231,9 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
     monkeypatch.setattr(hecrl, "networks", by_hand)
     monkeypatch.setattr(hecrl, "AT_ONCE", 2 * len(SHARES))  # two groups
     spec = goals.conditioned_spec(Spec((COUNT, FEATURES), FEATURES))
-    actor = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar()).actor
-    assert actor is not None
+    of = hecrl.make(hecrl.Config(**PLAY), spec, heads.scalar())
+    actor, subgoal = of.actor, of.subgoal
+    assert actor is not None and subgoal is not None
     state = State({"value": {}, "policy": {}, "subgoal": {}, "critic": {}}, {}, {}, jnp.zeros((), jnp.int32))
     steps, rng = 24, np.random.default_rng(0)
     seen = rng.normal(0, 0.1, (steps, 4, COUNT, FEATURES)).astype(np.float32)
@@ -247,7 +248,7 @@ def test_subgoals_hold_are_replaced_run_out_and_start_anew_in_every_environment(
         observation = {OBSERVATION: seen[time], GOAL: goal}
         action, memory = act(state, memory, observation, first[time], KEY)
         actions.append(action)
-        pursued.append(memory.subgoal)
+        pursued.append(subgoal(state, memory, observation, goal[:1]))
     expected = np.stack([loop(seen[:, i], goal[i], first[:, i]) for i in range(4)], 1)
     np.testing.assert_allclose(np.stack(pursued), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(

@@ -154,6 +154,38 @@ class Told(gymnasium.Env):
         return np.zeros(1, np.float32), self.pay * over, over, False, {}
 
 
+class Shown(gymnasium.Env):
+    """Two tasks, to count to 3 and to 5; its pictures have the count as their colour, those of goals 100 more."""
+
+    observation_space = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+    action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
+    num_tasks = 2
+
+    def __init__(self, blind: bool = False):
+        self.blind = blind
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
+        super().reset(seed=seed)
+        options = options or {}
+        self.count, self.end = 0, 1 + 2 * options.get("task_id", 1)
+        shown = {"goal_rendered": _grey(100 + self.end)} if options.get("render_goal") else {}
+        return np.zeros(1, np.float32), {"goal": np.full(1, self.end, np.float32), **shown}
+
+    def step(self, action: np.ndarray):
+        self.count += 1
+        over = self.count == self.end
+        return np.full(1, self.count, np.float32), 0.0, over, False, {"success": float(over)}
+
+    def render(self):
+        if self.blind:
+            raise OSError("no screen")
+        return _grey(self.count)
+
+
+def _grey(level: int) -> np.ndarray:
+    return np.full((4, 6, 3), level, np.uint8)
+
+
 class Unhealthy(gymnasium.Env):
     """At its third step it does what ``ill`` says: dies, raises, or hangs on to nothing."""
 
@@ -195,6 +227,8 @@ gymnasium.register("Countdown-v0", Countdown)
 gymnasium.register("CountdownQuiet-v0", Countdown, kwargs={"report": False})
 gymnasium.register("CountdownFade-v0", Countdown, kwargs={"fade": True})
 gymnasium.register("Spaces-v0", Spaces)
+gymnasium.register("Shown-v0", Shown)
+gymnasium.register("Blind-v0", Shown, kwargs={"blind": True})
 gymnasium.register("Killed-v0", Unhealthy, kwargs={"ill": "killed"})
 gymnasium.register("Raises-v0", Unhealthy, kwargs={"ill": "raises"})
 gymnasium.register("NanReward-v0", Poisoned, kwargs={"part": "reward"})

@@ -393,8 +393,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def critics(state: State, observation: Any, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], *sets(observation), action))
 
-    actor = Actor(remember, pursue) if proposal is not None else None
-    return Learner(init, update, act, continuation, critics=critics, actor=actor)
+    def pursued(state: State, memory: Memory, observation: Any, candidates: Array) -> Array:
+        del state, observation, candidates
+        return memory.subgoal
+
+    learner = Learner(init, update, act, continuation, critics=critics)
+    if proposal is None:
+        return learner
+    return learner._replace(actor=Actor(remember, pursue), subgoal=pursued)
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:

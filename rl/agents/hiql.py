@@ -169,7 +169,18 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         del key
         return values(state.params, observation)
 
-    return augmented(Learner(init, update, act, continuation), spec, config.network)
+    def nearest(state: State, memory: Any, observation: Any, candidates: Array) -> Array:
+        """The candidates that are represented most like what is proposed."""
+        del memory
+        proposed = scaled(high.apply(state.params["high_policy"], observation).mode())
+        lead = proposed.shape[:-1]
+        here = jnp.expand_dims(observation[OBSERVATION], len(lead))
+        shape = (*lead, *candidates.shape)
+        pairs = {OBSERVATION: jnp.broadcast_to(here, shape), GOAL: jnp.broadcast_to(candidates, shape)}
+        represented = scaled(representation.apply(state.params["representation"], pairs))
+        return candidates[jnp.einsum("...cn,...n->...c", represented, proposed).argmax(-1)]
+
+    return augmented(Learner(init, update, act, continuation, subgoal=nearest), spec, config.network)
 
 
 target_range = gcivl.target_range

@@ -2,7 +2,8 @@
 
 Their interface is OGBench's (Park et al. 2025), which environments of your own may have, too: ``num_tasks`` tasks, of
 which ``reset(options={"task_id": i})`` starts one, from 1, and a reset without it any; in the info of a reset ``goal``,
-what is observed where the goal is reached; in that of a step ``success``.
+what is observed where the goal is reached; in that of a step ``success``. Where the options have
+``"render_goal": True``, the info of the reset may have ``goal_rendered``, a picture of it.
 
     goals/pointmaze-medium-v0          an episode ends where it succeeds (OGBench)
     random-goals/pointmaze-medium-v0   none does, and starts and goals are drawn anew (HECRL, Haramati et al. 2026)
@@ -13,7 +14,7 @@ on the table; in other environments one of the tasks.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -31,6 +32,7 @@ class GoalConditioned(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, prefix: str, name: str):
         super().__init__(env)
         self._random = prefix == RANDOM
+        self.goal_picture: Any = None  # of the episode's goal, where the reset was asked for one
         self.num_tasks = getattr(env.unwrapped, "num_tasks", 0)
         goal = env.reset()[1].get("goal") if self.num_tasks else None
         if goal is None:
@@ -49,9 +51,11 @@ class GoalConditioned(gymnasium.Wrapper):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Starts an episode, with the goal that it is to reach."""
         if self._random:
-            options = random_task(self.env.unwrapped, np.random.default_rng(seed))
+            drawn = random_task(self.env.unwrapped, np.random.default_rng(seed)) or {}
+            pictured = bool(options and options.get("render_goal"))
+            options = {**drawn, **({"render_goal": True} if pictured else {})} or None
         observation, info = self.env.reset(seed=seed, options=options)
-        self._goal = info["goal"]
+        self._goal, self.goal_picture = info["goal"], info.get("goal_rendered")
         return self._conditioned(observation), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
@@ -72,6 +76,33 @@ def random_task(env: Any, rng: np.random.Generator) -> dict[str, Any] | None:
     if hasattr(env, "_num_cubes"):
         return {"task_info": {name: _cubes(env, rng) for name in ("init_xyzs", "goal_xyzs")}}
     return None
+
+
+class TopView(NamedTuple):
+    """A world as it looks from above."""
+
+    walls: np.ndarray  # [W, 2] the middles of walls, which are squares; none where nothing is in the way
+    side: float  # of a square
+
+
+def top_view(env: gymnasium.Env) -> TopView | None:
+    """Of a maze whose observations begin with x and y, or of cubes as a set of entities; None of anything else."""
+    task: Any = env.unwrapped
+    box = env.observation_space
+    shape = box[OBSERVATION].shape if isinstance(box, spaces.Dict) else box.shape
+    if hasattr(task, "maze_map") and hasattr(task, "ij_to_xy") and len(shape) == 1:
+        walls = np.array([task.ij_to_xy(cell) for cell in np.argwhere(np.asarray(task.maze_map) == 1)], float)
+        return TopView(
+            walls, float(np.linalg.norm(np.subtract(task.ij_to_xy((0, 1)), task.ij_to_xy((0, 0)))))
+        )
+    if hasattr(task, "_num_cubes") and len(shape) == 2:
+        return TopView(np.zeros((0, 2)), 0.0)
+    return None
+
+
+def places(observation: np.ndarray) -> np.ndarray:
+    """Where everything is in observations with a `top_view`: [..., objects, 2] of sets or of vectors, one object."""
+    return observation[..., :2] if observation.ndim > 2 else observation[..., None, :2]
 
 
 def _cubes(env: Any, rng: np.random.Generator) -> np.ndarray:

@@ -20,6 +20,10 @@ from gymnasium import wrappers
 PREFIX = "pixels/"  # of the names of such environments; the name of the task follows
 STACK = 3  # frames in an observation
 _SIZE = 84
+REMEDY = (  # where MuJoCo cannot render
+    "without a screen set MUJOCO_GL=egl (Debian and Ubuntu: apt install libegl1, and the GPU's driver or Mesa's) or "
+    "MUJOCO_GL=osmesa (apt install libosmesa6)"
+)
 # What `from_pixels` expects of gymnasium.make. The camera "track" of gymnasium's models follows a robot that walks;
 # models without it are seen by the free camera as the task sets it up.
 OPTIONS = {"render_mode": "rgb_array", "width": _SIZE, "height": _SIZE, "camera_name": "track"}
@@ -34,13 +38,11 @@ def from_pixels(env: gymnasium.Env) -> gymnasium.Env:
     task: Any = env.unwrapped
     env.reset(seed=0)  # a free camera looks at where the bodies are when the first frame is rendered
     try:
-        with _headless():
+        with headless():
             env = wrappers.AddRenderObservation(_CurrentContext(env))
     except Exception as error:  # every renderer fails in its own way
         raise ImportError(
-            f"MuJoCo cannot render pixels here ({error!r}, MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}); without a "
-            "screen set MUJOCO_GL=egl (Debian and Ubuntu: apt install libegl1, and the GPU's driver or Mesa's) or "
-            "MUJOCO_GL=osmesa (apt install libosmesa6)"
+            f"MuJoCo cannot render pixels here ({error!r}, MUJOCO_GL={os.environ.get('MUJOCO_GL', '')!r}); {REMEDY}"
         ) from error
     task.np_random = np.random.default_rng()  # without a seed, episodes are random again
     env = wrappers.FrameStackObservation(env, STACK, padding_type="zero")
@@ -62,8 +64,11 @@ class _CurrentContext(gymnasium.Wrapper):
 
 
 @contextlib.contextmanager
-def _headless() -> Iterator[None]:
-    """Renderers made in here use EGL on Linux, unless MUJOCO_GL is set or there is a screen."""
+def headless() -> Iterator[None]:
+    """Renderers of gymnasium made in here use EGL on Linux, unless MUJOCO_GL is set or there is a screen.
+
+    So do those of MuJoCo itself, and with them OGBench's, in worker processes that are started in here.
+    """
     chosen = any(os.environ.get(name) for name in ("MUJOCO_GL", "DISPLAY", "WAYLAND_DISPLAY"))
     if chosen or sys.platform != "linux":
         yield

@@ -65,6 +65,10 @@ class TwoRooms(gymnasium.Env):
     maze_map = MAZE
     num_tasks = len(_TASKS)
 
+    def ij_to_xy(self, cell: Any) -> tuple[float, float]:
+        """The middle of cell (row, column)."""
+        return float(cell[1]), float(cell[0])
+
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         """Starts task ``task_id`` of the options, their ``task_info``, or any task; the goal is in the info."""
         super().reset(seed=seed)

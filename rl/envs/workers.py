@@ -94,6 +94,17 @@ class Vector:
         """The whole state of every copy, or why it cannot be had (see `rl.envs.snapshot`)."""
         return [copy for part in self._everywhere("snapshot") for copy in part]
 
+    def render(self, which: np.ndarray, goal: bool = False) -> list[np.ndarray | str | None]:
+        """Pictures [H, W, 3] uint8 of the copies ``which`` [count] bool, or why there is none; None of the others.
+
+        Args:
+            which: copies.
+            goal: show their goals instead (`rl.envs.goals`), of which they were asked at the reset.
+        """
+        return [
+            picture for part in self._everywhere("render", which, [goal] * self.count) for picture in part
+        ]
+
     def restore(self, saved: Sequence[snapshots.Snapshot | None]) -> None:
         """Bring every copy to the state in its snapshot, None for copies to leave as they are."""
         self._everywhere("restore", saved)
@@ -197,6 +208,12 @@ class _Copies:
     def snapshot(self) -> list[snapshots.Snapshot | str]:
         return [_snapshot(env) for env in self._envs]
 
+    def render(self, which: np.ndarray, goal: Sequence[bool]) -> list[np.ndarray | str | None]:
+        return [
+            _picture(env, of_goal) if chosen else None
+            for env, chosen, of_goal in zip(self._envs, which, goal, strict=True)
+        ]
+
     def restore(self, saved: Sequence[snapshots.Snapshot | None]) -> None:
         for env, snapshot in zip(self._envs, saved, strict=True):
             if snapshot is not None:
@@ -285,6 +302,16 @@ def _snapshot(env: gymnasium.Env) -> snapshots.Snapshot | str:
         return snapshots.take(env)
     except snapshots.NoSnapshot as reason:
         return str(reason)
+
+
+def _picture(env: gymnasium.Env, of_goal: bool) -> np.ndarray | str:
+    try:
+        picture = np.asarray(env.get_wrapper_attr("goal_picture") if of_goal else env.render())
+    except Exception as error:  # every renderer fails in its own way
+        return repr(error)
+    if picture.ndim != 3 or picture.dtype != np.uint8:
+        return f"render() gives no picture [H, W, 3] of uint8 but {picture.dtype} {picture.shape}"
+    return picture
 
 
 def _close(parts: list[_Here | _Worker]) -> None:

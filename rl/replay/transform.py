@@ -101,6 +101,17 @@ def observations(transform: Transform, observation: Any) -> Any:
     return nest.map_structure(standardized, transform.mean, transform.deviation, observation)
 
 
+def restored(transform: Transform, observation: Any) -> Any:
+    """The inverse of `observations`, but for what that clipped."""
+    if transform.mean is None:
+        return observation
+
+    def raw(mean: Any, deviation: Any, array: Any) -> Any:
+        return array if mean is None else array * deviation + mean
+
+    return nest.map_structure(raw, transform.mean, transform.deviation, observation)
+
+
 def apply(transform: Transform, dataset: Dataset) -> Dataset:
     """The dataset as the agent sees it."""
     steps = dataset.transitions
