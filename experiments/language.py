@@ -24,6 +24,7 @@ import dataclasses
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -161,9 +162,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         rank(settings, config, task, state, this.folder / RANKED)
     if settings.export:
         params = jax.device_get(state.params["policy"])
-        huggingface.save(
-            this.folder / POLICY, task.found.config, params, task.found.tokenizer, task.found.end
-        )
+        of = task.found
+        huggingface.save(this.folder / POLICY, of.config, params, of.tokenizer, of.ends, of.companions)
     return result
 
 
@@ -219,7 +219,10 @@ def _name(settings: Settings) -> str:
 def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     """Loads the model and the log, and chooses the head's support from the log where no flag gives it."""
     asked = dialogues.read_candidates(settings.rank) if settings.rank else []
-    said = dialogues.read(settings.log) if settings.log else None
+    with warnings.catch_warnings():
+        if settings.best < 1:  # which chooses what is imitated
+            warnings.simplefilter("ignore", UserWarning)
+        said = dialogues.read(settings.log) if settings.log else None
     game = environment(settings, stack)
     found = pretrained.load(settings.model)
     lm = model.make(found.config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
@@ -332,7 +335,7 @@ def _words(found: Pretrained, stop: str | None) -> Words:
     """The model's texts, whose actions end with ``stop``, or else with the model's end of text."""
     if not stop and found.end is None:
         raise ValueError("the model's files do not say which token ends a text: give --stop")
-    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end))
+    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end), found.ends)
 
 
 # ---- what it learnt -----------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
     python -m tests.fuzz_readers --mutations=10000
 
 A mutation changes bytes anywhere in a valid file, or one thing that a person may get wrong (`WRONG`, `HARMLESS`). The
-reader must refuse with a `DataError` that names the file, or read the file; what is known to be wrong it must refuse.
-Every structured mutation comes once, then random ones. ``--only=17`` repeats the 17th and shows its traceback.
+reader must refuse with a `DataError` that names the file (of models and of programs, with a ValueError of theirs), or
+read the file; what is known to be wrong it must refuse. Every structured mutation comes once, then random ones.
+``--only=17`` repeats the 17th and shows its traceback.
 
 `test_data_fuzz.py` runs a few hundred of the same in CI.
 """
@@ -14,21 +15,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import importlib.util
 import json
 import multiprocessing
 import resource
 import signal
+import struct
 import sys
 import tempfile
 import traceback
 import warnings
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import h5py
+import jax
 import numpy as np
 from tqdm import tqdm
 
@@ -36,6 +40,11 @@ from rl import data, nest
 from rl.data import dialogues
 from rl.data.files import DataError
 from rl.data.steps import MAX_ACTIONS, Loaded
+from rl.language import huggingface, model, pretrained, weights
+from rl.language.model import Config
+from rl.language.weights import WeightsError
+from rl.networks.transformer import Shape
+from rl.programs import problems
 
 STEPS, EPISODE = 48, 6
 EPISODES = 3  # of Minari's, which are slow to write
@@ -56,6 +65,7 @@ class Layout(NamedTuple):
     read: Callable[[str], Any]
     wrong: dict[str, Mutate]  # structured mutations that no reader may accept without a word
     harmless: dict[str, Mutate]  # and some that all must accept
+    refusal: type[Exception] | tuple[type[Exception], ...] = DataError  # what explains why a file is refused
 
 
 class Outcome(NamedTuple):
@@ -492,6 +502,288 @@ LINES: dict[str, Mutate] = {
 }
 
 
+# Language models, and files of programs.
+
+
+@functools.cache
+def small_model() -> tuple[Any, Any]:
+    """An architecture, and random parameters."""
+    shape = Shape(width=16, layers=2, heads=4, kv_heads=2, head_size=8, inner=24)
+    config, rng = Config(61, 64, shape, tied=False), np.random.default_rng(0)
+    shapes = jax.eval_shape(model.make(config).init, jax.random.key(0))
+    return config, jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), shapes)
+
+
+def model_folder() -> Fields:
+    config, params = small_model()
+    tokens = {
+        "version": "1.0",
+        "model": {"type": "WordLevel", "vocab": {f"w{n}": n for n in range(61)}, "unk_token": "w0"},
+        "truncation": {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
+        "padding": None,
+        "added_tokens": [],
+        **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder")),
+    }
+    return {
+        "config.json": huggingface.describe(config) | {"eos_token_id": [1, 2]},
+        "generation_config.json": {"eos_token_id": 3},
+        "tokenizer.json": tokens,
+        "weights": weights.disassemble(config, weights.LLAMA, params),
+        "header": lambda header: None,
+    }
+
+
+def write_model(path: Path, fields: Fields) -> None:
+    path.mkdir(exist_ok=True)
+    for name in ("config.json", "generation_config.json", "tokenizer.json"):
+        (path / name).write_text(json.dumps(fields[name]))
+    file = path / "model.safetensors"
+    huggingface.write_safetensors(file, fields["weights"])
+    whole = file.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    fields["header"](header)
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
+
+
+def within(name: str, **values: Any) -> Mutate:
+    """A mutation of what one of a folder's JSON files says."""
+    return lambda rng, fields: fields[name].update(values)
+
+
+def weight(number: float) -> Mutate:
+    """A mutation of one number of one tensor."""
+
+    def mutate(rng: np.random.Generator, fields: Fields) -> After:
+        name = str(rng.choice(sorted(fields["weights"])))
+        tensor = fields["weights"][name].copy()
+        tensor.reshape(-1)[rng.integers(tensor.size)] = number
+        fields["weights"][name] = tensor
+        return None
+
+    return mutate
+
+
+def placed(change: Callable[[list[Any]], Any]) -> Mutate:
+    """A mutation of what a safetensors file says of its tensors: ``change`` has their descriptions, in their order."""
+    return lambda rng, fields: fields.update(
+        header=lambda header: change([entry for name, entry in header.items() if name != "__metadata__"])
+    )
+
+
+def moved(index: int, by: int) -> Mutate:
+    def change(entries: list[Any]) -> None:
+        entries[index]["data_offsets"] = [at + by for at in entries[index]["data_offsets"]]
+
+    return placed(change)
+
+
+def in_weights(change: Callable[[bytes], bytes]) -> Mutate:
+    def after(path: Path) -> None:
+        file = path / "model.safetensors"
+        file.write_bytes(change(file.read_bytes()))
+
+    return lambda rng, fields: after
+
+
+def header_twice(content: bytes) -> bytes:
+    end = 8 + int.from_bytes(content[:8], "little")
+    text = content[8:end].rstrip()
+    text = text[:-1] + b"," + text[1:]
+    return len(text).to_bytes(8, "little") + text + content[end:]
+
+
+MODELS: dict[str, Mutate] = {
+    **{
+        f"config: {name}={value}": within("config.json", **{name: value})
+        for name, value in (
+            *(
+                ("rms_norm_eps", value)
+                for value in (float("nan"), float("inf"), 0, -1e-5, "1e-5", None, True)
+            ),
+            *(("max_position_embeddings", value) for value in ({}, 0, -1, 2.5, "64", True, 10**30)),
+            *(("hidden_size", value) for value in ("16", 0, 17, None, [16])),
+            *(("num_hidden_layers", value) for value in (0, 1, 3, 2.5, 10**9, "2")),
+            *(("num_attention_heads", value) for value in (0, 3, -4, None)),
+            *(("num_key_value_heads", value) for value in (3, -1, [])),
+            *(("head_dim", value) for value in (7, -8, 8.0)),
+            *(("vocab_size", value) for value in (60, -1, 10**12)),
+            *(("tie_word_embeddings", value) for value in ("no", 1, [])),
+            *(
+                ("rope_parameters", value)
+                for value in ([], 5, {"rope_theta": float("nan")}, {"rope_type": []})
+            ),
+            *(("model_type", value) for value in ([], None, "mamba")),
+            *(("eos_token_id", value) for value in ("x", [-1], {}, 61, [1.5])),
+        )
+    },
+    **{
+        f"sampling: {value}": within("generation_config.json", eos_token_id=value)
+        for value in ("x", 61, [None])
+    },
+    **{f"tokenizer: model={value}": within("tokenizer.json", model=value) for value in ({}, 5, None)},
+    "tokenizer: no tokens": within(
+        "tokenizer.json", model={"type": "WordLevel", "vocab": {}, "unk_token": "a"}
+    ),
+    "tokenizer: of a larger model": within(
+        "tokenizer.json",
+        model={"type": "WordLevel", "vocab": {f"w{n}": n for n in range(62)}, "unk_token": "w0"},
+    ),
+    **{f"a weight of {number}": weight(number) for number in (np.nan, np.inf, -np.inf)},
+    "a tensor over the one before": moved(1, -4),
+    "a tensor behind a hole": moved(-1, 4),
+    "a tensor before the first": moved(0, -4),
+    "a tensor within a number": placed(lambda entries: entries[0].update(data_offsets=[1, 5], shape=[1])),
+    "a tensor from a half": moved(0, 0.5),
+    "a negative shape": placed(lambda entries: entries[0].update(shape=[-1, -1])),
+    "a shape of text": placed(lambda entries: entries[0].update(shape="ab")),
+    "no shape": placed(lambda entries: entries[0].pop("shape")),
+    "no type": placed(lambda entries: entries[0].pop("dtype")),
+    "a type that is none": placed(lambda entries: entries[0].update(dtype=[])),
+    "a tensor that is none": placed(lambda entries: entries[0].clear()),
+    "two tensors in one place": placed(lambda entries: entries[1].update(entries[0])),
+    "bytes behind the last": in_weights(lambda content: content + bytes(4)),
+    "every tensor twice": in_weights(header_twice),
+    "brackets as header": in_weights(lambda content: (50_000).to_bytes(8, "little") + b"[" * 50_000),
+}
+
+
+def gguf_file() -> Fields:
+    config, params = small_model()
+    shape = config.shape
+    numbers = {
+        "context_length": config.context,
+        "embedding_length": shape.width,
+        "block_count": shape.layers,
+        "feed_forward_length": shape.inner,
+        "attention.head_count": shape.heads,
+        "attention.head_count_kv": shape.kv_heads,
+        "attention.key_length": shape.head_size,
+        "attention.layer_norm_rms_epsilon": shape.epsilon,
+    }
+    return {
+        "metadata": {
+            "general.architecture": "qwen2",
+            **{f"qwen2.{name}": number for name, number in numbers.items()},
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "qwen2",
+            "tokenizer.ggml.tokens": [f"w{n}" for n in range(61)],
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 1,
+        },
+        "tensors": weights.disassemble(config, weights.GGUF, params),
+        "offset": 0,
+    }
+
+
+def write_gguf(path: Path, fields: Fields) -> None:
+    """Numbers and texts of the types that llama.cpp gives them, tensors in float32."""
+
+    def text(value: str) -> bytes:
+        return struct.pack("<Q", len(value.encode())) + value.encode()
+
+    def field(value: Any) -> bytes:
+        if isinstance(value, str):
+            return struct.pack("<I", 8) + text(value)
+        if isinstance(value, list):
+            return struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        if isinstance(value, float):
+            return struct.pack("<If", 6, value)
+        return struct.pack("<Ii", 5, value)
+
+    metadata, tensors = fields["metadata"], fields["tensors"]
+    content = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
+    content += b"".join(text(name) + field(value) for name, value in metadata.items())
+    data = b""
+    for name, tensor in tensors.items():
+        shape = struct.pack(f"<I{tensor.ndim}Q", tensor.ndim, *tensor.shape[::-1])
+        content += text(name) + shape + struct.pack("<IQ", 0, len(data) + fields["offset"])
+        data += tensor.tobytes()
+        data += bytes(-len(data) % 32)
+    path.write_bytes(content + bytes(-len(content) % 32) + data + bytes(fields["offset"]))
+
+
+def of_gguf(**values: Any) -> Mutate:
+    """A mutation of the metadata, with ``_`` for the dots."""
+    return lambda rng, fields: fields["metadata"].update(
+        {name.replace("__", "."): value for name, value in values.items()}
+    )
+
+
+def gguf_number(number: float) -> Mutate:
+    def mutate(rng: np.random.Generator, fields: Fields) -> After:
+        name = str(rng.choice(sorted(fields["tensors"])))
+        fields["tensors"][name] = np.full_like(fields["tensors"][name], number)
+        return None
+
+    return mutate
+
+
+GGUFS: dict[str, Mutate] = {
+    **{f"alignment {value}": of_gguf(general__alignment=value) for value in (0, -32, 3, 33, "32")},
+    **{
+        f"{name}={value}": of_gguf(**{f"qwen2__{name}": value})
+        for name, value in (
+            ("context_length", -1),
+            ("context_length", "64"),
+            ("embedding_length", 0),
+            ("block_count", 3),
+            ("block_count", -1),
+            ("attention__head_count", 0),
+            ("attention__head_count", 3),
+            ("attention__key_length", 7),
+            ("attention__layer_norm_rms_epsilon", float("nan")),
+            ("attention__layer_norm_rms_epsilon", 0.0),
+            ("rope__freq_base", float("inf")),
+        )
+    },
+    "tokens of another model": of_gguf(tokenizer__ggml__tokens=["a", "b"]),
+    "tokens that are a number": of_gguf(tokenizer__ggml__tokens=3),
+    "a merge of nothing": of_gguf(tokenizer__ggml__merges=["zz"]),
+    "an end that is no token": of_gguf(tokenizer__ggml__eos_token_id=61),
+    **{f"weights of {number}": gguf_number(number) for number in (np.nan, np.inf)},
+    "tensors from a half on": lambda rng, fields: fields.update(offset=4),
+}
+
+
+def problem_rows() -> Fields:
+    return {
+        f"line {i}": {
+            "task_id": i,
+            "text": "Add.",
+            "code": "def add(a, b): return a + b",
+            "test_list": ["assert add(1, 2) == 3"],
+        }
+        for i in range(3)
+    }
+
+
+def sample_rows() -> Fields:
+    return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
+
+
+def candidate_rows() -> Fields:
+    return {f"line {i}": {"prompt": "b", "candidates": ["c", "d"]} for i in range(3)}
+
+
+def rows_layout(
+    fields: Callable[[], Fields], read: Callable[[str], Any], keys: Sequence[str], **more: Any
+) -> Layout:
+    """A file of JSON lines, in which every one of ``keys`` is needed and none is a number."""
+    wrong = {
+        f"{key}: {value}": line(lambda row, k=key, v=value: row | {k: v})
+        for key in keys
+        for value in (5, None, [5])
+    }
+    wrong |= {
+        f"no {key}": line(lambda row, k=key: {name: row[name] for name in row if name != k}) for key in keys
+    }
+    shared = ("a list", "half a line", "another encoding", "brackets without end", "a number without end")
+    wrong |= {name: LINES[name] for name in shared}
+    return Layout(".jsonl", fields, write_lines, read, wrong, {"nothing": lambda rng, fields: None}, **more)
+
+
 def layouts() -> dict[str, Layout]:
     """All, continuous and discrete; Minari's where its package is installed. What is wrong for both comes once."""
     result: dict[str, Layout] = {}
@@ -534,11 +826,23 @@ def layouts() -> dict[str, Layout]:
         LINES,
         {"nothing": lambda rng, fields: None},
     )
-    try:
-        import minari  # noqa: F401
-    except ImportError:
-        return {name: layout for name, layout in result.items() if not name.startswith("minari")}
-    return result
+    nothing: dict[str, Mutate] = {"nothing": lambda rng, fields: None}
+    result |= {
+        "candidates": rows_layout(candidate_rows, dialogues.read_candidates, ("prompt", "candidates")),
+        "samples": rows_layout(sample_rows, problems.read_samples, ("prompt", "samples"), refusal=ValueError),
+        "problems": rows_layout(problem_rows, problems.read_mbpp, ("code", "test_list"), refusal=ValueError),
+        "model": Layout(
+            "", model_folder, write_model, pretrained.load, MODELS, nothing, (WeightsError, FileNotFoundError)
+        ),
+        "gguf": Layout(".gguf", gguf_file, write_gguf, pretrained.load, GGUFS, nothing, WeightsError),
+    }
+    absent = [name for name in ("minari", "tokenizers") if importlib.util.find_spec(name) is None]
+    of = {"minari": ("minari",), "tokenizers": ("model", "gguf")}
+    return {
+        name: layout
+        for name, layout in result.items()
+        if not any(name.startswith(of[package]) for package in absent)
+    }
 
 
 # Mutations of bytes.
@@ -605,7 +909,7 @@ def trial(all_layouts: dict[str, Layout], index: int, seed: int, folder: Path, s
     if after:
         after(path)
     if mutation == "bytes":
-        file = path if path.is_file() else path / str(rng.choice(["metadata.json", "main_data.hdf5"]))
+        file = path if path.is_file() else rng.choice(sorted(path.iterdir()))
         file.write_bytes(damage(rng, file.read_bytes()))
     kind, message = reading(layout, path, show)
     if kind == "refused" and path.name not in message:
@@ -625,7 +929,7 @@ def reading(layout: Layout, path: Path, show: bool) -> tuple[str, str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = layout.read(str(path))
-    except DataError as error:
+    except layout.refusal as error:
         if show:
             traceback.print_exc()
         return "refused", str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def test_a_bad_row_is_named_with_its_line(bad: Any, message: str, tmp_path: Path
 def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "log.jsonl", GOOD)
     path.write_bytes(path.read_bytes() + b'{"turns": "\xe4"}')
-    with pytest.raises(DataError, match=r"log.jsonl cannot be read as JSON lines .*save it as UTF-8"):
+    with pytest.raises(DataError, match=r"log.jsonl, line 2: it is not in UTF-8 .*save the file as UTF-8"):
         dialogues.read(path)
     with pytest.raises(DataError, match=r"there is no file .*lag.jsonl; .* holds log.jsonl"):
         dialogues.read(tmp_path / "lag.jsonl")
@@ -83,3 +84,15 @@ def test_candidates_that_are_none(bad: Any, tmp_path: Path) -> None:
 def test_an_empty_file(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is empty: a row is"):
         dialogues.read(write(tmp_path / "log.jsonl"))
+
+
+def test_a_log_that_does_not_say_what_to_imitate_warns(tmp_path: Path) -> None:
+    """Only where some episodes went worse than others."""
+    path = tmp_path / "log.jsonl"
+    rows = [{"turns": [{"text": "4", "is_action": True, "reward": reward}]} for reward in (1.0, -1.0)]
+    with pytest.warns(UserWarning, match=r"log\.jsonl: no row says imitate, so that what failed is imitated"):
+        dialogues.read(write(path, *rows))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dialogues.read(write(path, rows[0], rows[0]))
+        dialogues.read(write(path, rows[0], rows[1] | {"imitate": 0}))

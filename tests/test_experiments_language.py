@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -50,7 +51,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = tokenizer.characters(["123=\nWordle: abcgy"])
     shape = Shape(width=16, layers=1, heads=2, kv_heads=1, head_size=8, inner=16)
     lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
-    huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, end=0)
+    huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
     write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
     write(
         folder / "asked.jsonl",
@@ -197,6 +198,26 @@ def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_choose
     one = max(played, key=lambda one: len(one.turns))
     whole = speak.episode(words, one).tokens.tolist()
     assert speak.history(words, one._replace(turns=one.turns[:5])) == whole[: len("Wordle:\n") + 2 * (6 + 10)]
+
+
+def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
+    """And every token that ends a text ends an action: the decoder says ``a`` only where it has read ``<s>``."""
+    package = pytest.importorskip("tokenizers")
+    letters = tokenizer.characters(["abc\n"])
+    first, a, b, end = 5, 2, 3, 6
+    letters.add_special_tokens(["<s>", "<eot>"])
+    letters.post_processor = package.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", first)]
+    )
+
+    def extend(params: Any, tokens: Any, segment: Any, cache: Any) -> Any:
+        last = jnp.where(tokens[:, -1] == a, end, b)
+        return jax.nn.one_hot(jnp.where((tokens == first).any(1), a, last), 7), cache
+
+    decoder, words = Decoder(lambda rows, slots: (), extend), speak.make(letters, "\n", [end])
+    speaker = speak.speaker(decoder, words, 12, steps=6, temperature=0.0)
+    asked = [text.Dialogue((text.Turn(said),)) for said in ("abcb" * 5, "bc")]
+    assert speaker({}, jax.random.key(0))(asked) == ["a", "a"]
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -223,6 +223,36 @@ def test_incomplete_folders(folder: Path) -> None:
         huggingface.load(folder)
 
 
+def test_a_folder_keeps_its_templates_tokens_and_sampling(folder: Path) -> None:
+    """Besides the weights: what a chat looks like, which tokens have a role, every token that ends a text."""
+    package = pytest.importorskip("tokenizers")
+    words = package.Tokenizer(package.models.WordLevel({f"w{n}": n for n in range(61)}, unk_token="w0"))
+    words.pre_tokenizer = package.pre_tokenizers.Whitespace()
+    words.enable_truncation(2)
+    words.enable_padding(length=6)
+    words.save(str(folder / "tokenizer.json"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": [7, 8]}))
+    texts = {
+        "generation_config.json": '{"eos_token_id": [8, 9], "temperature": 0.5}',
+        "tokenizer_config.json": '{"chat_template": "{{ é }}", "pad_token": "w3"}',
+        "special_tokens_map.json": '{"pad_token": "w3"}',
+        "chat_template.jinja": "{{ é }}",
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    found = pretrained.load(folder)
+    assert found.tokenizer.encode("w1 w2 w3").ids == [1, 2, 3]  # neither cut nor padded
+    assert (found.end, found.ends, found.companions) == (7, (7, 8, 9), texts)
+    copy = folder / "copy"
+    huggingface.save(copy, found.config, found.params, found.tokenizer, found.ends, found.companions)
+    assert {name: (copy / name).read_text(encoding="utf-8") for name in texts} == texts
+    assert pretrained.load(copy)[3:] == found[3:]
+    (folder / "generation_config.json").write_text('{"eos_token_id": 61}')
+    with pytest.raises(WeightsError, match="token 61 is to end texts, and there are 61"):
+        pretrained.load(folder)
+
+
 # ---- GGUF --------------------------------------------------------------------------------------------------------
 
 
@@ -311,12 +341,13 @@ def test_gguf_model_with_its_tokenizer(tmp_path: Path) -> None:
     config = write_gguf(tmp_path / "m.gguf", "llama")
     found = pretrained.load(tmp_path / "m.gguf")
     assert found.config == config
-    assert found.end == 0
+    assert (found.end, found.ends) == (0, (0,))
+    assert json.loads(found.companions["tokenizer_config.json"])["eos_token"] == "<|end|>"
     encoded = found.tokenizer.encode("abba 12<|end|>")
     assert encoded.tokens == ["ab", "b", "a", "Ġ", "1", "2", "<|end|>"]
     assert found.tokenizer.decode(encoded.ids) == "abba 12"
     # In a folder it is the same model.
-    huggingface.save(tmp_path / "folder", found.config, found.params, found.tokenizer, found.end)
+    huggingface.save(tmp_path / "folder", found.config, found.params, found.tokenizer, found.ends)
     again = pretrained.load(tmp_path / "folder")
     assert (again.config, again.end) == (found.config, found.end)
     assert again.tokenizer.encode("ab 1").ids == found.tokenizer.encode("ab 1").ids
@@ -498,10 +529,10 @@ def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> 
 
 @pytest.mark.slow
 def test_smollm2_in_transformers(smollm2: pretrained.Pretrained, tmp_path: Path) -> None:
-    config, params, words, end = smollm2
+    config, params, words, end = smollm2[:4]
     ids = words.encode(QUESTION).ids
     _, expected = by_transformers(tmp_path, config, params, np.array([ids]))
     np.testing.assert_allclose(logits(config, params, np.array([ids])), expected, atol=1e-3)
-    huggingface.save(tmp_path, config, params, words, end)
+    huggingface.save(tmp_path, config, params, words, [end])
     transformers = pytest.importorskip("transformers")
     assert transformers.AutoTokenizer.from_pretrained(tmp_path)(QUESTION).input_ids == ids

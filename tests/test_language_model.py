@@ -186,6 +186,11 @@ def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     for top_p, kept in ((0.3, {1}), (0.5, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
         drawn = jax.jit(jax.vmap(lambda key, p=top_p: generate.choose(logits, key, top_p=p)))(keys)
         assert set(np.unique(drawn).tolist()) == kept
+    # Of equally likely tokens no more than it takes, from the front.
+    ties = jnp.zeros((1, 4))
+    for top_p, count in ((0.25, 1), (0.3, 2), (0.5, 2), (0.51, 3), (1.0, 4)):
+        drawn = jax.jit(jax.vmap(lambda key, p=top_p: generate.choose(ties, key, top_p=p)))(keys)
+        assert set(np.unique(drawn).tolist()) == set(range(count))
 
 
 def test_temperature_sharpens() -> None:

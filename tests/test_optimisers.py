@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from rl import shard
-from rl.agents.optimisers import Adam, build
+from rl.agents.optimisers import Adam, adamw, build
 
 PARAMS = {
     "Dense_0": {"kernel": np.full((2, 3), 2.0), "bias": np.full(3, -1.0)},
@@ -122,3 +122,13 @@ def test_another_optimiser_takes_the_schedule_and_nothing_else() -> None:
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Adam(**fields)
+
+
+def test_language_models_decay_neither_norms_nor_biases() -> None:
+    params = {"embedding": jnp.ones(2), "blocks": {"up": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}}
+    params["blocks"]["norm"] = {"scale": jnp.ones(2)}
+    optimiser = adamw(0.5)(0.1)
+    moved, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
+    expected = {"embedding": -0.05, "kernel": -0.05, "bias": 0.0, "scale": 0.0}
+    for path, leaf in jax.tree.leaves_with_path(moved):
+        np.testing.assert_allclose(leaf, expected[path[-1].key], atol=1e-7)

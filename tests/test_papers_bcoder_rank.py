@@ -49,7 +49,7 @@ def write_model(folder: Path) -> None:
     shape = Shape(width=16, layers=2, heads=2, kv_heads=1, head_size=8, inner=16)
     config = Config(max(words.get_vocab().values()) + 1, 64, shape)
     params = jax.jit(model.make(config).init)(jax.random.key(0))
-    huggingface.save(folder, config, params, words, end=0)
+    huggingface.save(folder, config, params, words, ends=[0])
 
 
 @pytest.mark.long

@@ -31,10 +31,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from rl.agents.lm_bc import next_token
-from rl.agents.optimisers import Optimiser
+from rl.agents.optimisers import Optimiser, adamw
 from rl.agents.state import descend, require_share, start
 from rl.language.model import LM
 from rl.networks import token_heads
@@ -56,9 +55,9 @@ class Config:
     maximum: float = 1.0  # R_max, the largest return; categorical heads are bounded by their support
     advantage_weight: float = 0.1  # beta_adv
     imitation_weight: float = 0.5  # beta_ce
-    value_learning_rate: float = 1e-5  # AdamW, value stage
-    learning_rate: float = 3e-5  # AdamW, policy stage
-    weight_decay: float = 0.05  # AdamW
+    value_learning_rate: float = 1e-5  # AdamW's, of neither norms nor biases, value stage
+    learning_rate: float = 3e-5  # AdamW's, of neither norms nor biases, policy stage
+    weight_decay: float = 0.05  # AdamW's, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the value heads
     chunk: int = 128  # columns of tokens whose logits are held at a time
 
@@ -94,7 +93,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         raise ValueError(f"unknown operator {config.operator!r}: choose one of {', '.join(OPERATORS)}")
     require_share("discount", config.discount)
     body = token_heads.state_values(head.size, config.inner)
-    optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
+    optimiser = optimiser or adamw(config.weight_decay)
     optimisers = {
         "policy": optimiser(config.learning_rate),
         "residual": optimiser(config.learning_rate),

@@ -24,9 +24,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from rl.agents.optimisers import Optimiser
+from rl.agents.optimisers import Optimiser, adamw
 from rl.agents.state import descend, follow, is_off, require_share, start
 from rl.language import generate
 from rl.language.generate import Decoder
@@ -51,8 +50,8 @@ class Config:
     bc_weight: float = 1.0  # c_bc; 0 leaves pi_beta as it is
     steering: float = 4.0  # beta
     target_rate: float = 0.005  # Polyak step of the slow copies
-    learning_rate: float = 1e-4  # AdamW, all networks
-    weight_decay: float = 0.0  # AdamW
+    learning_rate: float = 1e-4  # AdamW's, of neither norms nor biases, all networks
+    weight_decay: float = 0.0  # AdamW's, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the heads
     bias: float = 0.0  # of every output: the mean return, about, with a head of values and negative rewards
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
@@ -80,7 +79,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     require_share("expectile", config.expectile)
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
-    optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
+    optimiser = optimiser or adamw(config.weight_decay)
     optimisers = dict.fromkeys(("trunk", "q", "v", "policy"), optimiser(config.learning_rate))
 
     def init(key: Key, batch: TokenBatch) -> State:

@@ -14,9 +14,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import optax
 
-from rl.agents.optimisers import Optimiser
+from rl.agents.optimisers import Optimiser, adamw
 from rl.agents.state import descend, start
 from rl.language.model import LM
 from rl.types import Array, Key, Learner, Metrics, State, TokenBatch
@@ -28,8 +27,8 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are LMRL-Gym's."""
 
-    learning_rate: float = 1e-4  # AdamW
-    weight_decay: float = 0.0  # AdamW
+    learning_rate: float = 1e-4  # AdamW's, of neither norms nor biases
+    weight_decay: float = 0.0  # AdamW's, of neither norms nor biases
     chunk: int = 128  # columns of tokens whose logits are held at a time
 
 
@@ -40,7 +39,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     and ``state.params["policy"]``.
     """
     del head
-    optimiser = optimiser or functools.partial(optax.adamw, weight_decay=config.weight_decay)
+    optimiser = optimiser or adamw(config.weight_decay)
     optimisers = {"policy": optimiser(config.learning_rate)}
 
     def init(key: Key, batch: TokenBatch) -> State:

@@ -73,6 +73,13 @@ def build(
     return optax.chain(*steps) if len(steps) > 1 else inner
 
 
+def adamw(weight_decay: float) -> Optimiser:
+    """AdamW for language models, which decays neither norms nor biases (Brown et al. 2020, and others since)."""
+    if not weight_decay:
+        return functools.partial(optax.adamw, weight_decay=0.0)
+    return functools.partial(optax.adamw, weight_decay=weight_decay, mask=_matrices)
+
+
 def share(settings: Adam, count: Array) -> Array:
     """The part of the learning rate, in [0, 1], with which update number ``count`` is made, counted from 0."""
     part = jnp.minimum(1.0, (count + 1) / settings.warm_up) if settings.warm_up else jnp.ones(())
@@ -85,3 +92,10 @@ def share(settings: Adam, count: Array) -> Array:
 def _kernels(params: Any) -> Any:
     """True for the leaves of ``params`` that are kernels."""
     return jax.tree.map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)
+
+
+def _matrices(params: Any) -> Any:
+    """True for the leaves of ``params`` that are neither the scale of a norm nor a bias."""
+    return jax.tree.map_with_path(
+        lambda path, _: getattr(path[-1], "key", None) not in ("scale", "bias"), params
+    )

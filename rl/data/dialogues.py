@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,8 +38,26 @@ def read(path: str | Path) -> list[Dialogue]:
 
     Raises:
       DataError: a row that is not like that, or none at all; the message names its line. Or there is no such file.
+
+    Warns:
+      UserWarning: no row says ``imitate``, and some episodes went worse than others.
     """
-    return list(_rows(path, _dialogue, _DIALOGUE))
+    weighted = False
+
+    def parse(row: dict[str, Any]) -> Dialogue:
+        nonlocal weighted
+        dialogue = _dialogue(row)
+        weighted |= "imitate" in row
+        return dialogue
+
+    found = list(_rows(path, parse, _DIALOGUE))
+    if not weighted and len({sum(turn.reward for turn in one.turns) for one in found}) > 1:
+        warnings.warn(
+            f"{path}: no row says imitate, so that what failed is imitated like what did not: give it in each row, or "
+            "imitate a share of the episodes by --best",
+            stacklevel=2,
+        )
+    return found
 
 
 def read_candidates(path: str | Path) -> list[Candidates]:

@@ -132,10 +132,11 @@ def choose(logits: Array, key: Key, temperature: float = 1.0, top_p: float = 1.0
         return logits.argmax(-1).astype(jnp.int32)
     logits = logits / temperature
     if top_p < 1:
-        ordered = jnp.sort(jax.nn.softmax(logits), -1, descending=True)
+        order = jnp.argsort(logits, -1, descending=True)  # of equal ones the earlier comes first
+        ordered = jnp.take_along_axis(jax.nn.softmax(logits), order, -1)
         kept = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
-        threshold = jnp.where(kept, ordered, jnp.inf).min(-1, keepdims=True)
-        logits = jnp.where(jax.nn.softmax(logits) >= threshold, logits, -jnp.inf)
+        kept = jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
+        logits = jnp.where(kept, logits, -jnp.inf)
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 

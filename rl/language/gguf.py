@@ -76,7 +76,7 @@ def read(path: str | os.PathLike[str]) -> File:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or alignment < 8 or alignment & (alignment - 1):
         raise WeightsError(
-            f"{path}: general.alignment is {alignment!r}, and must be a power of 2 from 8 on: it is damaged"
+            f"{path}: general.alignment is {alignment!r}, not a power of 2 from 8 on: a damaged file"
         )
     start = -(-cursor.at // alignment) * alignment
     tensors = {}
@@ -91,11 +91,31 @@ def read(path: str | os.PathLike[str]) -> File:
             raise WeightsError(f"{path}: tensor {name} is there twice: the file is damaged")
         if offset % alignment or shape[-1:] == [] or shape[-1] % form.block:
             raise WeightsError(
-                f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {form.name}: the file is damaged"
+                f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {form.name}: a damaged file"
             )
         raw = cursor.slice(start + offset, count // form.block * form.bytes, f"tensor {name}")
         tensors[name] = form.decode(raw.reshape(-1, form.bytes)).reshape(shape)
     return File(metadata, tensors)
+
+
+def ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tokens that end a text: of all texts, and of a turn."""
+    names = (f"tokenizer.ggml.{role}_token_id" for role in ("eos", "eot", "eom"))
+    found = dict.fromkeys(metadata[name] for name in names if name in metadata)
+    return tuple(token for token in found if type(token) is int)
+
+
+def roles(metadata: Mapping[str, Any]) -> dict[str, int]:
+    """The tokens of a role, by transformers' name of it."""
+    names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
+    found = {f"{name}_token": metadata.get(f"tokenizer.ggml.{own}_token_id") for own, name in names.items()}
+    return {name: token for name, token in found.items() if type(token) is int}
+
+
+def chat_template(metadata: Mapping[str, Any]) -> str | None:
+    """How a model wants to be asked, as a Jinja template."""
+    template = metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) else None
 
 
 # ---- quantisations: blocks of bytes [N, bytes] -> float32 [N, block] ---------------------------------------------

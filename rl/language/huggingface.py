@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,9 @@ from rl.networks.transformer import Rope, Shape
 from rl.types import Params
 
 _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
+# What a folder has besides weights, architecture and tokenizer: templates of chats, tokens of a role, how to sample.
+_TOKENS, _SAMPLING = "tokenizer_config.json", "generation_config.json"
+COMPANIONS = (_TOKENS, _SAMPLING, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _BIG_HEADER = 100_000_000  # bytes; the format's own limit
 
 _TYPES = {
@@ -59,7 +62,8 @@ def save(
     config: Config,
     params: Params,
     tokenizer: Any = None,
-    end: int | None = None,
+    ends: Sequence[int] = (),
+    companions: Mapping[str, str] | None = None,
 ) -> None:
     """Writes a folder that `load` and transformers' ``AutoModelForCausalLM.from_pretrained`` read.
 
@@ -68,19 +72,69 @@ def save(
       config: the architecture.
       params: any dtype of float; stored as it is.
       tokenizer: a `tokenizers.Tokenizer` to go with it, for ``AutoTokenizer``.
-      end: the token that ends a text, for ``generate``.
+      ends: the tokens that end a text, for ``generate``.
+      companions: texts of `COMPANIONS`, written as they are (`companions`).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     entries = weights.LLAMA if config.shape.rms else weights.GPT2
     write_safetensors(folder / _ONE_FILE, weights.disassemble(config, entries, params))
-    described = describe(config) | ({} if end is None else {"eos_token_id": end})
-    _write_json(folder / "config.json", described)
+    stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
+    _write_json(folder / "config.json", describe(config) | stated)
+    texts = dict(companions or {})
     if tokenizer is not None:
         with replacing(folder / "tokenizer.json") as partial:
             tokenizer.save(str(partial))
-        names = {} if end is None else {"eos_token": tokenizer.id_to_token(end)}
-        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
+        if _TOKENS not in texts:
+            texts |= described_tokens(tokenizer, {"eos_token": ends[0]} if ends else {})
+    for name, text in texts.items():
+        with replacing(folder / name) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+
+def companions(folder: str | os.PathLike[str]) -> dict[str, str]:
+    """The texts of those of `COMPANIONS` that the folder has, by name.
+
+    Raises:
+      WeightsError: one is not in UTF-8.
+    """
+    found = {}
+    for path in (Path(folder) / name for name in COMPANIONS):
+        try:
+            if path.exists():
+                found[path.name] = path.read_text(encoding="utf-8")
+        except ValueError as error:
+            raise WeightsError(f"{path} is not in UTF-8 ({error}): download it again") from error
+    return found
+
+
+def described_tokens(
+    tokenizer: Any, roles: Mapping[str, int], chat_template: str | None = None
+) -> dict[str, str]:
+    """The companion that says which tokens have a role, such as ``eos_token``, and how a chat is written."""
+    values = {name: tokenizer.id_to_token(token) for name, token in roles.items()}
+    values |= {} if chat_template is None else {"chat_template": chat_template}
+    return {_TOKENS: json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **values}, indent=2) + "\n"}
+
+
+def ends(folder: str | os.PathLike[str]) -> tuple[int, ...]:
+    """All tokens that end a text, as ``config.json`` and ``generation_config.json`` say; the former's first one first.
+
+    Raises:
+      WeightsError: a file is no JSON, or says something that is no token.
+    """
+    found: dict[int, None] = {}
+    for path in (Path(folder) / name for name in ("config.json", _SAMPLING)):
+        if not path.exists():
+            continue
+        end = _read_json(path).get("eos_token_id")
+        for token in end if isinstance(end, list) else [] if end is None else [end]:
+            if type(token) is not int or token < 0:
+                raise WeightsError(
+                    f"{path}: eos_token_id is {json.dumps(end)[:40]}, and no token: download it again"
+                )
+            found[token] = None
+    return tuple(found)
 
 
 # ---- the architecture --------------------------------------------------------------------------------------------
@@ -92,12 +146,7 @@ def read_config(path: str | os.PathLike[str]) -> Config:
     Raises:
       WeightsError: not JSON, a field missing, or an architecture that is not supported.
     """
-    try:
-        values = json.loads(Path(path).read_text())
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{path} is no JSON ({error}): download it again") from error
-    if not isinstance(values, dict):
-        raise WeightsError(f"{path} holds no object that describes a model: download it again")
+    values = _read_json(path)
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         raise WeightsError(
@@ -390,6 +439,16 @@ def _ignored(name: str, config: Config) -> bool:
     """Constants that older checkpoints hold beside their parameters, and a tied model's second name."""
     constant = name.endswith((".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"))
     return constant or (config.tied and name == "lm_head.weight")
+
+
+def _read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+    try:
+        values = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{path} is no JSON ({error}): download it again") from error
+    if not isinstance(values, dict):
+        raise WeightsError(f"{path} holds no object that describes a model: download it again")
+    return values
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:

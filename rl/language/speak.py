@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,10 +24,11 @@ class Words(NamedTuple):
     tokenizer: Any  # a `tokenizers.Tokenizer`
     stop: str  # what ends an action; whether a text has it or not, its tokens do, once
     end: int  # the token of that
+    ends: tuple[int, ...] = ()  # tokens that end what the model says, too
 
 
-def make(tokenizer: Any, stop: str) -> Words:
-    """What texts are to the model of ``tokenizer``, with actions that end with ``stop``.
+def make(tokenizer: Any, stop: str, ends: Sequence[int] = ()) -> Words:
+    """What texts are to the model of ``tokenizer``; actions end with ``stop``, or where it says one of ``ends``.
 
     Raises:
       ValueError: ``stop`` is not one token.
@@ -37,7 +38,7 @@ def make(tokenizer: Any, stop: str) -> Words:
         raise ValueError(
             f"{stop!r} cannot end actions: it is {len(ids)} tokens to this model, and must be one"
         )
-    return Words(tokenizer, stop, ids[0])
+    return Words(tokenizer, stop, ids[0], tuple(ends))
 
 
 def episode(words: Words, dialogue: Dialogue) -> Episode:
@@ -58,8 +59,8 @@ def speaker(
 ) -> Callable[[Params, Key], Policy]:
     """A function of the decoder's params and a key to what it says, compiled once for each length of what it has read.
 
-    A dialogue is read as `episode` has it, so that a model reads what it was trained on; from the front, as much is
-    left out as does not fit.
+    A dialogue is read as `episode` has it, so that a model reads what it was trained on. What does not fit is left out
+    at the front, but behind the tokens that the tokenizer puts before every text.
 
     Args:
       decoder: what chooses each token.
@@ -74,17 +75,18 @@ def speaker(
     room = context - steps
     if room < 1:
         raise ValueError(f"an action of {steps} tokens leaves no room to read in a context of {context}")
-    sample = generate.generator(decoder, steps, temperature=temperature, stop=[words.end])
+    stops = [words.end, *words.ends]
+    sample = generate.generator(decoder, steps, temperature=temperature, stop=stops)
 
     def speak(params: Params, key: Key) -> Policy:
         moves = itertools.count()
 
         def policy(dialogues: list[Dialogue]) -> list[str]:
-            read = [history(words, one)[-room:] for one in dialogues]
+            read = [_fitting(words, one, room) for one in dialogues]
             length = min(-(-max(map(len, read)) // _STEP) * _STEP, room)
             prompts, segment = map(jnp.asarray, generate.pad_left(read, length))
             made = sample(params, prompts, segment, jax.random.fold_in(key, next(moves)))
-            return generate.texts(made, words.tokenizer, [words.end])
+            return generate.texts(made, words.tokenizer, stops)
 
         return policy
 
@@ -95,3 +97,12 @@ def history(words: Words, dialogue: Dialogue) -> list[int]:
     """The tokens of a dialogue that the agent is about to go on with."""
     asked = dialogue._replace(turns=(*dialogue.turns, Turn("", is_action=True)))
     return episode(words, asked).tokens[:-1].tolist()
+
+
+def _fitting(words: Words, dialogue: Dialogue, room: int) -> list[int]:
+    """`history`, of which at most ``room`` tokens are left."""
+    read = history(words, dialogue)
+    before = tokenizer.before(words.tokenizer, dialogue.turns[0].text) if dialogue.turns else []
+    if len(read) <= room or len(before) >= room:
+        return read[-room:]
+    return before + read[len(before) - room :]

@@ -105,6 +105,13 @@ def prompt(tokenizer: Any, text: str) -> list[int]:
     return found.ids[: own[-1] + 1] if own else found.ids
 
 
+def before(tokenizer: Any, text: str) -> list[int]:
+    """The tokens that the tokenizer puts before a text, which it does not have itself."""
+    found = tokenizer.encode(text)
+    own = [place for place, special in enumerate(found.special_tokens_mask) if not special]
+    return found.ids[: own[0]] if own else []
+
+
 def episode(
     tokenizer: Any, turns: Iterable[Any], terminated: bool, imitate: float = 1.0, end: int | None = None
 ) -> Episode:
@@ -134,7 +141,7 @@ def episode(
 
 def check(tokenizer: Any, vocabulary: int) -> None:
     """Raises ValueError if the tokenizer cannot be that of an embedding with ``vocabulary`` rows."""
-    size = 1 + max(tokenizer.get_vocab().values())
+    size = 1 + max(tokenizer.get_vocab().values(), default=-1)
     if not (1 - _SPARE) * vocabulary <= size <= vocabulary:
         raise ValueError(
             f"the tokenizer has {size} tokens and the embedding {vocabulary} rows: they belong to different models"
