@@ -541,11 +541,24 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     style = _style(result)
     yield "## Aggregates"
     left = [name for name in result["variants"] if name not in aggregates]
+    # The variance of a resampled mean is that of the seeds seen, not of those that there might be: (S - 1) / S of it.
+    seeds = min(len(cell["last"]["each"]) for cell in result["cells"] if cell["variant"] in aggregates)
     yield (
         f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
-        + (f" (without {', '.join(f'`{name}`' for name in left)}, which have too few)" if left else "")
-        + ". Intervals: stratified bootstrap, seeds resampled within each task. The optimality gap is how far scores "
-        "fall short of the optimum." * ("optimality_gap" in next(iter(aggregates.values())))
+        + (
+            f" (without {', '.join(f'`{name}`' for name in left)}, too little of which is finished)"
+            if left
+            else ""
+        )
+        + ". Intervals: stratified bootstrap, seeds resampled within each task"
+        + (
+            f", with {seeds} seeds too narrow by a factor of about {np.sqrt(1 - 1 / seeds):.2f}"
+            if seeds > 1
+            else ""
+        )
+        + "."
+        + " The optimality gap is how far scores fall short of the optimum."
+        * ("optimality_gap" in next(iter(aggregates.values())))
     )
     names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
     rows = [
@@ -704,6 +717,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             f"threshold of {score}",
             "share of runs above it",
             title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            note="share, 95 % interval",
             rate=True,
         )
     for task in dict.fromkeys(curve["task"] for curve in result["curves"]):

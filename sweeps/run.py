@@ -566,22 +566,26 @@ def status(planned: Mapping[Path, Program]) -> Iterator[str]:
     yield f"{len(states)} programs: " + ", ".join(
         f"{count} {name}" for name, count in counts.items() if count
     )
-    done = left = seconds = 0.0
+    work: dict[str, np.ndarray] = {}  # {agent: [left, trained, seconds]}
     for place, one in states.items():
         size = planned[place].runs * one.total
         share = one.step / one.total
-        left += size * (1 - share)
-        if one.seconds:
-            done, seconds = done + size * share, seconds + one.seconds
+        agent = str(planned[place].fixed.get("agent", ""))
+        trained = size * share if one.seconds else 0.0
+        own = np.array([size * (1 - share), trained, one.seconds])
+        work[agent] = work.get(agent, np.zeros(3)) + own
         error = f"  {one.error.splitlines()[0]}" if one.error else ""
         yield f"{one.name:8s} {100 * share:4.0f} %  {place.name}{error}"
+    left, trained, seconds = sum(work.values())
     if not left:
         return
-    if not done:
+    if not trained:
         yield "nothing was trained yet that says how long the rest takes"
         return
-    rest = timedelta(seconds=round(seconds / done * left))
-    yield f"the rest takes one process about {rest} at the mean speed so far"
+    rest = sum(own[0] * (own[2] / own[1] if own[1] else seconds / trained) for own in work.values())
+    unknown = [agent for agent, own in work.items() if own[0] and not own[1]]
+    guessed = f", of {', '.join(unknown)} at the mean speed of the others" if unknown else ""
+    yield f"the rest takes one process about {timedelta(seconds=round(rest))} at the speed so far{guessed}"
 
 
 def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:

@@ -279,6 +279,10 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         expected = np.concatenate([SCORES[0, k], SCORES[1, k]], 1).mean(-1)  # [evaluation, seed]
         np.testing.assert_allclose(cell["last"]["each"], expected[-1])
         np.testing.assert_allclose(curve["scores"], expected)
+    card(plan.programs[place], place)
+    (place / log.RESULT).unlink()  # of the second half of the seeds: the rest is no score of the run
+    result = report.run([plan], str(tmp_path / "out"))
+    assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
 
 
 @pytest.mark.parametrize(

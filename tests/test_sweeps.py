@@ -734,4 +734,19 @@ def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: P
     result.write_text(json.dumps(json.loads(result.read_text()) | {"wall_seconds": 100.0}))
     runs = runs_of(sweeps.read(seeds_sweep(tmp_path, 0, 1, 2)))
     *_, rest = sweeps.status(sweeps.plan(runs, 16, "offline", tmp_path))
-    assert rest == "the rest takes one process about 0:03:20 at the mean speed so far"
+    assert rest == "the rest takes one process about 0:03:20 at the speed so far"
+
+
+def test_each_agent_has_a_speed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {"bc": 10.0, "iql": 100.0, "cql": 0.0}  # of one run of 20 updates; nobody knows CQL's
+
+    def state(program: sweeps.Program, place: Path) -> sweeps.State:
+        spent = seconds[program.fixed["agent"]] if program.fixed["seed"] == 0 else 0.0
+        return sweeps.State("done", 20, 20, spent) if spent else sweeps.State("waiting", 0, 20, 0.0)
+
+    monkeypatch.setattr(sweeps, "state", state)
+    runs = [{"agent": agent, "seed": seed} for agent in seconds for seed in (0, 1)]
+    runs.append({"agent": "iql", "seed": 2})
+    planned = {Path(f"{i}"): sweeps.Program(run, {}) for i, run in enumerate(runs)}
+    *_, rest = sweeps.status(planned)  # 10, twice 100, and twice the mean of both
+    assert rest.startswith("the rest takes one process about 0:05:20 at the speed so far, of cql at the mean")
