@@ -31,15 +31,25 @@ def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.Monkey
             segment = jnp.array(rows)
             return jnp.square(trunk.apply(params, x, transformer.positions(segment), segment)[:, ::2]).sum()
 
-        return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x)
+        def prefill(params: Any, x: Any) -> Any:
+            """In two pieces, the second of which finds the first one in the cache."""
+            segment, cache = jnp.array(rows), trunk.cache(2, 13)
+            position, features = transformer.positions(segment), []
+            for piece in (np.s_[:, :4], np.s_[:, 4:]):
+                some, cache = trunk.extend(params, x[piece], position[piece], segment[piece], cache)
+                features.append(some)
+            return jnp.concatenate(features, 1)
+
+        return jax.jit(jax.value_and_grad(loss, (0, 1)))(params, x), jax.jit(prefill)(params, x)
 
     at_once = both()
     monkeypatch.setattr(transformer, "QUERIES", 3)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), both(), at_once)
 
 
-def test_memory_is_linear_in_the_length() -> None:
-    """Temporary bytes of one training step of the trunk, as the compiler counts them."""
+@pytest.mark.parametrize("what", ["training", "prefill"])
+def test_memory_is_linear_in_the_length(what: str) -> None:
+    """Temporary bytes of one training step of the trunk, and of reading a prompt, as the compiler counts them."""
     trunk = transformer.trunk(SMALL)
     params = jax.eval_shape(trunk.init, KEY)
 
@@ -47,8 +57,12 @@ def test_memory_is_linear_in_the_length() -> None:
         one = jnp.ones(x.shape[:2], jnp.int32)
         return jax.grad(lambda p: trunk.apply(p, x, transformer.positions(one), one).sum())(params)
 
+    def prefill(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return trunk.extend(params, x, transformer.positions(one), one, trunk.cache(1, x.shape[1] + 8))
+
     size = [
-        jax.jit(step)
+        jax.jit({"training": step, "prefill": prefill}[what])
         .lower(params, np.zeros((1, length, 8), np.float32))
         .compile()
         .memory_analysis()

@@ -275,9 +275,8 @@ _READERS: dict[str, Callable[[Mapping[str, Any], _Refusal], Config]] = {
 
 def _read_rope(values: Mapping[str, Any], refuse: _Refusal) -> Rope:
     # Since transformers 5 all of it is in `rope_parameters`; before, the base stood apart from `rope_scaling`.
-    stretch = next(
-        (each for each in map(values.get, ("rope_parameters", "rope_scaling")) if each is not None), {}
-    )
+    stated = [values.get(name) for name in ("rope_parameters", "rope_scaling")]
+    stretch: Any = next((each for each in stated if each not in (None, {})), {})
     base = stretch.get("rope_theta", values.get("rope_theta", 10_000.0))
     kind = stretch.get("rope_type", stretch.get("type", "default"))
     refuse.unless(kind in ("default", "llama3"), f"rope_type {kind!r}")

@@ -132,7 +132,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         rotation = rotations(shape, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
-        attend = lambda query, key, value: _masked(segments, key, value, (slot, segment, query))
+        attend = functools.partial(_held, segments, slot, segment)
 
         def layer(carry, inputs):
             x, key, value = carry
@@ -216,15 +216,32 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
 def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
     """Attention of all positions to those before them, in memory linear in their number.
 
-    Queries come `QUERIES` at a time, one such part after the other, and the backward pass computes their scores again,
-    which takes less time than writing and reading those of all layers. Parts also meet the keys that come after them.
+    The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
+    also meet the keys that come after them.
     """
-    length = query.shape[1]
-    size = min(QUERIES, length)
-    parts = -(-length // size)
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     query, segment = jax.lax.optimization_barrier((query, segment))
     every = jax.checkpoint(functools.partial(_masked, segment, key, value), prevent_cse=False)
+    return _in_parts(every, (jnp.arange(query.shape[1]), segment, query))
+
+
+def _held(segments: Array, slot: Array, segment: Array, query: Array, key: Array, value: Array) -> Array:
+    """Attention of positions in the slots [S] to what a cache holds, in memory linear in their number, too."""
+    attend = functools.partial(_masked, segments, key, value)
+    if query.shape[1] <= QUERIES:
+        return attend((slot, segment, query))
+    query, segment = jax.lax.optimization_barrier((query, segment))  # as for `_causal`
+    return _in_parts(attend, (slot, segment, query))
+
+
+def _in_parts(
+    attend: Callable[[tuple[Array, Array, Array]], Array], queries: tuple[Array, Array, Array]
+) -> Array:
+    """What ``attend`` makes of queries as `_masked` has them, `QUERIES` at a time and one such part after another."""
+    slot, segment, query = queries
+    length = query.shape[1]
+    size = min(QUERIES, length)
+    parts = -(-length // size)
 
     def split(x: Array, axis: int) -> Array:
         """[..., length, ...] -> [parts, ..., size, ...]; what fills the last part up attends to anything."""
@@ -232,7 +249,7 @@ def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
         x = jnp.pad(x, widths)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
 
-    found = jax.lax.map(every, (split(jnp.arange(length), 0), split(segment, 1), split(query, 1)))
+    found = jax.lax.map(attend, (split(slot, 0), split(segment, 1), split(query, 1)))
     return jnp.moveaxis(found, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
 
 

@@ -23,7 +23,7 @@ _ATOMS = (bool, int, float, str)  # bool first: it is an int
 _COLLECTIONS = (tuple, set, frozenset, deque)
 _MAPPINGS = (Counter, OrderedDict, dict)  # dict last: it is both others' base
 _CHANGEABLE = (list, dict, set, deque, bytearray)
-_VIEWS = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
+_VIEWS: dict[str, Any] = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 _ARRAYS = "biufc"  # numpy's kinds of numbers
 
 
@@ -128,9 +128,9 @@ class _Encoder:
         for kind in _COLLECTIONS:
             if isinstance(value, kind):
                 return kind.__name__, list(value)
-        for kind in _MAPPINGS:
-            if isinstance(value, kind):
-                return kind.__name__, contents(value)
+        for mapping in _MAPPINGS:
+            if isinstance(value, mapping):
+                return mapping.__name__, contents(value)
         for name, view in _VIEWS.items():
             if type(value) is view:
                 return name, [list(item) for item in value] if name == "items" else list(value)
@@ -141,7 +141,8 @@ class _Encoder:
 
 def _scalar(value: Any) -> tuple[str, Any] | None:
     if isinstance(value, type):
-        return ("type", value.__name__) if vars(builtins).get(value.__name__) is value else None
+        name = type.__getattribute__(value, "__name__")
+        return ("type", name) if vars(builtins).get(name) is value else None
     if isinstance(value, complex):
         return "complex", [value.real, value.imag]
     if isinstance(value, Fraction):
@@ -233,8 +234,8 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "iterator": iter,
     "type": _type,
     "date": lambda parts: date(*parts),
-    "time": lambda parts: time(*parts[0], _zone(parts[1]), fold=parts[2]),
-    "datetime": lambda parts: datetime(*parts[0], *parts[1], _zone(parts[2]), fold=parts[3]),
+    "time": lambda parts: time(*parts[0]).replace(tzinfo=_zone(parts[1]), fold=parts[2]),
+    "datetime": lambda parts: datetime(*parts[0], *parts[1]).replace(tzinfo=_zone(parts[2]), fold=parts[3]),
     "timedelta": lambda parts: timedelta(*parts),
     "timezone": _zone,
     "array": _numbers,
