@@ -46,7 +46,7 @@ from experiments import common, presets
 from experiments import flags as config_flags
 from rl import checkpoint, data, lifecycle, log, shard, statistics, train
 from rl.data import recipes
-from rl.data.files import expanded
+from rl.data.files import existing, expanded
 
 
 class Script(NamedTuple):
@@ -124,7 +124,7 @@ class State(NamedTuple):
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
     try:
-        sweep = yaml.safe_load(Path(path).read_text())
+        sweep = yaml.safe_load(existing(path, "give a sweep file, such as sweeps/first.yaml").read_text())
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(sweep, dict) or not isinstance(sweep.get("parameters"), dict):

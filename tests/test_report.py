@@ -299,7 +299,7 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
             "no finished run has scores of the metric eval/success; they have eval/norm",
         ),
         (["{file}", "--baseline=sac"], "--baseline=sac: no run of these sweeps has that"),
-        (["{file}x"], "No such file"),
+        (["{file}x"], "there is no file .*board.yamlx; .*give a sweep file, such as"),
     ],
 )
 def test_what_cannot_be_reported_is_refused(
@@ -309,6 +309,6 @@ def test_what_cannot_be_reported_is_refused(
     other = tmp_path / "other.yaml"
     other.write_text(Path(file).read_text().replace("eval/normalized_return", "eval/success"))
     names = {"file": file, "success": str(other), "runs": str(tmp_path / "runs")}
-    with pytest.raises((ValueError, OSError), match=message):
+    with pytest.raises(ValueError, match=message):
         report_on(*(word.format(**names) for word in argv), where[1])
     assert not (tmp_path / "out").exists()
