@@ -16,9 +16,10 @@ import jax
 import numpy as np
 
 from benchmarks import peers, products
+from experiments import common
 from rl import train
+from rl.replay import chunks, goals
 from rl.replay import dataset as replay
-from rl.replay import goals
 from rl.replay.dataset import Dataset
 from rl.replay.goals import GoalBatch, Goals, Hindsight, Trajectories
 from rl.replay.source import Source
@@ -32,6 +33,7 @@ ACT = "act"
 ENVIRONMENTS = (1, 64)  # that are acted in at once
 
 SPEC = Spec((17,), 6)  # halfcheetah's
+ENTITIES = (4, 15)  # observations of an arm and three cubes as a set (`rl.envs.entities`)
 EPISODE = 1000  # its steps
 SUPPORT = -100.0, 100.0  # of value heads that have one
 
@@ -45,6 +47,8 @@ class Subject(NamedTuple):
     agent: ModuleType
     config: Any
     head: ValueHead
+    chunk: int = 1  # actions in each decision
+    shape: tuple[int, ...] = (17,)  # of observations; halfcheetah's
 
 
 class Case(NamedTuple):
@@ -58,17 +62,20 @@ class Case(NamedTuple):
     traces: list[None]  # as long as JAX has traced its program often
 
 
-def subject(agent: ModuleType, config: Any = None, head: ValueHead | None = None) -> Subject:
-    """An agent with its default hyper-parameters and a scalar head, but for what is given."""
+def subject(agent: ModuleType, config: Any = None, head: ValueHead | None = None, **others: Any) -> Subject:
+    """An agent with its default hyper-parameters and a scalar head, but for what is given; others are fields."""
     return Subject(
-        agent, agent.Config() if config is None else config, heads.scalar() if head is None else head
+        agent,
+        agent.Config() if config is None else config,
+        heads.scalar() if head is None else head,
+        **others,
     )
 
 
-def synthetic(transitions: int) -> Dataset:
+def synthetic(transitions: int, shape: tuple[int, ...] = SPEC.observation_shape) -> Dataset:
     """Random steps in episodes of 1000, as NumPy arrays: an update takes as long on them as on real ones."""
     rng = np.random.default_rng(0)
-    observation = rng.standard_normal((transitions, *SPEC.observation_shape), np.float32)
+    observation = rng.standard_normal((transitions, *shape), np.float32)
     action = rng.uniform(-1, 1, (transitions, SPEC.action_size)).astype(np.float32)
     last = np.arange(1, transitions + 1) % EPISODE == 0
     last[-1] = True
@@ -85,9 +92,13 @@ def synthetic(transitions: int) -> Dataset:
 
 
 def logged(subject: Subject, dataset: Dataset) -> Any:
-    """What an agent's batches are drawn from: trajectories, where it learns to reach goals."""
+    """What an agent's batches are drawn from: trajectories where it learns to reach goals, or chunks of actions."""
     hindsight = _hindsight(subject)
-    return goals.trajectories(dataset, hindsight) if hindsight else dataset
+    if hindsight:
+        return goals.trajectories(dataset, hindsight)
+    if subject.chunk > 1:
+        return chunks.make(dataset, subject.chunk, *common.discounts(subject.config))
+    return dataset
 
 
 def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_of: int) -> Case:
@@ -97,7 +108,7 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     """
     population = _population(subject, batch_size, 1)
     keys = jax.random.split(jax.random.key(0), seeds)
-    dataset = logged(subject, synthetic(EPISODE))
+    dataset = logged(subject, synthetic(EPISODE, subject.shape))
     state = jax.eval_shape(population.init, keys, _example(subject))
     found = products.find(population.epoch, state, dataset, keys)
     operands = jax.jit(functools.partial(products.operands, found))(jax.random.key(0))
@@ -136,14 +147,7 @@ def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Any)
     learner = _learner(subject)
     state, keys = _start(subject, seeds)
     program, traces = _traced(_update(learner, seeds), donate_argnums=0)
-    rng = np.random.default_rng(0)
-
-    def sample() -> Transition | GoalBatch:
-        shape, hindsight = _rows(seeds, batch_size), _hindsight(subject)
-        if hindsight:
-            return goals_on_host(dataset, hindsight, _discount(subject), rng, shape)
-        return replay.take(dataset, rng.integers(0, replay.size(dataset), shape))
-
+    sample = sampler_on_host(subject, _rows(seeds, batch_size), dataset)
     facts = _compile(program, state, sample(), keys)
 
     def update() -> State:
@@ -161,6 +165,35 @@ def host(subject: Subject, seeds: int, batch_size: int, most: int, dataset: Any)
     return Case("host", seeds, updates, call, facts | {"data_bytes": _nbytes(dataset)}, traces)
 
 
+def sampler_on_host(
+    subject: Subject, shape: tuple[int, ...], dataset: Any
+) -> Callable[[], Transition | GoalBatch]:
+    """Batches of this shape that NumPy draws from what is `logged`."""
+    rng, hindsight = np.random.default_rng(0), _hindsight(subject)
+
+    def sample() -> Transition | GoalBatch:
+        if hindsight:
+            return goals_on_host(dataset, hindsight, _discount(subject), rng, shape)
+        if subject.chunk > 1:
+            return chunks_on_host(dataset, rng.choice(dataset.starts, shape), subject.chunk)
+        return replay.take(dataset, rng.integers(0, replay.size(dataset), shape))
+
+    return sample
+
+
+def chunks_on_host(data: chunks.Chunks, rows: np.ndarray, length: int) -> Transition:
+    """`rl.replay.chunks.take` in NumPy."""
+    steps = jax.tree.map(lambda x: x[rows], data.steps)
+    last = data.last[rows][..., None]
+
+    def actions(start: np.ndarray) -> np.ndarray:
+        place = np.minimum(start[..., None] + np.arange(length), last)
+        return data.steps.action[place].reshape(*rows.shape, -1)
+
+    action, known = actions(rows), steps.has_next_action[..., None] > 0
+    return steps._replace(action=action, next_action=np.where(known, actions(rows + length), action))
+
+
 def goals_on_host(
     data: Trajectories,
     hindsight: Hindsight,
@@ -168,17 +201,18 @@ def goals_on_host(
     rng: np.random.Generator,
     shape: tuple[int, ...],
 ) -> GoalBatch:
-    """A batch of goals of OGBench's convention, drawn by NumPy as its own code draws it."""
+    """A batch of goals, drawn by NumPy as OGBench's own code draws it, or by HECRL's convention (``next_state``)."""
     size, steps = len(data.end), data.transitions
+    states, nearest = (steps.next_observation, 0) if hindsight.next_state else (steps.observation, 1)
     row = rng.integers(0, size, shape)
     end = data.end[row]
 
     def draw(kinds: Goals) -> tuple[np.ndarray, np.ndarray]:
         """Rows of goals, and which may be of any episode."""
         if kinds.geometric:
-            future = np.minimum(row + rng.geometric(1 - discount, shape), end)
+            future = np.minimum(row + rng.geometric(1 - discount, shape) - 1 + nearest, end)
         else:
-            first, share = np.minimum(row + 1, end), rng.random(shape)
+            first, share = np.minimum(row + nearest, end), rng.random(shape)
             future = np.rint(first * share + end * (1 - share)).astype(int)
         kind, anywhere = rng.random(shape), rng.integers(0, size, shape)
         drawn = np.where(kind < kinds.current, row, np.where(kind < 1 - kinds.random, future, anywhere))
@@ -187,7 +221,7 @@ def goals_on_host(
     (value, _), (actor, random) = draw(hindsight.value), draw(hindsight.actor)
     reached = (row == value).astype(np.float32)
     batch = jax.tree.map(lambda x: x[row], steps)
-    goal = steps.observation[value]
+    goal = states[value]
     relabelled = batch._replace(
         observation=goals.conditioned(batch.observation, goal),
         next_observation=goals.conditioned(batch.next_observation, goal),
@@ -195,10 +229,10 @@ def goals_on_host(
         discount=1 - reached if hindsight.mask else np.ones_like(reached),
     )
     if not hindsight.subgoal_steps:
-        return GoalBatch(relabelled, steps.observation[actor])
-    ahead = np.minimum(row + hindsight.subgoal_steps, end)
+        return GoalBatch(relabelled, states[actor])
+    ahead = np.minimum(row + hindsight.subgoal_steps - 1 + nearest, end)
     way = np.where(random, ahead, np.minimum(ahead, actor))
-    return GoalBatch(relabelled, *(steps.observation[rows] for rows in (actor, ahead, way)))
+    return GoalBatch(relabelled, *(states[rows] for rows in (actor, ahead, way)))
 
 
 def act(subject: Subject, environments: int) -> Case:
@@ -206,7 +240,7 @@ def act(subject: Subject, environments: int) -> Case:
     learner = _learner(subject)
     state, key = _start(subject, 1)
     program, traces = _traced(learner.act)
-    seen = synthetic(environments).transitions.observation
+    seen = synthetic(environments, subject.shape).transitions.observation
     if _hindsight(subject):
         seen = goals.conditioned(seen, seen)
     facts = {"environments": environments, **_compile(program, state, seen, key)}
@@ -220,11 +254,22 @@ def act(subject: Subject, environments: int) -> Case:
     return Case(ACT, 1, calls, call, facts, traces)
 
 
-def torch(name: str, subject: Subject, batch_size: int, most: int, dataset: Dataset) -> Case:
-    """The agent's update in PyTorch (`benchmarks.coarse_peer`); at most ``most`` updates per call."""
-    from benchmarks import coarse_peer
+def torch(
+    transcribed: ModuleType, name: str, subject: Subject, batch_size: int, most: int, dataset: Dataset
+) -> Case:
+    """The agent's update in PyTorch; at most ``most`` updates per call.
 
-    update = coarse_peer.updates(name, subject.config, subject.head.size, SUPPORT, SPEC, batch_size, dataset)
+    Args:
+      transcribed: where its update is: `benchmarks.coarse_peer` or `benchmarks.proposals_peer`.
+      name: the agent's name there.
+      subject: the agent.
+      batch_size: rows of an update.
+      most: updates.
+      dataset: of single steps.
+    """
+    sample = sampler_on_host(subject, (batch_size,), logged(subject, dataset))
+    config = common.of_decisions(subject.config, subject.chunk)
+    update = transcribed.updates(name, config, subject.head.size, SUPPORT, _spec(subject), sample)
     times = min(most, _fitting(update))
 
     def call() -> None:
@@ -298,21 +343,28 @@ def _discount(subject: Subject) -> float:
     return getattr(subject.config, "discount", 0.99)
 
 
+def _spec(subject: Subject) -> Spec:
+    spec = SPEC._replace(observation_shape=subject.shape)
+    return goals.conditioned_spec(spec) if _hindsight(subject) else chunks.spec(spec, subject.chunk)
+
+
 def _learner(subject: Subject) -> Learner:
-    spec = goals.conditioned_spec(SPEC) if _hindsight(subject) else SPEC
-    return subject.agent.make(subject.config, spec, subject.head)
+    config = common.of_decisions(subject.config, subject.chunk)
+    return subject.agent.make(config, _spec(subject), subject.head)
 
 
 def _source(subject: Subject, batch_size: int) -> Source:
     hindsight = _hindsight(subject)
     if hindsight:
         return goals.sampler(batch_size, hindsight, _discount(subject))
+    if subject.chunk > 1:
+        return chunks.sampler(batch_size, subject.chunk)
     return replay.sampler(batch_size)
 
 
 def _example(subject: Subject) -> Transition | GoalBatch:
     """A batch of two rows."""
-    data, source = logged(subject, synthetic(EPISODE)), _source(subject, 2)
+    data, source = logged(subject, synthetic(EPISODE, subject.shape)), _source(subject, 2)
     return jax.device_get(jax.jit(source)(data, jax.random.key(0), 0))
 
 

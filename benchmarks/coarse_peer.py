@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from rl.replay import dataset as replay
-from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
 
 AGENTS = {"arsq": ("scalar",), "cqn": ("scalar", "c51")}  # and the value heads that are transcribed
@@ -41,10 +39,9 @@ def updates(
     size: int,
     support: tuple[float, float],
     spec: Spec,
-    batch_size: int,
-    dataset: Dataset,
+    sample: Callable[[], Transition],
 ) -> Callable[[], Any]:
-    """One update on rows drawn from ``dataset``, which are all demonstrations; finished when it returns.
+    """One update on a batch that ``sample`` draws, of demonstrations alone; finished when it returns.
 
     Args:
       name: one of `AGENTS`.
@@ -52,17 +49,11 @@ def updates(
       size: outputs of the value head; 1 is scalar, more are C51's atoms.
       support: of the atoms, low and high.
       spec: of the data; vectors.
-      batch_size: rows.
-      dataset: NumPy arrays.
+      sample: a batch of NumPy arrays.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     agent = CQN(config, spec, size, support, device) if name == "cqn" else ARSQ(config, spec, device)
-    rng = np.random.default_rng(0)
-
-    def update() -> dict[str, float]:
-        return agent.update(replay.take(dataset, rng.integers(0, replay.size(dataset), batch_size)))
-
-    return update
+    return lambda: agent.update(sample())
 
 
 if torch:

@@ -2,14 +2,15 @@
 
     python -m benchmarks.goals
 
-The six agents with their own sizes, batches of 256 and 1024, one seed and eight at once, in two loops of
-`benchmarks.offline`, beside the matrix products of their updates, the limit:
+OGBench's six agents and HECRL with their own sizes (HECRL on sets of four entities), batches of 256 and 1024, one seed
+and eight at once, in two loops of `benchmarks.offline`, beside the matrix products of their updates, the limit:
 
   scan      as the library trains: goals are drawn, and many updates made, in one compiled call, data on the device
   host      one compiled update per Python call, on batches whose goals NumPy draws: the loop of OGBench's own code
 
 Peak memory tells whether an episode was gathered: with a million steps and batches of 1024 it is the data's and the
-networks'. Below the table stand the steps per second of an evaluation, of an untrained policy, workers included.
+networks'. Below the table stand how long HECRL's diffusion draws 256 candidates for a subgoal and how long it takes to
+plan with them, and the steps per second of an evaluation, of an untrained policy, workers included.
 
 Nothing else should run meanwhile. benchmarks/README.md explains the table.
 
@@ -23,6 +24,8 @@ Examples:
 from __future__ import annotations
 
 import dataclasses
+import functools
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -33,12 +36,13 @@ from absl import app
 from benchmarks import cases, offline, table
 from experiments import flags, studies
 from rl import agents, envs, evaluate, log
-from rl.agents import gcbc
+from rl.agents import gcbc, hecrl
 from rl.envs.goals import TASKS
 from rl.networks import mlp
 from rl.types import Array, Key
 
-AGENTS = ("crl", "gcbc", "gciql", "gcivl", "hiql", "qrl")  # OGBench's
+AGENTS = ("crl", "gcbc", "gciql", "gcivl", "hiql", "qrl", "hecrl")
+PLANS = (1, 64)  # environments that HECRL plans for at once
 MODES = ("scan", "host")
 EPISODES, COPIES = 20, 10  # of an evaluation that is timed
 
@@ -72,18 +76,21 @@ def run(settings: Settings) -> dict[str, Any]:
         "d3rlpy": "host is the loop of OGBench's code around the same update: its package has no agents",
         "device_peak_bytes": None,
         "rows": [],
+        "plans": [
+            _planning(count, settings.repeats) for count in PLANS if "hecrl" in settings.agents.split(",")
+        ],
         "evaluations": [_evaluation(name) for name in settings.environments.split(",") if name],
     }
     path = Path(settings.out or f"results/benchmarks/goals-{table.slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = cases.synthetic(settings.transitions)
+    data = functools.cache(functools.partial(cases.synthetic, settings.transitions))
     blocks = [(label, seeds) for label in subjects for seeds in settings.seeds]
     with log.progress(len(blocks) * (1 + settings.repeats), "benchmark") as bar:
         for label, seeds in blocks:
             bar.set_postfix_str(f"{label}, seeds at once: {seeds}")
             subject, batch_size = subjects[label]
             sizes = offline.Settings(batch_size=batch_size, updates=settings.updates, unroll=1)
-            block = offline.updates(subject, seeds, MODES, sizes, data)
+            block = offline.updates(subject, seeds, MODES, sizes, data(subject.shape))
             rows = cases.measure(block, settings.repeats, bar.update)
             results["rows"] += [{"agent": label, **row} for row in rows]
             memory = jax.local_devices()[0].memory_stats() or {}
@@ -106,10 +113,39 @@ def _subjects(settings: Settings) -> dict[str, tuple[cases.Subject, int]]:
     if settings.updates < 0:
         raise ValueError(f"--updates={settings.updates} must not be negative")
     return {
-        f"{name}, batches of {batch_size}": (cases.subject(agents.get(name)), batch_size)
+        f"{name}, batches of {batch_size}": (_subject(name), batch_size)
         for name in names
         for batch_size in settings.batches
     }
+
+
+def _subject(name: str) -> cases.Subject:
+    agent = agents.get(name)
+    return cases.subject(agent, shape=cases.ENTITIES) if name == "hecrl" else cases.subject(agent)
+
+
+def _planning(environments: int, repeats: int) -> dict[str, Any]:
+    """Seconds of one draw of HECRL's candidates, and of a plan, for so many environments at once, compiled before."""
+    subject = _subject("hecrl")
+    state, key = cases._start(subject, 1)
+    nets = hecrl.networks(subject.config, cases._spec(subject), subject.head)
+    proposal = nets.proposal
+    assert proposal is not None
+    s = cases.synthetic(environments, subject.shape).transitions.observation
+    draw = jax.jit(lambda state, s, g, key: proposal.draw(state.params["subgoal"], s, g, key))
+    plan = jax.jit(
+        lambda state, s, g, key: (
+            hecrl.plan(subject.config, nets, subject.head, state.params, s, g, key).subgoal
+        )
+    )
+    seconds: dict[str, list[float]] = {"draw": [], "plan": []}
+    for number in range(repeats + 1):
+        for name, program in (("draw", draw), ("plan", plan)):
+            start = time.perf_counter()
+            jax.block_until_ready(program(state, s, s[::-1], key))
+            if number:  # the first one compiles
+                seconds[name].append(time.perf_counter() - start)
+    return {"environments": environments, "candidates": subject.config.candidates, "seconds": seconds}
 
 
 def _evaluation(name: str) -> dict[str, Any]:
@@ -143,6 +179,14 @@ def render(results: dict[str, Any]) -> str:
         if loop == "scan":
             gain = rate / rates[agent, seeds, "host"]
             lines.append(f"- {agent}, {seeds} at once: scan does {gain:.2f} times the updates of host")
+    for row in results["plans"]:
+        draw, plan = (
+            studies.digits(1e3 * statistics.median(row["seconds"][name])) for name in ("draw", "plan")
+        )
+        lines.append(
+            f"- hecrl: {row['candidates']} candidates for each of {row['environments']} at once take {draw} ms, a plan "
+            f"with them {plan} ms"
+        )
     lines += [
         f"- evaluation in {row['environment']}, {row['environments']} at once: "
         f"{studies.digits(row['steps_per_second'])} steps/s"

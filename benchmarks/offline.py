@@ -13,11 +13,12 @@ and beside them, in the same rounds:
 
   products  the matrix products of the update, with its shapes, and nothing else: the limit
   d3rlpy    its IQL and CQL with the same sizes, where it is installed (`make bench` installs it)
-  torch     ARSQ's and CQN's update in PyTorch, one per Python call in the manner of the published code
-            (benchmarks/coarse_peer.py), where PyTorch is installed
+  torch     the update of ARSQ, CQN, FQL, QC and DEAS in PyTorch, one per Python call in the manner of published code
+            (benchmarks/coarse_peer.py, benchmarks/proposals_peer.py), where PyTorch is installed
 
 ARSQ and CQN cut actions into levels of bins: --grids=1x41,2x7,3x5 makes a block of the table for each, of
-T = levels x dimensions tokens.
+T = levels x dimensions tokens. QC (FQL on chunks, the best of 32 draws of its flow) and DEAS decide on --chunk actions
+at once: --agents=fql,qc,deas --modes=scan,host,act.
 
 A round calls each of them once, and the table holds medians over --repeats rounds: what slows the machine slows all
 of them. Nothing else should run meanwhile. benchmarks/README.md explains the table.
@@ -38,16 +39,24 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import jax
 from absl import app
 
-from benchmarks import cases, coarse_peer, peers, table
-from experiments import flags
+from benchmarks import cases, coarse_peer, peers, proposals_peer, table
+from experiments import common, flags
 from rl import agents, log
 from rl.replay.dataset import Dataset
 from rl.values import heads
+
+TORCH = {  # where an agent's update stands in PyTorch
+    **dict.fromkeys(coarse_peer.AGENTS, coarse_peer),
+    **dict.fromkeys(proposals_peer.AGENTS, proposals_peer),
+}
+CHUNKED = ("qc", "deas")
+QC = {"extraction": "best_of"}  # what makes it of FQL
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +65,7 @@ class Settings:
 
     agents: str = "iql,cql,edac"  # agents with their own default sizes, comma-separated
     grids: str = ""  # LEVELSxBINS, comma-separated, of agents that cut actions (arsq, cqn); "": their own
+    chunk: int = 5  # actions in each decision of qc and deas
     head: str = "scalar"  # value head of all agents: scalar, two_hot, hl_gauss, c51 or quantile
     head_size: int = 51  # outputs of the head, whose support is [-100, 100]
     seeds: tuple[int, ...] = (1, 8)  # seeds trained at once; each number is a block of the table
@@ -106,8 +116,8 @@ def run(settings: Settings) -> dict[str, Any]:
                 most = block[0].updates
                 if name in with_peer:
                     block += cases.peer(name, subject.config.hidden, settings.batch_size, most, buffer)
-                if results["torch"] and settings.head in coarse_peer.AGENTS.get(name, ()):
-                    block.append(cases.torch(name, subject, settings.batch_size, most, data))
+                if results["torch"] and name in TORCH and settings.head in TORCH[name].AGENTS[name]:
+                    block.append(cases.torch(TORCH[name], name, subject, settings.batch_size, most, data))
                 if cases.ACT in modes:
                     block += [cases.act(subject, environments) for environments in cases.ENVIRONMENTS]
             rows = cases.measure(block, settings.repeats, bar.update)
@@ -127,14 +137,24 @@ def _subjects(settings: Settings, names: Sequence[str]) -> dict[str, tuple[str, 
     grids = [tuple(map(int, grid.split("x"))) for grid in settings.grids.split(",") if grid]
     found = {}
     for name in names:
-        config = agents.get(name).Config()
+        agent, config = _agent(name)
+        if name in CHUNKED:
+            of_chunks = cases.subject(agent, config, head, chunk=settings.chunk)
+            found[f"{name}, chunks of {settings.chunk}"] = (name, of_chunks)
+            continue
         if not (grids and name in coarse_peer.AGENTS):
-            found[name] = (name, cases.subject(agents.get(name), config, head))
+            found[name] = (name, cases.subject(agent, config, head))
             continue
         for levels, bins in grids:
             cut = dataclasses.replace(config, levels=levels, bins=bins)
-            found[f"{name} {levels}x{bins}"] = (name, cases.subject(agents.get(name), cut, head))
+            found[f"{name} {levels}x{bins}"] = (name, cases.subject(agent, cut, head))
     return found
+
+
+def _agent(name: str) -> tuple[ModuleType, Any]:
+    """The agent called so on the command line, and its own sizes."""
+    agent = agents.get("fql" if name == "qc" else name)
+    return agent, agent.Config(**QC if name == "qc" else {})
 
 
 def updates(
@@ -157,7 +177,9 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     """The names of the agents and the modes in ``settings``, after looking at all of it."""
     names, modes = settings.agents.split(","), [mode for mode in settings.modes.split(",") if mode]
     for name in names:
-        agents.get(name)
+        _agent(name)
+    if set(names) & set(CHUNKED):
+        common.at_least_one(settings, "chunk")
     for mode in modes:
         if mode not in cases.LOOPS:
             raise ValueError(f"--modes has no {mode!r}: choose from {', '.join(cases.LOOPS)}")

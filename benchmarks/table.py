@@ -97,9 +97,13 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
     rows = [row for row in results["rows"] if row["agent"] == name]
     if not rows:
         return "not measured yet"
-    layers = "x".join(str(width) for width in results["agents"][name]["hidden"])
+    config = results["agents"][name]
+    if "hidden" in config:
+        layers = "layers " + "x".join(str(width) for width in config["hidden"])
+    else:
+        layers = ", ".join(f"{part} {width}" for part, width in config["network"].items())
     work = rows[0]["flops_per_update"] / rows[0]["seeds"] / 1e9
-    text = f"layers {layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']} products"
+    text = f"{layers}, {studies.digits(work)} GFLOP per update in {rows[0]['products']} products"
     if name in results.get("tokens", {}):
         text += f"; {results['tokens'][name]} tokens"
     for row in rows:

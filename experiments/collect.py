@@ -85,7 +85,9 @@ _EPISODE_STEPS = flags.DEFINE_integer(
     lower_bound=1,
 )
 _ACTORS = flags.DEFINE_string(
-    "actors", None, "Locomotion: the file of behaviour policies. Default: those shipped with the package."
+    "actors",
+    None,
+    "Locomotion and antmaze: the file of behaviour policies. Default: those shipped with the package.",
 )
 _OVERWRITE = flags.DEFINE_boolean("overwrite", False, "Replace files, or unfinished work, of other settings.")
 _CLIP_ACTIONS = flags.DEFINE_boolean(

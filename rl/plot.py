@@ -254,7 +254,7 @@ def _route(
         for time, subgoal in zip(times, subgoals[:, number], strict=True):
             axes.plot(*np.stack([way[time], subgoal]).T, color=colour, linewidth=0.7, linestyle=":")
             axes.plot(*way[time], color=colour, marker=".", markersize=5)
-        line = {"color": colour, "linestyle": "", "zorder": 3}
+        line: dict[str, Any] = {"color": colour, "linestyle": "", "zorder": 3}
         axes.plot(*way[:1].T, marker="o", markersize=7, label=f"{name}start", **line)
         if len(times):
             axes.plot(*subgoals[:, number].T, marker="D", mfc="none", label=f"{name}subgoals", **line)

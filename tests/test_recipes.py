@@ -16,9 +16,11 @@ import pytest
 
 pytest.importorskip("ogbench")
 
+from rl import envs
 from rl.data.recipes import (
     RECIPES,
     Recipe,
+    behaviour,
     collect,
     collector,
     find,
@@ -29,7 +31,10 @@ from rl.data.recipes import (
     scripted,
 )
 from rl.data.recipes.episode import Episode, Simulate
+from rl.envs import directional_ant
+from rl.envs.registry import time_limit
 
+ANT = "antmaze-medium-stitch-v0"
 MAZE, STITCH, CUBE, NOISY = (
     "pointmaze-medium-navigate-v0",
     "pointmaze-medium-stitch-v0",
@@ -38,9 +43,28 @@ MAZE, STITCH, CUBE, NOISY = (
 )
 
 
-def simulator(dataset: str, rows: int) -> Simulate:
-    family = pointmaze if dataset.startswith("pointmaze") else manipulation
-    return family.simulator(find(dataset), rows)
+# One antmaze of each kind: the four mazes are pointmaze's.
+MADE = [
+    name
+    for name, recipe in RECIPES.items()
+    if not recipe.is_walked or name in ("antmaze-giant-navigate-v0", ANT, "antmaze-teleport-explore-v0")
+]
+
+
+@pytest.fixture(scope="module")
+def walker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a walker with random weights."""
+    from test_recipes_locomotion import make_actors
+
+    path = tmp_path_factory.mktemp("walker") / "ant.npz"
+    behaviour.save(path, make_actors(pointmaze.WALKER, 29, 8))
+    return path
+
+
+def simulator(dataset: str, rows: int, walker: Path | None = None) -> Simulate:
+    if "maze" in dataset:
+        return pointmaze.simulator(find(dataset), rows, walker and str(walker))
+    return manipulation.simulator(find(dataset), rows)
 
 
 def seed(episode: int) -> np.random.SeedSequence:
@@ -61,14 +85,14 @@ def built() -> dict[str, Callable[[str], Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", RECIPES)
+@pytest.mark.parametrize("dataset", MADE)
 def test_every_recipe_makes_an_episode_in_the_published_layout(
-    dataset: str, built: dict[str, Callable[[str], Any]], monkeypatch: pytest.MonkeyPatch
+    dataset: str, walker: Path, built: dict[str, Callable[[str], Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for family in (pointmaze, manipulation):
         monkeypatch.setattr(family, "_make_env", built[family.__name__])
     rows = 4
-    data = simulator(dataset, rows)(seed(0)).data
+    data = simulator(dataset, rows, walker)(seed(0)).data
     assert {name: array.dtype.name for name, array in data.items() if name != "button_states"} == {
         "observations": "float32",
         "actions": "float32",
@@ -82,6 +106,9 @@ def test_every_recipe_makes_an_episode_in_the_published_layout(
     assert data["actions"].std() > 0
     if dataset.startswith("pointmaze"):
         assert np.array_equal(data["observations"], data["qpos"])
+    elif dataset.startswith("antmaze"):
+        assert data["actions"].shape[1] == 8
+        assert np.array_equal(data["observations"], np.concatenate([data["qpos"], data["qvel"]], 1))
     else:
         # The arm's six joint angles open the observation and the state alike.
         assert np.array_equal(data["observations"][:, :6], data["qpos"][:, :6])
@@ -154,6 +181,65 @@ def test_stitch_goes_to_a_goal_four_cells_away_and_stays() -> None:
         assert (episode.attempts, episode.reached) == (1, 1)
         assert np.linalg.norm(path[-40:] - path[-40:].mean(axis=0), axis=1).max() < 2
         assert 2 < np.abs(path[-40:].mean(axis=0) - path[0]).sum() < 20
+
+
+@pytest.mark.parametrize("kind", ["navigate", "explore"])
+def test_an_ant_is_told_the_way_or_one_that_is_drawn_every_ten_steps(
+    kind: str, walker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a policy that was asked again for every stored row, without the noise."""
+    recipe, told = find(f"antmaze-medium-{kind}-v0"), []
+    policies = behaviour.load(walker, pointmaze.WALKER)
+    policy = policies.policy(policies.card["expert"])
+
+    class Told(behaviour.Policy):
+        def mode(self, observation: np.ndarray) -> np.ndarray:
+            told.append(observation)
+            return super().mode(observation)
+
+    monkeypatch.setattr(behaviour, "Policy", Told)
+    monkeypatch.setattr(pointmaze, "EXPLORE_NOISE", 0.0)
+    monkeypatch.setitem(pointmaze.ACTION_NOISE, "antmaze", 0.0)
+    goals = []
+    maze = pointmaze._make_env(recipe.env)
+    monkeypatch.setattr(pointmaze, "_make_env", lambda name: maze)
+    reset = maze.reset
+    monkeypatch.setattr(maze, "reset", lambda **given: (reset(**given), goals.append(maze.cur_goal_xy))[0])
+    data = simulator(recipe.dataset, 35, walker)(seed(0)).data
+    seen = np.stack(told)
+    np.testing.assert_allclose(seen[:, :27], data["observations"][:, 2:], atol=1e-6)
+    np.testing.assert_allclose(data["actions"], [policy.mode(row) for row in seen], atol=1e-6)
+    directions = seen[:, 27:]
+    np.testing.assert_allclose(np.linalg.norm(directions, axis=1), 1, atol=1e-4)
+    if kind == "explore":
+        blocks = directions[:30].reshape(3, 10, 2)
+        assert (blocks == blocks[:, :1]).all() and len(np.unique(directions, axis=0)) == 4
+        return
+    for row, direction in zip(data["observations"], directions, strict=True):
+        way = maze.get_oracle_subgoal(row[:2], goals[0])[0] - row[:2]
+        np.testing.assert_allclose(direction, way / np.linalg.norm(way), atol=1e-4)
+
+
+def test_a_walkers_mode_is_its_action_without_noise(walker: Path) -> None:
+    policy = behaviour.load(walker, pointmaze.WALKER).policy(0)
+    seen = np.random.default_rng(0).standard_normal(29).astype(np.float32)
+    still: Any = type("Still", (), {"standard_normal": lambda self, size, kind: np.zeros(size, kind)})()
+    np.testing.assert_array_equal(policy.mode(seen), policy(seen, still)[0])
+
+
+def test_the_task_of_walkers_pays_the_way_along_a_direction_that_turns() -> None:
+    env = envs.make(pointmaze.WALKER)
+    task: Any = env.unwrapped
+    seen, rng = [env.reset(seed=0)[0]], np.random.default_rng(0)
+    for _ in range(directional_ant.TURN + 5):
+        before = task.data.qpos[:2].copy()
+        observation, reward, terminated, _, _ = env.step(0.2 * rng.uniform(-1, 1, 8))
+        assert reward == pytest.approx((task.data.qpos[:2] - before) @ seen[-1][27:], abs=1e-6)
+        assert not terminated
+        seen.append(observation)
+    turns = np.flatnonzero((np.diff(np.stack(seen)[:, 27:], axis=0) != 0).any(1)) + 1
+    assert turns.tolist() == [directional_ant.TURN] and time_limit(pointmaze.WALKER) == directional_ant.LIMIT
+    np.testing.assert_array_equal(env.reset(seed=0)[0], seen[0])
 
 
 def test_cells_at_a_distance_agree_with_all_pairs_shortest_paths() -> None:
@@ -239,7 +325,9 @@ def test_a_scene_episode_out_of_view_is_made_again_from_another_seed(monkeypatch
 
 
 def test_catalogue() -> None:
-    assert len(RECIPES) == 28 + 7
+    assert len(RECIPES) == 28 + 11 + 7
+    assert find("antmaze-giant-navigate-v0")[3:] == (500, 2000)
+    assert find("antmaze-teleport-explore-v0")[3:] == (10000, 500)
     assert find("pointmaze-giant-navigate-v0")[3:] == (500, 2000)
     assert find("pointmaze-large-stitch-v0")[3:] == (5000, 200)
     assert find("cube-quadruple-noisy-v0")[3:] == (5000, 1000)
@@ -298,6 +386,18 @@ def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
     assert (len(train), len(val)) == (20 * 4, 2 * 4)
     starts = np.concatenate([train[::4], val[::4]])
     assert len(np.unique(starts, axis=0)) == 22
+
+
+def test_the_card_of_an_antmaze_names_its_walker(walker: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no actors for DirectionalAnt-v0 are shipped.*--actors"):
+        collect(ANT, out=tmp_path, transitions=6, episode_steps=3, progress=False)
+    assert not list(tmp_path.iterdir())
+    path = collect(ANT, out=tmp_path, transitions=6, episode_steps=3, actors=walker, progress=False)
+    card = read_card(path)
+    assert card["command"].endswith(f"--seed=0 --actors={walker}") and card["actors"]["seed"] == 7
+    assert card["actors_sha256"] == behaviour.digest(behaviour.load(walker, pointmaze.WALKER))
+    with np.load(path) as arrays:
+        assert arrays["observations"].shape == (8, 29) and arrays["terminals"].sum() == 2
 
 
 @pytest.mark.slow

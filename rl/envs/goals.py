@@ -89,7 +89,7 @@ def top_view(env: gymnasium.Env) -> TopView | None:
     """Of a maze whose observations begin with x and y, or of cubes as a set of entities; None of anything else."""
     task: Any = env.unwrapped
     box = env.observation_space
-    shape = box[OBSERVATION].shape if isinstance(box, spaces.Dict) else box.shape
+    shape = (box[OBSERVATION] if isinstance(box, spaces.Dict) else box).shape or ()
     if hasattr(task, "maze_map") and hasattr(task, "ij_to_xy") and len(shape) == 1:
         walls = np.array([task.ij_to_xy(cell) for cell in np.argwhere(np.asarray(task.maze_map) == 1)], float)
         return TopView(

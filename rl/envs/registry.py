@@ -162,6 +162,8 @@ def _register(name: str) -> None:
         module, extra = "ale_py", "atari"
     elif name.startswith("heavy-cube"):
         module, extra = "rl.envs.heavy_cubes", "ogbench"
+    elif name.startswith("DirectionalAnt"):
+        module, extra = "rl.envs.directional_ant", "ogbench"
     elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never
         module, extra = "ogbench", "ogbench"
     else:

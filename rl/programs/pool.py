@@ -298,6 +298,6 @@ def _command(isolation: str, limits: Limits) -> list[str]:
         *(bubblewrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
         *(word for source, target in shown.items() for word in ("--ro-bind", source, target)),
         *("--dev-bind", "/dev/null", "/dev/null", "--size", str(limits.output), "--tmpfs", kernel.FOLDER),
-        *("--remount-ro", "/dev/null", "--remount-ro", "/", "--chdir", kernel.FOLDER),
+        *("--remount-ro", "/", "--chdir", kernel.FOLDER),
         *(*python, "/code", *arguments),
     ]

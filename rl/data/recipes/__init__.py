@@ -1,7 +1,8 @@
 """Recipes: datasets made on the spot, where none can be downloaded.
 
 ``catalogue`` says what each dataset is. OGBench's come from its own scripted behaviours: ``pointmaze`` and
-``manipulation`` simulate one episode as a pure function of a seed, ``scripted`` plans them. D4RL's locomotion tiers
+``manipulation`` simulate one episode as a pure function of a seed, ``scripted`` plans them; antmaze is pointmaze with
+a trained walker. D4RL's locomotion tiers
 come from trained policies: ``behaviour`` holds those, ``locomotion`` plans and simulates. ``worker`` makes chunks of a
 plan and ``pool`` runs many workers, ``collector`` resumes and publishes, ``storage`` writes files. Nothing here may
 import JAX or anything that does (a simulating process must start fast), read a dataset for training, or render.
@@ -59,7 +60,8 @@ def collect(
       processes: how many to run; the cores this process may use if None.
       episode_steps: transitions per episode; as published if None. Shorter is for trials. Not for ``LOCOMOTION``,
         whose episodes end where the environment ends them.
-      actors: for ``LOCOMOTION``, the file of behaviour policies (`rl.data.recipes.behaviour`); those shipped if None.
+      actors: for ``LOCOMOTION`` and antmaze, the file of behaviour policies (`rl.data.recipes.behaviour`); those
+        shipped if None.
       overwrite: replace files of other settings, and discard unfinished work of other settings.
       progress: show a bar with the time left.
 
@@ -77,8 +79,6 @@ def collect(
             raise ValueError(f"episode_steps is not for {dataset}: its environment ends the episodes")
         plan = locomotion.plan(recipe, transitions, seed, actors)
     else:
-        if actors is not None:
-            raise ValueError(f"actors are not for {dataset}: its behaviour is scripted")
-        plan = scripted.plan(recipe, transitions, seed, episode_steps)
+        plan = scripted.plan(recipe, transitions, seed, episode_steps, actors)
     folder = expanded(out) if out is not None else default_folder(recipe.family)
     return collector.run(plan, folder, processes=processes, overwrite=overwrite, progress=progress)

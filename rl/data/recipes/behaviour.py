@@ -56,11 +56,7 @@ class Policy:
 
     def __call__(self, observation: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, float]:
         """Draw an action [D] float32 for ``observation`` [O] float32; return it and its log density."""
-        x = observation
-        for kernel, bias in self.layers[:-1]:
-            x = np.maximum(_product(x, kernel) + bias, 0)
-        kernel, bias = self.layers[-1]
-        mean, log_std = np.split(_product(x, kernel) + bias, 2)
+        mean, log_std = self._outputs(observation)
         log_std = np.clip(log_std, self.low, self.high)
         noise = rng.standard_normal(len(mean), np.float32)
         before = mean + np.exp(log_std) * noise
@@ -68,6 +64,18 @@ class Policy:
         log_slope = 2 * (math.log(2) - before - np.logaddexp(0, -2 * before))
         log_prob = -noise * noise / 2 - log_std - math.log(2 * math.pi) / 2 - log_slope
         return np.tanh(before), float(log_prob.sum())
+
+    def mode(self, observation: np.ndarray) -> np.ndarray:
+        """The action [D] float32 at the mean of the Gaussian for ``observation`` [O] float32."""
+        return np.tanh(self._outputs(observation)[0])
+
+    def _outputs(self, observation: np.ndarray) -> list[np.ndarray]:
+        """Mean and log standard deviation, [D] both."""
+        x = observation
+        for kernel, bias in self.layers[:-1]:
+            x = np.maximum(_product(x, kernel) + bias, 0)
+        kernel, bias = self.layers[-1]
+        return np.split(_product(x, kernel) + bias, 2)
 
 
 def _product(x: np.ndarray, kernel: np.ndarray) -> np.ndarray:

@@ -7,7 +7,9 @@ from typing import NamedTuple
 
 
 class Recipe(NamedTuple):
-    """One dataset of OGBench (Park et al., 2025), or in its layout, that scripted behaviour alone can make.
+    """One dataset of OGBench (Park et al., 2025), or in its layout, that scripted behaviour can make.
+
+    That of antmaze needs a trained walker besides (`rl.data.recipes.pointmaze`).
 
     The sizes are those of the command list published with the benchmark, or of the paper that it is from. A file
     stores one row more per episode than ``steps``: the last state has an action but no successor.
@@ -15,7 +17,7 @@ class Recipe(NamedTuple):
 
     dataset: str  # name that ``ogbench.make_env_and_datasets`` knows
     env: str  # gymnasium id of the environment
-    kind: str  # navigate or stitch (pointmaze); play, noisy, ppp or stack (manipulation)
+    kind: str  # navigate, stitch or explore (mazes); play, noisy, ppp or stack (manipulation)
     episodes: int  # training episodes; a tenth as many are added for validation
     steps: int  # transitions per episode
 
@@ -23,6 +25,11 @@ class Recipe(NamedTuple):
     def family(self) -> str:
         """The folder, under the one of all datasets, where this kind is kept."""
         return "ogbench"
+
+    @property
+    def is_walked(self) -> bool:
+        """Whether it takes a trained walker to make it."""
+        return self.env.startswith("antmaze")
 
     @property
     def file(self) -> str:
@@ -40,6 +47,12 @@ _PUBLISHED = (
     ("pointmaze-large", ("stitch",), 5000, 200),
     ("pointmaze-giant", ("stitch",), 5000, 200),
     ("pointmaze-teleport", ("stitch",), 5000, 200),
+    ("antmaze-medium", ("navigate",), 1000, 1000),
+    ("antmaze-large", ("navigate",), 1000, 1000),
+    ("antmaze-giant", ("navigate",), 500, 2000),
+    ("antmaze-teleport", ("navigate",), 1000, 1000),
+    *((f"antmaze-{maze}", ("stitch",), 5000, 200) for maze in ("medium", "large", "giant", "teleport")),
+    *((f"antmaze-{maze}", ("explore",), 10000, 500) for maze in ("medium", "large", "teleport")),
     ("cube-single", ("play", "noisy"), 1000, 1000),
     ("cube-double", ("play", "noisy"), 1000, 1000),
     ("cube-triple", ("play", "noisy"), 3000, 1000),

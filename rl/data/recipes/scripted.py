@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl.data.recipes import manipulation, pointmaze, storage
+from rl.data.files import expanded
+from rl.data.recipes import behaviour, manipulation, pointmaze, storage
+from rl.data.recipes.behaviour import Actors
 from rl.data.recipes.catalogue import RECIPES, Recipe
 from rl.data.recipes.episode import Simulate
 
@@ -27,6 +30,7 @@ class Chunk(NamedTuple):
     split: str
     first: int  # episode
     last: int  # episode, exclusive
+    actors: str | None = None  # file of the walker's policies, in mazes with one; None for those shipped
 
     @property
     def total_rows(self) -> int:
@@ -40,7 +44,7 @@ class Chunk(NamedTuple):
 
         Episode i of a split is a function of (seed, split, i): neither other episodes nor the process matter.
         """
-        simulate = _simulator(self.dataset, self.rows)
+        simulate = _simulator(self.dataset, self.rows, self.actors)
         split = SPLITS.index(self.split)
         episodes = [
             simulate(np.random.SeedSequence(self.seed, spawn_key=(split, index)))
@@ -54,11 +58,12 @@ class Chunk(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1)
-def _simulator(dataset: str, rows: int) -> Simulate:
+def _simulator(dataset: str, rows: int, actors: str | None) -> Simulate:
     """Return this process's simulator: building one takes up to a second."""
     recipe = RECIPES[dataset]
-    family = pointmaze if recipe.env.startswith("pointmaze") else manipulation
-    return family.simulator(recipe, rows)
+    if "maze" in recipe.env:
+        return pointmaze.simulator(recipe, rows, actors)
+    return manipulation.simulator(recipe, rows)
 
 
 class Plan(NamedTuple):
@@ -68,6 +73,8 @@ class Plan(NamedTuple):
     seed: int
     episode_steps: int  # transitions per episode; one row more is stored
     episodes: dict[str, int]  # by split
+    path: str | None = None  # of the walker's policies
+    actors: Actors | None = None  # these; None of mazes without a walker, and elsewhere
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -91,7 +98,10 @@ class Plan(NamedTuple):
 
     @property
     def settings(self) -> dict[str, Any]:
-        return {"dataset": self.dataset, "seed": self.seed, "episode_steps": self.episode_steps}
+        settings = {"dataset": self.dataset, "seed": self.seed, "episode_steps": self.episode_steps}
+        return (
+            settings if self.actors is None else settings | {"actors_sha256": behaviour.digest(self.actors)}
+        )
 
     @property
     def size(self) -> dict[str, Any]:
@@ -104,7 +114,7 @@ class Plan(NamedTuple):
     def chunks(self) -> list[Chunk]:
         size = max(1, CHUNK_ROWS // self.rows)
         return [
-            Chunk(self.dataset, self.rows, self.seed, split, first, min(first + size, episodes))
+            Chunk(self.dataset, self.rows, self.seed, split, first, min(first + size, episodes), self.path)
             for split, episodes in self.episodes.items()
             for first in range(0, episodes, size)
         ]
@@ -125,24 +135,37 @@ class Plan(NamedTuple):
             "transitions": self.transitions,
             "attempts": attempts,
             "reached": reached,
-            "command": command,
+            "command": command if self.path is None else f"{command} --actors={self.path}",
+            **({} if self.actors is None else {"actors": self.actors.card}),
             "sha256": digests,
         }
 
 
-def plan(recipe: Recipe, transitions: int | None, seed: int, episode_steps: int | None) -> Plan:
-    """Return what to make; None stands for the published size.
+def plan(
+    recipe: Recipe,
+    transitions: int | None,
+    seed: int,
+    episode_steps: int | None,
+    path: str | os.PathLike | None = None,
+) -> Plan:
+    """Return what to make; None stands for the published size, and for the actors shipped.
 
     Raises:
-      ValueError: a number out of range.
+      ValueError: a number out of range, actors where nobody walks, or that do not fit (`behaviour.load`).
     """
+    if path is not None and not recipe.is_walked:
+        raise ValueError(f"actors are not for {recipe.dataset}: its behaviour is scripted")
     steps = recipe.steps if episode_steps is None else episode_steps
     wanted = recipe.episodes * recipe.steps if transitions is None else transitions
     for name, value, least in (("transitions", wanted, 1), ("episode_steps", steps, 1), ("seed", seed, 0)):
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
     episodes = math.ceil(wanted / steps)
-    return Plan(recipe, seed, steps, {"train": episodes, "val": max(1, episodes // 10)})
+    splits = {"train": episodes, "val": max(1, episodes // 10)}
+    if not recipe.is_walked:
+        return Plan(recipe, seed, steps, splits)
+    file = None if path is None else str(expanded(path).absolute())
+    return Plan(recipe, seed, steps, splits, file, behaviour.load(file, pointmaze.WALKER))
 
 
 def _counts(pieces: list[Path]) -> tuple[int, int]:
