@@ -865,6 +865,10 @@ def test_programs_of_one_worker_share_no_descriptor_and_no_time(isolated: Pool) 
 
 
 def test_in_namespaces_of_its_own(isolated: Pool) -> None:
+    assert (
+        verdict(isolated, RIGHT + "# a worker that runs: after some programs it is replaced")
+        == Verdict.PASSED
+    )
     inside = descendants(isolated._workers[0]._process.pid)[1]
     for kind in ("net", "pid", "mnt", "ipc", "uts", "user"):
         assert os.readlink(f"/proc/{inside}/ns/{kind}") != os.readlink(f"/proc/self/ns/{kind}")
@@ -881,6 +885,7 @@ def test_nothing_of_the_callers_environment(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_killed_worker_is_replaced(anywhere: Pool) -> None:
+    assert verdict(anywhere, RIGHT + "# before the kill") == Verdict.PASSED
     process = anywhere._workers[0]._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
