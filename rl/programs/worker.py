@@ -298,7 +298,7 @@ class Remote:
 
     Everything that is done with it is asked of the program, but for one thing: what decides whether a test holds. An
     object may be equal to everything, or 0 when something is taken from it. So it is compared with the tests' data, or
-    reckons with them, only where the problem asks for a class of the program (`_Program.decides`), which is to say how
+    reckons with them, only where the problem asks for a class of the program (``decides``), which is to say how
     its instances compare; elsewhere only with other objects of the program.
     """
 
