@@ -39,6 +39,7 @@ from __future__ import annotations
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,7 +54,10 @@ _SCRIPTED = (
     " ".join(name for name, recipe in recipes.RECIPES.items() if recipe.env == env)
     for env in dict.fromkeys(recipe.env for recipe in recipes.RECIPES.values())
 )
-_NAMES = "\n".join([*_SCRIPTED, *recipes.LOCOMOTION])
+# In lines short enough that absl, which would cut names at their hyphens, leaves them as they are.
+_NAMES = "\n".join(
+    textwrap.fill(names, 74, break_on_hyphens=False) for names in (*_SCRIPTED, *recipes.LOCOMOTION)
+)
 _TASK = re.compile(r"-singletask(-task\d+)?")
 _DATASET = flags.DEFINE_string("dataset", None, f"What to make. One of:\n{_NAMES}")
 _DESCRIBE = flags.DEFINE_string(
