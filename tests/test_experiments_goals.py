@@ -182,7 +182,7 @@ def test_a_sweep_of_discounts_is_refused(tmp_path: Path) -> None:
 def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_path: Path) -> None:
     """Behaviour cloning of the walks, which had other goals on their way, reaches fewer."""
     chosen = settings(
-        tmp_path / agent, agent=agent, updates=3000, eval_every=1000, eval_episodes=20, batch_size=256
+        tmp_path / agent, agent=agent, updates=6000, eval_every=1000, eval_episodes=20, batch_size=256
     )
     plain = gcbc.Config(hidden=(64, 64), learning_rate=1e-3)
     own = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
