@@ -244,6 +244,7 @@ STORED = {
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "vagram": ["papers/vagram"],
+    "vagram_online": ["papers/vagram_online"],
     "sac_mujoco": ["online"],
 }
 
