@@ -173,8 +173,7 @@ def run(settings: Settings) -> dict[str, Any]:
         row = _run(known[name], result["parts"], end, settings)
         result["parts"].append(row)
         log.write_json(out / log.RESULT, result)
-        with log.replacing(out / studies.REPORT) as partial:
-            partial.write_text("\n\n".join(report(result)) + "\n")
+        studies.write_blocks(out / studies.REPORT, report(result))
         print(f"{name}: {row['outcome']} after {row['seconds']:.0f} s", file=sys.stderr, flush=True)
     return result
 

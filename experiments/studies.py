@@ -463,9 +463,14 @@ def finish(
     folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
-    with log.replacing(folder / name) as partial:
-        partial.write_text("\n\n".join([*report(result), *claims_table(result["claims"])]) + "\n")
+    write_blocks(folder / name, [*report(result), *claims_table(result["claims"])])
     return result
+
+
+def write_blocks(path: Path, blocks: Iterable[str]) -> None:
+    """Writes blocks of Markdown, whole or not at all."""
+    with log.replacing(path) as partial:
+        partial.write_text("\n\n".join(blocks) + "\n")
 
 
 def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments import studies
-from rl import log, plot
+from rl import plot
 from rl.agents import drpvi, linear, pevi, r2pvi
 from rl.envs import american_put, linear_mdp
 from rl.envs.linear_mdp import LinearMDP
@@ -111,8 +111,7 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     found = studies.train(settings, variants, "figures")
     result = studies.finish(settings, {**found.outcomes, "seconds": found.seconds}, report, claims, REPORT)
-    with log.replacing(Path(settings.out) / POINTS) as partial:
-        partial.write_text("\n\n".join(points(result)) + "\n")
+    studies.write_blocks(Path(settings.out) / POINTS, points(result))
     draw_all(Path(settings.out), result)
     return result
 

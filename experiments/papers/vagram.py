@@ -57,7 +57,7 @@ from experiments.papers.vagram_parts import (
     Settings,
     expected,
 )
-from rl import log, plot
+from rl import plot
 from rl.dynamics import value_aware
 
 
@@ -108,8 +108,7 @@ def run(settings: Settings) -> dict[str, Any]:
         place.setdefault((part, *where)[-1], {}).update(outcome)
     result = studies.finish(settings, {"wall_seconds": finished.seconds, **outcomes}, report, claims)
     if "pendulum" in result:
-        with log.replacing(Path(settings.out) / POINTS) as file:
-            file.write_text("\n\n".join(points(result)) + "\n")
+        studies.write_blocks(Path(settings.out) / POINTS, points(result))
     draw(Path(settings.out), result)
     return result
 
