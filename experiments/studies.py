@@ -44,6 +44,13 @@ class Settings:
     overwrite: bool = False  # train again what is finished
 
 
+@dataclasses.dataclass(frozen=True)
+class RowSettings(Settings):
+    """What can be chosen about a study of `train_rows`."""
+
+    stored: str = ""  # folders of this study's results, comma-separated: their rows are not trained again
+
+
 # ---- variants ---------------------------------------------------------------------------------------------
 
 
@@ -109,12 +116,57 @@ def train(
     return recall(settings, variants)
 
 
+class Stored(NamedTuple):
+    """What was trained before by other commands of a study, perhaps elsewhere."""
+
+    rows: dict[
+        tuple[Any, ...], dict[str, Any]
+    ]  # {what tells a row from others: the row, with its provenance}
+    results: list[dict[str, Any]]  # that they are from
+
+
+def stored(settings: Any, names: Sequence[str]) -> Stored:
+    """The rows of the results in the folders that ``settings.stored`` lists; of several that are alike the last.
+
+    Args:
+      settings: of the study, a `RowSettings`.
+      names: of what tells a row from others.
+
+    Raises:
+      ValueError: a folder without a result, or one whose numbers were other settings of this study.
+    """
+    folders = [Path(folder) for folder in settings.stored.split(",") if folder]
+    if missing := [str(folder) for folder in folders if not (folder / log.RESULT).is_file()]:
+        raise ValueError(f"--stored: there is no {log.RESULT} in {', '.join(missing)}")
+    results = [load(folder / log.RESULT) for folder in folders]
+    rows = {}
+    for folder, result in zip(folders, results, strict=True):
+        _check_comparable(settings, folder, result["settings"])
+        provenance = {name: result[name] for name in ("command", "commit", "versions", "hardware")}
+        for row in result["rows"]:
+            rows[tuple(row[name] for name in names)] = {"provenance": provenance, **row}
+    return Stored(rows, results)
+
+
+def _check_comparable(settings: Any, folder: Path, earlier: Mapping[str, Any]) -> None:
+    """Raises ValueError if a number among the settings was another one; words choose rows, and may differ."""
+    plain = lambda value: tuple(value) if isinstance(value, list | np.ndarray) else value
+    for name, value in dataclasses.asdict(settings).items():
+        before = plain(earlier.get(name, value))
+        if not isinstance(value, str) and name != "overwrite" and before != plain(value):
+            raise ValueError(
+                f"--stored: {folder} was made with --{name}={before}, and this command has {value}, so that their rows "
+                "do not compare; give it the same, or leave that folder out"
+            )
+
+
 def train_rows(
     settings: Any,
     variants: Mapping[str, Variant],
     rows: Iterable[tuple[Mapping[str, Any], str]],
     report: Callable[[Mapping[str, Any]], Iterable[str]],
     claims: Callable[[Mapping[str, Any]], Iterable[Claim]],
+    earlier: Stored,
     **parts: Any,
 ) -> dict[str, Any]:
     """Trains the variants, and after each writes a result with the rows that are finished; returns the last one.
@@ -125,17 +177,38 @@ def train_rows(
       rows: what tells each row from others, and the name of its variant. Several rows may share one.
       report: as `finish` takes it, of ``rows``, ``wall_seconds`` and ``parts``.
       claims: likewise.
+      earlier: rows that are taken as they are; they need no variant.
       parts: what else the result holds.
     """
-    planned = list(rows)
+    planned = [(tuple(row.values()), row, name) for row, name in rows]
+    before = sum(result["wall_seconds"] for result in earlier.results)
 
     def write() -> dict[str, Any]:
-        found = recall(settings, variants)
-        done = [{**row, **found.outcomes[name]} for row, name in planned if name in found.outcomes]
-        return finish(settings, {"wall_seconds": found.seconds, **parts, "rows": done}, report, claims)
+        finished = recall(settings, variants)
+        done = [
+            earlier.rows[key] if key in earlier.rows else {**row, **finished.outcomes[name]}
+            for key, row, name in planned
+            if key in earlier.rows or name in finished.outcomes
+        ]
+        found = {"wall_seconds": before + finished.seconds, **parts, "rows": done}
+        return finish(settings, found, report, claims)
 
     train(settings, variants, "seconds of one core", write)
     return write()
+
+
+def origin(result: Mapping[str, Any]) -> str:
+    """What made a result of `train_rows`, and what of it was made by other commands, in sentences."""
+    text = (
+        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours of "
+        "training."
+    )
+    rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
+    made = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
+    return text + "".join(
+        f" {made.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
+        for one in dict.fromkeys(made)
+    )
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:
@@ -157,7 +230,7 @@ def _files(settings: Any, variants: Iterable[str]) -> dict[str, Path]:
 
 def chosen(settings: Any, *without: str) -> dict[str, Any]:
     """The settings of a study that its variants depend on: all but ``without`` and where things are stored."""
-    places = {"out", "workdir", "overwrite", "parts", *without}
+    places = {"out", "workdir", "overwrite", "parts", "stored", *without}
     return {name: x for name, x in dataclasses.asdict(settings).items() if name not in places}
 
 

@@ -218,6 +218,52 @@ def test_what_a_study_leaves_can_be_read_and_judged_again(tmp_path: Path) -> Non
     assert studies.chosen(settings) == {"seeds": 3} and studies.chosen(settings, "seeds") == {}
 
 
+@dataclasses.dataclass(frozen=True)
+class RowSettings(studies.RowSettings):
+    seeds: int = 3
+    tasks: str = "first,second"
+
+
+def train_rows(folder: Path, **changes: Any) -> dict[str, Any]:
+    """A study of two rows; those that are stored are not asked to be trained."""
+    settings = RowSettings(out=str(folder), **changes)
+    earlier = studies.stored(settings, ["task"])
+    chosen = {name: x for name, x in variants().items() if (name,) not in earlier.rows}
+    rows = [({"task": name}, name) for name in settings.tasks.split(",")]
+    return studies.train_rows(settings, chosen, rows, lambda x: [studies.origin(x)], lambda x: (), earlier)
+
+
+def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp_path: Path) -> None:
+    elsewhere, here = tmp_path / "elsewhere", tmp_path / "here"
+    train_rows(elsewhere, tasks="first")
+    log.write_json(
+        elsewhere / log.RESULT,
+        {
+            **studies.load(elsewhere / log.RESULT),
+            "commit": "1234567890",
+            "hardware": {"cpu": "Another", "cores": 1},
+        },
+    )
+    TRAINED.clear()
+    result = train_rows(here, stored=str(elsewhere))
+    assert TRAINED == ["second"] and [row["task"] for row in result["rows"]] == ["first", "second"]
+    first, second = result["rows"]
+    assert first["provenance"]["commit"] == "1234567890" and "provenance" not in second
+    assert "1 of 2 rows are of" in studies.origin(result) and "(1234567, Another)" in studies.origin(result)
+    # A result that was joined keeps where its rows are from when it is joined again, and the last folder counts.
+    result = train_rows(tmp_path / "third", stored=f"{elsewhere},{here}")
+    assert [row["provenance"]["hardware"]["cpu"] == "Another" for row in result["rows"]] == [True, False]
+    assert TRAINED == ["second"]
+
+
+def test_stored_rows_that_do_not_compare_are_refused(tmp_path: Path) -> None:
+    train_rows(tmp_path / "few", seeds=2)
+    with pytest.raises(ValueError, match=r"few was made with --seeds=2, and this command has 3"):
+        train_rows(tmp_path / "more", stored=str(tmp_path / "few"))
+    with pytest.raises(ValueError, match=r"--stored: there is no result.json in .*nowhere"):
+        train_rows(tmp_path / "more", stored=str(tmp_path / "nowhere"))
+
+
 def test_a_study_prints_its_report_and_names_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,7 +95,7 @@ START = 100.0  # seconds: compilation and evaluations
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about this study."""
 
     parts: str = ",".join(PARTS)  # what to run, comma-separated
@@ -157,13 +157,16 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     check(settings)
     runs = planned(settings)
-    sources = {task: source(settings, task) for task in dict.fromkeys(run.task for run in runs)}
-    variants = {run.program.name: variant(settings, run.program, sources[run.task]) for run in runs}
-    scores = {task: of.score for task, of in sources.items()}
+    earlier = studies.stored(settings, Run._fields)
+    missing = [run for run in runs if run not in earlier.rows]
+    sources = {task: source(settings, task) for task in dict.fromkeys(run.task for run in missing)}
+    variants = {run.program.name: variant(settings, run.program, sources[run.task]) for run in missing}
+    scores = {task: score for result in earlier.results for task, score in result["data_scores"].items()}
+    scores |= {task: of.score for task, of in sources.items()}
 
     rows = [(run._asdict(), run.program.name) for run in runs]
     parts = {"data_scores": scores, "skipped": skipped(settings)}
-    result = studies.train_rows(settings, variants, rows, report, claims, **parts)
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
     draw(Path(settings.out), result)
     return result
 
@@ -461,7 +464,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     settings = result["settings"]
     yield "# ARSQ and CQN on robots"
     yield (
-        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours. "
+        f"{studies.origin(result)} "
         "[The program](../../../experiments/papers/arsq_control.py) says what is run."
     )
     yield (

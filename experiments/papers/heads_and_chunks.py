@@ -46,7 +46,7 @@ START = 30.0  # seconds: compilation and data
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about this study."""
 
     datasets: str = ",".join(DATASETS)  # comma-separated
@@ -73,20 +73,20 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown dataset, agent or head, or settings that a run refuses.
     """
     check(settings)
-    digests = {dataset: source(settings, dataset) for dataset in settings.datasets.split(",")}
+    names = ("dataset", "agent", "head", "chunk")
     runs = {
         f"{dataset}, {agent}, {head}, chunks of {chunk}": (dataset, agent, head, chunk)
-        for dataset in digests
+        for dataset in settings.datasets.split(",")
         for chunk in settings.chunks
         for head in settings.heads.split(",")
         for agent in settings.agents.split(",")
     }
-    variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in runs.items()}
-    rows = [
-        (dict(zip(("dataset", "agent", "head", "chunk"), cell, strict=True)), name)
-        for name, cell in runs.items()
-    ]
-    result = studies.train_rows(settings, variants, rows, report, claims)
+    earlier = studies.stored(settings, names)
+    missing = {name: cell for name, cell in runs.items() if cell not in earlier.rows}
+    digests = {dataset: source(settings, dataset) for dataset in {cell[0]: None for cell in missing.values()}}
+    variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in missing.items()}
+    rows = [(dict(zip(names, cell, strict=True)), name) for name, cell in runs.items()]
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier)
     draw(Path(settings.out), result)
     return result
 
@@ -252,7 +252,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     settings = result["settings"]
     yield "# Heads, chunks and agents"
     yield (
-        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours. "
+        f"{studies.origin(result)} "
         "[The program](../../../experiments/papers/heads_and_chunks.py) says what is run."
     )
     size = f"{settings['transitions']:,} steps" if settings["transitions"] else "as many steps as published"

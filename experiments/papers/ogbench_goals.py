@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,7 @@ START = 20.0  # seconds: compilation
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about this study."""
 
     datasets: str = ",".join(DATASETS)  # of the published table, comma-separated
@@ -70,15 +71,19 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown dataset or agent, or settings that a run refuses.
     """
     check(settings)
-    paths = {dataset: source(settings, dataset) for dataset in settings.datasets.split(",")}
+    names = ("dataset", "agent")
     runs = {
-        f"{dataset}, {agent}": (dataset, agent) for dataset in paths for agent in settings.agents.split(",")
+        ", ".join(run): run
+        for run in itertools.product(settings.datasets.split(","), settings.agents.split(","))
     }
+    earlier = studies.stored(settings, names)
+    missing = {name: run for name, run in runs.items() if run not in earlier.rows}
+    paths = {dataset: source(settings, dataset) for dataset in {run[0]: None for run in missing.values()}}
     variants = {
-        name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in runs.items()
+        name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in missing.items()
     }
-    rows = [({"dataset": dataset, "agent": agent}, name) for name, (dataset, agent) in runs.items()]
-    result = studies.train_rows(settings, variants, rows, report, claims)
+    rows = [(dict(zip(names, run, strict=True)), name) for name, run in runs.items()]
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier)
     draw(Path(settings.out), result)
     return result
 
@@ -204,7 +209,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     settings = result["settings"]
     yield "# OGBench's goals"
     yield (
-        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours. "
+        f"{studies.origin(result)} "
         "[The program](../../../experiments/papers/ogbench_goals.py) says what is run."
     )
     size = lambda steps: f"{steps:,} steps" if steps else "as many steps as published"

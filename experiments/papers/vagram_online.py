@@ -89,7 +89,7 @@ EXPECTED = "expected before the study (ours): noise costs no capacity, so that t
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about this study."""
 
     parts: str = ",".join(TASKS)  # environments, comma-separated
@@ -143,10 +143,11 @@ def run(settings: Settings) -> dict[str, Any]:
     """
     check(settings)
     runs = planned(settings)
-    variants = {run.name: variant(settings, run) for run in runs}
+    earlier = studies.stored(settings, Run._fields)
+    variants = {run.name: variant(settings, run) for run in runs if run not in earlier.rows}
 
     rows = [(run._asdict(), run.name) for run in runs]
-    result = studies.train_rows(settings, variants, rows, report, claims, planned=len(runs))
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier, planned=len(runs))
     draw(Path(settings.out), result)
     return result
 
@@ -445,8 +446,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     settings = Settings(**{name: _tuple(x) for name, x in result["settings"].items()})
     yield "# VaGraM online: models that know what values need, while an agent learns"
     yield (
-        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours, "
-        f"{len(result['rows'])} of {result['planned']} runs. "
+        f"{studies.origin(result)} {len(result['rows'])} of {result['planned']} runs. "
         "[The program](../../../experiments/papers/vagram_online.py) says what is compared and what a score is."
     )
     yield (
