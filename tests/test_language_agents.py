@@ -389,7 +389,7 @@ def without_trunk(vocabulary: int = 5) -> LM:
     def logits(params: Any, features: Any) -> Any:
         return features @ params["embedding"].T
 
-    return LM(Config(vocabulary, 512, shape), init, features, logits, None, None)  # type: ignore[arg-type]
+    return LM(Config(vocabulary, 512, shape), init, features, logits, None, None, None)  # type: ignore[arg-type]
 
 
 SHOWN = ("scalar", "two_hot", "hl_gauss")  # elsewhere, or like another

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -25,7 +26,7 @@ ANSWERS = [[9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [3], [2, 3, 8, 4], [6, 2, 6]]
 
 @functools.cache
 def readings(name: str) -> list[cached.Reading]:
-    read = cached.reader(model.make(CONFIGS[name]), rows=3, lengths=(4, 8))
+    read = cached.reader(model.make(CONFIGS[name]), rows=3, lengths=(4, 8), depths=(1,))
     return read(random_params(CONFIGS[name]), PROMPT, ANSWERS)
 
 
@@ -57,18 +58,25 @@ def test_reading_is_that_of_the_whole_text(name: str) -> None:
         row[: len(PROMPT) + len(answer)] = PROMPT + answer
     logits = jax.jit(lambda p, x: lm.logits(p, lm.features(p, x, jnp.ones_like(x))))(params, rows)
     log_p = log_softmax(logits, -1)
+    # What the lower depth keeps is what the model without its upper block makes, but for the norm's weights.
+    short = model.make(dataclasses.replace(config, shape=dataclasses.replace(config.shape, layers=1)))
+    below = {**params, "blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
+    features = jax.jit(short.features)(below, rows, np.ones_like(rows))
+    lower = (features - params["norm"].get("bias", 0.0)) / params["norm"]["scale"]
     for row, (answer, found) in enumerate(zip(ANSWERS, readings(name), strict=True)):
         first = len(PROMPT) - 1
         expected = [log_p[row, first + i, token] for i, token in enumerate(answer)]
         np.testing.assert_allclose(found.log_prob, expected, atol=1e-4)
-        assert found.activation.shape == (len(answer) + 1, config.shape.width)
+        assert found.activation.shape == (len(answer) + 1, 2, config.shape.width)
+        expected = lower[row, first : first + len(answer) + 1]
+        np.testing.assert_allclose(found.activation[:, 0], expected, atol=4e-3)
         np.testing.assert_array_equal(found.best, log_p[row, first : first + len(answer) + 1].argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_it_starts_as_the_frozen_model(name: str) -> None:
     batch, sizes = stored(name)
-    build = cached.on_top(CONFIGS[name], random_params(CONFIGS[name]), blocks=2, inner=12)
+    build = cached.on_top(CONFIGS[name], random_params(CONFIGS[name]), blocks=2, inner=12, depths=2)
     params = jax.jit(build(batch).init)(jax.random.key(0))
     found = np.asarray(jax.jit(functools.partial(cached.log_probabilities, build))(params, batch))
     for row, (size, reading) in enumerate(zip(sizes, readings(name), strict=True)):
@@ -77,7 +85,7 @@ def test_it_starts_as_the_frozen_model(name: str) -> None:
 
 
 def trained(make: Any, batch: Batch, updates: int) -> Any:
-    learner = cached.learner(make, cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12))
+    learner = cached.learner(make, cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2))
     state = jax.jit(learner.init)(jax.random.key(0), batch)
     epoch = jax.jit(train.scan_updates(learner.update, lambda data, key, step: data, updates))
     return epoch(state, batch, jax.random.key(1))[0]
@@ -85,7 +93,7 @@ def trained(make: Any, batch: Batch, updates: int) -> Any:
 
 def test_a_store_keeps_the_rows_that_are_needed() -> None:
     table = np.arange(20.0).reshape(10, 2)
-    made = cached.store(np.array([7, 3, 7]), np.zeros((3, 2)), np.array([3, 9, 3]), table)
+    made = cached.store(np.array([7, 3, 7]), np.zeros((3, 1, 2)), np.array([3, 9, 3]), table)
     np.testing.assert_array_equal(made.unembedding, table[[3, 7, 9]])
     np.testing.assert_array_equal(made.token, [1, 0, 1])
 
@@ -95,7 +103,7 @@ def test_agents_learn_on_it() -> None:
     batch, sizes = stored("llama")
     config = lm_bc.Config(learning_rate=1e-2)
     state = trained(lambda lm: lm_bc.make(config, lm, heads.scalar()), batch, 100)
-    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12)
+    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2)
     log_probabilities = jax.jit(functools.partial(cached.log_probabilities, build))
     found = np.asarray(log_probabilities(state.params["policy"], batch))
     assert found[1, 1 : sizes[1]].mean() > -0.2 > readings("llama")[1].log_prob.mean()
@@ -115,8 +123,8 @@ def test_what_it_cannot_do_is_said() -> None:
         with pytest.raises(ValueError, match="answers must have from 1 to 4 tokens"):
             read(random_params(CONFIGS["llama"]), PROMPT, [answer])
     batch, _ = stored("llama")
-    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12)
+    build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2)
     learner = cached.learner(lambda lm: lm_bc.make(lm_bc.Config(), lm, heads.scalar()), build)
     with pytest.raises(NotImplementedError, match="can neither act nor generate"):
         learner.act(None, None, None)  # type: ignore[arg-type]
-    assert batch.activation.shape == (5, 8, 16)
+    assert batch.activation.shape == (5, 8, 2, 16)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from experiments import studies
 from experiments.papers import bcoder_rank as paper
@@ -20,7 +21,16 @@ from rl.programs.pool import Verdict
 
 BODIES = ["x + {n}", "{n} + x", "x - {n}", "x + {n} +", "y + {n}", "x + {n}", "x", "x" * 40]
 TINY = paper.Settings(
-    programs=7, length=24, development=1, folds=2, value_updates=20, policy_updates=20, rows=1, inner=16
+    programs=7,
+    length=24,
+    layers=(1, 0),
+    development=1,
+    folds=2,
+    seeds=2,
+    value_updates=20,
+    policy_updates=20,
+    rows=1,
+    inner=16,
 )
 
 
@@ -54,9 +64,7 @@ def write_model(folder: Path) -> None:
 
 @pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With one of its two heads: each arm is a program to compile."""
     pytest.importorskip("tokenizers")
-    monkeypatch.setattr(paper, "HEADS", ("hl_gauss",))
     write_problems(tmp_path, 5)
     write_model(tmp_path / "model")
     settings = dataclasses.replace(
@@ -81,10 +89,13 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "rejection, per token",
         "human, sum",
         "log-probability, sum",
+        "probe",
     } <= set(arms)
     assert all(0 <= row["pass@1"]["mean"] <= row["pass@5"]["mean"] <= 1 for row in arms.values())
-    held_out = np.concatenate([fold["held_out"] for fold in result["folds"]])
-    assert len(held_out) == len(set(held_out)) == 4
+    assert len(result["problems"]) == len(set(result["problems"])) == 4
+    row = arms["B-Coder, hl_gauss, sum"]["told apart"]
+    assert len(row["seeds"]) == 2 and len(row["problem"]) == 4
+    assert row["mean"] == pytest.approx(np.mean(row["seeds"]))
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert written == {
         "result.json",
@@ -101,7 +112,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(read) == 5
     before = [path.stat().st_mtime_ns for path in read]
     found = paper.pretrained.load(settings.model)
-    again = paper.prepare(settings, found, found.config, found.params)
+    again = paper.prepare(settings, found, found.config, found.params, [1, 2])
     assert [path.stat().st_mtime_ns for path in read] == before
     # Two of the reference solutions are candidates, too.
     assert len(again.verdict) == 30 + 2 and again.human[0] == -1
@@ -119,7 +130,7 @@ def corpus(verdicts: list[list[Verdict]]) -> paper.Corpus:
         verdict=np.array([one.value for row in verdicts for one in row]),
         start=2 * np.arange(count + 1),
         token=np.zeros(2 * count, np.int32),
-        activation=np.zeros((2 * count, 1)),
+        activation=np.zeros((2 * count, 1, 1)),
         log_prob=np.zeros(2 * count),
         best=np.zeros(2 * count, np.int32),
     )
@@ -130,39 +141,95 @@ RIGHT, WRONG = Verdict.PASSED, Verdict.FAILED
 
 def test_an_outcome_by_hand() -> None:
     made = corpus([[RIGHT, WRONG, WRONG, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG, WRONG, WRONG]])
-    fold = paper.Fold(held_out=np.array([0, 1]), trained_on=np.array([0, 1]), probed=np.array([0]))
+    fold = paper.Fold(
+        development=np.array([]), held_out=np.array([0, 1]), trained_on=np.array([0, 1]), probed=np.array([0])
+    )
     scores = np.array([0.5, 0.9, 0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0.25, 0.0, 0.0, 0.0])
-    arms = paper.outcome(made, fold, {"ours": scores})["arms"]
+    arms = paper.outcome(made, fold, {"ours": scores})
     assert arms["random"]["pass@1"] == pytest.approx([1 / 6, 2 / 6])
-    assert arms["ours"]["pass@1"] == [0, 1] and arms["ours"]["pass@5"] == [1, 1]
-    assert arms["ours"]["told apart"] == pytest.approx((4 / 5 + 7 / 8) / 2)
-    assert arms["ours"]["told apart, trained on"] == pytest.approx(4 / 5)
-    assert arms["ours"]["mean score"]["passed"] == pytest.approx(1 / 3)
+    assert list(arms["ours"]["pass@1"]) == [0, 1] and list(arms["ours"]["pass@5"]) == [1, 1]
+    assert arms["ours"]["told apart"] == pytest.approx([4 / 5, 7 / 8])
+    assert arms["ours"]["told apart, trained on"] == pytest.approx([4 / 5])
+    alike = np.array([[True, True]])
+    assert np.isnan(paper.told_apart(alike, np.ones((1, 2)))) and np.isnan(
+        paper.told_apart(~alike, np.ones((1, 2)))
+    )
 
 
-def test_differences_are_paired_and_checked() -> None:
+def test_problems_of_all_folds_stand_in_a_row_and_differences_are_paired() -> None:
     def fold(ours: list[int], theirs: list[int]) -> dict[str, Any]:
-        def both(values: list[int]) -> dict[str, Any]:
-            return {"pass@1": values, "pass@5": values}
+        def all_metrics(values: list[int]) -> dict[str, Any]:
+            return {metric: np.array(values, float) for metric in paper.METRICS}
 
-        return {"arms": {"random": both([0, 0]), "log-probability, sum": both(theirs), "V": both(ours)}}
+        return {"log-probability, sum": all_metrics(theirs), "V-only": all_metrics(ours)}
 
-    found = paper.differences([fold([1, 1], [0, 1]), fold([1, 0], [0, 0]), fold([1, 1], [1, 0])])
-    row = found["V - log-probability, sum, pass@1"]
-    assert row["mean"] == 0.5 and row["ci95"] == [0.5, 0.5] and row["problems"][0] >= 0
+    # Two folds of two problems, two seeds: of the difference the problems' means over seeds are 1, 0, 0.5 and 1.
+    every = paper.joined([
+        [fold([1, 1], [0, 1]), fold([1, 1], [0, 1])],
+        [fold([1, 1], [0, 0]), fold([0, 1], [0, 0])],
+    ])  # fmt: skip
+    row = paper.differences(every)["V-only - log-probability, sum, pass@1"]
+    np.testing.assert_array_equal(row["problem"], [1, 0, 0.5, 1])
+    np.testing.assert_array_equal(row["seeds"], [0.75, 0.5])
+    expected = scipy.stats.t.interval(0.95, 3, 0.625, np.std([1, 0, 0.5, 1], ddof=1) / 2)
+    assert row["mean"] == 0.625 and row["ci95"] == pytest.approx(expected)
+    assert row["p"] == pytest.approx(
+        2 / 8
+    )  # of the signs of three numbers other than 0, two ways are as far from 0
+    assert paper.paired(paper.differences(every)).keys() == {("V-only", "log-probability, sum")}
+
+
+def test_a_problem_without_both_kinds_of_programs_counts_in_no_telling_apart() -> None:
+    row = paper.summary({"ours": {"told apart": np.array([[0.5, np.nan, 0.7], [0.7, np.nan, 0.9]])}})["ours"]
+    assert row["told apart"]["mean"] == pytest.approx(0.7)
+    np.testing.assert_allclose(row["told apart"]["seeds"], [0.6, 0.8])
 
 
 def test_a_claim_needs_every_way_of_ranking_by_likelihood_to_be_beaten() -> None:
-    def fold(sum_: float, noise: float) -> dict[str, Any]:
-        ours, theirs = ({f"pass@{k}": [x + noise] for k in paper.KS} for x in (0.5, 0.1))
-        arms: dict[str, Any] = {f"{name}, per token": theirs for name in paper.OTHERS}
-        arms |= {f"{name}, sum": {f"pass@{k}": [sum_] for k in paper.KS} for name in paper.OTHERS}
-        return {"arms": {"B-Coder, sum": ours, **arms}}
+    noise = np.array([-0.01, 0.0, 0.01])
+
+    def row(value: float, sign: float = 1.0) -> dict[str, Any]:
+        return {metric: {"problem": value + sign * noise} for metric in paper.METRICS}
 
     for sum_, verdict in ((0.2, studies.HOLDS), (0.5, studies.OPEN), (0.8, studies.FAILS)):
-        folds = [fold(sum_, noise) for noise in (-0.01, 0.0, 0.01)]
-        rows = studies.judged(paper.claims({"folds": folds, "arms": folds[0]["arms"]}))
-        assert [row["verdict"] for row in rows] == [verdict] * 6
+        arms = {"B-Coder, sum": row(0.5)}
+        for name in paper.OTHERS:
+            arms |= {f"{name}, per token": row(0.1), f"{name}, sum": row(sum_, -1.0)}
+        rows = studies.judged(paper.claims({"arms": arms}))
+        assert [row["verdict"] for row in rows] == [verdict] * 9
+
+
+def test_the_probe_finds_what_tells_the_programs_of_a_problem_apart() -> None:
+    """One direction decides within a problem, while problems differ more than their programs."""
+    generator = np.random.default_rng(0)
+    made = corpus(
+        [[RIGHT if passed else WRONG for passed in row] for row in generator.random((12, 10)) < 0.5]
+    )
+    right = (made.verdict == RIGHT.value).astype(float)
+    activation = generator.normal(size=(240, 1, 4)) + np.repeat(5 * generator.normal(size=(12, 1, 4)), 20, 0)
+    activation[:, 0, 2] += np.repeat(2 * right, 2)
+    made = made._replace(activation=activation)
+    features = paper.centred(made)
+    assert np.allclose(features[made.candidates].mean(1), 0, atol=1e-6)
+    weights = paper.logistic(features[:80], right[:80], 0.01)
+    reference = newton(features[:80], right[:80], 0.01)
+    np.testing.assert_allclose(weights, reference, atol=2e-3)
+    told = paper.told_apart(
+        right[made.candidates][8:].astype(bool), (features @ weights)[made.candidates][8:]
+    )
+    assert np.nanmean(told) > 0.75
+
+
+def newton(features: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
+    """Newton's method, which shares nothing with the quasi-Newton steps of the study."""
+    x = np.concatenate([np.ones((len(features), 1)), features], 1)
+    penalty = decay * np.diag([0.0, *np.ones(features.shape[1])])
+    parameters = np.zeros(x.shape[1])
+    for _ in range(20):
+        p = 1 / (1 + np.exp(-x @ parameters))
+        slope = x.T @ (p - labels) / len(x) + penalty @ parameters
+        parameters -= np.linalg.solve(x.T @ (x * (p * (1 - p))[:, None]) / len(x) + penalty, slope)
+    return parameters[1:]
 
 
 def test_problems_without_reference_solutions_are_refused(
@@ -198,12 +265,12 @@ def test_scores_by_likelihood_leave_the_end_out() -> None:
 
 def test_episodes_are_rewarded_at_their_end() -> None:
     made = corpus([[RIGHT, WRONG], [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR]])
-    rows, owner = paper.pack(made, made.candidates)
+    rows, owner = paper.pack(made, made.candidates, 25)
     np.testing.assert_array_equal(owner, [0, 1])
     np.testing.assert_allclose(rows.reward[:, :4], [[0, 1, 0, -0.3], [0, -1, 0, -0.6]])
     np.testing.assert_array_equal(rows.imitate[:, :4], [[0, 1, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_array_equal(np.sort(rows.tokens[0, :4]), [0, 1, 2, 3])
-    rows, owner = paper.pack(made, np.array([[-1], [2]]))
+    rows, owner = paper.pack(made, np.array([[-1], [2]]), 25)
     np.testing.assert_array_equal(owner, [1])
     np.testing.assert_array_equal(rows.tokens[0, :3], [4, 5, 0])
 
@@ -212,6 +279,7 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"folds": 1}, "--folds=1: an interval"),
         ({"programs": 4}, "--programs=4: pass@5 needs at least 5"),
+        ({"heads": "hl_gaus"}, "--heads: hl_gaus is none of"),
         ({"value_updates": 30}, "--value_updates=30 must be a multiple of 20"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -221,5 +289,8 @@ def test_wrong_settings_are_refused(tmp_path: Path) -> None:
     ):
         paper.folder_of(str(tmp_path))
     config = Config(8, 8, Shape(width=8, layers=2, heads=1, kv_heads=1, head_size=8, inner=8))
-    with pytest.raises(ValueError, match="--layers=3: the model has 2"):
-        paper._lower(config, {}, 3)
+    for layers in ((3,), (2, 1), (-1, 0), (1, 1), ()):
+        with pytest.raises(
+            ValueError, match=r"--layers=.*: name blocks in their order, of which the model has 2"
+        ):
+            paper._lower(config, {}, layers)

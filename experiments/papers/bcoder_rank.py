@@ -5,12 +5,15 @@
 CodeGen-16B wrote programs for 126 problems of HumanEval (CodeT, Chen et al. 2022). They are run against the problems'
 tests, which gives B-Coder's four rewards. Values are learnt from the programs of some problems and rank those of
 others, off-policy throughout: another, a hundred times larger model wrote them. Of every problem the programs are the
-first ``--programs`` that are short enough, as they were sampled; of the k that score highest, does one pass?
+first ``--programs`` that are short enough, as they were sampled, by default all 100; of the k that score highest, does
+one pass?
 
   random              the share of programs that pass; for k > 1 the unbiased estimate of Chen et al. (2021)
   log-probability     of SmolLM2-135M, the program's tokens without the end: per token, and in sum
   human               the same after fine-tuning on the training problems' reference solutions, which people wrote
   rejection           the same after fine-tuning on the training problems' programs that passed; no values
+  probe               logistic regression of passing on a program's mean activations, less the mean of its problem's
+                      programs: what the frozen model knows of finished programs, without Bellman's equation
   V-only              B-Coder's value stage with alpha = 0: V of the finished program
   B-Coder             both stages; the sum of the rewards that its values imply, and per token
   oracle              the tests themselves
@@ -26,11 +29,17 @@ logits cover the tokens that occur in the programs or are likeliest at some plac
 rejection baseline both copy the programs that passed; nothing but ``human`` sees code that people wrote. Values lie in
 [-2, 2] where returns lie in [-1, 1], so that the paper's bound R_max does not act: V has to make room for advantages.
 
-Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
-reported; the others are held out fold by fold, each once. Intervals are Student's over folds; differences are paired.
-The settings come from five looks at 13 of these problems with one head: with faster steps V ends constant.
+Activations are those after several blocks of the frozen model (``--layers``): the trained block reads those of the last
+one, and those below through products that start at zero.
 
-About 40 minutes of processor time, 8 of them for reading, whose results stay in ``--cache``.
+Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
+reported; the others are held out fold by fold, each once, and every fold is trained with ``--seeds`` seeds. A problem's
+number is the mean over seeds. Intervals are Student's over the held-out problems, differences are paired by problem,
+and their p is of a permutation test that flips signs. Problems of one fold share what was trained, which neither sees.
+Learning rates come from five looks at 13 of the development problems, with one head and 16 programs each: with faster
+steps V ends constant.
+
+About TIMES
 """
 
 from __future__ import annotations
@@ -38,6 +47,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -47,8 +57,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy.optimize
+import scipy.special
+import scipy.stats
 
-from experiments import studies
+from experiments import common, studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
@@ -66,7 +79,9 @@ KS = (1, 5)
 BOUNDS = (-2.0, 2.0)  # of values: the rewards' [-1, 1], and room for what the advantages of a program sum to
 OTHERS = ("log-probability", "human", "rejection")  # whose scores are likelihoods
 CONTROLS = ("log-probability, per token", "log-probability, sum")
-HEADS = ("scalar", "hl_gauss")
+PROBE = "probe"
+METRICS = (*(f"pass@{k}" for k in KS), "told apart")
+DECAYS = (1.0, 0.1, 0.01, 0.001)  # of the probe's weights, one of which is chosen on the development problems
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,26 +90,31 @@ class Settings(studies.Settings):
 
     data: str = ""  # folder of HumanEval and the samples; default: programs/ in $HEADWAY_DATA
     model: str = pretrained.SMOLLM2  # the language model: a folder, a .gguf file, or the packaged one
-    layers: int = 0  # of it that are used, from below; 0: all
-    programs: int = 16  # candidates per problem
-    length: int = 128  # the most tokens that a program may have, its end included
+    layers: tuple[int, ...] = (
+        10,
+        20,
+        0,
+    )  # blocks of it whose activations are kept; the last one is its top; 0: all
+    programs: int = 100  # candidates per problem
+    length: int = 639  # the most tokens that a program may have, its end included
     cache: str = ""  # folder for what the model made of the programs; default: ~/.headway/bcoder_rank
     development: int = 26  # problems that are never held out
     tune: bool = False  # hold these out instead, to choose settings
     folds: int = 5  # into which the others are divided
     blocks: int = 1  # trained above the frozen model
     inner: int = 576  # width inside their feed-forward layers
-    value_updates: int = 400  # B-Coder's first stage; and all of V-only
-    policy_updates: int = 100  # its second stage; and all of rejection fine-tuning
-    rows: int = 4  # of 256 tokens per update
+    heads: str = "hl_gauss"  # of B-Coder's values, comma-separated
+    value_updates: int = 600  # B-Coder's first stage; and all of V-only
+    policy_updates: int = 160  # its second stage; and all of rejection fine-tuning
+    rows: int = 2  # per update, each of as many tokens as the longest program may have
     learning_rate: float = 1e-3  # of policies
     value_learning_rate: float = 2e-4  # of V
     alpha: float = 0.1  # B-Coder's temperature
+    seeds: int = 3  # of each fold's training
     seed: int = 0  # of everything
     out: str = "results/papers/bcoder_rank"
 
 
-ROW = 256  # tokens of a row
 CHUNK = 20  # updates per call
 
 
@@ -111,7 +131,7 @@ class Corpus(NamedTuple):
     verdict: np.ndarray  # [N] int, `Verdict`
     start: np.ndarray  # [N + 1] int, a text's first place
     token: np.ndarray  # [P] int32, of the language model
-    activation: np.ndarray  # [P, D] float16
+    activation: np.ndarray  # [P, K, D] float16, at K depths
     log_prob: np.ndarray  # [P] float32, 0 at a text's first place
     best: np.ndarray  # [P] int32, likeliest next token
 
@@ -126,8 +146,8 @@ def run(settings: Settings) -> dict[str, Any]:
     _check(settings)
     began = time.time()
     language_model = pretrained.load(settings.model)
-    frozen, params = _lower(language_model.config, language_model.params, settings.layers)
-    corpus = prepare(settings, language_model, frozen, params)
+    frozen, params, depths = _lower(language_model.config, language_model.params, settings.layers)
+    corpus = prepare(settings, language_model, frozen, params, depths)
     read = time.time()
     folds = divide(settings, len(corpus.names))
     if any((corpus.human[fold.trained_on] < 0).all() for fold in folds):
@@ -135,35 +155,42 @@ def run(settings: Settings) -> dict[str, Any]:
             f"a fold has no problem to train on whose reference solution has at most --length={settings.length} tokens"
         )
     bench = _Bench(settings, corpus, frozen, params)
-    arms, numbers = bench.arms(), range(len(folds))
-    chosen = {**studies.chosen(settings, "data", "cache"), "corpus": fingerprint(corpus)}
+    arms = bench.arms()
+    chosen = {**studies.chosen(settings, "data", "cache", "heads", "seeds"), "corpus": fingerprint(corpus)}
     variants = {
-        f"fold {number + 1}, {name}": studies.Variant(
-            functools.partial(train_arm, bench, name, folds[number], settings.seed * 1000 + number),
+        _variant(number, seed, name): studies.Variant(
+            functools.partial(train_arm, bench, name, fold, 1000 * (settings.seed + seed) + number),
             {**chosen, "fold": number},
             arm.updates,
         )
-        for number in numbers
+        for seed in range(settings.seeds)
+        for number, fold in enumerate(folds)
         for name, arm in arms.items()
     }
     found = studies.train(settings, variants, "updates")
     outcomes = []
-    for number in numbers:
-        scores = bench.controls()
-        for name in arms:
-            scores |= found.outcomes[f"fold {number + 1}, {name}"]
-        outcomes.append(outcome(corpus, folds[number], scores))
+    for number, fold in enumerate(folds):
+        fixed = bench.controls() | {PROBE: bench.probe(fold)}
+        outcomes.append([])
+        for seed in range(settings.seeds):
+            trained = [found.outcomes[_variant(number, seed, name)] for name in arms]
+            outcomes[-1].append(outcome(corpus, fold, functools.reduce(dict.__or__, trained, fixed)))
+    every = joined(outcomes)
     rows = {
         "reading_seconds": read - began,
         "wall_seconds": read - began + found.seconds,
         "corpus": describe(corpus),
-        "arms": summary(outcomes),
-        "differences": differences(outcomes),
-        "folds": outcomes,
+        "problems": np.concatenate([corpus.names[fold.held_out] for fold in folds]),
+        "arms": summary(every),
+        "differences": differences(every),
     }
     result = studies.finish(settings, rows, report, claims)
     draw(Path(settings.out), result)
     return result
+
+
+def _variant(fold: int, seed: int, arm: str) -> str:
+    return f"fold {fold + 1}, seed {seed}, {arm}"
 
 
 def train_arm(bench: _Bench, name: str, fold: Fold, seed: int, work: studies.Work) -> dict[str, np.ndarray]:
@@ -184,6 +211,8 @@ def _check(settings: Settings) -> None:
         raise ValueError(f"--folds={settings.folds}: an interval over folds needs at least 2")
     if settings.programs < max(KS):
         raise ValueError(f"--programs={settings.programs}: pass@{max(KS)} needs at least {max(KS)}")
+    studies.names("heads", settings.heads, heads.NAMES)
+    common.at_least_one(settings, "seeds", "rows")
     for name in ("value_updates", "policy_updates"):
         if getattr(settings, name) % CHUNK:
             raise ValueError(f"--{name}={getattr(settings, name)} must be a multiple of {CHUNK}")
@@ -209,7 +238,9 @@ def folder_of(data: str) -> Path:
     return folder
 
 
-def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, params: Params) -> Corpus:
+def prepare(
+    settings: Settings, found: pretrained.Pretrained, config: Config, params: Params, depths: Sequence[int]
+) -> Corpus:
     """Runs and reads the programs of one problem after another; what was done before is taken from the cache."""
     folder = folder_of(settings.data)
     cache = Path(settings.cache) if settings.cache else default_folder("bcoder_rank")
@@ -219,8 +250,8 @@ def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, pa
     # The last piece of a text, for models whose files name no end.
     end = found.end if found.end is not None else encode("\n").ids[-1]
     samples = read_samples(folder / SAMPLES)
-    short = settings.length // 4
-    read = cached.reader(model.make(config), lengths=(short, 2 * short, settings.length))
+    lengths = [settings.length // 2**k for k in (4, 3, 2, 1, 0) if settings.length // 2**k >= 4]
+    read = cached.reader(model.make(config), 8, lengths, depths)
     params = jax.device_put(params)
     names, parts = [], []
     with Pool(limits=Limits(seconds=3)) as pool, log.progress(len(samples), "problems run and read") as bar:
@@ -237,7 +268,16 @@ def prepare(settings: Settings, found: pretrained.Pretrained, config: Config, pa
             if not 1 < len(texts[solution]) <= settings.length:
                 distinct.remove(solution)
             key = repr(
-                (settings.model, config, settings.length, problem.tests, sample.prompt, chosen, distinct)
+                (
+                    settings.model,
+                    config,
+                    depths,
+                    settings.length,
+                    problem.tests,
+                    sample.prompt,
+                    chosen,
+                    distinct,
+                )
             )
             path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
             if not path.exists():
@@ -313,6 +353,8 @@ def describe(corpus: Corpus) -> dict[str, Any]:
 class Fold(NamedTuple):
     """Problems by their numbers."""
 
+    development: np.ndarray
+
     held_out: np.ndarray
     trained_on: np.ndarray
     probed: np.ndarray  # of those trained on, as many as are held out: how well is known what was seen?
@@ -335,7 +377,7 @@ def divide(settings: Settings, problems: int) -> list[Fold]:
 
     def fold(part: np.ndarray) -> Fold:
         rest = order[~np.isin(order, part)]
-        return Fold(part, rest, rest[: len(part)])
+        return Fold(development, part, rest, rest[: len(part)])
 
     return [fold(part) for part in held_out]
 
@@ -358,7 +400,7 @@ class Arm(NamedTuple):
 class Data(NamedTuple):
     """What an epoch reads."""
 
-    rows: TokenBatch  # [N, ROW], tokens are places
+    rows: TokenBatch  # [N, length], tokens are places
     store: Store
     index: Array  # [N] int32, the rows to train on come first
     count: Array  # [], how many these are
@@ -369,13 +411,16 @@ class _Bench:
 
     def __init__(self, settings: Settings, corpus: Corpus, frozen: Config, params: Params) -> None:
         self.settings, self.corpus = settings, corpus
-        packed = {"programs": pack(corpus, corpus.candidates), "human": pack(corpus, corpus.human[:, None])}
+        texts = {"programs": corpus.candidates, "human": corpus.human[:, None]}
+        packed = {name: pack(corpus, which, settings.length + 1) for name, which in texts.items()}
         table = params["embedding" if frozen.tied else "unembedding"]
         store = cached.store(corpus.token, corpus.activation, corpus.best, table)
         self.store = jax.device_put(store)
         self.rows = {name: jax.device_put(rows) for name, (rows, _) in packed.items()}
         self.owner = {name: owner for name, (_, owner) in packed.items()}
-        self.build = cached.on_top(frozen, params, settings.blocks, settings.inner)
+        self.build = cached.on_top(
+            frozen, params, settings.blocks, settings.inner, corpus.activation.shape[1]
+        )
         self.compiled: dict[str, Any] = {}
 
     def arms(self) -> dict[str, Arm]:
@@ -391,7 +436,7 @@ class _Bench:
             "human": cloning._replace(learns_from="human"),
             "rejection": cloning,
             "V-only, hl_gauss": self._bcoder("hl_gauss", 0.0),
-            **{f"B-Coder, {head}": self._bcoder(head, settings.alpha) for head in HEADS},
+            **{f"B-Coder, {head}": self._bcoder(head, settings.alpha) for head in settings.heads.split(",")},
         }
 
     def _bcoder(self, name: str, alpha: float) -> Arm:
@@ -422,6 +467,28 @@ class _Bench:
             for suffix, score in likelihoods(said).items():
                 found[f"log-probability{suffix}"][text] = score
         return found
+
+    def probe(self, fold: Fold) -> np.ndarray:
+        """[N] scores of all texts by a logistic regression of passing on their mean activations.
+
+        It is fitted to the candidates of the problems trained on, with the decay whose fit to those outside of
+        development tells the development problems' programs apart best.
+        """
+        corpus = self.corpus
+        features = centred(corpus)
+        passed = (corpus.verdict == Verdict.PASSED.value).astype(float)
+
+        def fitted(problems: np.ndarray, decay: float) -> np.ndarray:
+            texts = np.unique(corpus.candidates[problems])
+            return features @ logistic(features[texts], passed[texts], decay)
+
+        def development(decay: float) -> float:
+            own = fitted(np.setdiff1d(fold.trained_on, fold.development), decay)[corpus.candidates]
+            right = passed[corpus.candidates].astype(bool)
+            return float(np.nanmean(told_apart(right[fold.development], own[fold.development])))
+
+        tuning = np.isin(fold.development, fold.held_out).any()
+        return fitted(fold.trained_on, DECAYS[0] if tuning else max(DECAYS, key=development))
 
     def scores(
         self, name: str, fold: Fold, key: Key, finished: Callable[[int], Any]
@@ -484,19 +551,49 @@ def likelihoods(log_prob: np.ndarray) -> dict[str, float]:
     return normalised(log_prob[:-1])
 
 
-def pack(corpus: Corpus, texts: np.ndarray) -> tuple[TokenBatch, np.ndarray]:
-    """Rows [R, ROW] whose tokens are places, and whose they are [R]: no row holds programs of two problems.
+def centred(corpus: Corpus) -> np.ndarray:
+    """The mean activations [N, K D] of each text's tokens, less the mean of its problem's, in units of deviation."""
+    ends = corpus.start[1:] - 1
+    sums = np.stack([
+        corpus.activation[first + 1 : last + 1].astype(np.float32).mean(0).ravel()
+        for first, last in zip(corpus.start[:-1], ends, strict=True)
+    ])  # fmt: skip
+    for texts, human in zip(corpus.candidates, corpus.human, strict=True):
+        own = np.unique([*texts, *([human] if human >= 0 else [])])
+        sums[own] -= sums[np.unique(texts)].mean(0)
+    return sums / (sums.std(0) + 1e-6)
+
+
+def logistic(features: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
+    """Weights [D] of the logistic regression of labels [N], 0 or 1, on features [N, D]; ``decay`` keeps them small."""
+
+    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        logits = features @ parameters[1:] + parameters[0]
+        error = scipy.special.expit(logits) - labels
+        mean = (
+            np.mean(np.logaddexp(0, logits) - labels * logits) + decay / 2 * parameters[1:] @ parameters[1:]
+        )
+        slope = features.T @ error / len(labels) + decay * parameters[1:]
+        return mean, np.concatenate([[error.mean()], slope])
+
+    start = np.zeros(features.shape[1] + 1)
+    return scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B").x[1:]
+
+
+def pack(corpus: Corpus, texts: np.ndarray, length: int) -> tuple[TokenBatch, np.ndarray]:
+    """Rows [R, length] whose tokens are places, and whose they are [R]: no row holds programs of two problems.
 
     Args:
       corpus: all texts.
       texts: [problems, n] which to pack, each once; -1: none.
+      length: of a row, at least that of the longest text.
     """
     parts, owner = [], []
     for problem, own in enumerate(texts):
         episodes = [_episode(corpus, text) for text in dict.fromkeys(own) if text >= 0]
         if not episodes:
             continue
-        rows = replay.pack(episodes, ROW, bounds=(-1, 1))
+        rows = replay.pack(episodes, length, bounds=(-1, 1))
         parts.append(rows)
         owner += [problem] * len(rows.tokens)
     return jax.tree.map(lambda *x: np.concatenate(x), *parts), np.array(owner)
@@ -511,121 +608,122 @@ def _episode(corpus: Corpus, text: int) -> replay.Episode:
     return replay.Episode(place, np.arange(len(place)) > 0, reward, terminated=True, imitate=passed)
 
 
-def _lower(config: Config, params: Params, layers: int) -> tuple[Config, Params]:
-    """The model without the blocks above the first ``layers``."""
-    layers = layers or config.shape.layers
-    if not 0 < layers <= config.shape.layers:
-        raise ValueError(f"--layers={layers}: the model has {config.shape.layers}")
-    shape = dataclasses.replace(config.shape, layers=layers)
-    blocks = jax.tree.map(lambda x: x[:layers], params["blocks"])
-    return dataclasses.replace(config, shape=shape), {**params, "blocks": blocks}
+def _lower(config: Config, params: Params, layers: Sequence[int]) -> tuple[Config, Params, list[int]]:
+    """The model without the blocks above the last of ``layers``, and these, 0 being all."""
+    depths = [layer or config.shape.layers for layer in layers]
+    if not depths or depths != sorted(set(depths)) or not 0 < depths[0] <= depths[-1] <= config.shape.layers:
+        raise ValueError(
+            f"--layers={','.join(map(str, layers))}: name blocks in their order, of which the model has "
+            f"{config.shape.layers}"
+        )
+    shape = dataclasses.replace(config.shape, layers=depths[-1])
+    blocks = jax.tree.map(lambda x: x[: depths[-1]], params["blocks"])
+    return dataclasses.replace(config, shape=shape), {**params, "blocks": blocks}, depths
 
 
 # ---- what came out ------------------------------------------------------------------------------------------------
 
 
-def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """One fold: of every arm pass@k of each held-out problem, and how well it tells programs apart."""
+def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dict[str, dict[str, np.ndarray]]:
+    """{arm: {metric: [held-out problems]}} of one fold: pass@k, and how well programs are told apart."""
     passed = corpus.verdict[corpus.candidates] == Verdict.PASSED.value
     held_out = passed[fold.held_out]
-    arms: dict[str, Any] = {
-        "random": {f"pass@{k}": [generate.pass_at_k(row[None], k) for row in held_out] for k in KS},
+    arms: dict[str, dict[str, np.ndarray]] = {
+        "random": {f"pass@{k}": np.array([generate.pass_at_k(row[None], k) for row in held_out]) for k in KS},
         "oracle": {f"pass@{k}": held_out.any(1).astype(float) for k in KS},
     }
     for name, of_text in scores.items():
         own = of_text[corpus.candidates]
+        ranked = list(zip(held_out, own[fold.held_out], strict=True))
         arms[name] = {
-            f"pass@{k}": [
-                generate.ranked_pass_at_k(p[None], x[None], k)
-                for p, x in zip(held_out, own[fold.held_out], strict=True)
-            ]
+            f"pass@{k}": np.array([generate.ranked_pass_at_k(p[None], x[None], k) for p, x in ranked])
             for k in KS
         }
         arms[name]["told apart"] = told_apart(held_out, own[fold.held_out])
         arms[name]["told apart, trained on"] = told_apart(passed[fold.probed], own[fold.probed])
-        arms[name]["mean score"] = {
-            v.name.lower(): float(of_text[texts].mean())
-            for v in Verdict
-            if len(texts := _texts_of(corpus, fold.held_out, v))
-        }
-    return {"held_out": corpus.names[fold.held_out], "arms": arms}
+    return arms
 
 
-def _texts_of(corpus: Corpus, problems: np.ndarray, verdict: Verdict) -> np.ndarray:
-    texts = np.unique(corpus.candidates[problems])
-    return texts[corpus.verdict[texts] == verdict.value]
-
-
-def told_apart(passed: np.ndarray, scores: np.ndarray) -> float:
+def told_apart(passed: np.ndarray, scores: np.ndarray) -> np.ndarray:
     """How often a program that passes scores above one of the same problem that does not, ties counting half.
 
-    The mean over the problems [problems, m] that have both; NaN where none has.
+    Args:
+      passed: [problems, m] bool.
+      scores: [problems, m].
+
+    Returns:
+      [problems], NaN where all pass or none does.
     """
-    shares = [
-        np.mean((np.sign(x[p][:, None] - x[~p]) + 1) / 2)
+    return np.array([
+        np.mean((np.sign(x[p][:, None] - x[~p]) + 1) / 2) if p.any() and not p.all() else np.nan
         for p, x in zip(passed, scores, strict=True)
-        if p.any() and not p.all()
-    ]
-    return float(np.mean(shares)) if shares else float("nan")
+    ])  # fmt: skip
 
 
-def summary(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Means over folds with their intervals."""
+Every = Mapping[str, Mapping[str, np.ndarray]]  # {arm: {metric: [seeds, problems]}}
+
+
+def joined(outcomes: Sequence[Sequence[Every]]) -> Every:
+    """The `outcome` of every fold and seed, problems of all folds one after another."""
+    first = outcomes[0][0]
     return {
         name: {
-            key: _with_interval([np.mean(one["arms"][name][key]) for one in outcomes], rate=True)
-            for key in first
-            if key != "mean score"
+            metric: np.concatenate([[one[name][metric] for one in seeds] for seeds in outcomes], axis=1)
+            for metric in metrics
         }
-        for name, first in outcomes[0]["arms"].items()
+        for name, metrics in first.items()
     }
 
 
-def differences(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Of each arm with values to each way of scoring by a log-probability, paired, over folds.
+def summary(every: Every) -> dict[str, dict[str, Any]]:
+    """Of every arm and metric the mean and its interval over problems (`problem`), and each seed's mean."""
+    return {
+        name: {metric: _over_problems(values, rate=True) for metric, values in metrics.items()}
+        for name, metrics in every.items()
+    }
 
-    Beside it the interval over problems, by resampling them: narrower, and blind to what problems of one fold share.
-    """
-    names = list(outcomes[0]["arms"])
-    others = [name for name in names if name.startswith(OTHERS)]
-    values = [name for name in names if name not in (*others, "random", "oracle")]
-    found: dict[str, dict[str, Any]] = {}
-    for name in values:
-        for other in others:
-            for k in KS:
-                each = [
-                    np.subtract(one["arms"][name][f"pass@{k}"], one["arms"][other][f"pass@{k}"])
-                    for one in outcomes
-                ]
-                over = statistics.bootstrap(statistics.mean, np.concatenate(each)[:, None])
-                found[f"{name} - {other}, pass@{k}"] = {
-                    **_with_interval([one.mean() for one in each]),
-                    "problems": list(over),
-                }
+
+def differences(every: Every) -> dict[str, dict[str, Any]]:
+    """Of each arm with values to each way of scoring without: paired by problem, with the p of a permutation test."""
+    values = [name for name in every if name.startswith(("V-only", "B-Coder"))]
+    others = [name for name in every if name.startswith((*OTHERS, PROBE))]
+    found = {}
+    for name, other, metric in itertools.product(values, others, METRICS):
+        each = _over_problems(every[name][metric] - every[other][metric])
+        flipped = scipy.stats.permutation_test(
+            (_known(each["problem"]),), np.mean, permutation_type="samples", rng=np.random.default_rng(0)
+        )
+        found[f"{name} - {other}, {metric}"] = {**each, "p": float(flipped.pvalue)}
     return found
 
 
-def _with_interval(values: Sequence[float], *, rate: bool = False) -> dict[str, Any]:
-    known = [float(value) for value in values if np.isfinite(value)]
-    if not known:
-        return {"mean": float("nan"), "ci95": [float("nan")] * 2, "each": values}
-    return {**statistics.summary(known, rate=rate), "each": values}
+def _known(values: Any) -> np.ndarray:
+    array = np.asarray(values, float)
+    return array[np.isfinite(array)]
+
+
+def _over_problems(values: np.ndarray, *, rate: bool = False) -> dict[str, Any]:
+    """Mean and interval over problems of [seeds, problems], those left out that have no value."""
+    problem = values.mean(0)
+    if not np.isfinite(problem).any():
+        return {"mean": np.nan, "ci95": [np.nan] * 2, "problem": problem, "seeds": [np.nan] * len(values)}
+    found = {**statistics.summary(_known(problem), rate=rate), "problem": problem}
+    del found["each"]
+    return {**found, "seeds": np.nanmean(values, 1)}
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What was hoped for: better than both ways of ranking by log-probability, before and after fine-tuning."""
     published = "B-Coder (Yu et al., ICLR 2024): values rank programs; beside likelihoods ours"
-    arms = [name for name in result["arms"] if name.startswith(("V-only", "B-Coder"))]
-    for arm in arms:
-        for other in OTHERS:
-            for k in KS:
-                ours, *theirs = (
-                    np.array([np.mean(one["arms"][name][f"pass@{k}"]) for one in result["folds"]])
-                    for name in [arm, *(name for name in result["arms"] if name.startswith(other))]
-                )
-                least = min((ours - way for way in theirs), key=lambda gain: statistics.interval(gain).low)
-                text = f"{arm} ranks better than {other}, per token and in sum, pass@{k} (lesser gain)"
-                yield studies.Claim(text, published, least, studies.positive)
+    arms = result["arms"]
+    for arm in (name for name in arms if name.startswith(("V-only", "B-Coder"))):
+        for other, metric in itertools.product(OTHERS, METRICS):
+            ways = [name for name in arms if name.startswith(other)]
+            ours = np.asarray(arms[arm][metric]["problem"], float)
+            gains = [_known(ours - arms[name][metric]["problem"]) for name in ways]
+            least = min(gains, key=lambda gain: statistics.interval(gain).low)
+            text = f"{arm} ranks better than {other}, per token and in sum, {metric} (lesser gain)"
+            yield studies.Claim(text, published, least, studies.positive)
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
@@ -634,7 +732,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         plot.bars(
             folder / f"pass_at_{k}.png",
             {name: studies.band(row[f"pass@{k}"]) for name, row in result["arms"].items()},
-            f"pass@{k} on held-out problems, 95 % interval over folds",
+            f"pass@{k} on held-out problems, 95 % interval over problems",
             title=f"{result['settings']['programs']} programs of CodeGen-16B per problem, ranked",
             rate=True,
         )
@@ -643,7 +741,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         folder / "told_apart.png",
         {name: studies.band(row["told apart"]) for name, row in scored.items()},
         "right above wrong, share of pairs (0.5: chance)",
-        title="Held-out problems, 95 % interval over folds",
+        title="Held-out problems, 95 % interval over them",
         rate=True,
     )
 
@@ -661,12 +759,16 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{corpus['problems']} problems with {settings['programs']} candidates each ({corpus['distinct']} distinct, "
         f"{corpus['tokens']} tokens): {shares}. Trained: {settings['blocks']} block of inner width "
         f"{settings['inner']} above {settings['model']}, {settings['value_updates']} + "
-        f"{settings['policy_updates']} updates of {settings['rows']} rows of {ROW} tokens. {corpus['human']} "
-        "problems have a reference solution that is short enough for *human*. "
-        f"{settings['folds']} folds; {settings['development']} problems are in none of them."
+        f"{settings['policy_updates']} updates of {settings['rows']} rows of {settings['length'] + 1} tokens, on "
+        f"activations after blocks {', '.join(str(layer or 'last') for layer in settings['layers'])}. "
+        f"{corpus['human']} problems have a reference solution that is short enough for *human*. "
+        f"{settings['folds']} folds, {settings['seeds']} seeds; {settings['development']} problems are in none of them."
     )
-    yield "Mean over folds [95 % interval]. *Told apart*: how often a right program scores above a wrong one."
-    keys = ("pass@1", "pass@5", "told apart", "told apart, trained on")
+    yield (
+        "Mean over held-out problems and seeds [95 % interval over problems]. *Told apart*: how often a right program "
+        "scores above a wrong one."
+    )
+    keys = (*METRICS, "told apart, trained on")
     yield studies.table(
         ("ranked by", *keys),
         [
@@ -674,11 +776,29 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             for name, row in result["arms"].items()
         ],
     )
-    rows = []
-    for name, row in result["differences"].items():
-        low, high = row["problems"]
-        rows.append((name, studies.between(row, ".3f"), f"[{low:.3f}, {high:.3f}]"))
-    yield studies.table(("paired difference", "mean [over folds]", "[over problems]"), rows)
+    yield (
+        "Differences, paired by problem, with the p of a permutation test that flips their signs; nobody corrects it "
+        "for the number of rows. Bold: the interval leaves out 0."
+    )
+    yield studies.table(
+        ("values", "against", *(f"{metric} (p)" for metric in METRICS)),
+        [
+            (
+                *pair,
+                *(f"{studies.difference(row, '.3f')} ({row['p']:.3f})" for row in rows),
+            )
+            for pair, rows in paired(result["differences"]).items()
+        ],
+    )
+
+
+def paired(rows: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """{the two arms of a difference: its rows, one for each of `METRICS`}."""
+    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for name, row in rows.items():
+        first, second = name.rsplit(", ", 1)[0].split(" - ")
+        found.setdefault((first, second), []).append(row)
+    return found
 
 
 if __name__ == "__main__":

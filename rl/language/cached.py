@@ -30,7 +30,9 @@ from rl.values.tokens import survey
 class Reading(NamedTuple):
     """What a frozen model makes of one answer of ``S`` tokens; NumPy."""
 
-    activation: np.ndarray  # [S + 1, D] float16, of the prompt's last token and of the answer's
+    activation: (
+        np.ndarray
+    )  # [S + 1, K, D] float16, at K depths, of the prompt's last token and of the answer's
     log_prob: np.ndarray  # [S] float32, of the answer's tokens, over the whole vocabulary
     best: np.ndarray  # [S + 1] int32, the token that was likeliest to follow
 
@@ -39,7 +41,7 @@ class Store(NamedTuple):
     """Everything that was read, in one row of ``P`` places; a data set's ``tokens`` are places in it."""
 
     token: Any  # [P] int32, as the rows of `unembedding` are numbered
-    activation: Any  # [P, D]
+    activation: Any  # [P, K, D], float16 takes half the memory
     unembedding: Any  # [A, D]
 
 
@@ -47,41 +49,51 @@ class Batch(NamedTuple):
     """A batch and what the frozen model says of its tokens."""
 
     tokens: TokenBatch  # [B, T]
-    activation: Array  # [B, T, D]
+    activation: Array  # [B, T, K, D]
     unembedding: Array  # [A, D]
 
 
 def reader(
-    lm: LM, rows: int = 4, lengths: Sequence[int] = (32, 64, 128)
+    lm: LM, rows: int = 4, lengths: Sequence[int] = (32, 64, 128), depths: Sequence[int] = ()
 ) -> Callable[[Params, Sequence[int], Sequence[Sequence[int]]], list[Reading]]:
     """A function of (params, prompt, answers) that reads the prompt once for all answers to it.
 
     Args:
-      lm: the model; its activations are those before the last norm, divided by their size.
+      lm: the model; its activations are those on the residual path, as its last norm scales them, less its weights.
       rows: answers read at a time.
       lengths: to which answers are padded; few different ones mean few compilations.
+      depths: the blocks after which activations are kept, counted from 1; the last block is always the last of them.
 
     Raises:
       ValueError: when called, an answer that is empty or longer than the last of ``lengths``.
     """
 
+    shape = lm.config.shape
+    kept = jnp.array([*(depth - 1 for depth in depths if depth != shape.layers), shape.layers - 1])
+
+    def normal(residual: Array) -> Array:
+        """As the model's norm has it before its weights."""
+        x = residual.astype(jnp.float32)
+        x = x if shape.rms else x - x.mean(-1, keepdims=True)
+        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + shape.epsilon)
+
     @jax.jit
     def read(params: Params, prompt: Array, seen: Array, answers: Array, segment: Array) -> tuple[Array, ...]:
         cache = lm.cache(1, prompt.shape[1] + answers.shape[1])
-        before, cache = lm.extend(params, prompt, seen, cache)
+        before, cache = lm.residuals(params, prompt, seen, cache)
         many = functools.partial(jnp.repeat, repeats=len(answers), axis=1)
         cache = cache._replace(
             key=many(cache.key), value=many(cache.value), segment=jnp.repeat(cache.segment, len(answers), 0)
         )
-        after, _ = lm.extend(params, answers, segment, cache)
-        last = jnp.broadcast_to(before[:, -1:], (len(answers), 1, before.shape[-1]))
-        features = jnp.concatenate([last, after], 1)
+        after, _ = lm.residuals(params, answers, segment, cache)
+        last = jnp.repeat(before[kept, :, -1:], len(answers), 1)
+        activation = normal(jnp.concatenate([last, after[kept]], 2))
+        norm = params["norm"]
+        features = activation[-1] * norm["scale"] + norm.get("bias", 0.0)
         chosen = jnp.pad(answers, ((0, 0), (0, 1)))[..., None]
         found = survey(functools.partial(lm.logits, params), features, chosen, chunk=32)
         log_prob = (found.chosen[..., 0] - found.total)[:, :-1]
-        norm = params["norm"]
-        activation = (features - norm.get("bias", 0.0)) / norm["scale"]
-        return activation.astype(jnp.float16), log_prob, found.best
+        return jnp.moveaxis(activation, 0, 2).astype(jnp.float16), log_prob, found.best
 
     def run(params: Params, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Reading]:
         if not all(0 < len(answer) <= lengths[-1] for answer in answers):
@@ -110,24 +122,26 @@ def store(token: np.ndarray, activation: np.ndarray, best: np.ndarray, table: np
 
     Args:
       token: [P], of the frozen model, one text after another: each the prompt's last token and the answer's.
-      activation: [P, D], as in `Reading`.
+      activation: [P, K, D], as in `Reading`.
       best: [P], as in `Reading`.
       table: [vocabulary, D], the frozen model's embedding, or unembedding if it has one.
     """
     kept, number = np.unique(np.concatenate([token, best]), return_inverse=True)
-    return Store(number[: len(token)].astype(np.int32), activation.astype(np.float32), table[kept])
+    return Store(number[: len(token)].astype(np.int32), activation, table[kept])
 
 
 def gather(data: TokenBatch, store: Store) -> Batch:
     """The batch whose tokens are the places that ``data`` has."""
     place = data.tokens
-    return Batch(data._replace(tokens=store.token[place]), store.activation[place], store.unembedding)
+    activation = store.activation[place].astype(jnp.float32)
+    return Batch(data._replace(tokens=store.token[place]), activation, store.unembedding)
 
 
-def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[[Batch], LM]:
+def on_top(frozen: Config, params: Params, blocks: int, inner: int, depths: int = 1) -> Callable[[Batch], LM]:
     """The models that have ``blocks`` new blocks above the frozen one, as a function of what they read.
 
-    Their parameters are ``{"blocks", "norm"}``; they cannot generate, because they read no text that is new to the
+    Their parameters are ``{"blocks", "norm"}``, and with several depths ``{"depths"}``: what they add of activations
+    below the last, by products that start at zero. They cannot generate, because they read no text that is new to the
     frozen model.
 
     Args:
@@ -135,6 +149,7 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[
       params: its parameters, of which the last norm's are copied.
       blocks: how many.
       inner: width inside their feed-forward layers.
+      depths: of the activations that they read.
     """
     shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False)
     body = transformer.trunk(shape)
@@ -144,19 +159,23 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[
         made = body.init(key)
         for branch in ("out", "down"):
             made["blocks"][branch] = jax.tree.map(jnp.zeros_like, made["blocks"][branch])
-        return {**made, "norm": jax.tree.map(jnp.asarray, norm)}
+        below = {"depths": jnp.zeros((depths - 1, shape.width, shape.width))} if depths > 1 else {}
+        return {**made, "norm": jax.tree.map(jnp.asarray, norm), **below}
 
     def build(batch: Batch) -> LM:
         def features(params: Params, tokens: Array, segment: Array) -> Array:
             del tokens
-            return body.apply(params, batch.activation, transformer.positions(segment), segment)
+            x = batch.activation[:, :, -1]
+            if depths > 1:
+                x += jnp.einsum("btkd,kde->bte", batch.activation[:, :, :-1], params["depths"])
+            return body.apply(params, x, transformer.positions(segment), segment)
 
         def logits(params: Params, features: Array) -> Array:
             del params
             return features.astype(jnp.float32) @ batch.unembedding.T
 
         config = Config(batch.unembedding.shape[0], frozen.context, shape)
-        return LM(config, init, features, logits, _no_cache, _no_cache)
+        return LM(config, init, features, logits, _no_cache, _no_cache, _no_cache)
 
     return build
 

@@ -40,6 +40,8 @@ class LM(NamedTuple):
     cache: Callable[[int, int], Cache]  # (B, M) -> an empty one
     # As `features`, for the S tokens that follow those in the cache -> features [B, S, D], and the cache with them
     extend: Callable[[Params, Array, Array, Cache], tuple[Array, Cache]]
+    # As `extend`, for what every block leaves on the residual path [layers, B, S, D]: features before their norm
+    residuals: Callable[[Params, Array, Array, Cache], tuple[Array, Cache]]
 
 
 def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
@@ -86,12 +88,19 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
         check(slots)
         return body.cache(rows, slots)
 
-    def extend(params: Params, tokens: Array, segment: Array, cache: Cache) -> tuple[Array, Cache]:
+    def following(
+        through: Callable[..., tuple[Array, Cache]],
+        params: Params,
+        tokens: Array,
+        segment: Array,
+        cache: Cache,
+    ) -> tuple[Array, Cache]:
         seen = (cache.segment > 0).sum(1, keepdims=True)
         position = jnp.maximum(seen + jnp.cumsum(segment > 0, 1) - 1, 0)
-        return body.extend(params, embed(params, tokens, position), position, segment, cache)
+        return through(params, embed(params, tokens, position), position, segment, cache)
 
-    return LM(config, init, features, logits, cache, extend)
+    extend, residuals = (functools.partial(following, one) for one in (body.extend, body.residuals))
+    return LM(config, init, features, logits, cache, extend, residuals)
 
 
 def pretrained(lm: LM, params: Params) -> LM:

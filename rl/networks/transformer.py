@@ -88,6 +88,8 @@ class Trunk(NamedTuple):
     cache: Callable[[int, int], Cache]  # (B, M) -> an empty one
     # As `apply`, for the S positions that follow those in the cache -> features, and the cache with them.
     extend: Callable[[Params, Array, Array, Array, Cache], tuple[Array, Cache]]
+    # As `extend`, for what every block leaves on the residual path [layers, B, S, D].
+    residuals: Callable[[Params, Array, Array, Array, Cache], tuple[Array, Cache]]
 
 
 def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
@@ -126,9 +128,9 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         held = jnp.zeros((shape.layers, rows, slots, shape.kv_heads, shape.head_size), dtype)
         return Cache(held, held, jnp.zeros((rows, slots), jnp.int32), jnp.zeros((), jnp.int32))
 
-    def extend(
-        params: Params, x: Array, position: Array, segment: Array, cache: Cache
-    ) -> tuple[Array, Cache]:
+    def through(
+        every: bool, params: Params, x: Array, position: Array, segment: Array, cache: Cache
+    ) -> tuple[Array, Any, Cache]:
         rotation = rotations(shape, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
@@ -138,14 +140,22 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
             x, key, value = carry
             p, index = inputs
             x, (key, value) = block.apply(p, x, rotation, attend, (key, value, index, cache.used))
-            return (x, key, value), None
+            return (x, key, value), x if every else None
 
         start = (x.astype(dtype), cache.key, cache.value)
-        (x, key, value), _ = jax.lax.scan(layer, start, (params["blocks"], jnp.arange(shape.layers)))
-        features = norm.apply(params["norm"], x)
-        return features, Cache(key, value, segments, cache.used + x.shape[1])
+        inputs = params["blocks"], jnp.arange(shape.layers)
+        (x, key, value), residuals = jax.lax.scan(layer, start, inputs)
+        return x, residuals, Cache(key, value, segments, cache.used + x.shape[1])
 
-    return Trunk(shape, init, apply, cache, extend)
+    def extend(params: Params, *args: Any) -> tuple[Array, Cache]:
+        x, _, held = through(False, params, *args)
+        return norm.apply(params["norm"], x), held
+
+    def residuals(params: Params, *args: Any) -> tuple[Array, Cache]:
+        _, found, held = through(True, params, *args)
+        return found, held
+
+    return Trunk(shape, init, apply, cache, extend, residuals)
 
 
 def history(hidden: Sequence[int], architecture: Architecture) -> Network:
