@@ -1,13 +1,13 @@
 """Offline agents of d3rlpy with the hyper-parameters, the networks and the weights of ours, for `benchmarks.parity`.
 
-What its configuration cannot say is changed on the learner itself, and nothing else is:
+What its configuration cannot say is changed on the learner itself, where it is to be ``adapted``, and nothing else is:
 
 - IQL's standard deviation. Its logarithm is a sigmoid between -5 and 2 there, which starts at -1.5; here it is the
   parameter itself, clipped to these bounds, which starts at 0. It gets ours.
 - CQL's targets. They take the policy's mode there unless they hold the entropy; ours, as the authors' code, a sample.
   It gets ours. Its deviations may be as small as exp(-20), and get our bound, exp(-5).
-- The order of updates. IQL and CQL move the critics first there, and the policy by the new ones; ours take all gradients
-  at the same parameters. They get ours. TD3's policy moves on updates 1, 3, ... there, and gets our 2, 4, ...
+- The order of updates. IQL and CQL move the critics first there, and the policy by the new ones; ours take all
+  gradients at the same parameters. They get ours. TD3's policy moves on updates 1, 3, ... there; it gets our 2, 4, ...
 - LayerNorm adds 1e-5 to the variance there, and gets our 1e-6.
 
 What differs and stays: CQL's temperature moves before the policy's loss is taken with it, along the gradient of its
@@ -62,7 +62,7 @@ LOSSES: dict[str, dict[str, Callable[[Losses, Any], float]]] = {
 LOSSES["rebrac"] = LOSSES["td3_bc"]
 
 
-def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int) -> Any:
+def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int, *, adapted: bool = True) -> Any:
     """d3rlpy's learner of these hyper-parameters, with weights of its own.
 
     Args:
@@ -71,6 +71,7 @@ def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int) -> 
       spec: of the data.
       batch_size: transitions per update.
       seed: of its weights and its noise.
+      adapted: whether it gets what this module's docstring lists.
 
     Raises:
       ValueError: hyper-parameters that it does not have.
@@ -92,21 +93,8 @@ def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int) -> 
     }
     made = _OF[agent](config, common).create(device="cpu")
     made.create_impl(spec.observation_shape, spec.action_size)
-    modules = made.impl.modules
-    for module in (module for part in _networks(made).values() for module in part.modules()):
-        if isinstance(module, torch.nn.LayerNorm):
-            module.eps = 1e-6
-    if agent == "iql":
-        with torch.no_grad():
-            modules.policy._logstd.zero_()
-        modules.policy.forward = functools.partial(_plain_deviation, modules.policy, modules.policy.forward)
-    if agent in ("iql", "cql"):
-        made.impl.inner_update = functools.partial(_at_once, made.impl)
-    else:
-        made.set_grad_step(1)
-    if agent == "cql":
-        modules.policy._min_logstd = LOG_STD_MIN
-        made.impl.compute_target = functools.partial(_sampled_target, made.impl)
+    if adapted:
+        _adapt(agent, made)
     return made
 
 
@@ -180,6 +168,25 @@ def check(agent: str, config: Any) -> None:
             raise ValueError(f"agent.{name}={own}: d3rlpy's {agent} has {value} alone")
 
 
+def _adapt(agent: str, made: Any) -> None:
+    """Changes what the configuration cannot say."""
+    modules = made.impl.modules
+    for module in (module for part in _networks(made).values() for module in part.modules()):
+        if isinstance(module, torch.nn.LayerNorm):
+            module.eps = 1e-6
+    if agent in ("iql", "cql"):
+        made.impl.inner_update = functools.partial(_at_once, made.impl)
+    else:
+        made.set_grad_step(1)
+    if agent == "iql":
+        with torch.no_grad():
+            modules.policy._logstd.zero_()
+        modules.policy.forward = functools.partial(_plain_deviation, modules.policy, modules.policy.forward)
+    if agent == "cql":
+        modules.policy._min_logstd = LOG_STD_MIN
+        made.impl.compute_target = functools.partial(_sampled_target, made.impl)
+
+
 def _plain_deviation(policy: Any, forward: Callable[[Any], Any], observation: Any) -> Any:
     """The policy's output with our standard deviation."""
     return forward(observation)._replace(logstd=policy._logstd.clamp(LOG_STD_MIN, LOG_STD_MAX))
@@ -189,11 +196,13 @@ def _at_once(impl: Any, batch: Any, grad_step: int) -> dict[str, float]:
     """An update with all gradients at the same parameters."""
     del grad_step
     actor = impl.compute_actor_grad(batch)
-    critic = impl.compute_critic_grad(batch)  # which clears the gradient that the policy's loss left in the critics
+    critic = impl.compute_critic_grad(
+        batch
+    )  # which clears the gradient that the policy's loss left in the critics
     impl.modules.critic_optim.step()
     impl.modules.actor_optim.step()
     impl.update_critic_target()
-    return {name: float(value) for loss in (critic, actor) for name, value in vars(loss).items()}
+    return {name: value.item() for loss in (critic, actor) for name, value in vars(loss).items()}
 
 
 @torch.no_grad()
@@ -210,7 +219,11 @@ def _sampled_target(impl: Any, batch: Any) -> Any:
 def _networks(made: Any) -> dict[str, Any]:
     """{name of our parameters: d3rlpy's module of them}."""
     modules = made.impl.modules
-    named = {"critic": modules.q_funcs, "value": getattr(modules, "value_func", None), "policy": modules.policy}
+    named = {
+        "critic": modules.q_funcs,
+        "value": getattr(modules, "value_func", None),
+        "policy": modules.policy,
+    }
     return {name: module for name, module in named.items() if module is not None}
 
 

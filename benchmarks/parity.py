@@ -13,7 +13,8 @@ Losses are means over the updates of a window, which ends with an evaluation. Va
 --probe rows of the data, a few times in each window: the critics' mean value of the data's actions and of the
 policy's, IQL's value of states, and the mean squared distance of the policy's action from the data's.
 
-What d3rlpy's agents do otherwise, and what is done about it, stands in `benchmarks.d3rlpy_peer`.
+What d3rlpy's agents do otherwise by design, and what is done about it here (``--unadapted``: nothing), stands in
+`benchmarks.d3rlpy_peer`.
 
 Every run of one seed is stored when it is finished; the same command goes on with the rest, and the report is written
 after each. Examples:
@@ -30,9 +31,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import importlib.metadata
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -66,8 +65,11 @@ class Settings(studies.Settings):
     eval_episodes: int = 10  # of each evaluation
     probe: int = 5000  # rows of the data on which values and deviations are measured
     hidden: tuple[int, ...] = ()  # widths of all layers; none: the published ones
-    set: str = ""  # flags of experiments.offline over the published ones, comma-separated: agent.expectile=0.8
+    set: str = (
+        ""  # flags of experiments.offline over the published ones, comma-separated: agent.expectile=0.8
+    )
     own_weights: bool = False  # d3rlpy keeps the weights that it starts with, instead of ours
+    unadapted: bool = False  # d3rlpy keeps what it does otherwise by design, too
     data_folder: str = ""  # where the tiers lie, if not in their usual folder
     out: str = "results/benchmarks/parity"
 
@@ -159,7 +161,11 @@ def train_one(
     of = subject(dataclasses.replace(settings, seeds=2, agents="", tiers="", out=""), agent, tier)
     run_keys = keys.seeds(jax.random.key(seed), 1)
     state = jax.jit(of.population.init)(run_keys, replay.sampler(2)(of.rows, jax.random.key(0)))
-    parts = (ours if library == OURS else theirs)(of, agent, state, run_keys, seed, settings.own_weights)
+    parts = (
+        ours(of, agent, state, run_keys)
+        if library == OURS
+        else theirs(settings, of, agent, state, run_keys, seed)
+    )
     actor = acting.observing(
         of.population.actor, functools.partial(transform.observations, of.problem.transform)
     )
@@ -183,11 +189,8 @@ def train_one(
     return {"updates": steps, "metrics": found, "returns": returns}
 
 
-def ours(
-    of: Subject, agent: str, state: State, run_keys: Key, seed: int, own_weights: bool
-) -> Iterator[tuple[State, dict[str, float]]]:
+def ours(of: Subject, agent: str, state: State, run_keys: Key) -> Iterator[tuple[State, dict[str, float]]]:
     """The state of one seed [1] after each part of a window, and the means of its losses."""
-    del seed, own_weights
     peer = importlib.import_module("benchmarks.d3rlpy_peer")
     while True:
         state, report = of.epoch(state, of.rows, run_keys)
@@ -196,14 +199,16 @@ def ours(
 
 
 def theirs(
-    of: Subject, agent: str, state: State, run_keys: Key, seed: int, own_weights: bool
+    settings: Settings, of: Subject, agent: str, state: State, run_keys: Key, seed: int
 ) -> Iterator[tuple[State, dict[str, float]]]:
     """The same of d3rlpy's learner, whose weights stand in the state in place of ours."""
     peer = importlib.import_module("benchmarks.d3rlpy_peer")
     config, length = of.config, of.settings.eval_every // _PARTS
     params = jax.device_get(jax.tree.map(lambda x: x[0], state.params))
-    made = peer.learner(agent, config, of.problem.loaded.spec, of.settings.batch_size, seed)
-    if not own_weights:
+    made = peer.learner(
+        agent, config, of.problem.loaded.spec, of.settings.batch_size, seed, adapted=not settings.unadapted
+    )
+    if not settings.own_weights:
         peer.load(made, params)
     step = 0
     while True:
@@ -227,7 +232,9 @@ def resolved(settings: Settings, agent: str, tier: str) -> tuple[offline.Setting
         given["agent.hidden"] = list(settings.hidden)
     if agent == "rebrac":
         given["agent.network.norm_after"] = True
-    sizes = {name: getattr(settings, name) for name in ("updates", "eval_every", "eval_episodes", "data_folder")}
+    sizes = {
+        name: getattr(settings, name) for name in ("updates", "eval_every", "eval_episodes", "data_folder")
+    }
     given |= {"agent": agent, "dataset": tier, "eval_processes": 0, **sizes}
     return presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
 
@@ -237,11 +244,8 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
     """The agent on the tier, with everything compiled that its runs share."""
     own, config = resolved(settings, agent, tier)
     problem = offline.problem(own, [config])
-    usable = np.flatnonzero(
-        (problem.dataset.transitions.has_next_action > 0) | (problem.dataset.transitions.discount == 0)
-    )
-    rows = jax.device_put(jax.tree.map(lambda x: np.asarray(x)[usable], problem.dataset))
-    spread = np.linspace(0, len(usable) - 1, settings.probe).astype(int)
+    rows = jax.device_put(usable(problem.dataset))
+    spread = np.linspace(0, replay.size(rows) - 1, settings.probe).astype(int)
     sample = replay.sampler(own.batch_size)
     make = lambda config: agents.get(agent).make(config, problem.loaded.spec, problem.head)
     population = train.population(make, config, sample, own.eval_every // _PARTS, batched=False)
@@ -265,6 +269,12 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
         jax.jit(draw),
         jax.jit(functools.partial(measured, learner, agent)),
     )
+
+
+def usable(data: replay.Dataset) -> replay.Dataset:
+    """The rows that d3rlpy draws: all but the last ones of episodes that were cut."""
+    kept = (data.transitions.has_next_action > 0) | (data.transitions.discount == 0)
+    return jax.tree.map(lambda x: np.asarray(x)[kept], data)
 
 
 def measured(learner: Learner, agent: str, state: State, probe: Transition) -> dict[str, Any]:
@@ -299,9 +309,7 @@ def compared(found: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> di
         ]
         if len(seeds) < 2:
             continue
-        runs = {
-            library: [found[agent, tier, library, seed] for seed in seeds] for library in (OURS, THEIRS)
-        }
+        runs = {library: [found[agent, tier, library, seed] for seed in seeds] for library in (OURS, THEIRS)}
         names = list(runs[OURS][0]["metrics"])
         blocks.append(
             {
@@ -309,7 +317,9 @@ def compared(found: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> di
                 "tier": tier,
                 "seeds": len(seeds),
                 "updates": runs[OURS][0]["updates"],
-                "returns": _sides({library: [run["returns"] for run in own] for library, own in runs.items()}),
+                "returns": _sides(
+                    {library: [run["returns"] for run in own] for library, own in runs.items()}
+                ),
                 "metrics": {
                     name: _sides(
                         {library: [run["metrics"][name] for run in own] for library, own in runs.items()}
@@ -353,16 +363,19 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# Ours beside d3rlpy's"
     yield (
         f"`{result['command']}`, commit {result['commit']}; {versions}. {result['runs']} runs are finished. Each "
-        + ("library starts from weights of its own" if settings["own_weights"] else "seed starts from the same weights")
+        + (
+            "library starts from weights of its own"
+            if settings["own_weights"]
+            else "seed starts from the same weights"
+        )
+        + (", d3rlpy as it is," if settings["unadapted"] else "")
         + " and sees the same batches. Differences are d3rlpy's value less ours, seed by seed, with Student's 95 % "
         "interval; bold where that leaves out 0, which one in twenty does by chance."
     )
     if not blocks:
         yield "No agent has two seeds of both libraries yet."
         return
-    points = [
-        (block["returns"], w) for block in blocks for w in range(len(block["updates"]))
-    ]
+    points = [(block["returns"], w) for block in blocks for w in range(len(block["updates"]))]
     apart = sum(_disjoint(of[OURS][w], of[THEIRS][w]) for of, w in points)
     paired = sum(_excludes_zero(of["difference"][w]) for of, w in points)
     yield (

@@ -244,6 +244,28 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
     return planned
 
 
+def adopt(sweep: Sweep, folders: Sequence[str]) -> Sweep:
+    """The sweep, whose programs that are finished in one of ``folders``, and not in its own, lie there.
+
+    Args:
+      sweep: as laid out by `load`.
+      folders: of finished runs, such as `experiments.report` stores with ``--store``, from any machine.
+
+    Raises:
+      ValueError: one of them is no folder.
+    """
+    others = [expanded(folder) for folder in folders]
+    for other in others:
+        if not other.is_dir():
+            raise ValueError(f"--finished={other} is no folder: experiments.report --store makes one")
+
+    def where(place: Path, program: Program) -> Path:
+        stored = (other / place.name for other in others)
+        return next((x for x in (place, *stored) if finished(program, x)), place)
+
+    return sweep._replace(programs={where(*item): item[1] for item in sweep.programs.items()})
+
+
 def check_folder(program: Program, place: Path) -> None:
     """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one."""
     settings, config, sweep = arguments(program, place)
@@ -702,8 +724,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define_layout`, over which ``given`` wins."""
-    return load(
+    """`load` with the flags of `define_layout`, over which ``given`` wins; `adopt` with --finished."""
+    sweep = load(
         file,
         _overrides(values.set) | given,
         values.workdir,
@@ -711,16 +733,20 @@ def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) ->
         seed=values.seed,
         together=values.together,
     )
+    return adopt(sweep, values.finished)
 
 
 def define_layout(values: flags.FlagValues = flags.FLAGS) -> None:
-    """The flags that decide which programs a sweep has, and where."""
+    """The flags that decide which programs a sweep has, and where they lie."""
     flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
     flags.DEFINE_multi_string(
         "set", [], "flag=value in place of what the file says of that flag; may be repeated", values
+    )
+    flags.DEFINE_multi_string(
+        "finished", [], "a further folder of finished runs, of another machine say; may be repeated", values
     )
 
 
