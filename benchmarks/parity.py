@@ -37,6 +37,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import yaml
 
 from benchmarks import peers
 from experiments import common, offline, presets, studies
@@ -135,10 +136,10 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
             f"--eval_every={settings.eval_every} must be a multiple of {_PARTS * _MADE_THERE}: a window has {_PARTS} "
             f"parts, and batches are drawn {_MADE_THERE} at a time"
         )
+    configs = [(agent, resolved(settings, agent, tier)[1]) for tier in tiers for agent in names]
     peer = importlib.import_module("benchmarks.d3rlpy_peer")
-    for tier in tiers:
-        for agent in names:
-            peer.check(agent, resolved(settings, agent, tier)[1])
+    for agent, config in configs:
+        peer.check(agent, config)
     return names, tiers
 
 
@@ -227,7 +228,7 @@ def theirs(
 def resolved(settings: Settings, agent: str, tier: str) -> tuple[offline.Settings, Any]:
     """The published settings of an offline run, and the agent's."""
     pairs = [item.partition("=") for item in settings.set.split(",") if item]
-    given: dict[str, Any] = {name.removeprefix("--"): value for name, _, value in pairs}
+    given: dict[str, Any] = {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
     if settings.hidden:
         given["agent.hidden"] = list(settings.hidden)
     if agent == "rebrac":

@@ -26,12 +26,8 @@ from rl import lifecycle, train
 
 RETRIES = 10  # of a task whose worker died
 PAUSE = 5.0  # seconds until a folder that another process has open is looked at again
-ROWS, IN_USE, OVER, ERROR = (
-    "rows",
-    "in_use",
-    "over",
-    "error",
-)  # what a task may say, with its rows or a message
+# What a task may say, with its rows or a message.
+ROWS, IN_USE, OVER, METRIC, LOST = "rows", "in_use", "over", "metric", "lost"
 _PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_")  # environment variables that tasks get from this process
 
 
