@@ -11,7 +11,6 @@ process still has open.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
 import socket
@@ -51,34 +50,34 @@ def outcomes(
       ValueError: there is no such cluster; the message names the flag.
     """
     ray = connect(address)
+    running: dict[Any, Path] = {}
+    waiting = dict.fromkeys(programs, 0.0)  # {folder: when to submit it}
     try:
         _warn_of_resources(ray, cpus, gpus)
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(work)
-        cwd, running = os.getcwd(), {}
-        later = collections.deque((place, 0.0) for place in programs)
-        while running or later:
-            for place, due in [later.popleft() for _ in range(len(later))]:
-                if time.time() < due or (due and lifecycle.holder(place)):
-                    later.append((place, max(due, time.time() + PAUSE)))
+        while running or waiting:
+            for place in [place for place, due in waiting.items() if due <= time.time()]:
+                if waiting.pop(place) and lifecycle.holder(place):
+                    waiting[place] = time.time() + PAUSE
                     continue
-                task = remote.options(name=place.name)
-                reference = task.remote(
-                    dataclasses.asdict(programs[place]), str(place), metric, deadline, cwd
-                )
-                running[reference] = place
-            ready, _ = ray.wait(list(running), timeout=PAUSE) if running else ([], time.sleep(PAUSE))
-            for reference in ready:
+                given = dataclasses.asdict(programs[place]), str(place), metric, deadline, os.getcwd()
+                running[remote.options(name=place.name).remote(*given)] = place
+            if not running:
+                time.sleep(PAUSE)
+                continue
+            for reference in ray.wait(list(running), timeout=PAUSE)[0]:
                 place = running.pop(reference)
                 kind, said = _result(ray, reference)
                 if kind == IN_USE:
                     print(f"waits for another process: {said}", file=sys.stderr)
-                    later.append((place, time.time() + PAUSE))
+                    waiting[place] = time.time() + PAUSE
                 else:
                     yield place, kind, said
     except KeyboardInterrupt:
         for reference in running:
             ray.cancel(reference)  # the epoch ends with a checkpoint
-        ray.wait(list(running), num_returns=len(running)) if running else None
+        if running:
+            ray.wait(list(running), num_returns=len(running))
         raise
     finally:
         ray.shutdown()

@@ -714,8 +714,9 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
             raise
         rows = [_row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()]
     if failures(rows) and shard.is_main():
-        place.mkdir(parents=True, exist_ok=True)
-        log.write_json(place / FAILED, {"error": failures(rows)[0], "runs": len(failures(rows))})
+        with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
+            place.mkdir(parents=True, exist_ok=True)
+            log.write_json(place / FAILED, {"error": failures(rows)[0], "runs": len(failures(rows))})
     return rows
 
 
@@ -752,9 +753,14 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
 
     def store(found: list[dict[str, Any]]) -> None:
         rows[:] = found
-        if shard.is_main():
+        if not shard.is_main():
+            return
+        try:
             sweep.root.mkdir(parents=True, exist_ok=True)
             log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": found})
+        except OSError as error:
+            remedy = f"{error.strerror}: change that; the same command goes on, and what is finished stays"
+            raise OSError(error.errno, remedy, str(sweep.root / SWEEP)) from error
 
     if values.engine == RAY:
         whole = _submit(sweep, store, values, time.time() + budget)
