@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -43,11 +42,17 @@ from benchmarks import peers
 from experiments import common, offline, presets, studies
 from rl import acting, agents, keys, statistics, train
 from rl.data import recipes
+from rl.data.files import expanded
 from rl.replay import dataset as replay
 from rl.replay import transform
 from rl.types import Key, Learner, State, Transition
 
-AGENTS = ("iql", "td3_bc", "cql", "rebrac")
+LOSSES = {  # {agent: those of our metrics that d3rlpy logs, too}
+    "iql": ("critic_loss", "value_loss", "policy_loss"),
+    "td3_bc": ("critic_loss", "policy_loss", "cloning"),
+    "cql": ("critic_loss", "conservative_gap", "policy_loss", "alpha"),
+    "rebrac": ("critic_loss", "policy_loss", "cloning"),
+}
 OURS, THEIRS = "headway", "d3rlpy"
 SCORE = "normalized_return"
 _PARTS = 10  # of a window, after each of which values and deviations are measured
@@ -105,11 +110,14 @@ def run(settings: Settings) -> dict[str, Any]:
         for library in (OURS, THEIRS)
         for seed in range(settings.seeds)
     }
+    steps = {OURS: ours, THEIRS: theirs}
     variants = {
         name: studies.Variant(
-            functools.partial(train_one, settings, *which), sizes | _versions(which[2]), settings.updates
+            functools.partial(train_one, settings, agent, tier, steps[library], seed),
+            {**sizes, "data": _data(settings, tier), **(peers.versions() if library == THEIRS else {})},
+            settings.updates,
         )
-        for which, name in planned.items()
+        for (agent, tier, library, seed), name in planned.items()
     }
 
     def write() -> dict[str, Any]:
@@ -125,7 +133,7 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     """The agents and the tiers. Raises ValueError, naming the flag, on what cannot be compared."""
     if message := peers.missing():
         raise ValueError(f"nothing to compare with: {message}")
-    names = studies.names("agents", settings.agents, AGENTS)
+    names = studies.names("agents", settings.agents, LOSSES)
     tiers = studies.names("tiers", settings.tiers, recipes.LOCOMOTION)
     studies.check_seeds(settings.seeds)
     common.at_least_one(settings, "probe")
@@ -137,24 +145,27 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
             f"parts, and batches are drawn {_MADE_THERE} at a time"
         )
     configs = [(agent, resolved(settings, agent, tier)[1]) for tier in tiers for agent in names]
-    peer = importlib.import_module("benchmarks.d3rlpy_peer")
+    from benchmarks import d3rlpy_peer as peer
+
     for agent, config in configs:
         peer.check(agent, config)
     return names, tiers
 
 
-def _versions(library: str) -> dict[str, str]:
-    """What the outcome depends on that is no code of this project."""
-    return peers.versions() if library == THEIRS else {}
+def _data(settings: Settings, tier: str) -> str | None:
+    """The digest of the tier's file, which another number of transitions changes; None if nobody knows."""
+    recipe = recipes.LOCOMOTION[tier]
+    folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
+    return (recipes.read_card(folder / recipe.file) or {}).get("sha256")
 
 
 # ---- one run -------------------------------------------------------------------------------------------------------
 
 
 def train_one(
-    settings: Settings, agent: str, tier: str, library: str, seed: int, work: studies.Work
+    settings: Settings, agent: str, tier: str, steps: Any, seed: int, work: studies.Work
 ) -> dict[str, Any]:
-    """One seed of one library.
+    """One seed of one library, whose ``steps`` are `ours` or `theirs`.
 
     Returns:
       ``updates`` [W], ``metrics`` {name: [W]} and ``returns`` [W], of all windows.
@@ -162,11 +173,7 @@ def train_one(
     of = subject(dataclasses.replace(settings, seeds=2, agents="", tiers="", out=""), agent, tier)
     run_keys = keys.seeds(jax.random.key(seed), 1)
     state = jax.jit(of.population.init)(run_keys, replay.sampler(2)(of.rows, jax.random.key(0)))
-    parts = (
-        ours(of, agent, state, run_keys)
-        if library == OURS
-        else theirs(settings, of, agent, state, run_keys, seed)
-    )
+    parts = steps(settings, of, agent, state, run_keys, seed)
     actor = acting.observing(
         of.population.actor, functools.partial(transform.observations, of.problem.transform)
     )
@@ -186,24 +193,27 @@ def train_one(
             for name in rows[0]:
                 found.setdefault(name, []).append(float(np.mean([row[name] for row in rows])))
             returns.append(float(episodes(state, window)[SCORE].mean()))
-    steps = [settings.eval_every * (i + 1) for i in range(len(returns))]
-    return {"updates": steps, "metrics": found, "returns": returns}
+    ends = [settings.eval_every * (i + 1) for i in range(len(returns))]
+    return {"updates": ends, "metrics": found, "returns": returns}
 
 
-def ours(of: Subject, agent: str, state: State, run_keys: Key) -> Iterator[tuple[State, dict[str, float]]]:
+def ours(
+    settings: Settings, of: Subject, agent: str, state: State, run_keys: Key, seed: int
+) -> Iterator[tuple[State, dict[str, float]]]:
     """The state of one seed [1] after each part of a window, and the means of its losses."""
-    peer = importlib.import_module("benchmarks.d3rlpy_peer")
+    del settings, seed
     while True:
         state, report = of.epoch(state, of.rows, run_keys)
         train.check_finite(report)
-        yield state, {name: float(report.metrics[name][0]) for name in peer.LOSSES[agent]}
+        yield state, {name: float(report.metrics[name][0]) for name in LOSSES[agent]}
 
 
 def theirs(
     settings: Settings, of: Subject, agent: str, state: State, run_keys: Key, seed: int
 ) -> Iterator[tuple[State, dict[str, float]]]:
     """The same of d3rlpy's learner, whose weights stand in the state in place of ours."""
-    peer = importlib.import_module("benchmarks.d3rlpy_peer")
+    from benchmarks import d3rlpy_peer as peer
+
     config, length = of.config, of.settings.eval_every // _PARTS
     params = jax.device_get(jax.tree.map(lambda x: x[0], state.params))
     made = peer.learner(

@@ -63,7 +63,7 @@ def test_d3rlpy_makes_our_updates(agent: str, changed: dict[str, Any], tolerance
         state, ours = update(state, batch, jax.random.key(100 + i))
         theirs = peer.update(made, agent, config, batch)
         due = i % 2 == 1 or agent in ("iql", "cql")
-        assert set(theirs) == (set(peer.LOSSES[agent]) if due else {"critic_loss"})
+        assert set(theirs) == (set(parity.LOSSES[agent]) if due else {"critic_loss"})
         scale = (
             1 if agent in ("iql", "cql") else 2
         )  # ours is so that the mean over all updates is that over those due
@@ -157,9 +157,10 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
 
     trained = []
 
-    def fake(settings: Any, agent: str, tier: str, library: str, seed: int, work: Any) -> dict[str, Any]:
+    def fake(settings: Any, agent: str, tier: str, steps: Any, seed: int, work: Any) -> dict[str, Any]:
         if len(trained) == 3:
             raise KeyboardInterrupt
+        library = {parity.ours: parity.OURS, parity.theirs: parity.THEIRS}[steps]
         trained.append((library, seed))
         return found[agent, tier, library, seed]
 
