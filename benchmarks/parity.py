@@ -56,7 +56,7 @@ LOSSES = {  # {agent: those of our metrics that d3rlpy logs, too}
 OURS, THEIRS = "headway", "d3rlpy"
 SCORE = "normalized_return"
 _PARTS = 10  # of a window, after each of which values and deviations are measured
-_MADE_THERE = 50  # batches drawn at once for d3rlpy
+_DRAWN = 50  # batches drawn at once for d3rlpy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Subject(NamedTuple):
     learner: Learner
     population: train.Population  # of one seed, whose epoch is a part of a window
     epoch: Any  # compiled
-    draw: Any  # (rows, key [], number of the first update) -> `_MADE_THERE` batches
+    draw: Any  # (rows, key [], number of the first update) -> `_DRAWN` batches
     measure: Any  # (state of one seed, probe) -> metrics
 
 
@@ -107,8 +107,8 @@ def run(settings: Settings) -> dict[str, Any]:
         (agent, tier, library, seed): f"{tier}, {agent}, {library}, seed {seed}"
         for tier in tiers
         for agent in names
-        for library in (OURS, THEIRS)
         for seed in range(settings.seeds)
+        for library in (OURS, THEIRS)
     }
     steps = {OURS: ours, THEIRS: theirs}
     variants = {
@@ -139,10 +139,10 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     common.at_least_one(settings, "probe")
     common.several_episodes(settings)
     common.multiple(settings, "updates", "eval_every")
-    if settings.eval_every % (_PARTS * _MADE_THERE):
+    if settings.eval_every % (_PARTS * _DRAWN):
         raise ValueError(
-            f"--eval_every={settings.eval_every} must be a multiple of {_PARTS * _MADE_THERE}: a window has {_PARTS} "
-            f"parts, and batches are drawn {_MADE_THERE} at a time"
+            f"--eval_every={settings.eval_every} must be a multiple of {_PARTS * _DRAWN}: a window has {_PARTS} "
+            f"parts, and batches are drawn {_DRAWN} at a time"
         )
     configs = [(agent, resolved(settings, agent, tier)[1]) for tier in tiers for agent in names]
     from benchmarks import d3rlpy_peer as peer
@@ -224,9 +224,9 @@ def theirs(
     step = 0
     while True:
         losses: dict[str, list[float]] = {}
-        for first in range(step, step + length, _MADE_THERE):
+        for first in range(step, step + length, _DRAWN):
             batches = jax.device_get(of.draw(of.rows, run_keys[0], first))
-            for i in range(_MADE_THERE):
+            for i in range(_DRAWN):
                 one = jax.tree.map(lambda x, i=i: x[i], batches)
                 for name, value in peer.update(made, agent, config, one).items():
                     losses.setdefault(name, []).append(value)
@@ -265,7 +265,7 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
         """The batches of `rl.train.scan_updates`."""
         run_key = keys.of(key, "update")
         one = lambda step: sample(rows, jax.random.split(jax.random.fold_in(run_key, step))[0], step)
-        return jax.vmap(one)(first + jnp.arange(_MADE_THERE))
+        return jax.vmap(one)(first + jnp.arange(_DRAWN))
 
     learner = make(config)
     return Subject(

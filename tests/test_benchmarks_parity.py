@@ -174,7 +174,7 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
     with pytest.raises(KeyboardInterrupt):
         parity.run(settings)
     assert "No agent has two seeds of both" in (tmp_path / studies.REPORT).read_text()
-    assert trained == [(parity.OURS, 0), (parity.OURS, 1), (parity.THEIRS, 0)]
+    assert trained == [(parity.OURS, 0), (parity.THEIRS, 0), (parity.OURS, 1)]
     trained[:] = ["again"]
     parity.run(settings)
     assert trained == ["again", (parity.THEIRS, 1)]
