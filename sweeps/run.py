@@ -677,7 +677,8 @@ def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues
         if kind == cluster.OVER:
             whole = False
             continue
-        rows[place] = said if kind == cluster.ROWS else [_row(left[place], place) | {"error": said}]
+        lost = [_row(part, place) | {"error": said} for part in left[place].apart()]
+        rows[place] = said if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
         store(ranked([row for own in rows.values() for row in own], sweep.goal))
     return whole
@@ -759,7 +760,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
             sweep.root.mkdir(parents=True, exist_ok=True)
             log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": found})
         except OSError as error:
-            remedy = f"{error.strerror}: change that; the same command goes on, and what is finished stays"
+            remedy = f"{error.strerror}: change that, and the same command goes on; what is finished stays as it is"
             raise OSError(error.errno, remedy, str(sweep.root / SWEEP)) from error
 
     if values.engine == RAY:

@@ -651,7 +651,7 @@ def test_a_disk_that_fills_up_takes_no_finished_run(
     trained = count_in_place_of_training(monkeypatch, fill)
     file = seeds_sweep(tmp_path, 0, 1, 2)
     with pytest.raises(
-        OSError, match=r"No space left on device: change that; the same command goes on.*sweep\.json"
+        OSError, match=r"No space left on device: change that, and the same command goes on; .*sweep\.json"
     ):
         start(file, f"--workdir={tmp_path}")
     assert trained == [0, 1] and "failed: OSError" in capsys.readouterr().err
