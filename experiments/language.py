@@ -42,7 +42,7 @@ from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
 from rl.envs.text import Dialogue, Game, Turn
-from rl.language import generate, huggingface, model, pretrained, reading, speak
+from rl.language import adapters, generate, huggingface, model, pretrained, reading, speak
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
@@ -50,7 +50,7 @@ from rl.programs import problems
 from rl.programs.pool import Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
-from rl.types import Key, State, TokenBatch
+from rl.types import Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -60,7 +60,7 @@ RANKED, POLICY = "ranked.jsonl", "policy"  # in the run folder
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 _IDENTITY = (
-    *("model", "bfloat16", "environment", "environment_file", "head", "head_size", "seed"),
+    *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
 
@@ -73,6 +73,9 @@ class Settings(common.Head, common.Folder):
     log: str = ""  # JSON lines, one episode in each, as above
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
+    lora_rank: int = (
+        0  # of adapters on one frozen model in bfloat16, which all that learns shares; 0: models learn whole
+    )
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
@@ -109,6 +112,7 @@ class Task(NamedTuple):
     about: dict[str, Any]  # what result.json says of the log
     asked: Sequence[dialogues.Candidates]  # to be ranked
     candidates: TokenBatch | None  # all of them, in their order
+    base: Params | None  # what adapters are on
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -125,7 +129,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     with ExitStack() as stack:
         task = problem(settings, config, stack)
-        learner = AGENTS[settings.agent].make(config, task.lm, task.head)
+        learner = _learner(settings, config, task)
         key = jax.random.key(settings.seed)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         this = common.run(
@@ -134,10 +138,12 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             settings.updates,
             task=_name(settings),
             identity=_IDENTITY,
-            card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
+            card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
             leaves=(RANKED, POLICY),
         )
-        init = learner.init(keys.of(key, "init"), task.rows)
+        if task.base is not None:
+            task = task._replace(base=shard.place_language(task.base, mesh))
+        init = learner.init(keys.of(key, "init"), _dataset(task))
         start = lifecycle.begin(this, {"state": shard.place_language(init, mesh)})
         state, result = start.tree["state"], start.result
         if result is None:
@@ -146,25 +152,45 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
                 _warn_of_size(task, config.inner)
             session = stack.enter_context(lifecycle.session(this, start))
             sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
+            sample = sample if task.base is None else adapters.sampler(sample)
             epochs = train.epochs(
                 shard.over_grid(train.scan_updates(learner.update, sample, settings.eval_every), mesh),
                 state,
-                shard.place(task.rows, mesh),
+                shard.place_language(_dataset(task), mesh),
                 shard.place(key, mesh),
                 (settings.updates - start.step) // settings.eval_every,
             )
             for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
                 step = number * settings.eval_every
-                session.write(step, score(state, number), report)
+                session.write(step, score(_whole(task, state), number), report)
                 session.keep(step, {"state": state})
             result = session.finish(**task.about, last=log.read(this.folder)[-1])
+    state = _whole(task, state)
     if task.asked:
         rank(settings, config, task, state, this.folder / RANKED)
     if settings.export:
         params = jax.device_get(state.params["policy"])
+        params = params if task.base is None else adapters.merged(params)
         of = task.found
         huggingface.save(this.folder / POLICY, of.config, params, of.tokenizer, of.ends, of.companions)
     return result
+
+
+def _learner(settings: Settings, config: Any, task: Task) -> Learner:
+    def make(lm: LM) -> Learner:
+        return AGENTS[settings.agent].make(config, lm, task.head)
+
+    return make(task.lm) if task.base is None else adapters.learner(make, task.lm, settings.lora_rank)
+
+
+def _dataset(task: Task) -> TokenBatch | adapters.Batch:
+    """What the learner's epochs are given."""
+    return task.rows if task.base is None else adapters.Batch(task.rows, task.base)
+
+
+def _whole(task: Task, state: State) -> State:
+    """The state of the agent without adapters: what reads, plays and writes takes."""
+    return state if task.base is None else adapters.whole(state, task.base)
 
 
 def check(settings: Settings) -> None:
@@ -174,6 +200,8 @@ def check(settings: Settings) -> None:
     common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
+    if settings.lora_rank < 0:
+        raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
@@ -269,6 +297,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         {"episodes": len(episodes), "mean_return": float(np.mean(returns))},
         asked,
         _candidates(settings.rank, words, asked, found.config.context),
+        adapters.frozen(found.params) if settings.lora_rank else None,
     )
 
 
@@ -400,7 +429,8 @@ def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) 
     look = reader(settings, config, task)
     own = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
     found = reading.in_batches(look, state, task.candidates, settings.batch_size)
-    found["own"] = reading.in_batches(own, task.found.params, task.candidates, settings.batch_size)
+    untrained = task.found.params if task.base is None else task.base
+    found["own"] = reading.in_batches(own, untrained, task.candidates, settings.batch_size)
     score, likely = (np.where(found["taken"], found[name], 0.0).sum(1) for name in ("score", "own"))
     ends = np.cumsum([len(row.candidates) for row in task.asked])[:-1]
     with log.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:

@@ -124,6 +124,29 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 
 @pytest.mark.slow
+def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
+    """What ranks texts with adapters and what the folder holds are one model, which has learnt something."""
+    given = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
+    asked = {"rank": str(files / "asked.jsonl"), "export": True}
+    script.run(dataclasses.replace(given, **asked), config())
+    found = pretrained.load(tmp_path / script.POLICY)
+    lm = model.make(found.config)
+    for line in ranked(tmp_path):
+        for text_, score, own in zip(
+            line["candidates"], line["scores"], line["log_probabilities"], strict=True
+        ):
+            tokens = [*found.tokenizer.encode(line["prompt"] + text_).ids, 0]
+            row = np.array([tokens], np.int32)
+            expected = model.log_probabilities(lm, found.params, row, np.ones_like(row))[0, 2:].sum()
+            assert score == pytest.approx(float(expected), abs=1e-4)
+            assert score != pytest.approx(own, abs=1e-3)
+    state = checkpoint.inspect(tmp_path / "checkpoints")
+    assert state and not [name for name in state["leaves"] if "embedding" in name]
+    with pytest.raises(ValueError, match="--lora_rank=-1 must be at least 0"):
+        script.check(dataclasses.replace(given, lora_rank=-1))
+
+
+@pytest.mark.slow
 @pytest.mark.command
 def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -26,6 +26,7 @@ from rl.types import Array, Key, Params
 
 # Queries that attend at a time: what holds scores grows with this times the length, not with its square.
 QUERIES = 128
+ADAPTER = "_lora"  # after a dense layer's name: what `rl.language.adapters` adds to it, where it is there
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -281,28 +282,37 @@ class _Block(nn.Module):
         s = self.shape
         residual = 0.02 / math.sqrt(2 * s.layers)  # GPT-2: the sum of all branches has the scale of one
 
-        def dense(name: str, size: int, bias: bool, scale: float = 0.02) -> nn.Dense:
+        def dense(x: Array, name: str, size: int, bias: bool, scale: float = 0.02) -> Array:
             init = nn.initializers.normal(scale)
-            return nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
+            layer = nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
+            y, adapter = layer(x), self.get_variable("params", name + ADAPTER)
+            if adapter is None:
+                return y
+            a, b = adapter["a"].astype(y.dtype), adapter["b"].astype(y.dtype)
+            return y + dense_product(dense_product(x.astype(y.dtype), a, None), b, None)
 
-        def heads(name: str, count: int) -> Array:
-            y = dense(name, count * s.head_size, s.qkv_bias)(h)
+        def heads(x: Array, name: str, count: int) -> Array:
+            y = dense(x, name, count * s.head_size, s.qkv_bias)
             return y.reshape(*y.shape[:-1], count, s.head_size)
 
         h = _norm(s, self.dtype, "attention_norm")(x)
-        query, key, value = heads("query", s.heads), heads("key", s.kv_heads), heads("value", s.kv_heads)
+        query, key, value = (
+            heads(h, "query", s.heads),
+            heads(h, "key", s.kv_heads),
+            heads(h, "value", s.kv_heads),
+        )
         if s.qk_norm:
             query, key = _norm(s, self.dtype, "query_norm")(query), _norm(s, self.dtype, "key_norm")(key)
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
         attended = attend(query, key, value)
-        x = x + dense("out", s.width, s.out_bias, residual)(attended.reshape(*x.shape[:-1], -1))
+        x = x + dense(attended.reshape(*x.shape[:-1], -1), "out", s.width, s.out_bias, residual)
 
         h = _norm(s, self.dtype, "inner_norm")(x)
-        up = dense("up", s.inner, s.inner_bias)(h)
-        h = nn.silu(dense("gate", s.inner, s.inner_bias)(h)) * up if s.gated else nn.gelu(up)
-        return x + dense("down", s.width, s.inner_bias, residual)(h), held
+        up = dense(h, "up", s.inner, s.inner_bias)
+        h = nn.silu(dense(h, "gate", s.inner, s.inner_bias)) * up if s.gated else nn.gelu(up)
+        return x + dense(h, "down", s.width, s.inner_bias, residual), held
 
 
 def _hold(

@@ -21,6 +21,10 @@ _SPLITS = (
     (r"(query|key|value|gate|up)/kernel", ("data", "model")),
     (r"(query|key|value|gate|up)/bias", ("model",)),
     (r"(out|down)/kernel", ("model", "data")),
+    (r"(query|key|value|gate|up)_lora/a", ("data", None)),  # of `rl.language.adapters`
+    (r"(query|key|value|gate|up)_lora/b", (None, "model")),
+    (r"(out|down)_lora/a", ("model", None)),
+    (r"(out|down)_lora/b", (None, "data")),
     (r"(un)?embedding", ("model", "data")),
     (r"position", (None, "data")),
     (r"rows", ("model", None, "data")),  # of `rl.networks.token_heads.vocabulary_values`
