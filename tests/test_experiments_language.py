@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import shutil
@@ -130,16 +131,14 @@ def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> 
     asked = {"rank": str(files / "asked.jsonl"), "export": True}
     script.run(dataclasses.replace(given, **asked), config())
     found = pretrained.load(tmp_path / script.POLICY)
-    lm = model.make(found.config)
-    for line in ranked(tmp_path):
-        for text_, score, own in zip(
-            line["candidates"], line["scores"], line["log_probabilities"], strict=True
-        ):
-            tokens = [*found.tokenizer.encode(line["prompt"] + text_).ids, 0]
-            row = np.array([tokens], np.int32)
-            expected = model.log_probabilities(lm, found.params, row, np.ones_like(row))[0, 2:].sum()
-            assert score == pytest.approx(float(expected), abs=1e-4)
-            assert score != pytest.approx(own, abs=1e-3)
+    read = jax.jit(functools.partial(model.log_probabilities, model.make(found.config)))
+    lines = ranked(tmp_path)
+    said = [line["prompt"] + text_ for line in lines for text_ in line["candidates"]]
+    rows = np.array([[*found.tokenizer.encode(one).ids, 0] for one in said], np.int32)
+    expected = read(found.params, rows, np.ones_like(rows))[:, 2:].sum(1)
+    scores, own = (np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities"))
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert (np.abs(scores - own) > 1e-3).all()
     state = checkpoint.inspect(tmp_path / "checkpoints")
     assert state and not [name for name in state["leaves"] if "embedding" in name]
     with pytest.raises(ValueError, match="--lora_rank=-1 must be at least 0"):

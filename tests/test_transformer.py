@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import jax
@@ -70,6 +71,19 @@ def test_memory_is_linear_in_the_length(what: str) -> None:
         for length in (2048, 4096)
     ]
     assert size[1] < 2.3 * size[0]
+
+
+def test_attention_runs_forward_once_in_a_training_step() -> None:
+    """Of products over heads, two are its forward pass and five its gradients, which compute the scores again."""
+    trunk = transformer.trunk(SMALL)
+    params = jax.eval_shape(trunk.init, KEY)
+
+    def loss(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return jnp.square(trunk.apply(params, x, transformer.positions(one), one)).sum()
+
+    compiled = jax.jit(jax.grad(loss)).lower(params, np.zeros((3, 17, 8), np.float32)).compile()
+    assert len(re.findall(r" dot\(.*lhs_batch_dims=\{\d", compiled.as_text())) == 7
 
 
 SPEC = Spec(observation_shape=(6, 3), action_size=2, discrete=True)

@@ -1,8 +1,9 @@
 """A causal transformer over vectors: the trunk of language models, and of any agent that reads a sequence.
 
-One block covers the LLaMA family (RMSNorm, rotary positions, grouped queries, SwiGLU; Touvron et al. 2023) and
-GPT-2 (LayerNorm, GELU; Radford et al. 2019). What goes in are embeddings, what comes out are normalised features;
-tokens, vocabularies and value heads are not known here.
+One block covers the LLaMA family (RMSNorm, rotary positions, grouped queries, SwiGLU; Touvron et al. 2023), Gemma
+(GeGLU, and in its second version norms after branches and soft caps; Riviere et al. 2024) and GPT-2 (LayerNorm, GELU;
+Radford et al. 2019). Layers may differ in how far they see, and in whether they know positions. What goes in are
+embeddings, what comes out are normalised features; tokens, vocabularies and value heads are not known here.
 
 Blocks are stacked: every parameter of ``params["blocks"]`` has a leading axis of layers, and one compiled block is
 scanned over it. The first ``n`` layers alone are ``jax.tree.map(lambda x: x[:n], params["blocks"])``.
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from rl.networks.base import Network, from_linen
 from rl.networks.layers import MLP, Architecture, dense_product
@@ -27,6 +29,12 @@ from rl.types import Array, Key, Params
 # Queries that attend at a time: what holds scores grows with this times the length, not with its square.
 QUERIES = 128
 ADAPTER = "_lora"  # after a dense layer's name: what `rl.language.adapters` adds to it, where it is there
+_ATTENDED = "attended"
+# What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention.
+_KEPT = jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(_ATTENDED),
+)
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -36,12 +44,17 @@ class Rope:
     """Rotary positions (Su et al. 2021), the two halves of a head rotated against each other."""
 
     base: float = 10_000.0
-    # Llama 3.1's stretch to longer contexts: wavelengths above `original / low` are `factor` times as long, those
-    # under `original / high` stay, and between them it is blended in.
+    # The stretch to longer contexts. Pairs that turn less than `low` times within `original` positions turn `factor`
+    # times as slowly, those that turn more than `high` times stay, and between them it is blended in.
     factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+    # Blended by turns (llama3: Llama 3.1), by the number of the pair (yarn: Peng et al. 2024, formula 13), or all is
+    # stretched (linear: Chen et al. 2023).
+    kind: str = "llama3"
+    whole: bool = True  # yarn: the blend begins and ends at whole pairs
+    gain: float = 1.0  # yarn: of rotated queries and keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,12 +75,22 @@ class Shape:
     inner_bias: bool = False  # of the feed-forward layers
     qk_norm: bool = False  # RMSNorm of each head's query and key (Qwen3)
     epsilon: float = 1e-5  # of the norms
+    geglu: bool = False  # gated by GELU, in its tanh approximation, in place of SiLU
+    post_norms: bool = False  # a norm of what each branch adds, too
+    query_size: float | None = None  # scores are divided by its root; None: head_size
+    score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: they stay
+    window: int = 0  # positions that attention reaches, its own the first; 0: all before it
+    global_layers: tuple[int, ...] = ()  # that have no window
+    nope_layers: tuple[int, ...] = ()  # that rotate nothing (NoPE; Kazemnejad et al. 2023)
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if self.rope and self.head_size % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.head_size}")
+        for name in ("global_layers", "nope_layers"):
+            if not all(0 <= layer < self.layers for layer in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)}: there are {self.layers} layers, from 0 on")
 
 
 class Cache(NamedTuple):
@@ -113,14 +136,16 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         }
 
     def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
-        rotation, attend = rotations(shape, position), functools.partial(_causal, segment)
+        rotation = rotations(shape, position)
 
-        def layer(x: Array, p: Params) -> tuple[Array, None]:
-            return block.apply(p, x, rotation, attend)[0], None
+        def layer(x: Array, inputs: tuple[Params, _Layer]) -> tuple[Array, None]:
+            p, own = inputs
+            attend = functools.partial(_causal, shape, own.reach, segment)
+            return block.apply(p, x, _where(own.rotates, rotation), attend)[0], None
 
-        kept = None if remat else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        kept = None if remat else _KEPT
         layer = jax.checkpoint(layer, prevent_cse=False, policy=kept)
-        x, _ = jax.lax.scan(layer, x.astype(dtype), params["blocks"])
+        x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
 
     def cache(rows: int, slots: int) -> Cache:
@@ -133,16 +158,18 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         rotation = rotations(shape, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
-        attend = functools.partial(_held, segments, slot, segment)
 
         def layer(carry, inputs):
             x, key, value = carry
-            p, index = inputs
-            x, (key, value) = block.apply(p, x, rotation, attend, (key, value, index, cache.used))
+            p, own, index = inputs
+            attend = functools.partial(_held, shape, own.reach, segments, slot, segment)
+            turned = _where(own.rotates, rotation)
+            x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), None
 
         start = (x.astype(dtype), cache.key, cache.value)
-        (x, key, value), _ = jax.lax.scan(layer, start, (params["blocks"], jnp.arange(shape.layers)))
+        inputs = params["blocks"], _layers(shape), jnp.arange(shape.layers)
+        (x, key, value), _ = jax.lax.scan(layer, start, inputs)
         features = norm.apply(params["norm"], x)
         return features, Cache(key, value, segments, cache.used + x.shape[1])
 
@@ -194,11 +221,56 @@ def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
     half = shape.head_size // 2
     frequency = rope.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.factor != 1.0:
-        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
-        keep = jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+        keep = _kept(rope, frequency)
         frequency = frequency * (keep + (1 - keep) / rope.factor)
     angle = position[..., None, None].astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
+    if rope.gain == 1.0:
+        return jnp.cos(angle), jnp.sin(angle)
+    return rope.gain * jnp.cos(angle), rope.gain * jnp.sin(angle)
+
+
+def _kept(rope: Rope, frequency: Array) -> Array | float:
+    """How much of each pair's ``frequency`` [head_size / 2] a stretch leaves as it is, from 0 to 1."""
+    if rope.kind == "linear":
+        return 0.0
+    if rope.kind == "llama3":
+        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
+        return jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+    pairs = len(frequency)
+    # The pair, in between two as a rule, that turns so often within the original context.
+    first, last = (
+        pairs * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.base)
+        for turns in (rope.high, rope.low)
+    )
+    if rope.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    last = last if last != first else first + 1e-3
+    return 1 - jnp.clip((jnp.arange(pairs) - first) / (last - first), 0.0, 1.0)
+
+
+class _Layer(NamedTuple):
+    """What layers may differ in, [layers] each; None where they are alike."""
+
+    reach: Any  # int32, positions that attention reaches
+    rotates: Any  # bool
+
+
+def _layers(shape: Shape) -> _Layer:
+    layers = range(shape.layers)
+    reach = [2**30 if n in shape.global_layers else shape.window for n in layers] if shape.window else None
+    rotates = [n not in shape.nope_layers for n in layers] if shape.nope_layers and shape.rope else None
+    return _Layer(
+        None if reach is None else jnp.array(reach, jnp.int32),
+        None if rotates is None else jnp.array(rotates),
+    )
+
+
+def _where(rotates: Array | None, rotation: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    """The rotation where a layer rotates, else none at all."""
+    if rotates is None or rotation is None:
+        return rotation
+    return jnp.where(rotates, rotation[0], 1.0), jnp.where(rotates, rotation[1], 0.0)
 
 
 def _rotate(x: Array, rotation: tuple[Array, Array] | None) -> Array:
@@ -214,7 +286,14 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
 
 
-def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
+def capped(x: Array, cap: float) -> Array:
+    """``cap * tanh(x / cap)``, between -cap and cap; as it is where the cap is 0."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _causal(
+    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
+) -> Array:
     """Attention of all positions to those before them, in memory linear in their number.
 
     The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
@@ -222,13 +301,22 @@ def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
     """
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     query, segment = jax.lax.optimization_barrier((query, segment))
-    every = jax.checkpoint(functools.partial(_masked, segment, key, value), prevent_cse=False)
+    every = jax.checkpoint(functools.partial(_masked, shape, reach, segment, key, value), prevent_cse=False)
     return _in_parts(every, (jnp.arange(query.shape[1]), segment, query))
 
 
-def _held(segments: Array, slot: Array, segment: Array, query: Array, key: Array, value: Array) -> Array:
+def _held(
+    shape: Shape,
+    reach: Array | None,
+    segments: Array,
+    slot: Array,
+    segment: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+) -> Array:
     """Attention of positions in the slots [S] to what a cache holds, in memory linear in their number, too."""
-    attend = functools.partial(_masked, segments, key, value)
+    attend = functools.partial(_masked, shape, reach, segments, key, value)
     if query.shape[1] <= QUERIES:
         return attend((slot, segment, query))
     query, segment = jax.lax.optimization_barrier((query, segment))  # as for `_causal`
@@ -254,19 +342,45 @@ def _in_parts(
     return jnp.moveaxis(found, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
 
 
-def _masked(segments: Array, key: Array, value: Array, queries: tuple[Array, Array, Array]) -> Array:
+def _masked(
+    shape: Shape,
+    reach: Array | None,
+    segments: Array,
+    key: Array,
+    value: Array,
+    queries: tuple[Array, Array, Array],
+) -> Array:
     """Attention [B, S, heads, head_size] to M keys, whose segments are [B, M].
 
     Args:
+      shape: how scores are computed.
+      reach: how far back attention goes, if not everywhere.
       segments: of the keys.
       key: [B, M, kv_heads, head_size].
       value: the same.
       queries: their slots [S] among the keys, their segments [B, S], and themselves.
     """
     slot, segment, query = queries
-    causal = slot[:, None] >= jnp.arange(segments.shape[1])
-    mask = causal & (segment[:, :, None] == segments[:, None, :])
-    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+    seen = slot[:, None] >= jnp.arange(segments.shape[1])
+    if reach is not None:
+        seen = seen & (slot[:, None] - jnp.arange(segments.shape[1]) < reach)
+    mask = seen & (segment[:, :, None] == segments[:, None, :])
+    scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
+    if shape.score_cap:
+        return _capped_attention(query, key, value, mask, scale, shape.score_cap)
+    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None], scale=scale)
+
+
+def _capped_attention(
+    query: Array, key: Array, value: Array, mask: Array, scale: float | None, cap: float
+) -> Array:
+    """`jax.nn.dot_product_attention`, which knows no caps, with one; ``mask`` is [B, S, M]."""
+    grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[-1])
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * jnp.einsum("bsngh,bmnh->bngsm", grouped, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], capped(scores, cap), jnp.finfo(jnp.float32).min)
+    weight = jax.nn.softmax(scores, -1).astype(value.dtype)
+    return jnp.einsum("bngsm,bmnh->bsngh", weight, value).reshape(query.shape)
 
 
 class _Block(nn.Module):
@@ -295,6 +409,9 @@ class _Block(nn.Module):
             y = dense(x, name, count * s.head_size, s.qkv_bias)
             return y.reshape(*y.shape[:-1], count, s.head_size)
 
+        def after(name: str, y: Array) -> Array:
+            return _norm(s, self.dtype, name)(y) if s.post_norms else y
+
         h = _norm(s, self.dtype, "attention_norm")(x)
         query, key, value = (
             heads(h, "query", s.heads),
@@ -306,13 +423,14 @@ class _Block(nn.Module):
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
-        attended = attend(query, key, value)
-        x = x + dense(attended.reshape(*x.shape[:-1], -1), "out", s.width, s.out_bias, residual)
+        attended = checkpoint_name(attend(query, key, value), _ATTENDED).reshape(*x.shape[:-1], -1)
+        x = x + after("out_norm", dense(attended, "out", s.width, s.out_bias, residual))
 
         h = _norm(s, self.dtype, "inner_norm")(x)
         up = dense(h, "up", s.inner, s.inner_bias)
-        h = nn.silu(dense(h, "gate", s.inner, s.inner_bias)) * up if s.gated else nn.gelu(up)
-        return x + dense(h, "down", s.width, s.inner_bias, residual), held
+        gate = nn.gelu if s.geglu else nn.silu
+        h = gate(dense(h, "gate", s.inner, s.inner_bias)) * up if s.gated else nn.gelu(up)
+        return x + after("down_norm", dense(h, "down", s.width, s.inner_bias, residual)), held
 
 
 def _hold(
