@@ -9,6 +9,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_shard import launch, succeed
 
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from rl import checkpoint, log, train
+from rl import checkpoint, log, shard, train
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
 from rl.language.generate import Decoder
@@ -178,10 +180,75 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
 @pytest.mark.slow
 @pytest.mark.command
 def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
-    chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
+    chosen = settings(
+        files, tmp_path, agent="bcoder", batch_size=16, accumulate=2, rank=str(files / "asked.jsonl")
+    )
+    assert [stage for stage, *_ in script.stages(chosen, config("bcoder"), 32)] == ["value", "policy"]
     last = script.run(chosen, config("bcoder"))["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("switch", "rows", "expected"),
+    [
+        (4, 8, [("value", 0, 2), ("policy", 2, 5)]),
+        (5, 8, [("value", 0, 2), ("", 2, 3), ("policy", 3, 5)]),  # changes within an epoch
+        (4, 20, [("", 0, 2), ("policy", 2, 5)]),  # 16 rows are drawn, then 24
+        (-1, 8, [("value", 0, 5)]),
+        (0, 8, [("policy", 0, 5)]),
+        (99, 8, [("value", 0, 5)]),
+    ],
+)
+def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
+    files: Path, tmp_path: Path, switch: int, rows: int, expected: list[tuple[str, int, int]]
+) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder", updates=10)
+    assert script.stages(chosen, config("bcoder", value_updates=switch), rows) == expected
+    for other in ({"read_once": False}, {"agent": "lm_bc"}):
+        found = script.stages(
+            dataclasses.replace(chosen, **other), config("bcoder", value_updates=switch), rows
+        )
+        assert found == [("", 0, 5)]
+
+
+# ---- several processes --------------------------------------------------------------------------------------------
+
+
+def on_one_of_two(folder: str, workdir: str) -> None:
+    """The command in one process of two, each of which holds half of the model."""
+    shard.initialize()
+    chosen = across(Path(folder), Path(workdir))
+    script.run(chosen, config("bcoder"))
+
+
+def across(folder: Path, workdir: Path) -> script.Settings:
+    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(folder / "asked.jsonl")}
+    return settings(folder, workdir, **own, mesh_model=jax.process_count())
+
+
+@pytest.mark.long
+def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    call = f"on_one_of_two({str(files)!r}, {str(tmp_path / 'two')!r})"
+    cluster = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    succeed(
+        *(
+            launch(
+                f"import test_experiments_language as t; t.{call}", 1, **cluster, JAX_PROCESS_ID=str(number)
+            )
+            for number in range(2)
+        )
+    )
+    script.run(across(files, tmp_path / "one"), config("bcoder"))
+    one, two = (pretrained.load(tmp_path / name / script.POLICY).params for name in ("one", "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one, two)
+    for line, other in zip(ranked(tmp_path / "one"), ranked(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(line["scores"], other["scores"], atol=2e-3)
+    hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
+    assert hardware["processes"] == 2
 
 
 def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:

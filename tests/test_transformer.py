@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -84,6 +86,45 @@ def test_attention_runs_forward_once_in_a_training_step() -> None:
 
     compiled = jax.jit(jax.grad(loss)).lower(params, np.zeros((3, 17, 8), np.float32)).compile()
     assert len(re.findall(r" dot\(.*lhs_batch_dims=\{\d", compiled.as_text())) == 7
+
+
+def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA stands in for it, with what it would be given; other rows, as packed ones, go another way to the same end."""
+    shapes = [
+        dataclasses.replace(SMALL, head_size=8, **own) for own in ({}, {"window": 3, "query_size": 5.0})
+    ]
+    x = np.random.default_rng(0).normal(size=(2, 11, 8)).astype(np.float32)
+    one_text, packed = np.array([[1] * 11, [2] * 7 + [0] * 4]), np.array([[1] * 11, [1] * 4 + [2] * 7])
+
+    def ask() -> Any:
+        def features(x: Any, segment: Any) -> Any:
+            position = transformer.positions(segment)
+            every = [transformer.trunk(shape) for shape in shapes]
+            return [trunk.apply(trunk.init(KEY), x, position, segment) for trunk in every]
+
+        run = jax.jit(features)
+        return [np.asarray(found) for segment in (one_text, packed) for found in run(x, segment)]
+
+    expected, attention, asked = ask(), jax.nn.dot_product_attention, []
+
+    def stand_in(*inputs: Any, implementation: str | None = None, **settings: Any) -> Any:
+        asked.append(implementation)
+        return attention(*inputs, **settings)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    assert not transformer._in_cudnn(shapes[0], jnp.bfloat16)  # on a CPU
+    device = SimpleNamespace(compute_capability="8.0")
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "devices", lambda: [device])
+        assert transformer._in_cudnn(shapes[0], jnp.bfloat16)
+        capped = dataclasses.replace(shapes[0], score_cap=1.0)
+        for shape, dtype in ((shapes[0], jnp.float32), (SMALL, jnp.bfloat16), (capped, jnp.bfloat16)):
+            assert not transformer._in_cudnn(shape, dtype)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda shape, dtype: True)
+    for number, (found, wanted) in enumerate(zip(ask(), expected, strict=True)):
+        text = np.arange(11) < np.array([[11], [7 if number < len(shapes) else 11]])
+        np.testing.assert_allclose(found[text], wanted[text], atol=1e-5)
+    assert set(asked) == {"cudnn", None}
 
 
 SPEC = Spec(observation_shape=(6, 3), action_size=2, discrete=True)

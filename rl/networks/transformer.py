@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,11 +31,6 @@ from rl.types import Array, Key, Params
 QUERIES = 128
 ADAPTER = "_lora"  # after a dense layer's name: what `rl.language.adapters` adds to it, where it is there
 _ATTENDED = "attended"
-# What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention.
-_KEPT = jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(_ATTENDED),
-)
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -143,7 +139,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
             attend = functools.partial(_causal, shape, own.reach, segment)
             return block.apply(p, x, _where(own.rotates, rotation), attend)[0], None
 
-        kept = None if remat else _KEPT
+        kept = None if remat else _kept
         layer = jax.checkpoint(layer, prevent_cse=False, policy=kept)
         x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
@@ -221,7 +217,7 @@ def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
     half = shape.head_size // 2
     frequency = rope.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.factor != 1.0:
-        keep = _kept(rope, frequency)
+        keep = _stretch(rope, frequency)
         frequency = frequency * (keep + (1 - keep) / rope.factor)
     angle = position[..., None, None].astype(jnp.float32) * frequency
     if rope.gain == 1.0:
@@ -229,7 +225,7 @@ def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
     return rope.gain * jnp.cos(angle), rope.gain * jnp.sin(angle)
 
 
-def _kept(rope: Rope, frequency: Array) -> Array | float:
+def _stretch(rope: Rope, frequency: Array) -> Array | float:
     """How much of each pair's ``frequency`` [head_size / 2] a stretch leaves as it is, from 0 to 1."""
     if rope.kind == "linear":
         return 0.0
@@ -286,6 +282,16 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
 
 
+def _kept(primitive: Any, *inputs: Any, **settings: Any) -> bool:
+    """What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention."""
+    policies = jax.checkpoint_policies
+    return (
+        policies.dots_with_no_batch_dims_saveable(primitive, *inputs, **settings)
+        or policies.save_only_these_names(_ATTENDED)(primitive, *inputs, **settings)
+        or primitive.name == "dot_product_attention_fwd_wrapper"  # cuDNN's, with its sums of exponentials
+    )
+
+
 def capped(x: Array, cap: float) -> Array:
     """``cap * tanh(x / cap)``, between -cap and cap; as it is where the cap is 0."""
     return cap * jnp.tanh(x / cap) if cap else x
@@ -297,8 +303,40 @@ def _causal(
     """Attention of all positions to those before them, in memory linear in their number.
 
     The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
-    also meet the keys that come after them.
+    also meet the keys that come after them. Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
+    if not _in_cudnn(shape, query.dtype):
+        return _causal_in_parts(shape, reach, segment, query, key, value)
+
+    def flash(query: Array, key: Array, value: Array) -> Array:
+        scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
+        window = (shape.window - 1, 0) if shape.window else None
+        return jax.nn.dot_product_attention(
+            query, key, value, scale=scale, is_causal=True, local_window_size=window, implementation="cudnn"
+        )
+
+    parts = functools.partial(_causal_in_parts, shape, reach, segment)
+    # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
+    alone = ((segment == segment[:, :1]) | (segment == 0)).all()
+    return jax.lax.cond(alone, flash, parts, query, key, value)
+
+
+def _in_cudnn(shape: Shape, dtype: Any) -> bool:
+    """Whether cuDNN's flash attention knows heads of this size and type, on the device that programs are for."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    return (
+        re.fullmatch(r"\d+\.\d+", capability) is not None
+        and float(capability) >= 8.0
+        and dtype in (jnp.bfloat16, jnp.float16)
+        and shape.head_size % 8 == 0
+        and shape.head_size <= 128
+        and not (shape.score_cap or shape.global_layers)
+    )
+
+
+def _causal_in_parts(
+    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
+) -> Array:
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     query, segment = jax.lax.optimization_barrier((query, segment))
     every = jax.checkpoint(functools.partial(_masked, shape, reach, segment, key, value), prevent_cse=False)
