@@ -202,16 +202,19 @@ def test_files_that_are_json_of_something_else(folder: Path, found: str) -> None
             huggingface.load(folder)
 
 
+GEMMA2 = {"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "mamba"}, "architecture 'mamba' is not supported: use one of llama, qwen2"),
+        ({"model_type": "mamba"}, "architecture 'mamba' is not supported: use one of llama, mistral"),
         ({"hidden_act": "relu"}, "hidden_act 'relu' is not supported"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_type 'longrope' is not supported"),
         ({"model_type": "smollm3", "no_rope_layers": [1]}, "no_rope_layers has 1 entries for 2 layers"),
-        ({"model_type": "gemma2", "layer_types": ["chunked"] * 2}, "layer_types with chunked"),
+        ({**GEMMA2, "layer_types": ["chunked"] * 2}, "layer_types with chunked"),
         ({"model_type": "mistral", "sliding_window": -4}, "the window is -4"),
-        ({"model_type": "gemma2", "attn_logit_softcapping": -1.0}, "the cap of its scores is -1.0"),
+        ({**GEMMA2, "attn_logit_softcapping": -1.0}, "the cap of its scores is -1.0"),
         ({"model_type": "mistral", "num_hidden_layers": 10**12}, "num_hidden_layers is 1000000000000"),
         ({"model_type": "qwen2", "use_sliding_window": True}, "sliding window"),
     ],
@@ -349,7 +352,8 @@ def test_blocks_of_every_quantisation_are_those_of_the_gguf_package() -> None:
     for number, form in gguf._FORMATS.items():
         kind = package.GGMLQuantizationType(number)
         raw = generator.integers(0, 256, (40, form.bytes), np.uint8)
-        raw = raw[np.isfinite(form.decode(raw)).all(1)]
+        with np.errstate(invalid="ignore"):
+            raw = raw[np.isfinite(form.decode(raw)).all(1)]
         assert len(raw) > 20 and kind.name == form.name
         assert package.GGML_QUANT_SIZES[kind] == (form.block, form.bytes)
         np.testing.assert_array_equal(form.decode(raw), package.dequantize(raw, kind), err_msg=form.name)

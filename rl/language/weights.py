@@ -60,6 +60,11 @@ def check_config(make: Callable[[], Config], source: Any) -> Config:
         least = 0 if name in caps else math.ulp(0.0)
         if type(number) not in (int, float) or not least <= number < math.inf:
             raise WeightsError(f"{source}: the {name} is {number!r}, which cannot be: download it again")
+    if rope and rope.factor != 1 and not (rope.low < rope.high and rope.base > 1):
+        raise WeightsError(
+            f"{source}: rotary positions with base {rope.base} cannot be stretched between {rope.low} and {rope.high} "
+            "turns: download it again"
+        )
     if type(shape.window) is not int or shape.window > _LARGEST:
         raise WeightsError(f"{source}: the window is {shape.window!r}, which cannot be: download it again")
     switches = {"tied": config.tied} | ({"truncate": rope.whole} if rope else {})
