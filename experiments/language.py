@@ -76,7 +76,7 @@ class Settings(common.Head, common.Folder):
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
     lora_rank: int = (
-        0  # of adapters on one frozen model in bfloat16, which all that learns shares; 0: models learn whole
+        0  # of adapters on one frozen model in bfloat16, which all models share; 0: they learn whole
     )
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
@@ -85,9 +85,7 @@ class Settings(common.Head, common.Folder):
     updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
     batch_size: int = 32  # rows per update
-    read_once: bool = (
-        True  # bcoder: keep what frozen models say of each row, in 4 to 4 (1 + head_size) bytes a token
-    )
+    read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
