@@ -75,9 +75,7 @@ class Settings(common.Head, common.Folder):
     log: str = ""  # JSON lines, one episode in each, as above
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
-    lora_rank: int = (
-        0  # of adapters on one frozen model in bfloat16 that all others share; 0: they learn whole
-    )
+    lora_rank: int = 0  # of adapters on one frozen model in bfloat16 that all models share; 0: no adapters
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
