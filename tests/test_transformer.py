@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -90,20 +91,17 @@ def test_attention_runs_forward_once_in_a_training_step() -> None:
 
 def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA stands in for it, with what it would be given; other rows, as packed ones, go another way to the same end."""
-    shapes = [
-        dataclasses.replace(SMALL, head_size=8, **own) for own in ({}, {"window": 3, "query_size": 5.0})
-    ]
-    x = np.random.default_rng(0).normal(size=(2, 11, 8)).astype(np.float32)
+    shape = dataclasses.replace(SMALL, head_size=8, window=3, query_size=5.0)
+    trunk, x = transformer.trunk(shape), np.random.default_rng(0).normal(size=(2, 11, 8)).astype(np.float32)
+    params = jax.jit(trunk.init)(KEY)
     one_text, packed = np.array([[1] * 11, [2] * 7 + [0] * 4]), np.array([[1] * 11, [1] * 4 + [2] * 7])
 
-    def ask() -> Any:
-        def features(x: Any, segment: Any) -> Any:
-            position = transformer.positions(segment)
-            every = [transformer.trunk(shape) for shape in shapes]
-            return [trunk.apply(trunk.init(KEY), x, position, segment) for trunk in every]
+    def ask() -> list[np.ndarray]:
+        def features(segment: Any) -> Any:
+            return trunk.apply(params, x, transformer.positions(segment), segment)
 
         run = jax.jit(features)
-        return [np.asarray(found) for segment in (one_text, packed) for found in run(x, segment)]
+        return [np.asarray(run(segment)) for segment in (one_text, packed)]
 
     expected, attention, asked = ask(), jax.nn.dot_product_attention, []
 
@@ -112,19 +110,38 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         return attention(*inputs, **settings)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    assert not transformer._in_cudnn(shapes[0], jnp.bfloat16)  # on a CPU
+    assert not transformer._in_cudnn(shape, jnp.bfloat16)  # on a CPU
     device = SimpleNamespace(compute_capability="8.0")
     with monkeypatch.context() as patched:
         patched.setattr(jax, "devices", lambda: [device])
-        assert transformer._in_cudnn(shapes[0], jnp.bfloat16)
-        capped = dataclasses.replace(shapes[0], score_cap=1.0)
-        for shape, dtype in ((shapes[0], jnp.float32), (SMALL, jnp.bfloat16), (capped, jnp.bfloat16)):
-            assert not transformer._in_cudnn(shape, dtype)
+        assert transformer._in_cudnn(shape, jnp.bfloat16)
+        capped = dataclasses.replace(shape, score_cap=1.0)
+        for other, dtype in ((shape, jnp.float32), (SMALL, jnp.bfloat16), (capped, jnp.bfloat16)):
+            assert not transformer._in_cudnn(other, dtype)
     monkeypatch.setattr(transformer, "_in_cudnn", lambda shape, dtype: True)
-    for number, (found, wanted) in enumerate(zip(ask(), expected, strict=True)):
-        text = np.arange(11) < np.array([[11], [7 if number < len(shapes) else 11]])
-        np.testing.assert_allclose(found[text], wanted[text], atol=1e-5)
+    of_one, of_packed = ask()
+    text = one_text > 0
+    np.testing.assert_allclose(of_one[text], expected[0][text], atol=1e-5)
+    np.testing.assert_allclose(of_packed, expected[1], atol=1e-5)
     assert set(asked) == {"cudnn", None}
+
+
+def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program for GPUs, which takes none to be made. What its forward pass leaves is kept by JAX's name for it."""
+    cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91002)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda shape, dtype: True)
+    trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2, head_size=8, window=32), jnp.bfloat16)
+
+    def loss(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return jnp.square(trunk.apply(params, x, transformer.positions(one), one)).sum().astype(jnp.float32)
+
+    params, x = jax.eval_shape(trunk.init, KEY), jax.ShapeDtypeStruct((2, 64, 8), jnp.float32)
+    text = jax.jit(jax.grad(loss)).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert (text.count("__cudnn$fmhaSoftmax("), text.count("__cudnn$fmhaSoftmaxBackward(")) == (1, 1)
 
 
 SPEC = Spec(observation_shape=(6, 3), action_size=2, discrete=True)

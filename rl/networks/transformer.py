@@ -437,7 +437,8 @@ class _Block(nn.Module):
         def dense(x: Array, name: str, size: int, bias: bool, scale: float = 0.02) -> Array:
             init = nn.initializers.normal(scale)
             layer = nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
-            y, adapter = layer(x), self.get_variable("params", name + ADAPTER)
+            y = layer(x)
+            adapter: Any = self.get_variable("params", name + ADAPTER)
             if adapter is None:
                 return y
             a, b = adapter["a"].astype(y.dtype), adapter["b"].astype(y.dtype)
