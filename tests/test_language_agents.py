@@ -239,12 +239,18 @@ def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(t
     jax.tree.map(np.testing.assert_array_equal, run(restored, batch, key)[0], last)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("operator", ["conservative", "sarsa"])
-def test_rows_read_once_change_no_bit_of_either_stage(operator: str) -> None:
+@pytest.mark.parametrize(
+    ("operator", "trunk"),
+    [
+        pytest.param("conservative", True, marks=pytest.mark.long),
+        pytest.param("conservative", False, marks=pytest.mark.slow),
+        ("sarsa", False),
+    ],
+)
+def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool) -> None:
     """All rows are read by a program of its own, in the other order, and drawn afterwards."""
     config = dataclasses.replace(FAST, value_updates=1, operator=operator, chunk=2)
-    lm, batch = (language_model() if operator == "conservative" else without_trunk()), data()
+    lm, batch = language_model() if trunk else without_trunk(), data()
     learner = bcoder.make(config, lm, head("hl_gauss"))
     start, key = jax.jit(learner.init)(jax.random.key(0), batch), jax.random.key(0)
     update = jax.jit(learner.update)

@@ -136,7 +136,7 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[
       blocks: how many.
       inner: width inside their feed-forward layers.
     """
-    alike = {"window": 0, "global_layers": (), "nope_layers": ()}
+    alike: dict[str, Any] = {"window": 0, "global_layers": (), "nope_layers": ()}
     shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False, **alike)
     body = transformer.trunk(shape)
     norm = jax.tree.map(np.asarray, params["norm"])
