@@ -381,15 +381,15 @@ def test_stretched_rotary_positions_in_gguf(tmp_path: Path) -> None:
         read(type="longrope", factor=4.0)
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+@pytest.mark.parametrize("arch", ["llama", "smollm3", "qwen2"])
 def test_gguf_rotation_order(arch: str, tmp_path: Path) -> None:
-    """Neighbours rotated in the file's order are halves rotated in ours, for llama alone."""
+    """Neighbours rotated in the file's order are halves rotated in ours, but for Qwen."""
     config = write_gguf(tmp_path / "m.gguf", arch)
     read, params, _ = gguf.load(tmp_path / "m.gguf")
     assert read == config
     stored = gguf.read(tmp_path / "m.gguf").tensors["blk.1.attn_k.weight"].T  # [in, 2 heads * 8]
     ours = params["blocks"]["key"]["kernel"][1]
-    order = [0, 2, 4, 6, 1, 3, 5, 7] if arch == "llama" else range(8)
+    order = [0, 2, 4, 6, 1, 3, 5, 7] if arch != "qwen2" else range(8)
     np.testing.assert_array_equal(ours, stored[:, [h * 8 + i for h in (0, 1) for i in order]])
 
 
