@@ -22,7 +22,7 @@ from test_shard import launch, succeed
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from rl import checkpoint, log, shard, train
+from rl import checkpoint, log, train
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
 from rl.language.generate import Decoder
@@ -215,36 +215,24 @@ def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
 # ---- several processes --------------------------------------------------------------------------------------------
 
 
-def on_one_of_two(folder: str, workdir: str) -> None:
-    """The command in one process of two, each of which holds half of the model."""
-    shard.initialize()
-    chosen = across(Path(folder), Path(workdir))
-    script.run(chosen, config("bcoder"))
-
-
-def across(folder: Path, workdir: Path) -> script.Settings:
-    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(folder / "asked.jsonl")}
-    return settings(folder, workdir, **own, mesh_model=jax.process_count())
-
-
 @pytest.mark.long
 def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
+    """The same command twice, each with half of every model."""
+    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
+    one, two = (settings(files, tmp_path / name, **own, mesh_model=n) for n, name in ((1, "one"), (2, "two")))
+    command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
+    command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
+    program = (
+        "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', run_name='__main__')"
+    )
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    call = f"on_one_of_two({str(files)!r}, {str(tmp_path / 'two')!r})"
     cluster = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
-    succeed(
-        *(
-            launch(
-                f"import test_experiments_language as t; t.{call}", 1, **cluster, JAX_PROCESS_ID=str(number)
-            )
-            for number in range(2)
-        )
-    )
-    script.run(across(files, tmp_path / "one"), config("bcoder"))
-    one, two = (pretrained.load(tmp_path / name / script.POLICY).params for name in ("one", "two"))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), one, two)
+    succeed(*(launch(program.format(command), 1, **cluster, JAX_PROCESS_ID=str(n)) for n in range(2)))
+    script.run(one, config("bcoder"))
+    alone, both = (pretrained.load(tmp_path / name / script.POLICY).params for name in ("one", "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), alone, both)
     for line, other in zip(ranked(tmp_path / "one"), ranked(tmp_path / "two"), strict=True):
         np.testing.assert_allclose(line["scores"], other["scores"], atol=2e-3)
     hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
