@@ -110,15 +110,16 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         return attention(*inputs, **settings)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    assert not transformer._in_cudnn(shape, jnp.bfloat16)  # on a CPU
+    assert not transformer._in_cudnn(shape, jnp.bfloat16, 8)  # on a CPU
     device = SimpleNamespace(compute_capability="8.0")
     with monkeypatch.context() as patched:
         patched.setattr(jax, "devices", lambda: [device])
-        assert transformer._in_cudnn(shape, jnp.bfloat16)
+        assert transformer._in_cudnn(shape, jnp.bfloat16, 8)
         capped = dataclasses.replace(shape, score_cap=1.0)
-        for other, dtype in ((shape, jnp.float32), (SMALL, jnp.bfloat16), (capped, jnp.bfloat16)):
-            assert not transformer._in_cudnn(other, dtype)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda shape, dtype: True)
+        half = jnp.bfloat16
+        for other in ((shape, jnp.float32, 8), (SMALL, half, 8), (capped, half, 8), (shape, half, 7)):
+            assert not transformer._in_cudnn(*other)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
     of_one, of_packed = ask()
     text = one_text > 0
     np.testing.assert_allclose(of_one[text], expected[0][text], atol=1e-5)
@@ -132,7 +133,7 @@ def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91002)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda shape, dtype: True)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
     trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2, head_size=8, window=32), jnp.bfloat16)
 
     def loss(params: Any, x: Any) -> Any:

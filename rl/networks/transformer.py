@@ -305,7 +305,7 @@ def _causal(
     The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
     also meet the keys that come after them. Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
-    if not _in_cudnn(shape, query.dtype):
+    if not _in_cudnn(shape, query.dtype, query.shape[1]):
         return _causal_in_parts(shape, reach, segment, query, key, value)
 
     def flash(query: Array, key: Array, value: Array) -> Array:
@@ -321,8 +321,8 @@ def _causal(
     return jax.lax.cond(alone, flash, parts, query, key, value)
 
 
-def _in_cudnn(shape: Shape, dtype: Any) -> bool:
-    """Whether cuDNN's flash attention knows heads of this size and type, on the device that programs are for."""
+def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
+    """Whether cuDNN's flash attention knows such heads, types and lengths, on the device that programs are for."""
     capability = getattr(jax.devices()[0], "compute_capability", "")
     return (
         re.fullmatch(r"\d+\.\d+", capability) is not None
@@ -330,6 +330,7 @@ def _in_cudnn(shape: Shape, dtype: Any) -> bool:
         and dtype in (jnp.bfloat16, jnp.float16)
         and shape.head_size % 8 == 0
         and shape.head_size <= 128
+        and length % 2 == 0
         and not (shape.score_cap or shape.global_layers)
     )
 
