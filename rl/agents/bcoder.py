@@ -19,7 +19,7 @@ G.2); with a categorical head it is added to V's logits. Any head's Q is its V p
 `rl.values.tokens.dueling_loss`.
 
 What frozen models say of a row never changes within a stage. `value_rows` and `policy_rows` compute it, and updates of
-what they return leave these forward passes out, a quarter of the work or more, where rows are drawn more than once.
+what they return leave these forward passes out, a fifth to a third of the work, where rows are drawn more than once.
 
 Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a
 second copy of it. Both anchors are means over tokens, not sums, and learning rates are constant.
