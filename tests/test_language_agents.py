@@ -243,8 +243,8 @@ def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(t
     ("operator", "trunk"),
     [
         pytest.param("conservative", True, marks=pytest.mark.long),
-        pytest.param("conservative", False, marks=pytest.mark.slow),
-        ("sarsa", False),
+        ("conservative", False),
+        pytest.param("sarsa", False, marks=pytest.mark.long),
     ],
 )
 def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool) -> None:
