@@ -20,7 +20,7 @@ from rl.language.model import LM, Config
 from rl.networks.transformer import ADAPTER, Shape
 from rl.replay import tokens as replay
 from rl.replay.tokens import Turn, episode
-from rl.types import Learner, TokenBatch
+from rl.types import Learner, State, TokenBatch
 from rl.values import heads
 
 RANK = 3
@@ -76,7 +76,15 @@ def lm(name: str) -> LM:
 def test_adapted_layers_compute_what_merged_weights_do(name: str) -> None:
     params = adapters.whole(random_adapters(name), base(name))
     found = logits(lm(name), params)
-    np.testing.assert_allclose(found, logits(lm(name), adapters.merged(params)), atol=1e-4)
+    head = {"inner": np.ones(2, np.float32)}
+    state = adapters.merged(
+        State({"value": {"lm": params, "head": head}}, {"policy": params}, {"value": ()}, 3)
+    )
+    assert state.optimiser == {} and state.step == 3
+    np.testing.assert_array_equal(state.params["value"]["head"]["inner"], head["inner"])
+    for plain in (adapters.merged(params), state.params["value"]["lm"], state.target["policy"]):
+        assert not [layer for layer in plain["blocks"] if layer.endswith(ADAPTER)]
+        np.testing.assert_allclose(found, logits(lm(name), plain), atol=1e-4)
     assert np.abs(found - logits(lm(name), base(name))).max() > 0.1
 
 

@@ -91,16 +91,25 @@ def whole(tree: Any, base: Params) -> Any:
     return {name: whole(part, base) for name, part in tree.items()}
 
 
-def merged(params: Params) -> Params:
-    """A model's parameters of `whole` as plain weights ``W + A B``: NumPy, float32."""
+def merged(tree: Any) -> Any:
+    """What `whole` returned, with plain weights ``W + A B`` in place of each model's layers and adapters.
+
+    NumPy, float32, and the optimisers left out of a state: as it is exported.
+    """
+    if isinstance(tree, State):
+        return tree._replace(params=merged(tree.params), target=merged(tree.target), optimiser={})
+    if not isinstance(tree, Mapping):
+        return _plain(tree)
+    if "blocks" not in tree:
+        return {name: merged(part) for name, part in tree.items()}
     blocks = {}
-    for name, layer in params["blocks"].items():
+    for name, layer in tree["blocks"].items():
         if name.endswith(ADAPTER):
             continue
         blocks[name] = jax.tree.map(_plain, layer)
-        if adapter := params["blocks"].get(name + ADAPTER):
+        if adapter := tree["blocks"].get(name + ADAPTER):
             blocks[name]["kernel"] += np.matmul(_plain(adapter["a"]), _plain(adapter["b"]))
-    others = {name: part for name, part in params.items() if name != "blocks"}
+    others = {name: part for name, part in tree.items() if name != "blocks"}
     return {**jax.tree.map(_plain, others), "blocks": blocks}
 
 
