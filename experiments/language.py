@@ -21,11 +21,12 @@ for; the same command continues an interrupted run, to the same bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app
+from jax.sharding import Mesh
 
 from experiments import common, flags
 from rl import data, keys, lifecycle, log, shard, statistics, train
@@ -42,7 +44,7 @@ from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
 from rl.envs.text import Dialogue, Game, Turn
-from rl.language import generate, huggingface, model, pretrained, reading, speak
+from rl.language import adapters, generate, huggingface, model, pretrained, reading, speak
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
@@ -50,7 +52,7 @@ from rl.programs import problems
 from rl.programs.pool import Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
-from rl.types import Key, State, TokenBatch
+from rl.types import Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -60,7 +62,7 @@ RANKED, POLICY = "ranked.jsonl", "policy"  # in the run folder
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 _IDENTITY = (
-    *("model", "bfloat16", "environment", "environment_file", "head", "head_size", "seed"),
+    *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
 
@@ -73,6 +75,7 @@ class Settings(common.Head, common.Folder):
     log: str = ""  # JSON lines, one episode in each, as above
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
+    lora_rank: int = 0  # of adapters on one frozen model in bfloat16 that all models share; 0: no adapters
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
@@ -80,6 +83,7 @@ class Settings(common.Head, common.Folder):
     updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
     batch_size: int = 32  # rows per update
+    read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
@@ -109,6 +113,7 @@ class Task(NamedTuple):
     about: dict[str, Any]  # what result.json says of the log
     asked: Sequence[dialogues.Candidates]  # to be ranked
     candidates: TokenBatch | None  # all of them, in their order
+    base: Params | None  # what adapters are on
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -125,7 +130,6 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     with ExitStack() as stack:
         task = problem(settings, config, stack)
-        learner = AGENTS[settings.agent].make(config, task.lm, task.head)
         key = jax.random.key(settings.seed)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         this = common.run(
@@ -134,37 +138,125 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             settings.updates,
             task=_name(settings),
             identity=_IDENTITY,
-            card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
+            card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
             leaves=(RANKED, POLICY),
         )
-        init = learner.init(keys.of(key, "init"), task.rows)
-        start = lifecycle.begin(this, {"state": shard.place_language(init, mesh)})
+        if task.base is not None:
+            task = task._replace(base=shard.place_language(task.base, mesh))
+        init = _init(settings, config, task, mesh, keys.of(key, "init"))
+        start = lifecycle.begin(this, {"state": init})
         state, result = start.tree["state"], start.result
         if result is None:
-            score = scorer(settings, config, task, keys.of(key, "evaluate"))
-            if settings.agent == "ilql":
+            score = scorer(settings, config, task, keys.of(key, "evaluate"), mesh)
+            if settings.agent == "ilql" and shard.is_main():
                 _warn_of_size(task, config.inner)
             session = stack.enter_context(lifecycle.session(this, start))
             sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
-            epochs = train.epochs(
-                shard.over_grid(train.scan_updates(learner.update, sample, settings.eval_every), mesh),
-                state,
-                shard.place(task.rows, mesh),
-                shard.place(key, mesh),
-                (settings.updates - start.step) // settings.eval_every,
-            )
-            for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
+            sample = sample if task.base is None else adapters.sampler(sample)
+            update = _learner(settings, config, task).update
+            epoch = shard.over_grid(train.scan_updates(update, sample, settings.eval_every), mesh)
+            first = start.step // settings.eval_every
+            epochs = _epochs(settings, config, task, mesh, epoch, state, shard.place(key, mesh), first)
+            for number, (state, report) in enumerate(epochs, first + 1):
                 step = number * settings.eval_every
-                session.write(step, score(state, number), report)
+                session.write(step, score(_whole(task, state), number), report)
                 session.keep(step, {"state": state})
             result = session.finish(**task.about, last=log.read(this.folder)[-1])
+    state = _whole(task, state)
     if task.asked:
-        rank(settings, config, task, state, this.folder / RANKED)
+        rank(settings, config, task, state, this.folder / RANKED, mesh)
     if settings.export:
-        params = jax.device_get(state.params["policy"])
+        params = shard.fetch_language(state.params["policy"], mesh)
+        params = params if task.base is None else adapters.merged(params)
         of = task.found
-        huggingface.save(this.folder / POLICY, of.config, params, of.tokenizer, of.ends, of.companions)
+        if shard.is_main():
+            huggingface.save(this.folder / POLICY, of.config, params, of.tokenizer, of.ends, of.companions)
     return result
+
+
+def _learner(settings: Settings, config: Any, task: Task, params: Params = None) -> Learner:
+    """The agent's, whose models start from ``params`` where they are given."""
+
+    def make(lm: LM) -> Learner:
+        return AGENTS[settings.agent].make(config, lm, task.head)
+
+    if task.base is not None:
+        return adapters.learner(make, task.lm, settings.lora_rank)
+    return make(task.lm if params is None else model.pretrained(task.lm, params))
+
+
+def _init(settings: Settings, config: Any, task: Task, mesh: Mesh, key: Key) -> State:
+    """The state before the first update, split over devices as it is made."""
+    params = None if task.base is not None else shard.place_language(task.found.params, mesh)
+
+    def init(params: Params, key: Key) -> State:
+        return _learner(settings, config, task, params).init(key, _dataset(task))
+
+    return shard.init_language(init, mesh, params, shard.place(key, mesh))
+
+
+def _dataset(task: Task, rows: Any = None) -> Any:
+    """What the learner's epochs are given: ``rows``, or those of the task as they are."""
+    rows = task.rows if rows is None else rows
+    return rows if task.base is None else adapters.Batch(rows, task.base)
+
+
+def _epochs(
+    settings: Settings,
+    config: Any,
+    task: Task,
+    mesh: Mesh,
+    epoch: train.Epoch,
+    state: State,
+    key: Key,
+    first: int,
+) -> Iterator[tuple[State, train.Report]]:
+    """All epochs from number ``first`` on, as `rl.train.epochs` yields them."""
+    for stage, start, stop in stages(settings, config, len(task.rows.tokens)):
+        if first < stop:
+            rows = None
+            if stage:
+                look = {
+                    "value": functools.partial(bcoder.value_rows, config, task.lm),
+                    "policy": functools.partial(bcoder.policy_rows, config, task.lm, task.head),
+                }[stage]
+                look = _on_all_hosts(jax.jit(look), mesh)
+                rows = reading.in_batches(look, _whole(task, state), task.rows, settings.batch_size)
+            dataset = shard.place_language(_dataset(task, rows), mesh)
+            for each in train.epochs(epoch, state, dataset, key, stop - max(first, start)):
+                yield each
+                state = each[0]
+
+
+def _on_all_hosts(look: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """``look``, whose answer is whole on every host."""
+    if jax.process_count() == 1:
+        return look
+    return lambda *given: shard.fetch_language(look(*given), mesh)
+
+
+def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, int]]:
+    """Epochs from one number to another, with the stage of B-Coder in which frozen models read all rows beforehand.
+
+    Where the stage changes within an epoch, or its updates draw fewer rows than there are, every update reads its own.
+    """
+    total = settings.updates // settings.eval_every
+    if settings.agent != "bcoder" or not settings.read_once:
+        return [("", 0, total)]
+    switch = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    inside, beyond = switch // settings.eval_every, -(-switch // settings.eval_every)
+    drawn = settings.eval_every * settings.batch_size
+    spans = [("value", 0, inside), ("", inside, beyond), ("policy", beyond, total)]
+    return [
+        (name if (stop - start) * drawn >= rows else "", start, stop)
+        for name, start, stop in spans
+        if start < stop
+    ]
+
+
+def _whole(task: Task, state: State) -> State:
+    """The state of the agent without adapters: what reads, plays and writes takes."""
+    return state if task.base is None else adapters.whole(state, task.base)
 
 
 def check(settings: Settings) -> None:
@@ -174,6 +266,8 @@ def check(settings: Settings) -> None:
     common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
+    if settings.lora_rank < 0:
+        raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
@@ -193,6 +287,8 @@ def check(settings: Settings) -> None:
     for name in ("log", "rank", "environment_file"):
         if (path := getattr(settings, name)) and not Path(path).is_file():
             raise ValueError(f"--{name}={path}: there is no such file")
+    if jax.process_count() > 1 and where and settings.eval_episodes:
+        raise ValueError("games are not played by several processes: give --eval_episodes=0")
     if settings.export and settings.agent == "ilql":
         raise ValueError("--export writes one model, and two decide what ILQL says: leave it out")
 
@@ -226,7 +322,6 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     game = environment(settings, stack)
     found = pretrained.load(settings.model)
     lm = model.make(found.config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
-    lm = model.pretrained(lm, found.params)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
     words = _words(found, settings.stop or (game and game.end))
@@ -269,6 +364,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         {"episodes": len(episodes), "mean_return": float(np.mean(returns))},
         asked,
         _candidates(settings.rank, words, asked, found.config.context),
+        adapters.frozen(found.params) if settings.lora_rank else None,
     )
 
 
@@ -341,9 +437,11 @@ def _words(found: Pretrained, stop: str | None) -> Words:
 # ---- what it learnt -----------------------------------------------------------------------------------------------
 
 
-def scorer(settings: Settings, config: Any, task: Task, key: Key) -> Callable[[State, int], dict[str, float]]:
+def scorer(
+    settings: Settings, config: Any, task: Task, key: Key, mesh: Mesh
+) -> Callable[[State, int], dict[str, float]]:
     """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games."""
-    look = reader(settings, config, task)
+    look = _on_all_hosts(reader(settings, config, task), mesh)
     play = player(settings, config, task)
 
     def score(state: State, number: int) -> dict[str, float]:
@@ -395,14 +493,18 @@ def player(
     return play
 
 
-def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) -> None:
+def rank(settings: Settings, config: Any, task: Task, state: State, path: Path, mesh: Mesh) -> None:
     """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on."""
-    look = reader(settings, config, task)
+    look = _on_all_hosts(reader(settings, config, task), mesh)
     own = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
+    own = _on_all_hosts(own, mesh)
     found = reading.in_batches(look, state, task.candidates, settings.batch_size)
-    found["own"] = reading.in_batches(own, task.found.params, task.candidates, settings.batch_size)
+    untrained = task.found.params if task.base is None else task.base
+    found["own"] = reading.in_batches(own, untrained, task.candidates, settings.batch_size)
     score, likely = (np.where(found["taken"], found[name], 0.0).sum(1) for name in ("score", "own"))
     ends = np.cumsum([len(row.candidates) for row in task.asked])[:-1]
+    if not shard.is_main():
+        return
     with log.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
         for row, scores, likelies in zip(
             task.asked, np.split(score, ends), np.split(likely, ends), strict=True
@@ -414,8 +516,11 @@ def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) 
 
 
 def main(_: list[str]) -> None:
+    shard.initialize()
     settings = flags.read(Settings())
     result = run(settings, flags.read(agent(settings.agent).Config(), "agent."))
+    if not shard.is_main():
+        return
     for name, value in result["last"].items():
         if name.startswith("eval/"):
             print(f"{name.removeprefix('eval/')}: {value:.4g}")

@@ -614,6 +614,14 @@ MODELS: dict[str, Mutate] = {
                 ("rope_parameters", value)
                 for value in ([], 5, {"rope_theta": float("nan")}, {"rope_type": []})
             ),
+            *(
+                ("rope_parameters", {"rope_type": "linear", "factor": value})
+                for value in (0, -2.0, "4", None)
+            ),
+            *(
+                ("rope_parameters", {"rope_type": "yarn", "factor": 4.0} | value)
+                for value in ({"rope_theta": 1.0}, {"beta_slow": 40}, {"truncate": "no"})
+            ),
             *(("model_type", value) for value in ([], None, "mamba")),
             *(("eos_token_id", value) for value in ("x", [-1], {}, 61, [1.5])),
         )

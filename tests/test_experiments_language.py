@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_shard import launch, succeed
 
 pytest.importorskip("tokenizers")
 
@@ -124,6 +127,27 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 
 @pytest.mark.slow
+def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
+    """What ranks texts with adapters and what the folder holds are one model, which has learnt something."""
+    given = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
+    asked = {"rank": str(files / "asked.jsonl"), "export": True}
+    script.run(dataclasses.replace(given, **asked), config())
+    found = pretrained.load(tmp_path / script.POLICY)
+    read = jax.jit(functools.partial(model.log_probabilities, model.make(found.config)))
+    lines = ranked(tmp_path)
+    said = [line["prompt"] + text_ for line in lines for text_ in line["candidates"]]
+    rows = np.array([[*found.tokenizer.encode(one).ids, 0] for one in said], np.int32)
+    expected = read(found.params, rows, np.ones_like(rows))[:, 2:].sum(1)
+    scores, own = (np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities"))
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert (np.abs(scores - own) > 1e-3).all()
+    state = checkpoint.inspect(tmp_path / "checkpoints")
+    assert state and not [name for name in state["leaves"] if "embedding" in name]
+    with pytest.raises(ValueError, match="--lora_rank=-1 must be at least 0"):
+        script.check(dataclasses.replace(given, lora_rank=-1))
+
+
+@pytest.mark.slow
 @pytest.mark.command
 def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -156,10 +180,63 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
 @pytest.mark.slow
 @pytest.mark.command
 def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
-    chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
+    chosen = settings(
+        files, tmp_path, agent="bcoder", batch_size=16, accumulate=2, rank=str(files / "asked.jsonl")
+    )
+    assert [stage for stage, *_ in script.stages(chosen, config("bcoder"), 32)] == ["value", "policy"]
     last = script.run(chosen, config("bcoder"))["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("switch", "rows", "expected"),
+    [
+        (4, 8, [("value", 0, 2), ("policy", 2, 5)]),
+        (5, 8, [("value", 0, 2), ("", 2, 3), ("policy", 3, 5)]),  # changes within an epoch
+        (4, 20, [("", 0, 2), ("policy", 2, 5)]),  # 16 rows are drawn, then 24
+        (-1, 8, [("value", 0, 5)]),
+        (0, 8, [("policy", 0, 5)]),
+        (99, 8, [("value", 0, 5)]),
+    ],
+)
+def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
+    files: Path, tmp_path: Path, switch: int, rows: int, expected: list[tuple[str, int, int]]
+) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder", updates=10)
+    assert script.stages(chosen, config("bcoder", value_updates=switch), rows) == expected
+    for other in ({"read_once": False}, {"agent": "lm_bc"}):
+        found = script.stages(
+            dataclasses.replace(chosen, **other), config("bcoder", value_updates=switch), rows
+        )
+        assert found == [("", 0, 5)]
+
+
+# ---- several processes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
+    """The same command twice, each with half of every model."""
+    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
+    one, two = (settings(files, tmp_path / name, **own, mesh_model=n) for n, name in ((1, "one"), (2, "two")))
+    command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
+    command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
+    program = (
+        "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', run_name='__main__')"
+    )
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    cluster = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    succeed(*(launch(program.format(command), 1, **cluster, JAX_PROCESS_ID=str(n)) for n in range(2)))
+    script.run(one, config("bcoder"))
+    alone, both = (pretrained.load(tmp_path / name / script.POLICY).params for name in ("one", "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), alone, both)
+    for line, other in zip(ranked(tmp_path / "one"), ranked(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(line["scores"], other["scores"], atol=2e-3)
+    hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
+    assert hardware["processes"] == 2
 
 
 def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:

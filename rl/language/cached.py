@@ -136,7 +136,8 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[
       blocks: how many.
       inner: width inside their feed-forward layers.
     """
-    shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False)
+    alike: dict[str, Any] = {"window": 0, "global_layers": (), "nope_layers": ()}
+    shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False, **alike)
     body = transformer.trunk(shape)
     norm = jax.tree.map(np.asarray, params["norm"])
 
@@ -153,7 +154,7 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int) -> Callable[
 
         def logits(params: Params, features: Array) -> Array:
             del params
-            return features.astype(jnp.float32) @ batch.unembedding.T
+            return transformer.capped(features.astype(jnp.float32) @ batch.unembedding.T, frozen.logit_cap)
 
         config = Config(batch.unembedding.shape[0], frozen.context, shape)
         return LM(config, init, features, logits, _no_cache, _no_cache)
