@@ -647,7 +647,7 @@ def answer(
         temperature=settings.answer_temperature,
         top_p=settings.answer_top_p,
     )
-    say = speaker(params, keys.of(jax.random.key(settings.seed), "generate"))
+    say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
     asked = [one.said for one in kept for _ in range(settings.answers)]
     size = min(settings.batch_size, len(asked))
     said: list[str] = []

@@ -19,11 +19,13 @@ import pytest
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from rl import checkpoint, log, train
+from rl import checkpoint, exported, log, train
 from rl.envs import text, wordle
+from rl.exported import AGENTS
 from rl.language import huggingface, model, pretrained, speak, tokenizer
 from rl.language.generate import Decoder
 from rl.language.model import Config
+from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 
 OWN = {
@@ -37,6 +39,14 @@ def row(asked: int, said: int) -> dict[str, Any]:
     """To be repeated is right, and what is near earns something."""
     answer = {"text": str(said), "is_action": True, "reward": 1 - abs(asked - said) / 2}
     return {"turns": [{"text": f"={asked}"}, answer], "imitate": asked == said}
+
+
+TEMPLATE = """{% for message in messages %}
+{{ '=' + message.content if message.role == 'user' else message.content + '<end>' }}{% endfor %}"""
+
+
+def user(asked: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": str(asked)}]
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -53,10 +63,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
     huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
     write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
-    write(
-        folder / "asked.jsonl",
-        [{"prompt": "=1", "candidates": ["1", "3"]}, {"prompt": "=3", "candidates": ["1", "2", "3"]}],
-    )
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    asked = [
+        {"prompt": "=1", "candidates": ["1", "3"], "outcomes": [True, False]},
+        {"messages": user(3), "candidates": ["1", "2", "3"], "outcomes": [False, False, True]},
+    ]
+    write(folder / "asked.jsonl", asked)
+    write(folder / "prompts.jsonl", [{"prompt": "=2"}, {"messages": user(3)}, {"prompt": "=2"}])
     (folder / "words.txt").write_text("abbey\ndodge\nlodge\n")
     return folder
 
@@ -98,7 +111,18 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
     result = script.run(chosen, config())
     assert (result["episodes"], result["updates"], result["agent"]) == (36, 240, "lm_bc")
     first, second = ranked(tmp_path / "whole")
-    assert second["prompt"] == "=3" and second["candidates"] == ["1", "2", "3"]
+    assert (
+        first["prompt"] == "=1" and second["messages"] == user(3) and second["candidates"] == ["1", "2", "3"]
+    )
+    assert (
+        result["ranking"]["pass_at"]["scores"]["1"]["mean"]
+        == 1.0
+        == result["ranking"]["pairs"]["scores"]["mean"]
+    )
+    for found in (first, second):
+        assert found["tokens"] == [2] * len(found["scores"])  # the answer and its end
+        for name in ("scores", "log_probabilities"):
+            np.testing.assert_allclose(found[f"{name}_per_token"], np.array(found[name]) / 2)
     assert first["order"] == [0, 1] and second["order"][0] == 2
     assert first["scores"][0] > -0.5 > -3 > first["log_probabilities"][0]
     # Stopped at the first occasion, and continued.
@@ -125,7 +149,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 @pytest.mark.slow
 @pytest.mark.command
-def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
+def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By regression on returns, which are then to be found again; answers to a game are anything but words."""
@@ -138,28 +162,160 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
         eval_every=150,
         batch_size=16,
         rank=str(files / "asked.jsonl"),
+        control="rft",
+        generate=str(files / "prompts.jsonl"),
+        answers=2,
+        answer_tokens=4,
+        answer_temperature=0.0,
+        export=True,
         environment="wordle",
         environment_file=str(files / "words.txt"),
         eval_episodes=2,
         action_tokens=4,
         seed=2,
     )
-    result = script.run(chosen, config("ilql"))
+    own = config("ilql")
+    result = script.run(chosen, own)
     assert "note: Q of all tokens has" in capsys.readouterr().err
     last = result["last"]
     assert tuple(result["support"]) == (0.0, 1.0) and result["mean_return"] == pytest.approx(5 / 9)
     assert last["eval/value_error"] < 0.1 * last["eval/return_deviation"]
     assert [row["order"][0] for row in ranked(tmp_path)] == [0, 2]
     assert [last[f"eval/played{which}"] for which in ("", "_low", "_high")] == [-6.0] * 3
+    # The control learns what is right, too, and the untrained model knows nothing.
+    report = json.loads((tmp_path / script.RANKING).read_text())
+    assert report["pass_at"]["random"]["1"]["mean"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert report["pairs"]["scores"]["mean"] == report["pairs"]["rft_per_token"]["mean"] == 1.0
+    assert json.loads((tmp_path / script.CONTROL / log.RESULT).read_text())["agent"] == "lm_bc"
+    # Prompts and messages are answered, steered by values.
+    said = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    assert [one["answers"] for one in said] == [["2", "2"], ["3", "3"], ["2", "2"]]
+    assert said[1]["messages"] == user(3)
+    # What was exported has the same logits and values, and says the same by itself.
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, own, stack)
+        _, state, _ = script.trained(chosen, own, task)
+    read = exported.load(tmp_path / script.POLICY)
+    assert (read.agent, read.config, read.stop) == ("ilql", own, "\n")
+    decoder, params = exported.decoder("ilql", own, task.lm, task.head)
+    judge = AGENTS["ilql"].judge(own, task.lm, task.head)
+    rows = task.rows.tokens[:8], task.rows.segment[:8]
+    logits = [
+        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
+        for d, p in ((decoder, params(state)), (read.decoder, read.params))
+    ]
+    assert read.judge is not None
+    values = [jax.jit(judge)(state, task.rows), jax.jit(read.judge)(read.state, task.rows)]
+    np.testing.assert_array_equal(*logits)
+    jax.tree.map(np.testing.assert_array_equal, *values)
+    alone = dataclasses.replace(
+        chosen,
+        log="",
+        environment="",
+        rank="",
+        control="",
+        export=False,
+        model=str(tmp_path / script.POLICY),
+        workdir=str(tmp_path / "alone"),
+    )
+    script.run(alone, own)
+    assert (tmp_path / "alone" / script.GENERATED).read_text() == (tmp_path / script.GENERATED).read_text()
+    assert "exported.load(" in (tmp_path / script.POLICY / "README.md").read_text()
+    check_damaged_exports(tmp_path / script.POLICY)
+
+
+def check_damaged_exports(folder: Path) -> None:
+    card = json.loads((folder / exported.CARD).read_text())
+    for bad, message in (
+        ({**card, "agent": "iql"}, "values.json describes no agent"),
+        ({**card, "config": {"tau": 1}}, "values.json describes no agent"),
+        (
+            {**card, "head": {**card["head"], "size": 12}},
+            "values.safetensors: tensors that are missing, left over, of another shape",
+        ),
+        ({**card, "agent": "lm_bc", "config": {}}, "values.safetensors: tensors that are missing, left over"),
+    ):
+        (folder / exported.CARD).write_text(json.dumps(bad))
+        with pytest.raises(WeightsError, match=message):
+            exported.load(folder)
+    (folder / exported.CARD).unlink()
+    with pytest.raises(FileNotFoundError, match=r"no values.json in .*give a folder that --export wrote"):
+        exported.load(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.command
 def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
-    chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
-    last = script.run(chosen, config("bcoder"))["last"]
+    chosen = settings(
+        files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"), export=True
+    )
+    own = config("bcoder")
+    last = script.run(chosen, own)["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, own, stack)
+    read = exported.load(tmp_path / script.POLICY)
+    assert read.judge is not None
+    rows = jax.tree.map(
+        lambda x: np.repeat(x, 2, 0), task.candidates
+    )  # each twice: a multiple of --accumulate
+    judged = jax.jit(read.judge)(read.state, rows).reward.sum(1)[::2]
+    found = [score for row in ranked(tmp_path) for score in row["scores"]]
+    np.testing.assert_allclose(judged, found, rtol=1e-5)
+
+
+def test_a_log_of_messages_is_one_of_turns(files: Path, tmp_path: Path) -> None:
+    """Where the model's chat template says the same; blank lines are none."""
+    turns = [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)]
+    messages = [
+        {
+            "messages": [*user(a), {"role": "assistant", "content": str(b)}],
+            "reward": 1 - abs(a - b) / 2,
+            "imitate": a == b,
+        }
+        for a in (1, 2, 3)
+        for b in (1, 2, 3)
+    ]
+    tasks = []
+    for name, rows in (("turns", turns), ("messages", messages)):
+        path = Path(write(tmp_path / f"{name}.jsonl", rows))
+        path.write_text(path.read_text().replace("\n", "\n\n"))
+        with contextlib.ExitStack() as stack:
+            tasks.append(script.problem(settings(files, tmp_path, log=str(path)), config(), stack))
+    jax.tree.map(np.testing.assert_array_equal, tasks[0].rows, tasks[1].rows)
+    jax.tree.map(np.testing.assert_array_equal, tasks[0].held_out, tasks[1].held_out)
+
+
+def test_lines_that_are_too_long_are_refused_cut_or_left_out(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = {"turns": [{"text": "=1=2=3"}, {"text": "3", "is_action": True, "reward": 1.0}], "imitate": 0.5}
+    path = write(tmp_path / "log.jsonl", [row(1, 1), long, row(2, 2)])
+    asked = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "12"]}])
+
+    def read(overlong: str) -> script.Task:
+        chosen = settings(files, tmp_path, log=path, length=5, held_out=0.0, overlong=overlong, rank=asked)
+        with contextlib.ExitStack() as stack:
+            return script.problem(chosen, config(), stack)
+
+    with pytest.raises(
+        ValueError, match=r"log.jsonl, line 2: 8 tokens are more than the 5 .*--overlong=truncate or skip"
+    ):
+        read("refuse")
+    task = read("skip")
+    assert task.about["overlong"] == 1 and task.about["episodes"] == 2
+    assert (
+        "log.jsonl: 1 of 3 have more than 5 tokens and are left out (--overlong=skip)"
+        in capsys.readouterr().err
+    )
+    task = read("truncate")
+    assert task.about == {"episodes": 3, "mean_return": 1.0, "overlong": 1}
+    [cut] = np.flatnonzero((task.rows.imitate == 0.5).any(1))
+    words = task.words.tokenizer
+    assert words.decode(task.rows.tokens[cut].tolist(), skip_special_tokens=False) == "2=33<end>"
+    assert task.rows.reward[cut].sum() == 1.0 and task.rows.is_action[cut].sum() == 2
+    assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
 def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:
@@ -256,7 +412,16 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
         ({"action_tokens": 0}, "--action_tokens must be at least 1"),
-        ({"agent": "ilql", "export": True}, "--export writes one model"),
+        ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
+        ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
+        ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),
+        ({"date": "today"}, "--date=today is no day such as 2026-01-31"),
+        ({"control": "sft"}, "--control=sft is none that there is: give rft"),
+        ({"control": "rft"}, "--control=rft is a ranking, and nothing is to be ranked: give --rank"),
+        ({"control": "rft", "rank": __file__}, "--agent=lm_bc is what --control=rft trains"),
+        ({"answers": 0}, "--answers must be at least 1"),
+        ({"answer_temperature": -1.0}, "--answer_temperature=-1.0 must be at least 0"),
+        ({"answer_top_p": 0.0}, "--answer_top_p=0.0 must be above 0"),
         ({"stop": "12"}, "'12' cannot end actions: it is 2 tokens"),
         ({"length": 3}, "log.jsonl, line 1: 4 tokens are more than the 3 that there is room for"),
         (

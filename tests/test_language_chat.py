@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-package = pytest.importorskip("tokenizers")
+pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
+
+import tokenizers as package
 
 from rl.envs.text import Chat
 from rl.language import chat, huggingface, speak
@@ -31,7 +33,6 @@ Be brief.<|end|>
 {% if message.role == 'assistant' %}{% generation %}{{ message['content'] + '<|end|>' }}{% endgeneration %}
 
 {% else %}{{ message['content'] + '<|end|>' }}
-
 {% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}<|begin|>assistant
@@ -70,7 +71,7 @@ MESSAGES = (
     {"role": "user", "content": "And 3?"},
     {"role": "assistant", "content": "", "reasoning_content": "nothing"},
     {"role": "user", "content": "Well?"},
-    {"role": "assistant", "content": "Nine<|end|> or so", "reasoning_content": "three times"},
+    {"role": "assistant", "content": "Nine", "reasoning_content": "three times"},
 )
 TOOLS = ({"type": "function", "function": {"name": "add", "description": "a & b"}},)
 DAY = datetime(2026, 1, 31)
@@ -78,9 +79,7 @@ DAY = datetime(2026, 1, 31)
 
 def unmarked(template: str) -> str:
     """The same without saying what the assistant's is."""
-    for mark in ("{% generation %}", "{%- generation %}", "{% endgeneration %}"):
-        template = template.replace(mark, "{%- if true %}" if mark == "{%- generation %}" else "")
-    return template
+    return template.replace("endgeneration", "endif").replace("generation %}", "if true %}")
 
 
 def tokenizer() -> Any:
@@ -101,12 +100,13 @@ def tokenizer() -> Any:
 
 
 def companions(template: Any, **others: Any) -> dict[str, str]:
+    end = {"__type": "AddedToken", "content": NAMED[END], "special": True}
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": NAMED[BEGIN],
         "chat_template": template,
     }
-    return {"tokenizer_config.json": json.dumps(described | {"eos_token": {"content": NAMED[END]}} | others)}
+    return {"tokenizer_config.json": json.dumps(described | {"eos_token": end} | others)}
 
 
 def read(template: Any, **others: Any) -> Words:
@@ -134,14 +134,7 @@ def test_tokens_and_answers_are_those_of_transformers(
             words = speak.make(tokenizer(), NAMED[STOP], [END], chat.read(companions(template), today))
             one = speak.episode(words, said)
             assert one.tokens.tolist() == expected["input_ids"]
-            mask = np.array(expected["assistant_masks"], bool)
-            if (
-                template != TEMPLATES[name]
-            ):  # where a model would stop, which ended one answer before its writer did
-                mask[
-                    len(mask) - mask[::-1].argmax() - len(" or so") - 1 : len(mask) - mask[::-1].argmax()
-                ] = False
-            np.testing.assert_array_equal(one.is_action, mask)
+            assert one.is_action.tolist() == [bool(own) for own in expected["assistant_masks"]]
             asked = theirs.apply_chat_template(
                 list(messages[:-1]), tools=list(tools) or None, add_generation_prompt=True, return_dict=True
             )
@@ -150,21 +143,18 @@ def test_tokens_and_answers_are_those_of_transformers(
 
 def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learnt() -> None:
     words = read(unmarked(CHATML))
-    said = Chat(MESSAGES[:3] + ({"role": "assistant", "content": "Six"},), (0.0, 0.5, 0.0, -1.0), False, 0.25)
+    answer = {"role": "assistant", "content": "Six<|end|> or so"}  # a model would stop there
+    said = Chat((*MESSAGES[:3], answer), (0.0, 0.5, 0.0, -1.0), False, 0.25)
     one = speak.episode(words, said)
     text = words.tokenizer.decode(one.tokens.tolist(), skip_special_tokens=False)
     begin = "<|begin|>system\nBe brief.<|end|>\n<|begin|>user\nNaïve"
-    assert text.startswith(begin) and text.endswith("<|begin|>assistant\nSix<|end|>\n")
-    own = [
-        words.tokenizer.decode(one.tokens[one.reward == reward].tolist(), skip_special_tokens=False)
-        for reward in (0.5, -1)
-    ]
-    assert own == ["<|end|>"] * 2 and (one.terminated, one.imitate) == (False, 0.25)
-    actions = words.tokenizer.decode(one.tokens[one.is_action].tolist(), skip_special_tokens=False)
-    assert (
-        actions == "\n\nYes: 2+2 = 4 ☃ <|end|>Six<|end|>"
-        or actions == " \n\nYes: 2+2 = 4 ☃ <|end|>Six<|end|>"
-    )
+    assert text.startswith(begin) and text.endswith("<|begin|>assistant\nSix<|end|> or so<|end|>\n")
+    for reward, own in ((0.5, " \n\nYes: 2+2 = 4 ☃ <|end|>"), (-1.0, "Six<|end|>")):
+        [last] = np.flatnonzero(one.reward == reward)
+        first = last - one.is_action[last::-1].argmin() + 1
+        said_there = words.tokenizer.decode(one.tokens[first : last + 1].tolist(), skip_special_tokens=False)
+        assert said_there == own
+    assert (one.terminated, one.imitate) == (False, 0.25)
     asked = speak.history(words, said._replace(messages=said.messages[:3]))
     assert asked == one.tokens[: len(asked)].tolist() and one.is_action[len(asked)]
     assert one.is_action[: len(asked)].sum() == (one.reward == 0.5).argmax() + 1 - one.is_action.argmax()
@@ -178,14 +168,15 @@ def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:
     one = speak.shortened(words, said, whole, room)
     assert one.tokens.tolist() == [BEGIN, *whole.tokens[1 - room :].tolist()]
     assert one.is_action.tolist() == [False, *[True] * (room - 1)] and one.reward.tolist()[-1] == 1.0
-    # Without a first token, what is left of an answer starts without anything to be chosen after.
-    words = read(CHATML)
-    one = speak.shortened(words, said, speak.episode(words, said), 5)
-    assert len(one.tokens) == 5 and not one.is_action[0] and one.is_action[1:4].all()
-    assert (
-        speak._fitting(words, said._replace(messages=MESSAGES[:1]), 7)
-        == speak.history(words, said._replace(messages=MESSAGES[:1]))[-7:]
-    )
+    asked = said._replace(messages=MESSAGES[:1])
+    assert speak._fitting(words, asked, 7) == [BEGIN, *speak.history(words, asked)[-6:]]
+    # Without one, what is left of an answer starts with a token that has nothing before it.
+    words = words._replace(template=words.template._replace(first=""))
+    one = speak.shortened(words, said, whole, 5)
+    assert one.tokens.tolist() == whole.tokens[-5:].tolist() and one.is_action.tolist() == [
+        False,
+        *[True] * 4,
+    ]
 
 
 def test_templates_are_found_where_models_have_them() -> None:
@@ -221,7 +212,7 @@ def test_templates_are_found_where_models_have_them() -> None:
         (
             "{{ messages[0].role.nothing.at.all }}",
             MESSAGES[:2],
-            "chat template does not take it: .*undefined",
+            "chat template does not take it: .*no attribute",
         ),
         ("{{ messages.append(1) }}", MESSAGES[:2], "chat template does not take it"),
         ("{{ ''.__class__.__mro__ }}", MESSAGES[:2], "chat template does not take it"),

@@ -33,11 +33,8 @@ _NUMBER = (int, float)  # and so is true: 1
 ASSISTANT = "assistant"
 # What else a message may have: the names that chat templates read.
 _OF_MESSAGES = {
-    "content": (str, type(None)),
-    "name": str,
-    "tool_calls": list,
-    "tool_call_id": str,
-    "reasoning_content": str,
+    **{name: (str, type(None)) for name in ("content", "name", "tool_call_id", "reasoning_content")},
+    "tool_calls": (list, type(None)),
     "reward": _NUMBER,
 }
 
@@ -161,7 +158,7 @@ def _check_message(number: int, message: Any) -> float:
     try:
         _check(message, {"role": str}, _OF_MESSAGES)
         _check_reward(message)
-        if message.get("content") is None and "tool_calls" not in message:
+        if message.get("content") is None and message.get("tool_calls") is None:
             raise ValueError("its content is missing")
         if message.get("reward") and message["role"] != ASSISTANT:
             raise ValueError(f"it is the {message['role']}'s and has a reward: give it to the assistant's")

@@ -71,7 +71,7 @@ def shortened(words: Words, said: Dialogue | Chat, one: Episode, length: int) ->
 
     A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
     """
-    kept = _kept(words, said, len(one.tokens), length)
+    kept = _kept(words, said, one.tokens, length)
     is_action, reward = one.is_action[kept].copy(), one.reward[kept].copy()
     reward[0] = np.where(is_action[0], 0.0, reward[0])
     is_action[0] = False
@@ -137,15 +137,16 @@ def _template(words: Words) -> Template:
 def _fitting(words: Words, said: Dialogue | Chat, room: int) -> list[int]:
     """`history`, of which at most ``room`` tokens are left."""
     read = np.array(history(words, said))
-    return read[_kept(words, said, len(read), room)].tolist()
+    return read[_kept(words, said, read, room)].tolist()
 
 
-def _kept(words: Words, said: Dialogue | Chat, size: int, room: int) -> np.ndarray:
-    """Which of ``size`` tokens are left, the last ones and those that the model has before every text."""
+def _kept(words: Words, said: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
+    """Which of its tokens are left, the last ones and those that the model has before every text."""
     if isinstance(said, Chat):
-        first = _template(words).first
-        before = len(words.tokenizer.encode(first, add_special_tokens=False).ids) if first else 0
+        first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids
+        before = len(first) if read[: len(first)].tolist() == first else 0
     else:
         before = len(tokenizer.before(words.tokenizer, said.turns[0].text)) if said.turns else 0
+    size = len(read)
     before = before if before < room < size else 0
     return np.concatenate([np.arange(before), np.arange(max(size - room, 0) + before, size)])
