@@ -8,9 +8,11 @@ which the chat template of the model makes a text of and of which the assistant'
 
     {"turns": [{"text": "2+2="}, {"text": "4", "is_action": true, "reward": 1.0}], "terminated": true, "imitate": true}
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}], "reward": 1.0}
+    {"task_id": "HumanEval/0", "prompt": "def f():", "samples": ["    return 1", "    pass"]}
 
 What a turn of the agent earned is paid on its last token. ``terminated`` is false where the episode was cut off and
-might have gone on; ``imitate``, true or a weight, says whether the agent's words are worth copying. Without a log,
+might have gone on; ``imitate``, true or a weight, says whether the agent's words are worth copying. Programs earn what
+the tests of their problem say, which ``--environment`` and ``--environment_file`` give. Without a log,
 ``--environment=wordle`` or ``maze`` makes one. ``--agent`` is what to learn from it: ilql (Q and V by expectiles, and a
 policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelihood alone, the control);
 ``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
@@ -55,13 +57,20 @@ from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
 from rl.programs import problems
 from rl.programs.pool import Pool
+from rl.programs.problems import Problem, Samples
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
-ENVIRONMENTS = ("wordle", "maze", "humaneval", "mbpp")  # of which the first two have data policies
+PROBLEMS = {
+    "humaneval": problems.read_humaneval,
+    "mbpp": problems.read_mbpp,
+    "apps": problems.read_apps,
+    "code_contests": problems.read_code_contests,
+}
+ENVIRONMENTS = ("wordle", "maze", *PROBLEMS)  # of which the first two have data policies
 RANKED, RANKING, POLICY = "ranked.jsonl", "ranking.json", "policy"  # in the run folder
 GENERATED, CONTROL = "generated.jsonl", "control"
 OVERLONG = ("refuse", "truncate", "skip")
@@ -91,8 +100,10 @@ class Settings(common.Head, common.Folder):
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
-    environment: str = ""  # where to play: wordle, maze, humaneval or mbpp; the first two make a log, too
-    environment_file: str = ""  # the words of wordle, one in a line; the problems of humaneval and mbpp
+    environment: str = (
+        ""  # where to play: wordle, maze (which make a log, too), humaneval, mbpp, apps or code_contests
+    )
+    environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
     action_tokens: int = 16  # the most of an action that is played
@@ -113,6 +124,9 @@ class Settings(common.Head, common.Folder):
     )
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
+
+
+_Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
 
 class Task(NamedTuple):
@@ -326,8 +340,12 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     with warnings.catch_warnings():
         if settings.best < 1:  # which chooses what is imitated
             warnings.simplefilter("ignore", UserWarning)
-        said = dialogues.read(settings.log) if settings.log else None
-    game = environment(settings, stack)
+        read = dialogues.read(settings.log) if settings.log else None
+    tasks = (
+        PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
+    )
+    pool = stack.enter_context(Pool()) if tasks else None
+    game = environment(settings, tasks, pool)
     found = pretrained.load(settings.model)
     lm = model.make(found.config, _dtype(settings), settings.remat)
     lm = model.pretrained(lm, found.params)
@@ -335,13 +353,17 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         lm = model.accumulated(lm, settings.accumulate)
     words = _words(found, settings.stop or (game and game.end), settings.date)
     limit = settings.length or found.config.context
-    if said is None:
+    if read is None:
         assert game and game.logged  # as `check` has seen to
-        said = dict(enumerate(game.logged(settings.episodes, np.random.default_rng(settings.seed)), start=1))
+        said: _Numbered = list(
+            enumerate(game.logged(settings.episodes, np.random.default_rng(settings.seed)), start=1)
+        )
+    else:
+        said = _judged(settings, read, tasks, pool)
     episodes, beyond = _episodes(
         f"{settings.log}, line" if settings.log else "episode", words, said, limit, settings.overlong
     )
-    if settings.log and any(isinstance(one, Chat) for one in said.values()):
+    if settings.log and any(isinstance(one, Chat) for _, one in said):
         _warn_of_time(words)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
@@ -402,8 +424,44 @@ def _warn_of_time(words: Words) -> None:
         )
 
 
+def _judged(
+    settings: Settings,
+    read: Mapping[int, Dialogue | Chat | Samples],
+    tasks: Sequence[Problem],
+    pool: Pool | None,
+) -> _Numbered:
+    """What a log has, whose programs have met the tests of their problems.
+
+    Raises:
+      ValueError: there are programs and not their problems.
+    """
+    of_name = {task.name: task for task in tasks}
+    sampled = []
+    for line, one in read.items():
+        if not isinstance(one, Samples):
+            continue
+        if one.name not in of_name:
+            where = (
+                f"{settings.environment_file} has no such problem"
+                if tasks
+                else "they need their problem's tests"
+            )
+            raise ValueError(
+                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, one of "
+                f"{', '.join(PROBLEMS)}, and its --environment_file"
+            )
+        task = of_name[one.name]._replace(prompt=one.prompt)
+        sampled += [(line, task, completion) for completion in one.completions]
+    pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
+    verdicts = pool.run(pairs) if pool else []
+    found: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
+    for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
+        found.append((line, programs.dialogue(task, completion, verdict)))
+    return sorted(found, key=lambda numbered: numbered[0])
+
+
 def _episodes(
-    where: str, words: Words, said: Mapping[int, Dialogue | Chat], limit: int, overlong: str
+    where: str, words: Words, said: _Numbered, limit: int, overlong: str
 ) -> tuple[list[Episode], int]:
     """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
 
@@ -414,7 +472,7 @@ def _episodes(
     found, beyond = [], 0
     name = where.split(",")[0]
     with log.progress(len(said), f"tokens of each {name}", delay=3) as bar:
-        for number, each in said.items():
+        for number, each in said:
             try:
                 one = speak.episode(words, each)
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
@@ -465,22 +523,23 @@ def _candidates(
     episodes = []
     overlong = "refuse" if settings.overlong == "skip" else settings.overlong
     for line, row in asked.items():
-        said = {number: speak.answered(row.said, text) for number, text in enumerate(row.candidates, start=1)}
+        said = [
+            (number, speak.answered(row.said, text)) for number, text in enumerate(row.candidates, start=1)
+        ]
         episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, said, limit, overlong)[0]
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
 
 
-def environment(settings: Settings, stack: ExitStack) -> Game | None:
-    """What ``--environment`` names; a pool of sandboxes is closed with ``stack``."""
-    file = settings.environment_file
+def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
+    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
     if not settings.environment:
         return None
     if settings.environment == "maze":
         return double_t_maze.game()
     if settings.environment == "wordle":
-        return wordle.game(wordle.make(wordle.read_words(file)))
-    read = {"humaneval": problems.read_humaneval, "mbpp": problems.read_mbpp}[settings.environment]
-    return programs.game(stack.enter_context(Pool()), read(file))
+        return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
+    assert pool
+    return programs.game(pool, tasks)
 
 
 def _words(found: Pretrained, stop: str | None, date: str) -> Words:

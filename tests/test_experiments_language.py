@@ -397,6 +397,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"log": "no.jsonl"}, "--log=no.jsonl: there is no such file"),
         ({"head": "hlgauss"}, "unknown value head 'hlgauss': choose one of scalar"),
         ({"environment": "chess"}, "--environment=chess is none of wordle, maze"),
+        ({"environment": "apps"}, "--environment=apps needs its words or problems"),
         ({"environment": "wordle"}, "--environment=wordle needs its words or problems"),
         ({"accumulate": 3}, "--accumulate=3 must be 0 or divide --batch_size=4"),
         ({"held_out": 1.0}, "--held_out=1.0 must be a share"),
@@ -449,15 +450,30 @@ def test_settings_that_cannot_be_run(
         ("log", {"turns": [{"text": "=1"}]}, "line 2: the episode has no action tokens"),
         ("log", {"turns": [{"text": "=?"}, {"text": "1", "is_action": True}]}, "line 2: WordLevel error"),
         ("log", {"text": "=1"}, "line 2: turns is missing. A row is"),
+        ("log", {"messages": [*user(1)]}, "line 2: none of its messages is the assistant's"),
+        (
+            "log",
+            {"task_id": "a", "prompt": "1", "samples": []},
+            "line 2: its samples are not texts. A row is",
+        ),
+        (
+            "log",
+            {"task_id": "a", "prompt": "1", "samples": ["2"]},
+            "line 2: these are programs for 'a', and they need",
+        ),
+        ("generate", {"prompt": "?"}, "line 2: WordLevel error"),
+        ("generate", {"prompt": "=" * 20}, "line 2: 20 tokens are more than the 10 that --answer_tokens=150"),
         ("rank", {"prompt": "=1", "candidates": ["1", "?"]}, "line 2, candidate 2: WordLevel error"),
         ("rank", {"prompt": "=1", "candidates": []}, "line 2: its candidates are not texts"),
     ],
 )
 def test_rows_that_cannot_be_used(flag: str, bad: Any, message: str, files: Path, tmp_path: Path) -> None:
-    good = row(1, 1) if flag == "log" else {"prompt": "=1", "candidates": ["1"]}
+    good = {"log": row(1, 1), "rank": {"prompt": "=1", "candidates": ["1"]}, "generate": {"prompt": "=1"}}[
+        flag
+    ]
     path = write(tmp_path / "rows.jsonl", [good, bad])
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
-        script.run(settings(files, tmp_path / "run", **{flag: path}), config())
+        script.run(settings(files, tmp_path / "run", answer_tokens=150, **{flag: path}), config())
     assert not (tmp_path / "run").exists()
 
 

@@ -2,7 +2,7 @@
 
 What was said before an answer is told in turns, ``{"turns": [{"text": "2+2=", "is_action": false}]}``, as messages for
 the model's chat template, ``{"messages": [{"role": "user", "content": "2+2?"}]}``, or as ``{"prompt": "2+2="}``, which
-is one turn. Lines that are blank count, and are no rows.
+is one turn. A log may also have programs that were sampled for a problem. Lines that are blank count, and are no rows.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from rl.data.files import DataError, existing, reading
 from rl.envs.text import Chat, Dialogue, Turn
+from rl.programs.problems import Samples
 
 T = TypeVar("T")
 
@@ -25,7 +26,8 @@ _TURNS = (
 _MESSAGES = (
     '{"messages": [{"role": "user", "content": "..."}, ...], "reward": 0.0, "terminated": true, "imitate": 1}'
 )
-_DIALOGUE = f"{_TURNS} or {_MESSAGES}"
+_SAMPLES = '{"task_id": "...", "prompt": "...", "samples": ["...", ...]}'
+_DIALOGUE = f"{_TURNS} or {_MESSAGES} or {_SAMPLES}"
 _ANSWERS = '"candidates": ["...", ...], "outcomes": [true, ...]}'
 _CANDIDATES = f'{{"prompt": "...", {_ANSWERS} or {{"messages": [...], {_ANSWERS}'
 _PROMPT = '{"prompt": "..."} or {"messages": [{"role": "user", "content": "..."}]}'
@@ -56,16 +58,18 @@ class Prompt(NamedTuple):
     said: Dialogue | Chat
 
 
-def read(path: str | Path) -> dict[int, Dialogue | Chat]:
-    """The episodes of a file of JSON lines, one in each, by the number of their line::
+def read(path: str | Path) -> dict[int, Dialogue | Chat | Samples]:
+    """The episodes of a file of JSON lines, by the number of their line::
 
         {"turns": [{"text": "2+2=", "is_action": false}, {"text": "4", "is_action": true, "reward": 1.0}],
          "terminated": true, "imitate": true}
         {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4", "reward": 1.0}]}
+        {"task_id": "HumanEval/0", "prompt": "def f():", "samples": ["    return 1", "    pass"]}
 
     They are the fields of `rl.envs.text.Dialogue` and of its turns, with the same defaults; ``imitate`` is a weight. Of
     messages those of the assistant are the agent's, and may have a ``reward``; a ``reward`` of the row is that of the
-    last of them. ``tools`` of the row are given to the chat template.
+    last of them. ``tools`` of the row are given to the chat template. What
+    samples earned their problem's tests have to say.
 
     Raises:
       DataError: a row that is not like that, or none at all; the message names its line. Or there is no such file.
@@ -75,14 +79,15 @@ def read(path: str | Path) -> dict[int, Dialogue | Chat]:
     """
     weighted = False
 
-    def parse(row: dict[str, Any]) -> Dialogue | Chat:
+    def parse(row: Any) -> Dialogue | Chat | Samples:
         nonlocal weighted
         episode = _episode(row)
         weighted |= "imitate" in row
         return episode
 
     found = dict(_rows(path, parse, _DIALOGUE))
-    if not weighted and len({one.returned for one in found.values()}) > 1:
+    told = [one for one in found.values() if not isinstance(one, Samples)]
+    if not weighted and len({one.returned for one in told}) > 1:
         warnings.warn(
             f"{path}: no row says imitate, so that what failed is imitated like what did not: give it in each row, or "
             "imitate a share of the episodes by --best",
@@ -111,10 +116,10 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     return [Prompt(line, row, said) for line, (row, said) in found]
 
 
-def _episode(row: Any) -> Dialogue | Chat:
-    if isinstance(row, dict) and "messages" in row:
-        return _chat(row)
-    return _dialogue(row)
+def _episode(row: Any) -> Dialogue | Chat | Samples:
+    parsers = {"messages": _chat, "samples": _samples}
+    form = next((name for name in parsers if isinstance(row, dict) and name in row), "")
+    return parsers.get(form, _dialogue)(row)
 
 
 def _dialogue(row: Any) -> Dialogue:
@@ -142,6 +147,13 @@ def _chat(row: dict[str, Any]) -> Chat:
         rewards[own[-1]] = row["reward"]
     others = {name: row[name] for name in ("terminated", "imitate") if name in row}
     return _messages(row)._replace(rewards=tuple(map(float, rewards)), **others)
+
+
+def _samples(row: dict[str, Any]) -> Samples:
+    _check(row, {"task_id": str, "prompt": str, "samples": list}, {})
+    if not row["samples"] or not all(isinstance(text, str) for text in row["samples"]):
+        raise ValueError("its samples are not texts")
+    return Samples(row["task_id"], row["prompt"], tuple(row["samples"]))
 
 
 def _messages(row: Mapping[str, Any]) -> Chat:
