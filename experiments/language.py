@@ -244,6 +244,7 @@ def use(settings: Settings) -> dict[str, Any]:
             None,
         )
     words = _words(found, settings.stop or stop, settings.date)
+    prompts = _that_fit(settings, words, prompts, found.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
     folder.mkdir(parents=True, exist_ok=True)
     answer(settings, decoder, params, words, found.config.context, prompts, folder)
@@ -399,7 +400,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         {"episodes": len(episodes), "mean_return": float(np.mean(returns)), "overlong": beyond},
         asked,
         _candidates(settings, words, asked, found.config.context),
-        prompts,
+        _that_fit(settings, words, prompts, found.config.context) if prompts else [],
     )
 
 
@@ -441,14 +442,10 @@ def _judged(
         if not isinstance(one, Samples):
             continue
         if one.name not in of_name:
-            where = (
-                f"{settings.environment_file} has no such problem"
-                if tasks
-                else "they need their problem's tests"
-            )
+            where = f"{settings.environment_file} has no such problem" if tasks else "nothing says its tests"
             raise ValueError(
-                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, one of "
-                f"{', '.join(PROBLEMS)}, and its --environment_file"
+                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, "
+                f"one of {', '.join(PROBLEMS)}, and its --environment_file"
             )
         task = of_name[one.name]._replace(prompt=one.prompt)
         sampled += [(line, task, completion) for completion in one.completions]
@@ -692,12 +689,6 @@ def answer(
       prompts: what to go on with.
       folder: of the run.
     """
-    room = context - settings.answer_tokens
-    if room < 1:
-        raise ValueError(
-            f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
-        )
-    kept = _that_fit(settings, words, prompts, room)
     speaker = speak.speaker(
         decoder,
         words,
@@ -707,7 +698,7 @@ def answer(
         top_p=settings.answer_top_p,
     )
     say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
-    asked = [one.said for one in kept for _ in range(settings.answers)]
+    asked = [one.said for one in prompts for _ in range(settings.answers)]
     size = min(settings.batch_size, len(asked))
     said: list[str] = []
     with log.progress(len(asked), "answers", delay=3) as bar:
@@ -716,15 +707,20 @@ def answer(
             said += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
             bar.update(len(group))
     with log.replacing(folder / GENERATED) as partial, open(partial, "w", encoding="utf-8") as file:
-        for number, one in enumerate(kept):
+        for number, one in enumerate(prompts):
             own = said[number * settings.answers : (number + 1) * settings.answers]
             file.write(json.dumps({**one.row, "answers": own}, ensure_ascii=False) + "\n")
 
 
 def _that_fit(
-    settings: Settings, words: Words, prompts: Sequence[dialogues.Prompt], room: int
+    settings: Settings, words: Words, prompts: Sequence[dialogues.Prompt], context: int
 ) -> list[dialogues.Prompt]:
-    """The prompts that are to be answered: what has more tokens than ``room`` may be cut, left out or refused."""
+    """The prompts that are to be answered: those that leave no room in the context are cut, left out or refused."""
+    room = context - settings.answer_tokens
+    if room < 1:
+        raise ValueError(
+            f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
+        )
     kept = []
     for one in prompts:
         try:

@@ -20,6 +20,7 @@ pytest.importorskip("tokenizers")
 
 from experiments import language as script
 from rl import checkpoint, exported, log, train
+from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.exported import AGENTS
 from rl.language import huggingface, model, pretrained, speak, tokenizer
@@ -27,6 +28,8 @@ from rl.language.generate import Decoder
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
+from rl.programs.pool import Pool
+from rl.programs.problems import read_apps
 
 OWN = {
     "bcoder": {"value_updates": 2, "inner": 8},
@@ -287,6 +290,34 @@ def test_a_log_of_messages_is_one_of_turns(files: Path, tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, tasks[0].held_out, tasks[1].held_out)
 
 
+def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path) -> None:
+    problem = {
+        "problem_id": 7,
+        "question": "Double it.",
+        "solutions": json.dumps(["print(2 * int(input()))"]),
+        "input_output": json.dumps({"inputs": ["1", "4"], "outputs": ["2", "8"]}),
+    }
+    tasks = read_apps(write(tmp_path / "apps.jsonl", [problem]))
+    samples = ["print(2 * int(input()))", "print(2)", "print("]
+    rows = [row(1, 1), {"task_id": "APPS/7", "prompt": "x = 1\n", "samples": samples}, row(2, 1)]
+    log_file = write(tmp_path / "log.jsonl", rows)
+    chosen = settings(files, tmp_path, log=log_file, environment="apps", environment_file="apps.jsonl")
+    with Pool(1, isolation="none") as pool:
+        said = script._judged(chosen, dialogues.read(log_file), tasks, pool)
+        assert [line for line, _ in said] == [1, 2, 2, 2, 3]
+        programs = [one for line, one in said if line == 2]
+        assert [one.turns for one in programs] == [
+            (text.Turn("x = 1\n"), text.Turn(sample, True, reward))
+            for sample, reward in zip(samples, (1.0, -0.3, -1.0), strict=True)
+        ]
+        assert [one.imitate for one in programs] == [1.0, 0.0, 0.0]
+        log_file = write(tmp_path / "log.jsonl", [{"task_id": "APPS/8", "prompt": "", "samples": ["1"]}])
+        with pytest.raises(
+            ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
+        ):
+            script._judged(chosen, dialogues.read(log_file), tasks, pool)
+
+
 def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -459,7 +490,7 @@ def test_settings_that_cannot_be_run(
         (
             "log",
             {"task_id": "a", "prompt": "1", "samples": ["2"]},
-            "line 2: these are programs for 'a', and they need",
+            "line 2: these are programs for 'a', and nothing says",
         ),
         ("generate", {"prompt": "?"}, "line 2: WordLevel error"),
         ("generate", {"prompt": "=" * 20}, "line 2: 20 tokens are more than the 10 that --answer_tokens=150"),
