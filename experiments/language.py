@@ -119,9 +119,7 @@ class Settings(common.Head, common.Folder):
     answer_tokens: int = 256  # the most of each
     answer_temperature: float = 1.0  # 0: the likeliest token
     answer_top_p: float = 1.0  # sample from the likeliest tokens that have this much probability together
-    export: bool = (
-        False  # write model, values and a card to the folder policy, whose model transformers loads
-    )
+    export: bool = False  # write model, values and a card to the folder policy, for transformers, too
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
 
@@ -166,6 +164,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         if settings.control:
             _check_control(task)
         folder, state, result = trained(settings, config, task)
+    state = state._replace(optimiser={})  # which makes room
     if task.asked:
         rivals = {settings.control: _control(settings, config, task, folder)} if settings.control else {}
         result["ranking"] = rank(settings, config, task, state, folder, rivals)
@@ -174,21 +173,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         answer(settings, decoder, params(state), task.words, task.found.config.context, task.prompts, folder)
     if settings.export:
         head = HeadSettings(settings.head, *task.support, settings.head_size)
-        about = {
-            "log": settings.log or settings.environment,
-            "support": task.support,
-            "updates": settings.updates,
-        }
-        exported.save(
-            folder / POLICY,
-            settings.agent,
-            config,
-            head,
-            task.found,
-            state,
-            stop=task.words.stop,
-            about=about,
-        )
+        about = {"log": settings.log or settings.environment, "updates": settings.updates}
+        found, stop = task.found, task.words.stop
+        exported.save(folder / POLICY, settings.agent, config, head, found, state, stop=stop, about=about)
     return result
 
 
@@ -238,11 +225,8 @@ def use(settings: Settings) -> dict[str, Any]:
         found, decoder, params, stop = agent.found, agent.decoder, agent.params, agent.stop
     else:
         found = pretrained.load(settings.model)
-        decoder, params, stop = (
-            generate.decoder(model.make(found.config, _dtype(settings))),
-            found.params,
-            None,
-        )
+        decoder = generate.decoder(model.make(found.config, _dtype(settings)))
+        params, stop = found.params, None
     words = _words(found, settings.stop or stop, settings.date)
     prompts = _that_fit(settings, words, prompts, found.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
@@ -656,15 +640,8 @@ def _check_control(task: Task) -> None:
 
 def _control(settings: Settings, config: Any, task: Task, folder: Path) -> Any:
     """Rejection fine-tuning: likelihood of what is to be imitated, with as many updates of the same kind."""
-    own = dataclasses.replace(
-        settings,
-        agent="lm_bc",
-        workdir=str(folder / CONTROL),
-        environment="",
-        control="",
-        rank="",
-        tensorboard=False,
-    )
+    workdir = str(folder / CONTROL)
+    own = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
     likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk)
     return trained(own, likelihood, task._replace(game=None))[1].params["policy"]
 

@@ -535,7 +535,10 @@ def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> 
     with np.load(STORED) as stored:
         np.testing.assert_allclose(ours[SOME], stored[pretrained.SMOLLM2], atol=1e-3)
     one, words = speak.episode(chats(smollm2), CHAT), smollm2.tokenizer
-    assert words.decode(one.tokens[one.is_action].tolist(), skip_special_tokens=False) == "4<|im_end|>Six.<|im_end|>"
+    assert (
+        words.decode(one.tokens[one.is_action].tolist(), skip_special_tokens=False)
+        == "4<|im_end|>Six.<|im_end|>"
+    )
 
 
 def chats(found: pretrained.Pretrained) -> speak.Words:
