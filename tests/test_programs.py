@@ -1085,6 +1085,8 @@ def test_scripts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> Non
         ("lines", "1", "1.0", True),
         ("lines", "b a", "a b", False),
         ("lines", "nan", "0", False),
+        ("lines", "5", "inf", False),
+        ("lines", "inf", "5", False),
         ("words", "a\nb", "a b", True),
         ("words", "YES", "yes", True),
         ("words", "100000.5", "100000.0", False),

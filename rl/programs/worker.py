@@ -546,7 +546,7 @@ def _close(word: str, other: str, relative: float, absolute: float) -> bool:
         one, expected = float(word), float(other)
     except (ValueError, OverflowError):
         return False
-    return abs(one - expected) <= absolute + relative * abs(expected)
+    return math.isfinite(expected) and abs(one - expected) <= absolute + relative * abs(expected)
 
 
 MATCHES: Mapping[str, Callable[[str, str], bool]] = types.MappingProxyType(
