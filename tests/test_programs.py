@@ -1101,16 +1101,17 @@ def test_outputs_are_compared_as_their_dataset_does(
     assert MATCHES[match](printed, expected) == same
 
 
-def test_a_script_sees_neither_what_is_expected_nor_the_next_input(anywhere: Pool) -> None:
+def test_a_script_does_not_see_what_is_expected(anywhere: Pool) -> None:
+    """It looks for the expected output in the letters of that, of which the comparison makes nothing."""
     probe = """
-    import gc, os, sys
+    import gc, sys
     text = sys.stdin.read()
-    seen = [each for each in gc.get_objects() if '!detnaw' in str(each)[::-1]]
-    print('no' if not seen and text == 'asked' else 'yes')
+    seen = [each for each in gc.get_objects() if 'gNiHtOn' in str(each)[::-1]]
+    print('something' if seen else 'nothing')
     """
-    problem = SUMS._replace(cases=(("asked", "no"), ("asked", "wanted!")))
-    assert verdict(anywhere, probe, problem) == Verdict.FAILED
-    assert verdict(anywhere, probe, problem._replace(cases=problem.cases[:1] * 2)) == Verdict.PASSED
+    for given, expected in (("asked", Verdict.PASSED), ("nOtHiNg", Verdict.FAILED)):
+        problem = SUMS._replace(cases=((given, "nOtHiNg"),), match="words")
+        assert verdict(anywhere, probe, problem) == expected
 
 
 # ---- readers --------------------------------------------------------------------------------------------------------
