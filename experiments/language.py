@@ -227,7 +227,7 @@ def use(settings: Settings) -> dict[str, Any]:
         found = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(found.config, _dtype(settings)))
         params, stop = found.params, None
-    words = _words(found, settings.stop or stop, settings.date)
+    words = _words(found, settings.stop or stop, settings.date, [one.said for one in prompts])
     prompts = _that_fit(settings, words, prompts, found.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
     folder.mkdir(parents=True, exist_ok=True)
@@ -336,7 +336,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     lm = model.pretrained(lm, found.params)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    words = _words(found, settings.stop or (game and game.end), settings.date)
+    told = [*(read or {}).values(), *(row.said for row in (*asked.values(), *prompts))]
+    words = _words(found, settings.stop or (game and game.end), settings.date, told)
     limit = settings.length or found.config.context
     if read is None:
         assert game and game.logged  # as `check` has seen to
@@ -348,7 +349,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     episodes, beyond = _episodes(
         f"{settings.log}, line" if settings.log else "episode", words, said, limit, settings.overlong
     )
-    if settings.log and any(isinstance(one, Chat) for _, one in said):
+    if any(isinstance(one, Chat) for _, one in said):
         _warn_of_time(words)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
@@ -523,12 +524,16 @@ def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None)
     return programs.game(pool, tasks)
 
 
-def _words(found: Pretrained, stop: str | None, date: str) -> Words:
-    """The model's texts, whose actions end with ``stop``, or else with the model's end of text."""
+def _words(found: Pretrained, stop: str | None, date: str, told: Sequence[Any]) -> Words:
+    """The model's texts, whose actions end with ``stop``, or else with the model's end of text.
+
+    Its chat template is read where there are chats in what is ``told``.
+    """
     if not stop and found.end is None:
         raise ValueError("the model's files do not say which token ends a text: give --stop")
-    now = datetime.fromisoformat(date) if date else None
-    template = chat.read(found.companions, now)
+    template = None
+    if any(isinstance(one, Chat) for one in told):
+        template = chat.read(found.companions, datetime.fromisoformat(date) if date else None)
     return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end), found.ends, template)
 
 
