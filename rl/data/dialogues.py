@@ -117,7 +117,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
 
 
 def _episode(row: Any) -> Dialogue | Chat | Samples:
-    parsers = {"messages": _chat, "samples": _samples}
+    parsers: dict[str, Callable[[Any], Dialogue | Chat | Samples]] = {"messages": _chat, "samples": _samples}
     form = next((name for name in parsers if isinstance(row, dict) and name in row), "")
     return parsers.get(form, _dialogue)(row)
 

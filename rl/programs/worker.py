@@ -615,8 +615,10 @@ def _run_program(
     text, given = json.loads(questions.readline())
     if threads.wanted(text):
         threads.provide()
-    name, execute, printed = "program", exec, _captured(printed_limit)
-    if given is not None:
+    execute: Callable[..., None] = exec
+    if given is None:
+        name, printed = "program", _captured(printed_limit)
+    else:
         name, execute, printed = "__main__", _run_script, _standard_streams(given, printed_limit)
     confine()
     module = types.ModuleType(name)
@@ -708,10 +710,8 @@ def _standard_streams(given: str, limit: int) -> Callable[[], str]:
         os.lseek(file, 0, os.SEEK_SET)
         os.dup2(file, standard)
         os.close(file)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(  # noqa: SIM115
-        1, "w", encoding="utf-8", errors="backslashreplace", closefd=False
-    )
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
     sys.argv = ["program.py"]
     site.setquit()
     output = os.dup(1)
