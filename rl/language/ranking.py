@@ -109,4 +109,4 @@ def _mean(each: np.ndarray) -> dict[str, Any]:
 
 def _shown(one: Mapping[str, Any]) -> str:
     low, high = one["ci95"]
-    return f"{one['mean']:.3f} [{low:.3f}, {high:.3f}]"
+    return f"{one['mean']:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")
