@@ -208,21 +208,21 @@ def test_templates_are_found_where_models_have_them() -> None:
 @pytest.mark.parametrize(
     ("template", "messages", "message"),
     [
-        (TRIMMED, MESSAGES[:1] * 2, "does not take it: The roles must take turns: user"),
+        (TRIMMED, MESSAGES[:1] * 2, "does not take its messages .The roles must take turns: user"),
         (
             "{{ messages[0].role.nothing.at.all }}",
             MESSAGES[:2],
-            "chat template does not take it: .*no attribute",
+            "chat template does not take its messagess messages .*no attribute",
         ),
-        ("{{ messages.append(1) }}", MESSAGES[:2], "chat template does not take it"),
-        ("{{ ''.__class__.__mro__ }}", MESSAGES[:2], "chat template does not take it"),
+        ("{{ messages.append(1) }}", MESSAGES[:2], "chat template does not take its messages"),
+        ("{{ ''.__class__.__mro__ }}", MESSAGES[:2], "chat template does not take its messages"),
         ("{{ messages[-1].content }}", MESSAGES[:2], "in another way where nothing follows"),
         ("{{ messages | map(attribute='content') | join }}", MESSAGES[:2], "in message 2 has no end"),
-        ("{% generation %}a{% endgeneration %}", MESSAGES[:4], "marks 1 answers in it, and it has 2"),
+        ("{% generation %}a{% endgeneration %}", MESSAGES[:4], "marks 1 answers, and there are 2"),
         (
             CHATML,
             ({"role": "user", "content": "\ufdd0"}, MESSAGES[1]),
-            "a character that Unicode does not have",
+            "has U.FDD0 or U.FDD1",
         ),
     ],
 )

@@ -65,12 +65,16 @@ def read(companions: Mapping[str, str], now: datetime | None = None) -> Template
     def write(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], ask: bool) -> str:
         template = written["tool_use" if tools and "tool_use" in written else next(iter(written))]
         if any(mark in json.dumps(messages, ensure_ascii=False) for mark in _MARKS):
-            raise ValueError("a message has a character that Unicode does not have: U+FDD0 or U+FDD1")
+            raise ValueError(
+                "a message has U+FDD0 or U+FDD1, which are no characters of Unicode: take them out"
+            )
         given = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": ask}
         try:
             return template.render(**{**tokens, **given})
         except Exception as error:  # a template is a program, and may fail in any way
-            raise ValueError(f"the model's chat template does not take it: {error}") from None
+            raise ValueError(
+                f"the model's chat template does not take its messages ({error}): change them, or leave the line out"
+            ) from None
 
     texts = "".join(source.values())
     return Template(
@@ -102,8 +106,8 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
         spans = [_tokens(found, *span) for span in marked if span[0] < span[1]]
         if len(spans) != len(own):
             raise ValueError(
-                f"the model's chat template marks {len(spans)} answers in it, and it has {len(own)}: a reward would "
-                "have no place"
+                f"the model's chat template marks {len(spans)} answers, and there are {len(own)}: a reward would have no "
+                "place. Leave the line out, or mark each answer in the template by {% generation %}"
             )
     else:
         spans = [_answer(template, text, found, chat, number, ends) for number in own]
@@ -111,7 +115,9 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
     turns, last = [], 0
     for number, (start, end) in zip(own, spans, strict=True):
         if start < last:
-            raise ValueError(f"the answers before and in message {number + 1} share a token")
+            raise ValueError(
+                f"the answer in message {number + 1} begins before the one before it ends: leave the line out"
+            )
         turns += [Turn(found.ids[last:start]), Turn(found.ids[start:end], True, rewards[number])]
         last = end
     turns.append(Turn(found.ids[last:]))
