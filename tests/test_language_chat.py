@@ -212,7 +212,7 @@ def test_templates_are_found_where_models_have_them() -> None:
         (
             "{{ messages[0].role.nothing.at.all }}",
             MESSAGES[:2],
-            "chat template does not take its messagess messages .*no attribute",
+            "chat template does not take its messages .*no attribute",
         ),
         ("{{ messages.append(1) }}", MESSAGES[:2], "chat template does not take its messages"),
         ("{{ ''.__class__.__mro__ }}", MESSAGES[:2], "chat template does not take its messages"),

@@ -106,8 +106,8 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
         spans = [_tokens(found, *span) for span in marked if span[0] < span[1]]
         if len(spans) != len(own):
             raise ValueError(
-                f"the model's chat template marks {len(spans)} answers, and there are {len(own)}: a reward would have no "
-                "place. Leave the line out, or mark each answer in the template by {% generation %}"
+                f"the model's chat template marks {len(spans)} answers, and there are {len(own)}: a reward would have "
+                "no place. Leave the line out, or mark each answer in the template by {% generation %}"
             )
     else:
         spans = [_answer(template, text, found, chat, number, ends) for number in own]
