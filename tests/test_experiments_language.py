@@ -417,6 +417,13 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         imitated = (task.rows.imitate * task.rows.is_action).max(1) > 0  # one episode in each row
         np.testing.assert_array_equal(imitated, task.rows.reward.sum(1) > worth)
         assert 0 < imitated.mean() < 1
+    script._check_control(task)
+    for every in (np.ones_like, np.zeros_like):
+        rows = task.rows._replace(imitate=every(task.rows.imitate))
+        with pytest.raises(
+            ValueError, match=r"all of the log or nothing: give imitate in each row, or --best=0.1"
+        ):
+            script._check_control(task._replace(rows=rows))
 
 
 @pytest.mark.parametrize(
