@@ -20,9 +20,9 @@ pytest.importorskip("tokenizers")
 
 from experiments import language as script
 from rl import checkpoint, exported, log, train
+from rl.agents import ilql
 from rl.data import dialogues
 from rl.envs import text, wordle
-from rl.exported import AGENTS
 from rl.language import huggingface, model, pretrained, speak, tokenizer
 from rl.language.generate import Decoder
 from rl.language.model import Config
@@ -200,12 +200,12 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
         _, state, _ = script.trained(chosen, own, task)
     read = exported.load(tmp_path / script.POLICY)
     assert (read.agent, read.config, read.stop) == ("ilql", own, "\n")
-    decoder, params = exported.decoder("ilql", own, task.lm, task.head)
-    judge = AGENTS["ilql"].judge(own, task.lm, task.head)
+    decoder, params = ilql.decoder(own, task.lm, task.head), ilql.decoder_params(state)
+    judge = ilql.judge(own, task.lm, task.head)
     rows = task.rows.tokens[:8], task.rows.segment[:8]
     logits = [
         jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
-        for d, p in ((decoder, params(state)), (read.decoder, read.params))
+        for d, p in ((decoder, params), (read.decoder, read.params))
     ]
     assert read.judge is not None
     values = [jax.jit(judge)(state, task.rows), jax.jit(read.judge)(read.state, task.rows)]
