@@ -771,6 +771,11 @@ def sample_rows() -> Fields:
     return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
 
 
+def chat_rows() -> Fields:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    return {f"line {i}": {"messages": messages, "reward": 1.0} for i in range(3)}
+
+
 def candidate_rows() -> Fields:
     return {f"line {i}": {"prompt": "b", "candidates": ["c", "d"]} for i in range(3)}
 
@@ -836,6 +841,7 @@ def layouts() -> dict[str, Layout]:
     )
     nothing: dict[str, Mutate] = {"nothing": lambda rng, fields: None}
     result |= {
+        "chats": rows_layout(chat_rows, dialogues.read, ("messages",)),
         "candidates": rows_layout(candidate_rows, dialogues.read_candidates, ("prompt", "candidates")),
         "samples": rows_layout(sample_rows, problems.read_samples, ("prompt", "samples"), refusal=ValueError),
         "problems": rows_layout(problem_rows, problems.read_mbpp, ("code", "test_list"), refusal=ValueError),

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from small_models import CONFIGS, random_params
 
-from rl.language import gguf, huggingface, model, pretrained, tokenizer
+from rl.envs.text import Chat
+from rl.language import chat, gguf, huggingface, model, pretrained, speak, tokenizer
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Rope, Shape
@@ -58,6 +59,14 @@ STORED = Path(__file__).parent / "transformers_logits.npz"
 FEW = np.s_[:1, :24]  # of the rows and columns of TOKENS
 SOME = np.s_[..., ::512]  # of the real model's logits
 QUESTION = "The capital of France is"
+CHAT = Chat(
+    (
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "user", "content": "And 3+3?\n"},
+        {"role": "assistant", "content": "Six."},
+    )
+)
 
 
 def by_transformers(folder: Path, config: Config, params: Any, tokens: np.ndarray) -> tuple[Any, np.ndarray]:
@@ -582,6 +591,18 @@ def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> 
     assert smollm2.tokenizer.decode([int(ours[0, -1].argmax())]) == " Paris"
     with np.load(STORED) as stored:
         np.testing.assert_allclose(ours[SOME], stored[pretrained.SMOLLM2], atol=1e-3)
+    one, words = speak.episode(chats(smollm2), CHAT), smollm2.tokenizer
+    assert (
+        words.decode(one.tokens[one.is_action].tolist(), skip_special_tokens=False)
+        == "4<|im_end|>Six.<|im_end|>"
+    )
+
+
+def chats(found: pretrained.Pretrained) -> speak.Words:
+    assert found.end is not None
+    return speak.make(
+        found.tokenizer, found.tokenizer.id_to_token(found.end), found.ends, chat.read(found.companions)
+    )
 
 
 @pytest.mark.slow
@@ -590,6 +611,12 @@ def test_smollm2_in_transformers(smollm2: pretrained.Pretrained, tmp_path: Path)
     ids = words.encode(QUESTION).ids
     _, expected = by_transformers(tmp_path, config, params, np.array([ids]))
     np.testing.assert_allclose(logits(config, params, np.array([ids])), expected, atol=1e-3)
-    huggingface.save(tmp_path, config, params, words, [end])
+    huggingface.save(tmp_path, config, params, words, [end], smollm2.companions)
     transformers = pytest.importorskip("transformers")
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path)(QUESTION).input_ids == ids
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs(QUESTION).input_ids == ids
+    own = speak.episode(chats(smollm2), CHAT).tokens.tolist()
+    assert own == theirs.apply_chat_template(list(CHAT.messages), return_dict=True)["input_ids"]
+    asked = CHAT._replace(messages=CHAT.messages[:3])
+    expected = theirs.apply_chat_template(list(asked.messages), add_generation_prompt=True, return_dict=True)
+    assert speak.history(chats(smollm2), asked) == expected["input_ids"]
