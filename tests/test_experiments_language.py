@@ -22,7 +22,7 @@ from test_shard import launch, succeed
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from rl import checkpoint, exported, log, train
+from rl import checkpoint, exported, log, shard, train
 from rl.agents import ilql
 from rl.data import dialogues
 from rl.envs import text, wordle
@@ -162,7 +162,7 @@ def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> 
     found = pretrained.load(tmp_path / script.POLICY)
     read = jax.jit(functools.partial(model.log_probabilities, model.make(found.config)))
     lines = ranked(tmp_path)
-    said = [line["prompt"] + text_ for line in lines for text_ in line["candidates"]]
+    said = [line.get("prompt", "=3") + text_ for line in lines for text_ in line["candidates"]]
     rows = np.array([[*found.tokenizer.encode(one).ids, 0] for one in said], np.int32)
     expected = read(found.params, rows, np.ones_like(rows))[:, 2:].sum(1)
     scores, own = (np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities"))
@@ -221,7 +221,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     # What was exported has the same logits and values, and says the same by itself.
     with contextlib.ExitStack() as stack:
         task = script.problem(chosen, own, stack)
-        _, state, _ = script.trained(chosen, own, task)
+        _, state, _ = script.trained(chosen, own, task, shard.grid(1, 1))
     read = exported.load(tmp_path / script.POLICY)
     assert (read.agent, read.config, read.stop) == ("ilql", own, "\n")
     decoder, params = ilql.decoder(own, task.lm, task.head), ilql.decoder_params(state)
