@@ -36,7 +36,7 @@ def outcomes(
     """Submits all programs; yields the folder of each when it ends, and what became of it.
 
     That is `ROWS` and these; `OVER`, of one that the deadline stopped; `METRIC` and a message, if the sweep's metric is
-    not logged; or `LOST` and a message, if its workers died again and again.
+    not logged; or `LOST` and a message, if its workers died again and again, or of a mistake in the code.
 
     Args:
       programs: {folder: `sweeps.run.Program`}.
@@ -136,8 +136,9 @@ def _result(ray: ModuleType, reference: Any) -> tuple[str, Any]:
     """What a task says."""
     try:
         return ray.get(reference)
-    except ray.exceptions.RayTaskError:  # a mistake in the code: its traceback is wanted
-        raise
+    except ray.exceptions.RayTaskError as error:  # a mistake in the code, which may not be one for the others
+        print(error, file=sys.stderr)  # with its traceback
+        return LOST, str(error).strip().splitlines()[-1]
     except ray.exceptions.RayError as error:
         return LOST, f"its worker died {RETRIES + 1} times: {str(error).splitlines()[0]}"
 

@@ -81,6 +81,8 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
         calls.append(name)
         if name == "lost":
             raise Fake.exceptions.RayError("The worker died\nand more")
+        if name == "wrong":
+            raise Fake.exceptions.RayTaskError("Traceback ...\n  x = None + 1\nTypeError: no such sum\n")
         first = calls.count(name) == 1
         return (cluster.IN_USE, "process 7") if name == "busy" and first else (cluster.ROWS, [name])
 
@@ -88,17 +90,18 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     monkeypatch.setattr(cluster, "connect", lambda address: fake)
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     monkeypatch.setattr(lifecycle, "holder", lambda place: calls.append("looked") or next(held))
-    programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "free")}
+    programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
     found = list(cluster.outcomes(programs, "eval/return", "auto", 1.0, 2.0, float("inf")))
-    assert calls == ["busy", "lost", "free", "looked", "looked", "looked", "busy"]
+    assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
     assert found == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
+        (tmp_path / "wrong", cluster.LOST, "TypeError: no such sum"),
         (tmp_path / "free", cluster.ROWS, ["free"]),
         (tmp_path / "busy", cluster.ROWS, ["busy"]),
     ]
     assert fake.asked == [{"num_cpus": 1.0, "num_gpus": 2.0, "max_calls": 1, "max_retries": 10}, "shutdown"]
     said = capsys.readouterr().err
-    assert "waits for another process: process 7" in said
+    assert "waits for another process: process 7" in said and "x = None + 1" in said
     assert "no machine of the cluster has 1 CPUs and 2 GPUs for a program (they have 2 and 0)" in said
 
 
@@ -166,7 +169,7 @@ def until(what: Callable[[], Any], seconds: float = 240.0) -> None:
 
 @pytest.mark.long
 def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) -> None:
-    updates, every = 60_000, 2000
+    updates, every = 40_000, 2000
     given = {"agent": "iql", "dataset": "synthetic-continuous", "seeds": 1, "updates": updates}
     given |= {"eval_every": every, "eval_episodes": 0, "batch_size": 64, "tensorboard": False}
     parameters = {name: {"value": value} for name, value in {**given, "agent.hidden": "32,32"}.items()}
