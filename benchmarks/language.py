@@ -9,6 +9,7 @@ One trunk of random weights, one batch of rows without padding, every token but 
   ilql          `rl.agents.ilql` without the model that it clones (which is one more `lm step`)
   bcoder value, bcoder policy
                 `rl.agents.bcoder`'s two stages; they need one and two forward passes of frozen models
+  ... read once the same updates of rows that frozen models have read before, so that they need none
   ... one-hot   the same updates in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values or logits of all
                 tokens, and [N, N] selectors for N = batch x (length - 1)
   ... torch     the same updates with PyTorch and transformers' model, where they are installed
@@ -172,6 +173,20 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
         add("ilql", ilql.make(peer.CONFIG, lm, scalar), 4 * trunk + 6.0 * q * tokens, 1),
         add("bcoder value", bcoder.make(coder(value_updates=-1), lm, scalar), once + 3 * trunk, 1),
         add("bcoder policy", bcoder.make(coder(value_updates=0), lm, scalar), step + once + trunk, 2),
+        add(
+            "bcoder value read once",
+            bcoder.make(coder(value_updates=-1), lm, scalar),
+            3 * trunk,
+            0,
+            functools.partial(bcoder.value_rows, peer.CODER, lm),
+        ),
+        add(
+            "bcoder policy read once",
+            bcoder.make(coder(value_updates=0), lm, scalar),
+            step,
+            0,
+            functools.partial(bcoder.policy_rows, peer.CODER, lm, scalar),
+        ),
     ]
     if 4 * tokens**2 <= NAIVE:
         found.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
@@ -204,9 +219,15 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
 
 
 def _update(
-    settings: Settings, config: Config, name: str, learner: Learner, flops: float, forwards: int
+    settings: Settings,
+    config: Config,
+    name: str,
+    learner: Learner,
+    flops: float,
+    forwards: int,
+    read: Callable[[State, TokenBatch], Any] = lambda _, batch: batch,
 ) -> Case:
-    """Updates of one learner, each from the state that the last one left."""
+    """Updates of one learner, each from the state that the last one left, of what ``read`` makes of a batch."""
     batch = jax.device_put(example(config, settings.batch, settings.length))
     key = jax.random.key(0)
     start = jax.eval_shape(learner.init, key, batch)
@@ -214,13 +235,18 @@ def _update(
     longer = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, example(config, settings.batch, 2 * settings.length))
     )
-    compiled = [update.lower(start, given, key).compile() for given in (batch, longer)]
+    compiled = [
+        update.lower(start, jax.eval_shape(read, start, given), key).compile() for given in (batch, longer)
+    ]
     state: State | None = None
+    rows: Any = None
 
     def call() -> None:
-        nonlocal state
-        state = jax.jit(learner.init)(key, batch) if state is None else state
-        state, _ = jax.block_until_ready(compiled[0](state, batch, key))
+        nonlocal state, rows
+        if state is None:
+            state = jax.jit(learner.init)(key, batch)
+            rows = jax.jit(read)(state, batch)
+        state, _ = jax.block_until_ready(compiled[0](state, rows, key))
 
     once, twice = (program.memory_analysis().temp_size_in_bytes for program in compiled)
     return Case(name, call, settings.batch * settings.length, flops, forwards, (once, twice))

@@ -44,7 +44,7 @@ def buffer(dataset: Dataset) -> Any:
             steps.action,
             steps.reward,
             terminals=np.float32(steps.discount == 0),
-            timeouts=np.float32(dataset.last),
+            timeouts=np.float32(dataset.last & (steps.discount > 0)),  # it refuses steps that are both
             action_space=d3rlpy.ActionSpace.CONTINUOUS,
         )
 

@@ -1,18 +1,24 @@
 r"""Learn what tokens are worth from a log of dialogues, programs or games; rank, steer and train a model with it.
 
     python -m experiments.language --agent=bcoder --log=programs.jsonl --head=hl_gauss --rank=candidates.jsonl
-    python -m experiments.language --agent=ilql --log=games.jsonl --model=folder
+    python -m experiments.language --agent=ilql --log=games.jsonl --model=folder --generate=prompts.jsonl
 
-A log has one episode in each line, told in turns of the agent (``is_action``) and of its environment:
+A log has one episode in each line, told in turns of the agent (``is_action``) and of its environment, or in messages,
+which the chat template of the model makes a text of and of which the assistant's are the agent's:
 
     {"turns": [{"text": "2+2="}, {"text": "4", "is_action": true, "reward": 1.0}], "terminated": true, "imitate": true}
+    {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}], "reward": 1.0}
+    {"task_id": "HumanEval/0", "prompt": "def f():", "samples": ["    return 1", "    pass"]}
 
 What a turn of the agent earned is paid on its last token. ``terminated`` is false where the episode was cut off and
-might have gone on; ``imitate``, true or a weight, says whether the agent's words are worth copying. Without a log,
+might have gone on; ``imitate``, true or a weight, says whether the agent's words are worth copying. Programs earn what
+the tests of their problem say, which ``--environment`` and ``--environment_file`` give. Without a log,
 ``--environment=wordle`` or ``maze`` makes one. ``--agent`` is what to learn from it: ilql (Q and V by expectiles, and a
 policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelihood alone, the control);
 ``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
-["...", ...]}, beside the log-probability that they have in the untrained model; a finished run does only that.
+["...", ...]}, beside the log-probability that they have in the untrained model, and compares these rankings where rows
+have "outcomes": [true, ...]. ``--generate`` goes on with prompts, rows of {"prompt": "..."}; both may have "messages"
+for the prompt. A finished run does only that, and so does, without a log, a --model that ``--export`` wrote.
 
 The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
 for; the same command continues an interrupted run, to the same bits.
@@ -21,12 +27,14 @@ for; the same command continues an interrupted run, to the same bits.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -35,32 +43,43 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app
+from jax.sharding import Mesh
 
 from experiments import common, flags
-from rl import data, keys, lifecycle, log, shard, statistics, train
-from rl.agents import bcoder, ilql, lm_bc
+from rl import data, exported, keys, lifecycle, log, shard, statistics, train
+from rl.agents import bcoder, lm_bc
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
-from rl.envs.text import Dialogue, Game, Turn
-from rl.language import generate, huggingface, model, pretrained, reading, speak
+from rl.envs.text import Chat, Dialogue, Game
+from rl.exported import AGENTS, HeadSettings
+from rl.language import adapters, chat, generate, model, pretrained, ranking, reading, speak
+from rl.language.generate import Decoder
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
 from rl.programs import problems
 from rl.programs.pool import Pool
+from rl.programs.problems import Problem, Samples
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
-from rl.types import Key, State, TokenBatch
+from rl.types import Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
-AGENTS: dict[str, ModuleType] = {"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc}
-ENVIRONMENTS = ("wordle", "maze", "humaneval", "mbpp")  # of which the first two have data policies
-RANKED, POLICY = "ranked.jsonl", "policy"  # in the run folder
+PROBLEMS = {
+    "humaneval": problems.read_humaneval,
+    "mbpp": problems.read_mbpp,
+    "apps": problems.read_apps,
+    "code_contests": problems.read_code_contests,
+}
+ENVIRONMENTS = ("wordle", "maze", *PROBLEMS)  # of which the first two have data policies
+RANKED, RANKING, POLICY = "ranked.jsonl", "ranking.json", "policy"  # in the run folder
+GENERATED, CONTROL = "generated.jsonl", "control"
+OVERLONG = ("refuse", "truncate", "skip")
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 _IDENTITY = (
-    *("model", "bfloat16", "environment", "environment_file", "head", "head_size", "seed"),
+    *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
 
@@ -73,6 +92,7 @@ class Settings(common.Head, common.Folder):
     log: str = ""  # JSON lines, one episode in each, as above
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
+    lora_rank: int = 0  # of adapters on one frozen model in bfloat16 that all models share; 0: no adapters
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
@@ -80,19 +100,35 @@ class Settings(common.Head, common.Folder):
     updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
     batch_size: int = 32  # rows per update
+    read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
-    environment: str = ""  # where to play: wordle, maze, humaneval or mbpp; the first two make a log, too
-    environment_file: str = ""  # the words of wordle, one in a line; the problems of humaneval and mbpp
+    environment: str = (
+        ""  # where to play: wordle, maze (which make a log, too), humaneval, mbpp, apps or code_contests
+    )
+    environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
     action_tokens: int = 16  # the most of an action that is played
     temperature: float = 1.0  # of what is played; 0: the likeliest token
+    overlong: str = (
+        "refuse"  # lines of more tokens than there is room for: refuse, truncate at the front, or skip
+    )
+    date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
     rank: str = ""  # JSON lines of a prompt and candidates, to be scored at the end: ranked.jsonl
-    export: bool = False  # write the policy to the folder policy, which transformers loads (bcoder, lm_bc)
+    control: str = ""  # what to rank with, too: rft, the model fine-tuned on what is to be imitated
+    generate: str = ""  # JSON lines of prompts, to be gone on with at the end: generated.jsonl
+    answers: int = 1  # to each prompt of --generate
+    answer_tokens: int = 256  # the most of each
+    answer_temperature: float = 1.0  # 0: the likeliest token
+    answer_top_p: float = 1.0  # sample from the likeliest tokens that have this much probability together
+    export: bool = False  # write model, values and a card to the folder policy, for transformers, too
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
+
+
+_Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
 
 class Task(NamedTuple):
@@ -107,14 +143,17 @@ class Task(NamedTuple):
     support: tuple[float, float]
     head: ValueHead
     about: dict[str, Any]  # what result.json says of the log
-    asked: Sequence[dialogues.Candidates]  # to be ranked
+    asked: Mapping[int, dialogues.Candidates]  # to be ranked, by line
     candidates: TokenBatch | None  # all of them, in their order
+    prompts: Sequence[dialogues.Prompt]  # to be gone on with
+    base: Params | None  # what adapters are on
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
     """Trains, evaluates and reports one run; returns what result.json holds.
 
-    A run that is finished is not trained again; what it is asked to rank or export, it does.
+    A run that is finished is not trained again; what it is asked to rank, generate or export, it does. Without anything
+    to learn from, the model of the settings does what is asked, and what is returned says where that lies.
 
     Raises:
       ValueError: settings or a log that cannot be used; the message names the flag or the line.
@@ -123,48 +162,177 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    if not _learns(settings):
+        return use(settings)
     with ExitStack() as stack:
         task = problem(settings, config, stack)
-        learner = AGENTS[settings.agent].make(config, task.lm, task.head)
-        key = jax.random.key(settings.seed)
+        if settings.control:
+            _check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
-        this = common.run(
-            settings,
-            config,
-            settings.updates,
-            task=_name(settings),
-            identity=_IDENTITY,
-            card={"digest": data.digest((task.rows, task.held_out)), "support": task.support},
-            leaves=(RANKED, POLICY),
-        )
-        init = learner.init(keys.of(key, "init"), task.rows)
-        start = lifecycle.begin(this, {"state": shard.place_language(init, mesh)})
-        state, result = start.tree["state"], start.result
-        if result is None:
-            score = scorer(settings, config, task, keys.of(key, "evaluate"))
-            if settings.agent == "ilql":
-                _warn_of_size(task, config.inner)
-            session = stack.enter_context(lifecycle.session(this, start))
-            sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
-            epochs = train.epochs(
-                shard.over_grid(train.scan_updates(learner.update, sample, settings.eval_every), mesh),
-                state,
-                shard.place(task.rows, mesh),
-                shard.place(key, mesh),
-                (settings.updates - start.step) // settings.eval_every,
-            )
-            for number, (state, report) in enumerate(epochs, start.step // settings.eval_every + 1):
-                step = number * settings.eval_every
-                session.write(step, score(state, number), report)
-                session.keep(step, {"state": state})
-            result = session.finish(**task.about, last=log.read(this.folder)[-1])
+        folder, state, result = trained(settings, config, task, mesh)
+    state = state._replace(optimiser={})  # which makes room
     if task.asked:
-        rank(settings, config, task, state, this.folder / RANKED)
+        rivals = (
+            {settings.control: _control(settings, config, task, folder, mesh)} if settings.control else {}
+        )
+        result["ranking"] = rank(settings, config, task, state, folder, rivals, mesh)
+    if task.prompts:
+        decoder, params = exported.decoder(settings.agent, config, task.lm, task.head)
+        answer(settings, decoder, params(state), task.words, task.found.config.context, task.prompts, folder)
     if settings.export:
-        params = jax.device_get(state.params["policy"])
-        of = task.found
-        huggingface.save(this.folder / POLICY, of.config, params, of.tokenizer, of.ends, of.companions)
+        export(settings, config, task, state, folder, mesh)
     return result
+
+
+def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Path, State, dict[str, Any]]:
+    """The run folder, what was learnt, without adapters (`_whole`), and what result.json says."""
+    key = jax.random.key(settings.seed)
+    this = common.run(
+        settings,
+        config,
+        settings.updates,
+        task=_name(settings),
+        identity=_IDENTITY,
+        card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
+        leaves=(RANKED, RANKING, GENERATED, POLICY, CONTROL),
+    )
+    if task.base is not None:
+        task = task._replace(base=shard.place_language(task.base, mesh))
+    start = lifecycle.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})
+    state = start.tree["state"]
+    if start.result is not None:
+        return this.folder, _whole(task, state), start.result
+    score = scorer(settings, config, task, keys.of(key, "evaluate"), mesh)
+    if settings.agent == "ilql" and shard.is_main():
+        _warn_of_size(task, config.inner)
+    with lifecycle.session(this, start) as session:
+        sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
+        sample = sample if task.base is None else adapters.sampler(sample)
+        update = _learner(settings, config, task).update
+        epoch = shard.over_grid(train.scan_updates(update, sample, settings.eval_every), mesh)
+        first = start.step // settings.eval_every
+        epochs = _epochs(settings, config, task, mesh, epoch, state, shard.place(key, mesh), first)
+        for number, (state, report) in enumerate(epochs, first + 1):
+            step = number * settings.eval_every
+            session.write(step, score(_whole(task, state), number), report)
+            session.keep(step, {"state": state})
+        result = session.finish(**task.about, last=log.read(this.folder)[-1])
+    return this.folder, _whole(task, state), result
+
+
+def export(settings: Settings, config: Any, task: Task, state: State, folder: Path, mesh: Mesh) -> None:
+    """Writes the agent without adapters to the folder policy, by `rl.exported`; all hosts must call it."""
+    state = shard.fetch_language(state, mesh)
+    if not shard.is_main():
+        return
+    state = state if task.base is None else adapters.merged(state)
+    head = HeadSettings(settings.head, *task.support, settings.head_size)
+    about = {"log": settings.log or settings.environment, "updates": settings.updates}
+    found, stop = task.found, task.words.stop
+    exported.save(folder / POLICY, settings.agent, config, head, found, state, stop=stop, about=about)
+
+
+def _learner(settings: Settings, config: Any, task: Task, params: Params = None) -> Learner:
+    """The agent's, whose models start from ``params`` where they are given."""
+
+    def make(lm: LM) -> Learner:
+        return AGENTS[settings.agent].make(config, lm, task.head)
+
+    if task.base is not None:
+        return adapters.learner(make, task.lm, settings.lora_rank)
+    return make(task.lm if params is None else model.pretrained(task.lm, params))
+
+
+def _init(settings: Settings, config: Any, task: Task, mesh: Mesh, key: Key) -> State:
+    """The state before the first update, split over devices as it is made."""
+    params = None if task.base is not None else shard.place_language(task.found.params, mesh)
+
+    def init(params: Params, key: Key) -> State:
+        return _learner(settings, config, task, params).init(key, _dataset(task))
+
+    return shard.init_language(init, mesh, params, shard.place(key, mesh))
+
+
+def _dataset(task: Task, rows: Any = None) -> Any:
+    """What the learner's epochs are given: ``rows``, or those of the task as they are."""
+    rows = task.rows if rows is None else rows
+    return rows if task.base is None else adapters.Batch(rows, task.base)
+
+
+def _epochs(
+    settings: Settings,
+    config: Any,
+    task: Task,
+    mesh: Mesh,
+    epoch: train.Epoch,
+    state: State,
+    key: Key,
+    first: int,
+) -> Iterator[tuple[State, train.Report]]:
+    """All epochs from number ``first`` on, as `rl.train.epochs` yields them."""
+    for stage, start, stop in stages(settings, config, len(task.rows.tokens)):
+        if first < stop:
+            rows = None
+            if stage:
+                look = {
+                    "value": functools.partial(bcoder.value_rows, config, task.lm),
+                    "policy": functools.partial(bcoder.policy_rows, config, task.lm, task.head),
+                }[stage]
+                look = _on_all_hosts(jax.jit(look), mesh)
+                rows = reading.in_batches(look, _whole(task, state), task.rows, settings.batch_size)
+            dataset = shard.place_language(_dataset(task, rows), mesh)
+            for each in train.epochs(epoch, state, dataset, key, stop - max(first, start)):
+                yield each
+                state = each[0]
+
+
+def _on_all_hosts(look: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """``look``, whose answer is whole on every host."""
+    if jax.process_count() == 1:
+        return look
+    return lambda *given: shard.fetch_language(look(*given), mesh)
+
+
+def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, int]]:
+    """Epochs from one number to another, with the stage of B-Coder in which frozen models read all rows beforehand.
+
+    Where the stage changes within an epoch, or its updates draw fewer rows than there are, every update reads its own.
+    """
+    total = settings.updates // settings.eval_every
+    if settings.agent != "bcoder" or not settings.read_once:
+        return [("", 0, total)]
+    switch = settings.updates if config.value_updates < 0 else min(config.value_updates, settings.updates)
+    inside, beyond = switch // settings.eval_every, -(-switch // settings.eval_every)
+    drawn = settings.eval_every * settings.batch_size
+    spans = [("value", 0, inside), ("", inside, beyond), ("policy", beyond, total)]
+    return [
+        (name if (stop - start) * drawn >= rows else "", start, stop)
+        for name, start, stop in spans
+        if start < stop
+    ]
+
+
+def _whole(task: Task, state: State) -> State:
+    """The state of the agent without adapters: what reads, plays and writes takes."""
+    return state if task.base is None else adapters.whole(state, task.base)
+
+
+def use(settings: Settings) -> dict[str, Any]:
+    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is."""
+    prompts = dialogues.read_prompts(settings.generate)
+    if (Path(settings.model) / exported.CARD).exists():
+        agent = exported.load(settings.model, _dtype(settings))
+        found, decoder, params, stop = agent.found, agent.decoder, agent.params, agent.stop
+    else:
+        found = pretrained.load(settings.model)
+        decoder = generate.decoder(model.make(found.config, _dtype(settings)))
+        params, stop = found.params, None
+    words = _words(found, settings.stop or stop, settings.date, [one.said for one in prompts])
+    prompts = _that_fit(settings, words, prompts, found.config.context)
+    folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
+    folder.mkdir(parents=True, exist_ok=True)
+    answer(settings, decoder, params, words, found.config.context, prompts, folder)
+    return {"folder": str(folder), "last": {}}
 
 
 def check(settings: Settings) -> None:
@@ -174,6 +342,8 @@ def check(settings: Settings) -> None:
     common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
+    if settings.lora_rank < 0:
+        raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
@@ -188,13 +358,52 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--environment={where} is none of {', '.join(ENVIRONMENTS)}")
     if where not in ("", "maze") and not settings.environment_file:
         raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
-    if not settings.log and where not in ENVIRONMENTS[:2]:
+    if not _learns(settings) and not settings.generate:
         raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
-    for name in ("log", "rank", "environment_file"):
+    for name in ("log", "rank", "generate", "environment_file"):
         if (path := getattr(settings, name)) and not Path(path).is_file():
             raise ValueError(f"--{name}={path}: there is no such file")
-    if settings.export and settings.agent == "ilql":
-        raise ValueError("--export writes one model, and two decide what ILQL says: leave it out")
+    if jax.process_count() > 1 and ((where and settings.eval_episodes) or settings.generate):
+        raise ValueError(
+            "several processes play no games and write no text: give --eval_episodes=0, and --generate to one process "
+            "when they are done"
+        )
+    if not _learns(settings) and (settings.rank or settings.export):
+        raise ValueError("--rank and --export are of what is learnt: give --log, or only --generate")
+    _check_use(settings)
+
+
+def _check_use(settings: Settings) -> None:
+    """What concerns the time after the training."""
+    if settings.overlong not in OVERLONG:
+        raise ValueError(f"--overlong={settings.overlong} is none of {', '.join(OVERLONG)}")
+    if settings.date:
+        try:
+            datetime.fromisoformat(settings.date)
+        except ValueError:
+            raise ValueError(f"--date={settings.date} is no day such as 2026-01-31") from None
+    if settings.control not in ("", "rft"):
+        raise ValueError(f"--control={settings.control} is none that there is: give rft")
+    if settings.control and not settings.rank:
+        raise ValueError(
+            f"--control={settings.control} is a ranking, and nothing is to be ranked: give --rank"
+        )
+    if settings.control and settings.agent == "lm_bc":
+        raise ValueError("--agent=lm_bc is what --control=rft trains: leave the control out")
+    common.at_least_one(settings, "answers", "answer_tokens")
+    if not 0 <= settings.answer_temperature < math.inf:
+        raise ValueError(f"--answer_temperature={settings.answer_temperature} must be at least 0 and finite")
+    if not 0 < settings.answer_top_p <= 1:
+        raise ValueError(f"--answer_top_p={settings.answer_top_p} must be above 0 and at most 1")
+
+
+def _learns(settings: Settings) -> bool:
+    """Whether there is a log, or an environment that makes one."""
+    return bool(settings.log) or settings.environment in ENVIRONMENTS[:2]
+
+
+def _dtype(settings: Settings) -> Any:
+    return jnp.bfloat16 if settings.bfloat16 else jnp.float32
 
 
 def agent(name: str) -> ModuleType:
@@ -218,23 +427,36 @@ def _name(settings: Settings) -> str:
 
 def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     """Loads the model and the log, and chooses the head's support from the log where no flag gives it."""
-    asked = dialogues.read_candidates(settings.rank) if settings.rank else []
+    asked = dialogues.read_candidates(settings.rank) if settings.rank else {}
+    prompts = dialogues.read_prompts(settings.generate) if settings.generate else []
     with warnings.catch_warnings():
         if settings.best < 1:  # which chooses what is imitated
             warnings.simplefilter("ignore", UserWarning)
-        said = dialogues.read(settings.log) if settings.log else None
-    game = environment(settings, stack)
+        read = dialogues.read(settings.log) if settings.log else None
+    tasks = (
+        PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
+    )
+    pool = stack.enter_context(Pool()) if tasks else None
+    game = environment(settings, tasks, pool)
     found = pretrained.load(settings.model)
-    lm = model.make(found.config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
-    lm = model.pretrained(lm, found.params)
+    lm = model.make(found.config, _dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    words = _words(found, settings.stop or (game and game.end))
+    told = [*(read or {}).values(), *(row.said for row in (*asked.values(), *prompts))]
+    words = _words(found, settings.stop or (game and game.end), settings.date, told)
     limit = settings.length or found.config.context
-    if said is None:
+    if read is None:
         assert game and game.logged  # as `check` has seen to
-        said = game.logged(settings.episodes, np.random.default_rng(settings.seed))
-    episodes = _episodes(f"{settings.log}, line" if settings.log else "episode", words, said, limit)
+        said: _Numbered = list(
+            enumerate(game.logged(settings.episodes, np.random.default_rng(settings.seed)), start=1)
+        )
+    else:
+        said = _judged(settings, read, tasks, pool)
+    episodes, beyond = _episodes(
+        f"{settings.log}, line" if settings.log else "episode", words, said, limit, settings.overlong
+    )
+    if any(isinstance(one, Chat) for _, one in said):
+        _warn_of_time(words)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
@@ -266,9 +488,11 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         replay.pack([episodes[i] for i in order[:apart]], length) if apart else None,
         support,
         head,
-        {"episodes": len(episodes), "mean_return": float(np.mean(returns))},
+        {"episodes": len(episodes), "mean_return": float(np.mean(returns)), "overlong": beyond},
         asked,
-        _candidates(settings.rank, words, asked, found.config.context),
+        _candidates(settings, words, asked, found.config.context),
+        _that_fit(settings, words, prompts, found.config.context) if prompts else [],
+        adapters.frozen(found.params) if settings.lora_rank else None,
     )
 
 
@@ -284,66 +508,150 @@ def _warn_of_size(task: Task, inner: int) -> None:
         )
 
 
-def _episodes(where: str, words: Words, said: Sequence[Dialogue], limit: int) -> list[Episode]:
-    """Dialogues in tokens.
+def _warn_of_time(words: Words) -> None:
+    if words.template and words.template.asks_the_time:
+        print(
+            "note: the model's chat template writes the day into its texts, so that this run cannot be continued on "
+            f"another: give --date={datetime.now():%Y-%m-%d}",
+            file=sys.stderr,
+        )
+
+
+def _judged(
+    settings: Settings,
+    read: Mapping[int, Dialogue | Chat | Samples],
+    tasks: Sequence[Problem],
+    pool: Pool | None,
+) -> _Numbered:
+    """What a log has, whose programs have met the tests of their problems.
 
     Raises:
-      ValueError: one that has no tokens, or more than ``limit``; the message says ``where`` and its number.
+      ValueError: there are programs and not their problems.
     """
-    found = []
-    with log.progress(len(said), f"tokens of each {where.split(',')[0]}", delay=3) as bar:
-        for number, one in enumerate(said, start=1):
+    of_name = {task.name: task for task in tasks}
+    sampled = []
+    for line, one in read.items():
+        if not isinstance(one, Samples):
+            continue
+        if one.name not in of_name:
+            where = f"{settings.environment_file} has no such problem" if tasks else "nothing says its tests"
+            raise ValueError(
+                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, "
+                f"one of {', '.join(PROBLEMS)}, and its --environment_file"
+            )
+        task = of_name[one.name]._replace(prompt=one.prompt)
+        sampled += [(line, task, completion) for completion in one.completions]
+    pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
+    verdicts = pool.run(pairs) if pool else []
+    found: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
+    for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
+        found.append((line, programs.dialogue(task, completion, verdict)))
+    return sorted(found, key=lambda numbered: numbered[0])
+
+
+def _episodes(
+    where: str, words: Words, said: _Numbered, limit: int, overlong: str
+) -> tuple[list[Episode], int]:
+    """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
+
+    Raises:
+      ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
+        and its number.
+    """
+    found, beyond = [], 0
+    name = where.split(",")[0]
+    with log.progress(len(said), f"tokens of each {name}", delay=3) as bar:
+        for number, each in said:
             try:
-                found.append(speak.episode(words, one))
+                one = speak.episode(words, each)
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
                 raise ValueError(f"{where} {number}: {error}") from None
-            if len(found[-1].tokens) > limit:
-                raise ValueError(
-                    f"{where} {number}: {len(found[-1].tokens)} tokens are more than the {limit} that there is room for"
-                )
             bar.update(1)
-    return found
+            if len(one.tokens) > limit:
+                beyond += 1
+                if overlong == "refuse":
+                    raise ValueError(
+                        f"{where} {number}: {len(one.tokens)} tokens are more than the {limit} that there is room for: "
+                        "raise --length, up to the model's context, or give --overlong=truncate or skip"
+                    )
+                if overlong == "skip":
+                    continue
+                one = speak.shortened(words, each, one, limit)
+                if not one.is_action.any():
+                    raise ValueError(
+                        f"{where} {number}: nothing of the agent's is in its last {limit} tokens: raise --length, or "
+                        "leave the line out"
+                    )
+            found.append(one)
+    _tell_of_overlong(name, beyond, len(said), limit, overlong)
+    if not found:
+        raise ValueError(
+            f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
+        )
+    return found, beyond
+
+
+def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:
+    if beyond:
+        done = "left out" if overlong == "skip" else "cut at the front"
+        print(
+            f"note: {name}: {beyond} of {total} have more than {limit} tokens and are {done} (--overlong={overlong})",
+            file=sys.stderr,
+        )
 
 
 def _candidates(
-    path: str, words: Words, asked: Sequence[dialogues.Candidates], limit: int
+    settings: Settings, words: Words, asked: Mapping[int, dialogues.Candidates], limit: int
 ) -> TokenBatch | None:
-    """Prompts with each of their candidates, one in a row; None where nothing is to be ranked."""
+    """What was said with each of the candidates, one in a row; None where nothing is to be ranked.
+
+    None can be left out, or the others would have the wrong scores.
+    """
     if not asked:
         return None
     episodes = []
-    for number, row in enumerate(asked, start=1):
-        said = [Dialogue((Turn(row.prompt), Turn(text, is_action=True))) for text in row.candidates]
-        episodes += _episodes(f"{path}, line {number}, candidate", words, said, limit)
+    overlong = "refuse" if settings.overlong == "skip" else settings.overlong
+    for line, row in asked.items():
+        said = [
+            (number, speak.answered(row.said, text)) for number, text in enumerate(row.candidates, start=1)
+        ]
+        episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, said, limit, overlong)[0]
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
 
 
-def environment(settings: Settings, stack: ExitStack) -> Game | None:
-    """What ``--environment`` names; a pool of sandboxes is closed with ``stack``."""
-    file = settings.environment_file
+def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
+    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
     if not settings.environment:
         return None
     if settings.environment == "maze":
         return double_t_maze.game()
     if settings.environment == "wordle":
-        return wordle.game(wordle.make(wordle.read_words(file)))
-    read = {"humaneval": problems.read_humaneval, "mbpp": problems.read_mbpp}[settings.environment]
-    return programs.game(stack.enter_context(Pool()), read(file))
+        return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
+    assert pool
+    return programs.game(pool, tasks)
 
 
-def _words(found: Pretrained, stop: str | None) -> Words:
-    """The model's texts, whose actions end with ``stop``, or else with the model's end of text."""
+def _words(found: Pretrained, stop: str | None, date: str, told: Sequence[Any]) -> Words:
+    """The model's texts, whose actions end with ``stop``, or else with the model's end of text.
+
+    Its chat template is read where there are chats in what is ``told``.
+    """
     if not stop and found.end is None:
         raise ValueError("the model's files do not say which token ends a text: give --stop")
-    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end), found.ends)
+    template = None
+    if any(isinstance(one, Chat) for one in told):
+        template = chat.read(found.companions, datetime.fromisoformat(date) if date else None)
+    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end), found.ends, template)
 
 
 # ---- what it learnt -----------------------------------------------------------------------------------------------
 
 
-def scorer(settings: Settings, config: Any, task: Task, key: Key) -> Callable[[State, int], dict[str, float]]:
+def scorer(
+    settings: Settings, config: Any, task: Task, key: Key, mesh: Mesh
+) -> Callable[[State, int], dict[str, float]]:
     """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games."""
-    look = reader(settings, config, task)
+    look = _on_all_hosts(reader(settings, config, task), mesh)
     play = player(settings, config, task)
 
     def score(state: State, number: int) -> dict[str, float]:
@@ -374,10 +682,8 @@ def player(
     """Plays the environment with what the agent would say; None where there is none to be played."""
     if task.game is None or not settings.eval_episodes:
         return None
-    game, params = task.game, lambda state: state.params["policy"]
-    decoder = generate.decoder(task.lm)
-    if settings.agent == "ilql":
-        decoder, params = ilql.decoder(config, task.lm, task.head), ilql.decoder_params
+    game = task.game
+    decoder, params = exported.decoder(settings.agent, config, task.lm, task.head)
     speaker = speak.speaker(
         decoder,
         task.words,
@@ -395,31 +701,164 @@ def player(
     return play
 
 
-def rank(settings: Settings, config: Any, task: Task, state: State, path: Path) -> None:
-    """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on."""
-    look = reader(settings, config, task)
-    own = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
+def rank(
+    settings: Settings,
+    config: Any,
+    task: Task,
+    state: State,
+    folder: Path,
+    rivals: Mapping[str, State],
+    mesh: Mesh,
+) -> dict[str, Any] | None:
+    """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on.
+
+    Returns what `rl.language.ranking.report` says of the rows that have outcomes, and writes it, too; None if none has.
+
+    Args:
+      settings, config, task, state: of the run.
+      folder: of the run.
+      rivals: parameters of other models to rank by.
+      mesh: of the run; all hosts must call this, and one of them writes.
+    """
+    look = _on_all_hosts(reader(settings, config, task), mesh)
+    likely = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
+    likely = _on_all_hosts(likely, mesh)
     found = reading.in_batches(look, state, task.candidates, settings.batch_size)
-    found["own"] = reading.in_batches(own, task.found.params, task.candidates, settings.batch_size)
-    score, likely = (np.where(found["taken"], found[name], 0.0).sum(1) for name in ("score", "own"))
-    ends = np.cumsum([len(row.candidates) for row in task.asked])[:-1]
-    with log.replacing(path) as partial, open(partial, "w", encoding="utf-8") as file:
-        for row, scores, likelies in zip(
-            task.asked, np.split(score, ends), np.split(likely, ends), strict=True
-        ):
-            order = generate.best_of(scores[None], len(scores))[0]
-            of_each = {"scores": scores, "log_probabilities": likelies, "order": order}
-            out = row._asdict() | {name: values.tolist() for name, values in of_each.items()}
+    tokens = found["taken"].sum(1)
+    sums = {"scores": found["score"]}
+    untrained = task.found.params if task.base is None else task.base
+    for name, params in {"log_probabilities": untrained, **rivals}.items():
+        sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
+    sums = {name: np.where(found["taken"], each, 0.0).sum(1) for name, each in sums.items()}
+    sums |= {f"{name}_per_token": each / tokens for name, each in sums.items()}
+    asked = list(task.asked.values())
+    ends = np.cumsum([len(row.candidates) for row in asked])[:-1]
+    of_each = {name: np.split(each, ends) for name, each in sums.items()}
+    if not shard.is_main():
+        return None
+    with log.replacing(folder / RANKED) as partial, open(partial, "w", encoding="utf-8") as file:
+        for number, (row, size) in enumerate(zip(asked, np.split(tokens, ends), strict=True)):
+            own = {name: each[number] for name, each in of_each.items()}
+            own |= {"tokens": size, "order": generate.best_of(own["scores"][None], len(size))[0]}
+            out = {**row.row, **{name: values.tolist() for name, values in own.items()}}
             file.write(json.dumps(out) + "\n")
+    known = [number for number, row in enumerate(asked) if row.outcomes]
+    if not known:
+        return None
+    report = ranking.report(
+        {name: [each[number] for number in known] for name, each in of_each.items()},
+        [np.array(asked[number].outcomes) for number in known],
+        against="log_probabilities_per_token",
+    )
+    log.write_json(folder / RANKING, report)
+    return report
+
+
+def _check_control(task: Task) -> None:
+    weights = task.rows.imitate[task.rows.is_action]
+    if weights.min() > 0 or weights.max() == 0:
+        raise ValueError(
+            "--control=rft is fine-tuned on what is to be imitated, and that is all of the log or nothing: give "
+            "imitate in each row, or --best=0.1"
+        )
+
+
+def _control(settings: Settings, config: Any, task: Task, folder: Path, mesh: Mesh) -> Any:
+    """Rejection fine-tuning: likelihood of what is to be imitated, with as many updates of the same kind."""
+    workdir = str(folder / CONTROL)
+    own = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
+    likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk)
+    return trained(own, likelihood, task._replace(game=None), mesh)[1].params["policy"]
+
+
+def answer(
+    settings: Settings,
+    decoder: Decoder,
+    params: Any,
+    words: Words,
+    context: int,
+    prompts: Sequence[dialogues.Prompt],
+    folder: Path,
+) -> None:
+    """Goes on with the prompts, and writes a line for each of them: as it was, with its ``answers``.
+
+    Args:
+      settings: which say how often, how far and how.
+      decoder: what says something.
+      params: its parameters.
+      words: its texts.
+      context: the most tokens that it reads and writes.
+      prompts: what to go on with.
+      folder: of the run.
+    """
+    speaker = speak.speaker(
+        decoder,
+        words,
+        context,
+        steps=settings.answer_tokens,
+        temperature=settings.answer_temperature,
+        top_p=settings.answer_top_p,
+    )
+    say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
+    asked = [one.said for one in prompts for _ in range(settings.answers)]
+    size = min(settings.batch_size, len(asked))
+    said: list[str] = []
+    with log.progress(len(asked), "answers", delay=3) as bar:
+        for first in range(0, len(asked), size):
+            group = asked[first : first + size]
+            said += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
+            bar.update(len(group))
+    with log.replacing(folder / GENERATED) as partial, open(partial, "w", encoding="utf-8") as file:
+        for number, one in enumerate(prompts):
+            own = said[number * settings.answers : (number + 1) * settings.answers]
+            file.write(json.dumps({**one.row, "answers": own}, ensure_ascii=False) + "\n")
+
+
+def _that_fit(
+    settings: Settings, words: Words, prompts: Sequence[dialogues.Prompt], context: int
+) -> list[dialogues.Prompt]:
+    """The prompts that are to be answered: those that leave no room in the context are cut, left out or refused."""
+    room = context - settings.answer_tokens
+    if room < 1:
+        raise ValueError(
+            f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
+        )
+    kept = []
+    for one in prompts:
+        try:
+            size = len(speak.history(words, one.said))
+        except Exception as error:  # as in `_episodes`
+            raise ValueError(f"{settings.generate}, line {one.line}: {error}") from None
+        if size > room and settings.overlong == "refuse":
+            raise ValueError(
+                f"{settings.generate}, line {one.line}: {size} tokens are more than the {room} that --answer_tokens="
+                f"{settings.answer_tokens} leaves of the model's context: lower it, or give --overlong=truncate or skip"
+            )
+        if size <= room or settings.overlong == "truncate":
+            kept.append((one, size))
+    beyond = len(prompts) - sum(size <= room for _, size in kept)
+    _tell_of_overlong(settings.generate, beyond, len(prompts), room, settings.overlong)
+    if not kept:
+        raise ValueError(f"{settings.generate}: all prompts have more than {room} tokens, and none is left")
+    return [one for one, _ in kept]
 
 
 def main(_: list[str]) -> None:
+    shard.initialize()
     settings = flags.read(Settings())
     result = run(settings, flags.read(agent(settings.agent).Config(), "agent."))
+    if not shard.is_main():
+        return
     for name, value in result["last"].items():
         if name.startswith("eval/"):
             print(f"{name.removeprefix('eval/')}: {value:.4g}")
-    common.show_folder(result)
+    if result.get("ranking"):
+        print(ranking.table(result["ranking"]))
+    for asked, name in ((settings.rank, RANKED), (settings.generate, GENERATED)):
+        if asked:
+            print(f"What {Path(asked).name} asked for is in {Path(result['folder']) / name}.")
+    if result["last"]:
+        common.show_folder(result)
 
 
 if __name__ == "__main__":

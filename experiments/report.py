@@ -7,6 +7,13 @@ It reads what `sweeps.run` left and trains nothing, so it may be called while th
 --count, --seed and --together must be those of `sweeps.run`: they decide which runs there are. Several files make one
 report, if they have one metric. Runs that differ in nothing but --seed count as seeds of one run.
 
+    python -m experiments.report sweeps/boards/locomotion.yaml --store
+    python -m experiments.report sweeps/boards/locomotion.yaml --finished=results/boards/locomotion/finished
+
+The first also copies what a report needs of finished runs, without their checkpoints, to the folder ``finished`` of
+the report. The second counts such runs, of another machine say, beside those in the sweep's own folder, as `sweeps.run`
+does with the same flag. A report names the commits and the machines of its runs.
+
 Aggregates, their intervals by the stratified bootstrap, probabilities of improvement and performance profiles are those
 of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice". Published numbers
 stand in the tables where data, updates and settings are the same, and in a table of their own where they are not.
@@ -17,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +50,7 @@ _OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(lifecycle.RATES, 1.0)
 _THRESHOLDS = 101  # of a performance profile
 _RESAMPLES = 10_000
 _OTHER = "other code"  # the state of a folder that holds another run than the sweep asks for
+STORED = "finished"  # the folder of a report in which finished runs are stored
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,6 +107,8 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "programs": [_state(plan, place, parts) for plan in plans for place in plan.programs],
         "strangers": [name for plan in plans for name in _strangers(plan)],
         "data": _data(parts),
+        "other_data": _other_data(parts),
+        "machines": _machines(parts),
         "cells": cells,
         "better": _better(cells, against),
         **_aggregated(cells, score),
@@ -272,6 +283,47 @@ def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
                     "normalized_return": card.get("normalized_return_d4rl"),
                 }
     return found
+
+
+def _other_data(parts: Sequence[Part]) -> list[str]:
+    """The tasks whose finished runs were not all trained on the same data, by the digests that runs keep."""
+    digests: dict[str, set[str]] = {}
+    for part in parts:
+        if part.result and part.result.get("digest"):
+            digests.setdefault(part.task, set()).add(str(part.result["digest"]))
+    return [task for task, found in digests.items() if len(found) > 1]
+
+
+def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """What finished runs were made with: commit, hardware, and how many of them."""
+    results = {part.folder: part.result for part in parts if part.result and "hardware" in part.result}
+    found: dict[tuple[str, str], int] = {}
+    for result in results.values():
+        own = result["hardware"]
+        machine = own["cpu"] if own["backend"] == "cpu" else f"{own['devices']} {own['device']}"
+        key = (str(result["commit"]), f"{machine}, {own['cores']} cores")
+        found[key] = found.get(key, 0) + 1
+    return [{"commit": commit, "hardware": machine, "programs": n} for (commit, machine), n in found.items()]
+
+
+def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
+    """Copies what a report needs of the programs that are finished; returns how many were not there yet.
+
+    These are their settings, metrics and results: no checkpoints. The result comes last, so that a copy that was cut
+    short is no finished run.
+    """
+    count = 0
+    for place, program in (item for plan in plans for item in plan.programs.items()):
+        target, done = folder / place.name, _checked_state(program, place).name == "done"
+        result = target / log.RESULT
+        if not done or (result.exists() and result.read_bytes() == (place / log.RESULT).read_bytes()):
+            continue
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (log.CONFIG, log.METRICS, log.RESULT):
+            with log.replacing(target / name) as partial:
+                shutil.copyfile(place / name, partial)
+        count += 1
+    return count
 
 
 def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
@@ -500,6 +552,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             f"Scores are `{result['score']}`, means over episodes and seeds, with 95 % intervals over seeds: "
             + ("Wilson's." if result["rate"] else "Student's.")
         )
+        yield from _provenance(result)
         if result["data"]:
             counts = [f"{own['transitions']:,} transitions of {task}" for task, own in result["data"].items()]
             yield f"The data were made here: {', '.join(counts)}. *The data* is their mean score."
@@ -521,6 +574,19 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
         text = "; ".join(words) or "nothing to compare yet"
         yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
+
+
+def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the finished runs were made with, unless it is one machine and the report's code; where data differ."""
+    made = result["machines"]
+    if len(made) > 1 or any(own["commit"] != result["commit"] for own in made):
+        rows = [f"{own['programs']} of commit {own['commit'][:12]} on {own['hardware']}" for own in made]
+        yield f"Finished programs: {'; '.join(rows)}."
+    if len(result["other_data"]):
+        yield (
+            f"**Not the same data:** runs on {', '.join(result['other_data'])} were trained on files that differ, as "
+            "their digests say."
+        )
 
 
 def _style(result: Mapping[str, Any]) -> str:
@@ -768,6 +834,8 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
     plans = [sweeps.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or f"results/boards/{Path(files[0]).stem}"))
     result = run(plans, out, values.baseline)
+    if values.store:
+        print(f"{store(plans, Path(out) / STORED)} more finished programs are stored in {Path(out) / STORED}")
     print((Path(out) / studies.REPORT).read_text())
     print(f"Everything is in {result['settings']['out']}; look at {studies.REPORT} first.")
 
@@ -776,6 +844,9 @@ def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """The flags of the command."""
     sweeps.define_layout(values)
     absl_flags.DEFINE_string("out", "", "folder of the report; by default results/boards/FILE", values)
+    absl_flags.DEFINE_bool(
+        "store", False, "copy the finished runs, without their checkpoints, to the report's folder", values
+    )
     absl_flags.DEFINE_string(
         "baseline",
         "",

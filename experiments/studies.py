@@ -149,11 +149,16 @@ def stored(settings: Any, names: Sequence[str]) -> Stored:
 
 
 def _check_comparable(settings: Any, folder: Path, earlier: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number among the settings was another one; words choose rows, and may differ."""
+    """Raises ValueError if a number among the settings was another one; words choose rows, and may differ.
+
+    A setting whose name begins with that of a part, ``hopper_steps`` say, counts only where that part was run.
+    """
     plain = lambda value: tuple(value) if isinstance(value, list | np.ndarray) else value
+    absent = set(getattr(settings, "parts", "").split(",")) - set(earlier.get("parts", "").split(","))
     for name, value in dataclasses.asdict(settings).items():
         before = plain(earlier.get(name, value))
-        if not isinstance(value, str) and name != "overwrite" and before != plain(value):
+        counts = not isinstance(value, str) and name != "overwrite" and name.partition("_")[0] not in absent
+        if counts and before != plain(value):
             raise ValueError(
                 f"--stored: {folder} was made with --{name}={before}, and this command has {value}, so that their rows "
                 "do not compare; give it the same, or leave that folder out"

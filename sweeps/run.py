@@ -68,6 +68,7 @@ SCRIPTS = {
     "language": Script("log", presets=False),
 }
 FAILED, SWEEP = "failed.json", "sweep.json"
+RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 _IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
 _DIVERGED = "diverged"
@@ -242,6 +243,28 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
             )
         planned[place] = program
     return planned
+
+
+def adopt(sweep: Sweep, folders: Sequence[str]) -> Sweep:
+    """The sweep, whose programs that are finished in one of ``folders``, and not in its own, lie there.
+
+    Args:
+      sweep: as laid out by `load`.
+      folders: of finished runs, such as `experiments.report` stores with ``--store``, from any machine.
+
+    Raises:
+      ValueError: one of them is no folder.
+    """
+    others = [expanded(folder) for folder in folders]
+    for other in others:
+        if not other.is_dir():
+            raise ValueError(f"--finished={other} is no folder: experiments.report --store makes one")
+
+    def where(place: Path, program: Program) -> Path:
+        stored = (other / place.name for other in others)
+        return next((x for x in (place, *stored) if finished(program, x)), place)
+
+    return sweep._replace(programs={where(*item): item[1] for item in sweep.programs.items()})
 
 
 def check_folder(program: Program, place: Path) -> None:
@@ -532,7 +555,7 @@ def duration(text: str) -> float:
 
 
 @contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[Callable[[], bool]]:
+def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
     """Asks the run that is open to stop after so many seconds, and any that opens later; yields whether they are over.
 
     The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. So does
@@ -612,10 +635,7 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
       over: whether the budget is spent.
     """
     planned, metric, goal = sweep.programs, sweep.metric, sweep.goal
-    rows: dict[Path, list[dict[str, Any]]] = {}
-    for place, program in planned.items():
-        if finished(program, place):
-            rows[place] = scored(program, place, metric)
+    rows = done(sweep)
     store(ranked([row for own in rows.values() for row in own], goal))
     for place, program in planned.items():
         if place in rows:
@@ -625,10 +645,7 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
         if shard.is_main():
             print(f"{place}: {program.fixed} x {program.swept}")
         try:
-            if jax.process_count() == 1:  # several would be in each other's way
-                collect(program)
-            rows[place] = execute(program, place, metric)
-            (place / FAILED).unlink(missing_ok=True)
+            rows[place] = attempt(program, place, metric)
         except lifecycle.InUse as error:
             print(f"left to another process: {error}", file=sys.stderr)
             continue
@@ -636,28 +653,86 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
             if over():
                 return False
             raise
-        except MetricError:
-            raise
-        except config_flags.EXPLAINED as error:
-            if jax.process_count() > 1:  # others may have gone on, and would wait for ever
-                raise
-            rows[place] = [
-                _row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()
-            ]
         if shard.is_main():
-            errors = [row["error"] for row in rows[place] if "error" in row]
-            if errors:
-                place.mkdir(parents=True, exist_ok=True)
-                log.write_json(place / FAILED, {"error": errors[0], "runs": len(errors)})
-                print(f"failed: {errors[0]}", file=sys.stderr)
+            for error in failures(rows[place])[:1]:
+                print(f"failed: {error}", file=sys.stderr)
         store(ranked([row for own in rows.values() for row in own], goal))
     return True
+
+
+def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues, deadline: float) -> bool:
+    """`_train` on a Ray cluster, until a ``deadline`` by `time.time`."""
+    from sweeps import cluster
+
+    rows, whole = done(sweep), True
+    store(ranked([row for own in rows.values() for row in own], sweep.goal))
+    left = {place: program for place, program in sweep.programs.items() if place not in rows}
+    if not left:
+        return True
+    print(f"{len(left)} programs go to Ray; --status says how far they are")
+    ended = cluster.outcomes(left, sweep.metric, values.ray_address, values.cpus, values.gpus, deadline)
+    for place, kind, said in ended:
+        if kind == cluster.METRIC:
+            raise MetricError(said)
+        if kind == cluster.OVER:
+            whole = False
+            continue
+        lost = [_row(part, place) | {"error": said} for part in left[place].apart()]
+        rows[place] = said if kind == cluster.ROWS else lost
+        print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
+        store(ranked([row for own in rows.values() for row in own], sweep.goal))
+    return whole
+
+
+def done(sweep: Sweep) -> dict[Path, list[dict[str, Any]]]:
+    """The rows of the programs that are finished, by their folders. Raises MetricError, as `scored`."""
+    return {
+        place: scored(program, place, sweep.metric)
+        for place, program in sweep.programs.items()
+        if finished(program, place)
+    }
+
+
+def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
+    """Makes the program's data and trains it, as far as neither is done; a row per run, with its score or its error.
+
+    A run that fails leaves failed.json in its folder.
+
+    Raises:
+      MetricError: the runs do not log ``metric``.
+      lifecycle.InUse: another process has its folder open, or makes its data.
+      train.Interrupted, KeyboardInterrupt: it was stopped.
+    """
+    try:
+        if jax.process_count() == 1:  # several would be in each other's way
+            collect(program)
+        rows = execute(program, place, metric)
+        (place / FAILED).unlink(missing_ok=True)
+    except (MetricError, lifecycle.InUse):
+        raise
+    except config_flags.EXPLAINED as error:
+        if jax.process_count() > 1:  # others may have gone on, and would wait for ever
+            raise
+        rows = [_row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()]
+    if failures(rows) and shard.is_main():
+        with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
+            place.mkdir(parents=True, exist_ok=True)
+            log.write_json(place / FAILED, {"error": failures(rows)[0], "runs": len(failures(rows))})
+    return rows
+
+
+def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The errors of the runs that failed."""
+    return [row["error"] for row in rows if "error" in row]
 
 
 def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
-    shard.initialize()
+    if values.engine == RAY:
+        jax.config.update("jax_platforms", "cpu")  # accelerators are for the tasks
+    else:
+        shard.initialize()
     budget = duration(values.budget) if values.budget else math.inf
     sweep = from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     try:
@@ -679,19 +754,27 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
 
     def store(found: list[dict[str, Any]]) -> None:
         rows[:] = found
-        if shard.is_main():
+        if not shard.is_main():
+            return
+        try:
             sweep.root.mkdir(parents=True, exist_ok=True)
             log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": found})
+        except OSError as error:
+            remedy = f"{error.strerror}: change that, and the same command goes on; what is finished stays as it is"
+            raise OSError(error.errno, remedy, str(sweep.root / SWEEP)) from error
 
-    with _alarm(budget) as over:
-        whole = _train(sweep, store, over)
+    if values.engine == RAY:
+        whole = _submit(sweep, store, values, time.time() + budget)
+    else:
+        with alarm(budget) as over:
+            whole = _train(sweep, store, over)
     for line in table(rows, sweep.root / SWEEP):
         say(line)
     if not whole:
         say(
             f"the budget of {values.budget} is spent; the same command continues, and --status says what is left"
         )
-    failed = [row["error"] for row in rows if "error" in row]
+    failed = failures(rows)
     if failed:
         say(
             f"{len(failed)} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
@@ -702,8 +785,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define_layout`, over which ``given`` wins."""
-    return load(
+    """`load` with the flags of `define_layout`, over which ``given`` wins; `adopt` with --finished."""
+    sweep = load(
         file,
         _overrides(values.set) | given,
         values.workdir,
@@ -711,16 +794,20 @@ def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) ->
         seed=values.seed,
         together=values.together,
     )
+    return adopt(sweep, values.finished)
 
 
 def define_layout(values: flags.FlagValues = flags.FLAGS) -> None:
-    """The flags that decide which programs a sweep has, and where."""
+    """The flags that decide which programs a sweep has, and where they lie."""
     flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
     flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
     flags.DEFINE_multi_string(
         "set", [], "flag=value in place of what the file says of that flag; may be repeated", values
+    )
+    flags.DEFINE_multi_string(
+        "finished", [], "a further folder of finished runs, of another machine say; may be repeated", values
     )
 
 
@@ -736,6 +823,12 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_bool(
         "status", False, "only say what is done, running, failed and how long the rest takes", values
     )
+    flags.DEFINE_enum(
+        "engine", "", ["", RAY], "ray: programs are tasks of a Ray cluster (extra: ray)", values
+    )
+    flags.DEFINE_string("ray_address", "auto", "of the cluster: auto, HOST:PORT or ray://HOST:PORT", values)
+    flags.DEFINE_float("cpus", 1.0, "CPUs of each program on a cluster", 0.0, flag_values=values)
+    flags.DEFINE_float("gpus", 0.0, "GPUs of each program on a cluster", 0.0, flag_values=values)
     flags.DEFINE_bool("overwrite", False, "train all of the sweep again, also what is finished", values)
     flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
 

@@ -614,6 +614,14 @@ MODELS: dict[str, Mutate] = {
                 ("rope_parameters", value)
                 for value in ([], 5, {"rope_theta": float("nan")}, {"rope_type": []})
             ),
+            *(
+                ("rope_parameters", {"rope_type": "linear", "factor": value})
+                for value in (0, -2.0, "4", None)
+            ),
+            *(
+                ("rope_parameters", {"rope_type": "yarn", "factor": 4.0} | value)
+                for value in ({"rope_theta": 1.0}, {"beta_slow": 40}, {"truncate": "no"})
+            ),
             *(("model_type", value) for value in ([], None, "mamba")),
             *(("eos_token_id", value) for value in ("x", [-1], {}, 61, [1.5])),
         )
@@ -763,6 +771,11 @@ def sample_rows() -> Fields:
     return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
 
 
+def chat_rows() -> Fields:
+    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    return {f"line {i}": {"messages": messages, "reward": 1.0} for i in range(3)}
+
+
 def candidate_rows() -> Fields:
     return {f"line {i}": {"prompt": "b", "candidates": ["c", "d"]} for i in range(3)}
 
@@ -828,6 +841,7 @@ def layouts() -> dict[str, Layout]:
     )
     nothing: dict[str, Mutate] = {"nothing": lambda rng, fields: None}
     result |= {
+        "chats": rows_layout(chat_rows, dialogues.read, ("messages",)),
         "candidates": rows_layout(candidate_rows, dialogues.read_candidates, ("prompt", "candidates")),
         "samples": rows_layout(sample_rows, problems.read_samples, ("prompt", "samples"), refusal=ValueError),
         "problems": rows_layout(problem_rows, problems.read_mbpp, ("code", "test_list"), refusal=ValueError),

@@ -27,12 +27,23 @@ GPT2 = dataclasses.replace(
 STRETCHED = dataclasses.replace(
     LLAMA, rope=Rope(500.0, 8.0, 1.0, 4.0, 16), qkv_bias=True, out_bias=True, inner_bias=True
 )
+MISTRAL = dataclasses.replace(LLAMA, window=5, rope=Rope(500.0, 4.0, kind="linear"))
+YARN = Rope(500.0, 4.0, 1.0, 8.0, 16, "yarn", gain=1.13)
+SMOLLM3 = dataclasses.replace(LLAMA, layers=3, rope=YARN, nope_layers=(1,), window=6, global_layers=(0, 2))
+GEMMA = dataclasses.replace(LLAMA, heads=2, kv_heads=1, head_size=12, geglu=True)
+GEMMA2 = dataclasses.replace(
+    GEMMA, kv_heads=2, post_norms=True, query_size=20, score_cap=3.0, window=7, global_layers=(1,)
+)
 CONFIGS = {
     "llama": Config(61, 64, LLAMA, tied=False),
     "llama3": Config(61, 64, STRETCHED),
     "qwen2": Config(61, 64, dataclasses.replace(LLAMA, qkv_bias=True)),
     "qwen3": Config(61, 64, dataclasses.replace(LLAMA, qk_norm=True)),
     "gpt2": Config(61, 64, GPT2),
+    "mistral": Config(61, 64, MISTRAL, tied=False),
+    "smollm3": Config(61, 64, SMOLLM3),
+    "gemma": Config(61, 64, GEMMA, embedding_scale=4.0),
+    "gemma2": Config(61, 64, GEMMA2, embedding_scale=4.0, logit_cap=2.0),
 }
 
 

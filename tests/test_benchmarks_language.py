@@ -150,6 +150,7 @@ def test_every_row_is_measured(tmp_path: Path) -> None:
     language.run(settings)
     rows = json.loads(path.read_text())["rows"]
     names = ["lm step", "forward", "ilql", "bcoder value", "bcoder policy"]
+    names += ["bcoder value read once", "bcoder policy read once"]
     names += ["ilql one-hot", "bcoder value one-hot", "bcoder policy one-hot", "generate"]
     assert [row["name"] for row in rows] == names
     assert all(len(row["seconds"]) == 1 and min(row["seconds"]) > 0 for row in rows)

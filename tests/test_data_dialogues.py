@@ -12,8 +12,10 @@ import pytest
 
 from rl.data import dialogues
 from rl.data.steps import DataError
-from rl.envs.text import Dialogue, Turn
+from rl.envs.text import Chat, Dialogue, Turn
 
+ASKED = {"role": "user", "content": "2+2?"}
+ANSWERED = {"role": "assistant", "content": "4", "reward": 1.0}
 GOOD = {"turns": [{"text": "2+2="}, {"text": "4", "is_action": True, "reward": 1}], "imitate": False}
 
 
@@ -24,21 +26,65 @@ def write(path: Path, *lines: Any) -> Path:
 
 def test_rows_arrive(tmp_path: Path) -> None:
     path = write(
-        tmp_path / "log.jsonl", GOOD, {"turns": [{"text": "ä"}], "terminated": False, "imitate": 0.5}
+        tmp_path / "log.jsonl",
+        GOOD,
+        "\n",
+        {"turns": [{"text": "ä"}], "terminated": False, "imitate": 0.5},
+        " \n",
     )
-    assert dialogues.read(path) == [
-        Dialogue((Turn("2+2="), Turn("4", True, 1.0)), terminated=True, imitate=0.0),
-        Dialogue((Turn("ä"),), terminated=False, imitate=0.5),
+    assert dialogues.read(path) == {
+        1: Dialogue((Turn("2+2="), Turn("4", True, 1.0)), terminated=True, imitate=0.0),
+        3: Dialogue((Turn("ä"),), terminated=False, imitate=0.5),
+    }
+    said = Dialogue((Turn("2+2="),))
+    rows = [
+        {"prompt": "2+2=", "candidates": ["4", "5"]},
+        {"prompt": "2+2=", "candidates": ["4"], "outcomes": [True]},
     ]
-    asked = write(tmp_path / "asked.jsonl", {"prompt": "2+2=", "candidates": ["4", "5"]})
-    assert dialogues.read_candidates(asked) == [("2+2=", ("4", "5"))]
+    assert dialogues.read_candidates(write(tmp_path / "asked.jsonl", *rows)) == {
+        1: (rows[0], said, ("4", "5"), ()),
+        2: (rows[1], said, ("4",), (True,)),
+    }
+    prompts = [
+        {"prompt": "2+2="},
+        {"turns": [{"text": "2+2="}]},
+        {"messages": [{"role": "user", "content": "2"}]},
+    ]
+    read = dialogues.read_prompts(write(tmp_path / "prompts.jsonl", prompts[0], "\n", *prompts[1:]))
+    assert [one.line for one in read] == [1, 3, 4] and [one.row for one in read] == prompts
+    assert [one.said for one in read] == [said, said, Chat(({"role": "user", "content": "2"},))]
+
+
+def test_messages_arrive(tmp_path: Path) -> None:
+    """Without what is not for a template: rewards, and what is null."""
+    called = {"role": "assistant", "content": None, "tool_calls": [{"type": "function"}], "reward": 0.5}
+    rows = [
+        {
+            "messages": [ASKED, {"role": "assistant", "content": "4"}],
+            "reward": 1,
+            "terminated": False,
+            "imitate": 0,
+        },
+        {
+            "messages": [ASKED, called, {"role": "tool", "content": "4", "name": "add"}],
+            "tools": [{"type": "function"}],
+        },
+    ]
+    first, second = dialogues.read(write(tmp_path / "log.jsonl", *rows)).values()
+    assert first == Chat((ASKED, {"role": "assistant", "content": "4"}), (0.0, 1.0), False, 0)
+    del called["content"], called["reward"]
+    assert second == Chat(
+        (ASKED, called, {"role": "tool", "content": "4", "name": "add"}),
+        (0.0, 0.5, 0.0),
+        tools=({"type": "function"},),
+    )
+    assert (first.returned, second.returned) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
         ("{\n", "Expecting property name"),
-        ("\n", "Expecting value"),
         ([], "[] is no object"),
         ({}, "turns is missing"),
         ({"turns": "hello"}, 'its turns is "hello"'),
@@ -53,6 +99,18 @@ def test_rows_arrive(tmp_path: Path) -> None:
         ({"turns": [{"text": "4", "reward": "much"}]}, 'its reward is "much"'),
         ({"turns": [{"text": "4", "reward": float("nan")}]}, "it has a reward of nan"),
         ({"turns": [{"text": "4", "reward": 10**400}]}, "int too large"),
+        ({"messages": []}, "none of its messages is the assistant's"),
+        ({"messages": [ASKED]}, "none of its messages is the assistant's"),
+        ({"messages": "hello"}, 'its messages is "hello"'),
+        ({"messages": ["hello"]}, 'message 1: "hello" is no object'),
+        ({"messages": [ASKED, {"content": "4"}]}, "message 2: role is missing"),
+        ({"messages": [ASKED, {"role": "assistant"}]}, "message 2: its content is missing"),
+        ({"messages": [ASKED, {"role": "assistant", "content": [4]}]}, "message 2: its content is [4]"),
+        ({"messages": [{**ASKED, "reward": 1.0}]}, "message 1: it is the user's and has a reward"),
+        ({"messages": [{**ASKED, "rewards": 1.0}]}, "message 1: 'rewards' is none of role, content"),
+        ({"messages": [ASKED, ANSWERED], "reward": 1.0}, "it has a reward, and so have its messages"),
+        ({"messages": [ASKED, ANSWERED], "turns": []}, "'turns' is none of messages"),
+        ({"messages": [ASKED, {**ANSWERED, "reward": float("nan")}]}, "message 2: it has a reward of nan"),
         ("1" * 5000 + "\n", "Exceeds the limit"),
         ("[" * 100_000 + "\n", "maximum recursion depth"),
     ],
@@ -74,16 +132,39 @@ def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [{"prompt": "a"}, {"prompt": "a", "candidates": []}, {"prompt": 1, "candidates": ["b"]}]
+    ("bad", "message"),
+    [
+        ({"prompt": "a"}, "candidates is missing"),
+        ({"prompt": "a", "candidates": []}, "its candidates are not texts"),
+        ({"prompt": 1, "candidates": ["b"]}, "its prompt is 1"),
+        ({"prompt": "a", "candidates": ["b"], "outcomes": [1]}, "its outcomes are not 1 of true and false"),
+        (
+            {"prompt": "a", "candidates": ["b", "c"], "outcomes": [True]},
+            "its outcomes are not 2 of true and false",
+        ),
+        ({"messages": [ASKED, ANSWERED], "candidates": ["b"]}, "its last message is the assistant's"),
+        ({"messages": [], "candidates": ["b"]}, "its messages are empty"),
+        ({"turns": [{"text": 1}], "candidates": ["b"]}, "its text is 1"),
+        ([], "[] is no object"),
+    ],
 )
-def test_candidates_that_are_none(bad: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 1: .* A row is \{\"prompt\""):
+def test_candidates_that_are_none(bad: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=rf"line 1: {re.escape(message)}.* A row is \{{\"prompt\""):
         dialogues.read_candidates(write(tmp_path / "asked.jsonl", bad))
 
 
+@pytest.mark.parametrize(
+    "bad", [{"prompt": 1}, {"messages": [ASKED, ANSWERED]}, {"prompt": "a", "turns": []}, []]
+)
+def test_prompts_that_are_none(bad: Any, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"line 2: .* A row is \{\"prompt\""):
+        dialogues.read_prompts(write(tmp_path / "prompts.jsonl", {"prompt": "a"}, bad))
+
+
 def test_an_empty_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is empty: a row is"):
-        dialogues.read(write(tmp_path / "log.jsonl"))
+    for lines in ((), ("\n", " \n")):
+        with pytest.raises(DataError, match="is empty: a row is"):
+            dialogues.read(write(tmp_path / "log.jsonl", *lines))
 
 
 def test_a_log_that_does_not_say_what_to_imitate_warns(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 import shutil
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +17,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_shard import launch, succeed
 
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from rl import checkpoint, log, train
+from rl import checkpoint, exported, log, shard, train
+from rl.agents import ilql
+from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
 from rl.language.generate import Decoder
 from rl.language.model import Config
+from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
+from rl.programs.pool import Pool
+from rl.programs.problems import read_apps
 
 OWN = {
     "bcoder": {"value_updates": 2, "inner": 8},
@@ -37,6 +45,14 @@ def row(asked: int, said: int) -> dict[str, Any]:
     """To be repeated is right, and what is near earns something."""
     answer = {"text": str(said), "is_action": True, "reward": 1 - abs(asked - said) / 2}
     return {"turns": [{"text": f"={asked}"}, answer], "imitate": asked == said}
+
+
+TEMPLATE = """{% for message in messages %}
+{{ '=' + message.content if message.role == 'user' else message.content + '<end>' }}{% endfor %}"""
+
+
+def user(asked: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": str(asked)}]
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -53,10 +69,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
     huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
     write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
-    write(
-        folder / "asked.jsonl",
-        [{"prompt": "=1", "candidates": ["1", "3"]}, {"prompt": "=3", "candidates": ["1", "2", "3"]}],
-    )
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    asked = [
+        {"prompt": "=1", "candidates": ["1", "3"], "outcomes": [True, False]},
+        {"messages": user(3), "candidates": ["1", "2", "3"], "outcomes": [False, False, True]},
+    ]
+    write(folder / "asked.jsonl", asked)
+    write(folder / "prompts.jsonl", [{"prompt": "=2"}, {"messages": user(3)}, {"prompt": "=2"}])
     (folder / "words.txt").write_text("abbey\ndodge\nlodge\n")
     return folder
 
@@ -98,7 +117,18 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
     result = script.run(chosen, config())
     assert (result["episodes"], result["updates"], result["agent"]) == (36, 240, "lm_bc")
     first, second = ranked(tmp_path / "whole")
-    assert second["prompt"] == "=3" and second["candidates"] == ["1", "2", "3"]
+    assert (
+        first["prompt"] == "=1" and second["messages"] == user(3) and second["candidates"] == ["1", "2", "3"]
+    )
+    assert (
+        result["ranking"]["pass_at"]["scores"]["1"]["mean"]
+        == 1.0
+        == result["ranking"]["pairs"]["scores"]["mean"]
+    )
+    for found in (first, second):
+        assert found["tokens"] == [2] * len(found["scores"])  # the answer and its end
+        for name in ("scores", "log_probabilities"):
+            np.testing.assert_allclose(found[f"{name}_per_token"], np.array(found[name]) / 2)
     assert first["order"] == [0, 1] and second["order"][0] == 2
     assert first["scores"][0] > -0.5 > -3 > first["log_probabilities"][0]
     # Stopped at the first occasion, and continued.
@@ -124,8 +154,29 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 
 @pytest.mark.slow
+def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
+    """What ranks texts with adapters and what the folder holds are one model, which has learnt something."""
+    given = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
+    asked = {"rank": str(files / "asked.jsonl"), "export": True}
+    script.run(dataclasses.replace(given, **asked), config())
+    found = pretrained.load(tmp_path / script.POLICY)
+    read = jax.jit(functools.partial(model.log_probabilities, model.make(found.config)))
+    lines = ranked(tmp_path)
+    said = [line.get("prompt", "=3") + text_ for line in lines for text_ in line["candidates"]]
+    rows = np.array([[*found.tokenizer.encode(one).ids, 0] for one in said], np.int32)
+    expected = read(found.params, rows, np.ones_like(rows))[:, 2:].sum(1)
+    scores, own = (np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities"))
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
+    assert (np.abs(scores - own) > 1e-3).all()
+    state = checkpoint.inspect(tmp_path / "checkpoints")
+    assert state and not [name for name in state["leaves"] if "embedding" in name]
+    with pytest.raises(ValueError, match="--lora_rank=-1 must be at least 0"):
+        script.check(dataclasses.replace(given, lora_rank=-1))
+
+
+@pytest.mark.slow
 @pytest.mark.command
-def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
+def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By regression on returns, which are then to be found again; answers to a game are anything but words."""
@@ -138,28 +189,243 @@ def test_values_of_a_log_are_its_returns_rank_texts_and_steer(
         eval_every=150,
         batch_size=16,
         rank=str(files / "asked.jsonl"),
+        control="rft",
+        generate=str(files / "prompts.jsonl"),
+        answers=2,
+        answer_tokens=4,
+        answer_temperature=0.0,
+        export=True,
         environment="wordle",
         environment_file=str(files / "words.txt"),
         eval_episodes=2,
         action_tokens=4,
         seed=2,
     )
-    result = script.run(chosen, config("ilql"))
+    own = config("ilql")
+    result = script.run(chosen, own)
     assert "note: Q of all tokens has" in capsys.readouterr().err
     last = result["last"]
     assert tuple(result["support"]) == (0.0, 1.0) and result["mean_return"] == pytest.approx(5 / 9)
     assert last["eval/value_error"] < 0.1 * last["eval/return_deviation"]
     assert [row["order"][0] for row in ranked(tmp_path)] == [0, 2]
     assert [last[f"eval/played{which}"] for which in ("", "_low", "_high")] == [-6.0] * 3
+    # The control learns what is right, too, and the untrained model knows nothing.
+    report = json.loads((tmp_path / script.RANKING).read_text())
+    assert report["pass_at"]["random"]["1"]["mean"] == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert report["pairs"]["scores"]["mean"] == report["pairs"]["rft_per_token"]["mean"] == 1.0
+    assert json.loads((tmp_path / script.CONTROL / log.RESULT).read_text())["agent"] == "lm_bc"
+    # Prompts and messages are answered, steered by values.
+    said = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    assert [one["answers"] for one in said] == [["2", "2"], ["3", "3"], ["2", "2"]]
+    assert said[1]["messages"] == user(3)
+    # What was exported has the same logits and values, and says the same by itself.
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, own, stack)
+        _, state, _ = script.trained(chosen, own, task, shard.grid(1, 1))
+    read = exported.load(tmp_path / script.POLICY)
+    assert (read.agent, read.config, read.stop) == ("ilql", own, "\n")
+    decoder, params = ilql.decoder(own, task.lm, task.head), ilql.decoder_params(state)
+    judge = ilql.judge(own, task.lm, task.head)
+    rows = task.rows.tokens[:8], task.rows.segment[:8]
+    logits = [
+        jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
+        for d, p in ((decoder, params), (read.decoder, read.params))
+    ]
+    assert read.judge is not None
+    values = [jax.jit(judge)(state, task.rows), jax.jit(read.judge)(read.state, task.rows)]
+    np.testing.assert_array_equal(*logits)
+    jax.tree.map(np.testing.assert_array_equal, *values)
+    alone = dataclasses.replace(
+        chosen,
+        log="",
+        environment="",
+        rank="",
+        control="",
+        export=False,
+        model=str(tmp_path / script.POLICY),
+        workdir=str(tmp_path / "alone"),
+    )
+    script.run(alone, own)
+    assert (tmp_path / "alone" / script.GENERATED).read_text() == (tmp_path / script.GENERATED).read_text()
+    assert "exported.load(" in (tmp_path / script.POLICY / "README.md").read_text()
+    check_damaged_exports(tmp_path / script.POLICY)
+
+
+def check_damaged_exports(folder: Path) -> None:
+    card = json.loads((folder / exported.CARD).read_text())
+    for bad, message in (
+        ({**card, "agent": "iql"}, "values.json describes no agent"),
+        ({**card, "config": {"tau": 1}}, "values.json describes no agent"),
+        (
+            {**card, "head": {**card["head"], "size": 12}},
+            "values.safetensors: tensors that are missing, left over, of another shape",
+        ),
+        ({**card, "agent": "lm_bc", "config": {}}, "values.safetensors: tensors that are missing, left over"),
+    ):
+        (folder / exported.CARD).write_text(json.dumps(bad))
+        with pytest.raises(WeightsError, match=message):
+            exported.load(folder)
+    (folder / exported.CARD).unlink()
+    with pytest.raises(FileNotFoundError, match=r"no values.json in .*give a folder that --export wrote"):
+        exported.load(folder)
 
 
 @pytest.mark.slow
 @pytest.mark.command
 def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
-    chosen = settings(files, tmp_path, agent="bcoder", accumulate=2, rank=str(files / "asked.jsonl"))
-    last = script.run(chosen, config("bcoder"))["last"]
+    chosen = settings(
+        files,
+        tmp_path,
+        agent="bcoder",
+        batch_size=16,
+        accumulate=2,
+        rank=str(files / "asked.jsonl"),
+        export=True,
+    )
+    own = config("bcoder")
+    assert [stage for stage, *_ in script.stages(chosen, own, 32)] == ["value", "policy"]
+    last = script.run(chosen, own)["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, own, stack)
+    read = exported.load(tmp_path / script.POLICY)
+    assert read.judge is not None
+    rows = jax.tree.map(
+        lambda x: np.repeat(x, 2, 0), task.candidates
+    )  # each twice: a multiple of --accumulate
+    judged = jax.jit(read.judge)(read.state, rows).reward.sum(1)[::2]
+    found = [score for row in ranked(tmp_path) for score in row["scores"]]
+    np.testing.assert_allclose(judged, found, rtol=1e-5)
+
+
+def test_a_log_of_messages_is_one_of_turns(files: Path, tmp_path: Path) -> None:
+    """Where the model's chat template says the same; blank lines are none."""
+    turns = [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)]
+    messages = [
+        {
+            "messages": [*user(a), {"role": "assistant", "content": str(b)}],
+            "reward": 1 - abs(a - b) / 2,
+            "imitate": a == b,
+        }
+        for a in (1, 2, 3)
+        for b in (1, 2, 3)
+    ]
+    tasks = []
+    for name, rows in (("turns", turns), ("messages", messages)):
+        path = Path(write(tmp_path / f"{name}.jsonl", rows))
+        path.write_text(path.read_text().replace("\n", "\n\n"))
+        with contextlib.ExitStack() as stack:
+            tasks.append(script.problem(settings(files, tmp_path, log=str(path)), config(), stack))
+    jax.tree.map(np.testing.assert_array_equal, tasks[0].rows, tasks[1].rows)
+    jax.tree.map(np.testing.assert_array_equal, tasks[0].held_out, tasks[1].held_out)
+
+
+def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path) -> None:
+    problem = {
+        "problem_id": 7,
+        "question": "Double it.",
+        "solutions": json.dumps(["print(2 * int(input()))"]),
+        "input_output": json.dumps({"inputs": ["1", "4"], "outputs": ["2", "8"]}),
+    }
+    tasks = read_apps(write(tmp_path / "apps.jsonl", [problem]))
+    samples = ["print(2 * int(input()))", "print(2)", "print("]
+    rows = [row(1, 1), {"task_id": "APPS/7", "prompt": "x = 1\n", "samples": samples}, row(2, 1)]
+    log_file = write(tmp_path / "log.jsonl", rows)
+    chosen = settings(files, tmp_path, log=log_file, environment="apps", environment_file="apps.jsonl")
+    with Pool(1, isolation="none") as pool:
+        said = script._judged(chosen, dialogues.read(log_file), tasks, pool)
+        assert [line for line, _ in said] == [1, 2, 2, 2, 3]
+        programs = [one for line, one in said if line == 2]
+        assert [one.turns for one in programs] == [
+            (text.Turn("x = 1\n"), text.Turn(sample, True, reward))
+            for sample, reward in zip(samples, (1.0, -0.3, -1.0), strict=True)
+        ]
+        assert [one.imitate for one in programs] == [1.0, 0.0, 0.0]
+        log_file = write(tmp_path / "log.jsonl", [{"task_id": "APPS/8", "prompt": "", "samples": ["1"]}])
+        with pytest.raises(
+            ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
+        ):
+            script._judged(chosen, dialogues.read(log_file), tasks, pool)
+
+
+def test_lines_that_are_too_long_are_refused_cut_or_left_out(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    long = {"turns": [{"text": "=1=2=3"}, {"text": "3", "is_action": True, "reward": 1.0}], "imitate": 0.5}
+    path = write(tmp_path / "log.jsonl", [row(1, 1), long, row(2, 2)])
+    asked = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "12"]}])
+
+    def read(overlong: str) -> script.Task:
+        chosen = settings(files, tmp_path, log=path, length=5, held_out=0.0, overlong=overlong, rank=asked)
+        with contextlib.ExitStack() as stack:
+            return script.problem(chosen, config(), stack)
+
+    with pytest.raises(
+        ValueError, match=r"log.jsonl, line 2: 8 tokens are more than the 5 .*--overlong=truncate or skip"
+    ):
+        read("refuse")
+    task = read("skip")
+    assert task.about["overlong"] == 1 and task.about["episodes"] == 2
+    assert (
+        "log.jsonl: 1 of 3 have more than 5 tokens and are left out (--overlong=skip)"
+        in capsys.readouterr().err
+    )
+    task = read("truncate")
+    assert task.about == {"episodes": 3, "mean_return": 1.0, "overlong": 1}
+    [cut] = np.flatnonzero((task.rows.imitate == 0.5).any(1))
+    words = task.words.tokenizer
+    assert words.decode(task.rows.tokens[cut].tolist(), skip_special_tokens=False) == "2=33<end>"
+    assert task.rows.reward[cut].sum() == 1.0 and task.rows.is_action[cut].sum() == 2
+    assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("switch", "rows", "expected"),
+    [
+        (4, 8, [("value", 0, 2), ("policy", 2, 5)]),
+        (5, 8, [("value", 0, 2), ("", 2, 3), ("policy", 3, 5)]),  # changes within an epoch
+        (4, 20, [("", 0, 2), ("policy", 2, 5)]),  # 16 rows are drawn, then 24
+        (-1, 8, [("value", 0, 5)]),
+        (0, 8, [("policy", 0, 5)]),
+        (99, 8, [("value", 0, 5)]),
+    ],
+)
+def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
+    files: Path, tmp_path: Path, switch: int, rows: int, expected: list[tuple[str, int, int]]
+) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder", updates=10)
+    assert script.stages(chosen, config("bcoder", value_updates=switch), rows) == expected
+    for other in ({"read_once": False}, {"agent": "lm_bc"}):
+        found = script.stages(
+            dataclasses.replace(chosen, **other), config("bcoder", value_updates=switch), rows
+        )
+        assert found == [("", 0, 5)]
+
+
+# ---- several processes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
+    """The same command twice, each with half of every model."""
+    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
+    one, two = (settings(files, tmp_path / name, **own, mesh_model=n) for n, name in ((1, "one"), (2, "two")))
+    command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
+    command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
+    program = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', None, '__main__', True)"
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    cluster = {"JAX_COORDINATOR_ADDRESS": f"localhost:{port}", "JAX_NUM_PROCESSES": "2"}
+    succeed(*(launch(program.format(command), 1, **cluster, JAX_PROCESS_ID=str(n)) for n in range(2)))
+    script.run(one, config("bcoder"))
+    alone, both = (pretrained.load(tmp_path / name / script.POLICY).params for name in ("one", "two"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4), alone, both)
+    for line, other in zip(ranked(tmp_path / "one"), ranked(tmp_path / "two"), strict=True):
+        np.testing.assert_allclose(line["scores"], other["scores"], atol=2e-3)
+    hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
+    assert hardware["processes"] == 2
 
 
 def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:
@@ -230,6 +496,13 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         imitated = (task.rows.imitate * task.rows.is_action).max(1) > 0  # one episode in each row
         np.testing.assert_array_equal(imitated, task.rows.reward.sum(1) > worth)
         assert 0 < imitated.mean() < 1
+    script._check_control(task)
+    for every in (np.ones_like, np.zeros_like):
+        rows = task.rows._replace(imitate=every(task.rows.imitate))
+        with pytest.raises(
+            ValueError, match=r"all of the log or nothing: give imitate in each row, or --best=0.1"
+        ):
+            script._check_control(task._replace(rows=rows))
 
 
 @pytest.mark.parametrize(
@@ -241,6 +514,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"log": "no.jsonl"}, "--log=no.jsonl: there is no such file"),
         ({"head": "hlgauss"}, "unknown value head 'hlgauss': choose one of scalar"),
         ({"environment": "chess"}, "--environment=chess is none of wordle, maze"),
+        ({"environment": "apps"}, "--environment=apps needs its words or problems"),
         ({"environment": "wordle"}, "--environment=wordle needs its words or problems"),
         ({"accumulate": 3}, "--accumulate=3 must be 0 or divide --batch_size=4"),
         ({"held_out": 1.0}, "--held_out=1.0 must be a share"),
@@ -256,7 +530,16 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
         ({"action_tokens": 0}, "--action_tokens must be at least 1"),
-        ({"agent": "ilql", "export": True}, "--export writes one model"),
+        ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
+        ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
+        ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),
+        ({"date": "today"}, "--date=today is no day such as 2026-01-31"),
+        ({"control": "sft"}, "--control=sft is none that there is: give rft"),
+        ({"control": "rft"}, "--control=rft is a ranking, and nothing is to be ranked: give --rank"),
+        ({"control": "rft", "rank": __file__}, "--agent=lm_bc is what --control=rft trains"),
+        ({"answers": 0}, "--answers must be at least 1"),
+        ({"answer_temperature": -1.0}, "--answer_temperature=-1.0 must be at least 0"),
+        ({"answer_top_p": 0.0}, "--answer_top_p=0.0 must be above 0"),
         ({"stop": "12"}, "'12' cannot end actions: it is 2 tokens"),
         ({"length": 3}, "log.jsonl, line 1: 4 tokens are more than the 3 that there is room for"),
         (
@@ -284,15 +567,30 @@ def test_settings_that_cannot_be_run(
         ("log", {"turns": [{"text": "=1"}]}, "line 2: the episode has no action tokens"),
         ("log", {"turns": [{"text": "=?"}, {"text": "1", "is_action": True}]}, "line 2: WordLevel error"),
         ("log", {"text": "=1"}, "line 2: turns is missing. A row is"),
+        ("log", {"messages": [*user(1)]}, "line 2: none of its messages is the assistant's"),
+        (
+            "log",
+            {"task_id": "a", "prompt": "1", "samples": []},
+            "line 2: its samples are not texts. A row is",
+        ),
+        (
+            "log",
+            {"task_id": "a", "prompt": "1", "samples": ["2"]},
+            "line 2: these are programs for 'a', and nothing says",
+        ),
+        ("generate", {"prompt": "?"}, "line 2: WordLevel error"),
+        ("generate", {"prompt": "=" * 20}, "line 2: 20 tokens are more than the 10 that --answer_tokens=150"),
         ("rank", {"prompt": "=1", "candidates": ["1", "?"]}, "line 2, candidate 2: WordLevel error"),
         ("rank", {"prompt": "=1", "candidates": []}, "line 2: its candidates are not texts"),
     ],
 )
 def test_rows_that_cannot_be_used(flag: str, bad: Any, message: str, files: Path, tmp_path: Path) -> None:
-    good = row(1, 1) if flag == "log" else {"prompt": "=1", "candidates": ["1"]}
+    good = {"log": row(1, 1), "rank": {"prompt": "=1", "candidates": ["1"]}, "generate": {"prompt": "=1"}}[
+        flag
+    ]
     path = write(tmp_path / "rows.jsonl", [good, bad])
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
-        script.run(settings(files, tmp_path / "run", **{flag: path}), config())
+        script.run(settings(files, tmp_path / "run", answer_tokens=150, **{flag: path}), config())
     assert not (tmp_path / "run").exists()
 
 

@@ -239,6 +239,37 @@ def test_stages_train_what_is_theirs_and_continue_from_a_checkpoint_to_the_bit(t
     jax.tree.map(np.testing.assert_array_equal, run(restored, batch, key)[0], last)
 
 
+@pytest.mark.parametrize(
+    ("operator", "trunk"),
+    [
+        pytest.param("conservative", True, marks=pytest.mark.long),
+        ("conservative", False),
+        pytest.param("sarsa", False, marks=pytest.mark.long),
+    ],
+)
+def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool) -> None:
+    """All rows are read by a program of its own, in the other order, and drawn afterwards."""
+    config = dataclasses.replace(FAST, value_updates=1, operator=operator, chunk=2)
+    lm, batch = language_model() if trunk else without_trunk(), data()
+    learner = bcoder.make(config, lm, head("hl_gauss"))
+    start, key = jax.jit(learner.init)(jax.random.key(0), batch), jax.random.key(0)
+    update = jax.jit(learner.update)
+    between, first = update(start, batch, key)
+    last, second = update(between, batch, key)
+
+    turned = jax.tree.map(lambda x: x[::-1], batch)
+    values = jax.jit(functools.partial(bcoder.value_rows, config, lm))(start, turned)
+    final = jax.jit(functools.partial(bcoder.policy_rows, config, lm, head("hl_gauss")))(between, turned)
+    assert values.advantage.shape == (6, 4) and final.outputs.shape == (6, 4, 31)
+    assert (final.best is None) == (operator == "sarsa")
+    values, final = jax.tree.map(lambda x: x[::-1], (values, final))
+    found, one = update(start, values, key)
+    assert moved(found, start) == {"value"}
+    ends, other = update(between, final, key)
+    assert moved(ends, between) == {"policy", "residual"}
+    jax.tree.map(np.testing.assert_array_equal, (found, one, ends, other), (between, first, last, second))
+
+
 def test_unknown_operators() -> None:
     with pytest.raises(ValueError, match="unknown operator 'soft': choose one of conservative"):
         bcoder.make(dataclasses.replace(FAST, operator="soft"), language_model(), head("scalar"))

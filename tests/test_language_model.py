@@ -111,6 +111,29 @@ def test_remat_and_bfloat16_change_the_numbers_as_little_as_they_must() -> None:
             np.testing.assert_allclose(one, two, atol=3 * tolerance * max(scale, np.abs(one).max()))
 
 
+def test_logits_of_bfloat16_are_summed_in_float32() -> None:
+    """Products and gradients have inputs of 16 bits, sums and outputs of 32: against NumPy on the rounded numbers."""
+    generator = np.random.default_rng(0)
+    features, cotangent = (
+        np.asarray(generator.normal(size=size), jnp.bfloat16) for size in ((3, 64), (3, 5))
+    )
+    rows = generator.normal(size=(5, 64)).astype(np.float32)
+
+    @jax.jit
+    def ask(features: Array, rows: Array, cotangent: Array) -> Any:
+        found, back = jax.vjp(model._products, features, rows)
+        return found, back(cotangent.astype(jnp.float32))
+
+    found, (to_features, to_rows) = ask(features, rows, cotangent)
+    assert (found.dtype, to_features.dtype, to_rows.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    x, w, g = (np.asarray(np.asarray(one, jnp.bfloat16), np.float64) for one in (features, rows, cotangent))
+    np.testing.assert_allclose(found, x @ w.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(to_features, np.float64), g @ w, rtol=2**-8, atol=1e-6)
+    np.testing.assert_allclose(to_rows, g.T @ x, rtol=1e-5, atol=1e-5)
+    text = jax.jit(model._products).lower(features, rows).as_text()
+    assert "(tensor<3x64xbf16>, tensor<5x64xbf16>) -> tensor<3x5xf32>" in text
+
+
 def test_log_probabilities() -> None:
     lm, params = build("gpt2")
     x, segment = tokens(2, 12), np.ones((2, 12), np.int32)
@@ -161,7 +184,7 @@ def uncached(lm: LM, params: Any, steps: int, key: Key, **sampling: float) -> tu
 
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [("gpt2", {"temperature": 0.0}), ("qwen3", {"temperature": 0.8, "top_p": 0.9})],
+    [("gpt2", {"temperature": 0.0}), ("smollm3", {"temperature": 0.8, "top_p": 0.9})],  # whose layers differ
 )
 def test_generation_equals_decoding_without_a_cache(name: str, sampling: dict[str, float]) -> None:
     lm, params = build(name)

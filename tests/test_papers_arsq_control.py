@@ -96,6 +96,21 @@ def test_the_whole_study_without_training(
     monkeypatch.setattr(paper, "draw", lambda *_: None)
     paper.run(paper.Settings(**{**result["settings"], "hidden": (128, 128)}))
     assert len(TRAINED) == trained
+    # Rows of another machine, on other data: half of the study is joined with them and is not trained again.
+    elsewhere = {
+        "command": "elsewhere",
+        "commit": "1234567",
+        "versions": {},
+        "hardware": {"cpu": "Another", "cores": 1},
+    }
+    there = {**stored, **elsewhere, "data_digests": {task: ["other"] for task in stored["data_digests"]}}
+    (tmp_path / "there").mkdir()
+    log.write_json(tmp_path / "there" / log.RESULT, {**there, "rows": [*rows.values()][::2]})
+    places = {"stored": str(tmp_path / "there"), "out": str(tmp_path / "joined")}
+    joined = paper.run(paper.Settings(**{**result["settings"], "hidden": (128, 128), **places}))
+    assert len(TRAINED) == trained and len(joined["rows"]) == len(rows)
+    assert sum("provenance" in one for one in joined["rows"]) == len(range(0, len(rows), 2))
+    assert "not to the same bits" in (tmp_path / "joined" / studies.REPORT).read_text()
 
 
 def row(setting: str, tier: str, agent: str, scores: list[float], change: str = paper.FULL) -> dict[str, Any]:

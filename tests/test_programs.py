@@ -24,7 +24,17 @@ import pytest
 from rl.programs import kernel, wire
 from rl.programs import pool as pools
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
-from rl.programs.problems import MBPP_SPLITS, Problem, check, read_humaneval, read_mbpp, read_samples
+from rl.programs.problems import (
+    MBPP_SPLITS,
+    Problem,
+    check,
+    read_apps,
+    read_code_contests,
+    read_humaneval,
+    read_mbpp,
+    read_samples,
+)
+from rl.programs.worker import MATCHES
 
 LIMITS = Limits(seconds=1, memory=256 << 20, output=1 << 20)
 ADD = Problem("add", "", "assert add(1, 2) == 3\nassert add(2, 2) == 4", ("add",), "")
@@ -1004,6 +1014,106 @@ def test_a_line_that_was_not_agreed_is_an_error(line: bytes) -> None:
         wire.loads(line, lambda handle: handle)
 
 
+# ---- programs that read and print -----------------------------------------------------------------------------------
+
+SUMS = Problem(
+    "sums", "", "", (), "", (("2\n1 2\n3 4\n", "3\n7\n"), ("1\n5 -5\n", "0\n"), ("0", "")), "lines"
+)
+SUM_LINES = "for _ in range(int(input())):\n    print(sum(map(int, input().split())))\n"
+# As fast programs do it: whole files at once, by their descriptors.
+FAST = """
+import os, sys
+from io import BytesIO, IOBase
+class Fast(IOBase):
+    def __init__(self, file):
+        self.descriptor, self.buffer = file.fileno(), BytesIO()
+        self.write = self.buffer.write if "w" in file.mode else None
+        if self.write is None:
+            self.buffer = BytesIO(os.read(self.descriptor, os.fstat(self.descriptor).st_size))
+    def flush(self):
+        if self.write:
+            os.write(self.descriptor, self.buffer.getvalue())
+sys.stdin, sys.stdout = Fast(sys.stdin), Fast(sys.stdout)
+input = sys.stdin.buffer.readline
+for _ in range(int(input())):
+    sys.stdout.write(b"%d\\n" % sum(map(int, input().split())))
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [
+        (SUM_LINES, Verdict.PASSED),
+        (FAST, Verdict.PASSED),
+        ("def main():\n    print('\\n'.join(str(sum(map(int, x.split()))) for x in list(open(0))[1:]))\n"
+         "if __name__ == '__main__': main()", Verdict.PASSED),
+        (SUM_LINES + "exit()\nprint(1)", Verdict.PASSED),
+        (SUM_LINES + "__import__('sys').exit(0)", Verdict.PASSED),
+        (SUM_LINES + "__import__('sys').exit(1)", Verdict.RUNTIME_ERROR),
+        (SUM_LINES + "quit('bad input')", Verdict.RUNTIME_ERROR),
+        ("import atexit, sys\nlines = list(sys.stdin)[1:]\n@atexit.register\ndef last():\n"
+         "    for line in lines: print(sum(map(int, line.split())))", Verdict.PASSED),
+        ("import sys, threading\ndef main():\n    __import__('time').sleep(0.05)\n"
+         "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
+         "threading.Thread(target=main).start()", Verdict.PASSED),
+        ("import builtins\nbuiltins.seen = getattr(builtins, 'seen', 0) + 1\nassert seen == 1\n" + SUM_LINES,
+         Verdict.PASSED),  # nothing is left of the run before
+        ("print(3, 7)", Verdict.FAILED),
+        (SUM_LINES + "print('more')", Verdict.FAILED),
+        ("pass", Verdict.FAILED),
+        ("print(3); print(7)", Verdict.FAILED),
+        ("print 3", Verdict.COMPILE_ERROR),
+        ("input(); input(); input(); input()", Verdict.RUNTIME_ERROR),
+        (SUM_LINES + "while True: pass", Verdict.TIMEOUT),
+        ("while True: print('x' * 10**5)", Verdict.RUNTIME_ERROR),
+    ],
+)  # fmt: skip
+def test_scripts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> None:
+    assert verdict(anywhere, program, SUMS) == expected
+
+
+@pytest.mark.parametrize(
+    ("match", "printed", "expected", "same"),
+    [
+        ("lines", " a  b \n\nc", "a b\nc\n", True),
+        ("lines", "a\nb", "a b", False),
+        ("lines", "YES", "yes", False),
+        ("lines", "0.300000001", "0.3", True),
+        ("lines", "0.3001", "0.3", False),
+        ("lines", "100000.5", "100000.0", True),
+        ("lines", "10000000000000001", "10000000000000000", False),
+        ("lines", "1", "1.0", True),
+        ("lines", "b a", "a b", False),
+        ("lines", "nan", "0", False),
+        ("lines", "5", "inf", False),
+        ("lines", "inf", "5", False),
+        ("words", "a\nb", "a b", True),
+        ("words", "YES", "yes", True),
+        ("words", "100000.5", "100000.0", False),
+        ("words", "0.300001", "0.3", True),
+        ("words", "1 2 3", "1 2", False),
+        ("words", "", " \n", True),
+    ],
+)
+def test_outputs_are_compared_as_their_dataset_does(
+    match: str, printed: str, expected: str, same: bool
+) -> None:
+    assert MATCHES[match](printed, expected) == same
+
+
+def test_a_script_does_not_see_what_is_expected(anywhere: Pool) -> None:
+    """It looks for the expected output in the letters of that, of which the comparison makes nothing."""
+    probe = """
+    import gc, sys
+    text = sys.stdin.read()
+    seen = [each for each in gc.get_objects() if 'gNiHtOn' in str(each)[::-1]]
+    print('something' if seen else 'nothing')
+    """
+    for given, expected in (("asked", Verdict.PASSED), ("nOtHiNg", Verdict.FAILED)):
+        problem = SUMS._replace(cases=((given, "nOtHiNg"),), match="words")
+        assert verdict(anywhere, probe, problem) == expected
+
+
 # ---- readers --------------------------------------------------------------------------------------------------------
 
 HUMANEVAL = {
@@ -1051,6 +1161,66 @@ def test_read_samples_by_hand(tmp_path: Path) -> None:
     assert read_samples(path) == [("a", "p", ("x", "y"))]
 
 
+APPS = {
+    "problem_id": 7,
+    "question": 'Add the numbers of each line: \\sum \\u00 """x""".',
+    "solutions": json.dumps([SUM_LINES]),
+    "input_output": json.dumps({"inputs": ["1\n1 2\n", ["1", "3 4"]], "outputs": ["3\n", ["7"]]}),
+    "starter_code": "",
+}
+CALLED = {
+    "id": 8,
+    "question": "Add.",
+    "solutions": json.dumps(["class Solution:\n    def pair(self, a, b): return (a, [b])"]),
+    "input_output": json.dumps(
+        {"fn_name": "pair", "inputs": [[1, 2], [3, 4]], "outputs": [[1, [2]], [[3, [4]]]]}
+    ),
+    "starter_code": "class Solution:\n    def pair(self, a, b):\n        ",
+}
+CONTEST = {
+    "name": "1_A. Sums",
+    "description": "Add the numbers of each line.",
+    "public_tests": {"input": ["1\n1 2\n"], "output": ["3"]},
+    "private_tests": {"input": [], "output": []},
+    "generated_tests": [{"input": "1\n3 4\n", "output": "7"}],
+    "solutions": {"language": [2, 3], "solution": ["int main() {}", SUM_LINES]},
+}
+
+
+def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
+    path = tmp_path / "x.jsonl"
+    rows = [APPS, CALLED, {**APPS, "problem_id": 9, "input_output": ""}]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match=r"x.jsonl: 1 of 3 problems have no tests"):
+        read, called = read_apps(path)
+    assert (read.name, read.cases) == ("APPS/7", (("1\n1 2\n", "3\n"), ("1\n3 4", "7")))
+    assert verdict(anywhere, read.prompt + read.reference, read) == Verdict.PASSED
+    assert verdict(anywhere, read.prompt + "print(3)", read) == Verdict.FAILED
+    assert "\\sum \\u00 '''x'''" in read.prompt
+    assert (called.name, called.entry) == (
+        "APPS/8",
+        ("Solution",),
+    ) and "def pair(self, a, b):" in called.prompt
+    assert verdict(anywhere, called.prompt + called.reference, called) == Verdict.PASSED
+    assert verdict(anywhere, called.reference.replace("[b]", "b"), called) == Verdict.FAILED
+
+
+def test_read_code_contests_by_hand(tmp_path: Path, anywhere: Pool) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, [CONTEST, {**CONTEST, "input_file": "in.txt"}])))
+    with pytest.warns(UserWarning, match=r"x.jsonl: 1 of 2 problems have no tests"):
+        [read] = read_code_contests(path)
+    assert (read.name, read.cases, read.match) == (
+        "1_A. Sums",
+        (("1\n1 2\n", "3"), ("1\n3 4\n", "7")),
+        "words",
+    )
+    assert read.reference == SUM_LINES and verdict(anywhere, read.prompt + SUM_LINES, read) == Verdict.PASSED
+    broken = read._replace(reference="print(3)")
+    with pytest.raises(ValueError, match=r"references of these problems do not pass.*'1_A. Sums' \(FAILED\)"):
+        anywhere.run([(broken, SUM_LINES)])
+
+
 def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_text('{"task_id": 1}\n')
@@ -1082,6 +1252,23 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         (read_mbpp, {**MBPP, "test_list": []}, "'MBPP/601' has no tests"),
         (read_mbpp, {**MBPP, "test_list": None}, "601: "),
         (read_mbpp, 7, "line 1 has no task_id, code, test_list"),
+        (read_apps, {**APPS, "input_output": "{"}, "7: its input_output is no JSON"),
+        (read_apps, {**APPS, "input_output": {"inputs": ["1"]}}, "7: 'outputs' is missing"),
+        (read_apps, {**APPS, "input_output": {"inputs": ["1"], "outputs": []}}, "7: zip"),
+        (
+            read_apps,
+            {**APPS, "input_output": {"inputs": [1], "outputs": [1]}},
+            "7: its input or output is no text",
+        ),
+        (read_apps, {**APPS, "question": None}, "7: its question is no text, but null"),
+        (read_apps, {"question": ""}, "line 1 has no input_output"),
+        (
+            read_code_contests,
+            {**CONTEST, "public_tests": {"input": ["1"]}},
+            "1_A. Sums': 'output' is missing",
+        ),
+        (read_code_contests, {**CONTEST, "solutions": 5}, "1_A. Sums': "),
+        (read_code_contests, {**CONTEST, "description": 5}, "its question is no text, but 5"),
     ],
 )
 def test_a_problem_that_cannot_be_used(tmp_path: Path, read: Any, row: Any, message: str) -> None:

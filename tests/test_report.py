@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import itertools
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +284,50 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
     (place / log.RESULT).unlink()  # of the second half of the seeds: the rest is no score of the run
     result = report.run([plan], str(tmp_path / "out"))
     assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
+
+
+def test_finished_runs_of_several_machines_make_one_report(
+    finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one machine stored counts on another, in reports and for `sweeps.run`, which trains none of it again."""
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    file, where, programs = finished
+    places = list(programs)
+    machine = {"cpu": "Abacus", "cores": 2, "backend": "cpu", "device": "cpu", "devices": 1}
+    for i, place in enumerate(places):  # three on this machine, three on another and on other data
+        own = {"commit": f"{i // 3}" * 40, "digest": f"{i // 5}", "hardware": machine | {"cores": 2 + i // 3}}
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | own)
+        (place / "checkpoints").mkdir()
+    whole = report_on(file, *where, "--store")
+    stored = tmp_path / "out" / report.STORED
+    assert sorted(path.name for path in stored.iterdir()) == sorted(place.name for place in places)
+    assert {path.name for path in stored.glob("*/*")} == {log.CONFIG, log.METRICS, log.RESULT}
+    assert "6 more finished programs are stored" in capsys.readouterr().out
+    assert "0 more finished programs" in (report_on(file, *where, "--store"), capsys.readouterr().out)[1]
+    for place in places[3:]:
+        shutil.rmtree(place)
+    (stored / places[0].name / log.RESULT).write_text(
+        '{"updates": 19}'
+    )  # not finished: the sweep's own counts
+    joined = report_on(file, *where, f"--finished={stored}")
+    assert [program["state"] for program in joined["programs"]] == ["done"] * 6
+    assert [Path(program["folder"]).parent.name for program in joined["programs"]] == ["runs"] * 3 + [
+        "finished"
+    ] * 3
+    for name in ("cells", "curves"):
+        for one, other in zip(whole[name], joined[name], strict=True):
+            for key in ("last", "scores"):
+                np.testing.assert_equal(one.get(key), other.get(key))
+    assert joined["other_data"] == [TASKS[2]]
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "3 of commit 000000000000 on Abacus, 2 cores; 3 of commit 111111111111 on Abacus, 3 cores." in text
+    assert f"**Not the same data:** runs on {TASKS[2]} were" in text
+    plan = sweeps.adopt(sweeps.load(file, {}, str(tmp_path / "runs")), [str(stored)])
+    assert [line.split()[0] for line in list(sweeps.status(plan.programs))[1:7]] == ["done"] * 6
+    again = sweeps.adopt(sweeps.load(file, {"overwrite": True}, str(tmp_path / "runs")), [str(stored)])
+    assert set(again.programs) == set(places)  # what is to be trained again is trained in its own folder
+    with pytest.raises(ValueError, match=r"is no folder: experiments\.report --store"):
+        report_on(file, *where, "--finished=nowhere")
 
 
 @pytest.mark.parametrize(

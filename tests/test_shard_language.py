@@ -19,7 +19,7 @@ from test_shard import on_eight_devices  # noqa: F401 (a fixture)
 
 from rl import checkpoint, shard, train
 from rl.agents import bcoder, ilql
-from rl.language import model
+from rl.language import adapters, model
 from rl.language.model import LM, Config
 from rl.networks.transformer import Shape
 from rl.replay import tokens as replay
@@ -44,14 +44,17 @@ def data() -> TokenBatch:
     return jax.tree.map(jnp.asarray, replay.pack(made, 12, together=False))
 
 
-def language_model() -> LM:
-    lm = model.make(CONFIG)
+def weights() -> Any:
     generator = np.random.default_rng(1)
 
     def draw(x: Any) -> Any:
         return (0.3 * generator.standard_normal(x.shape)).astype(np.float32)
 
-    return model.pretrained(lm, jax.tree.map(draw, jax.eval_shape(lm.init, jax.random.key(0))))
+    return jax.tree.map(draw, jax.eval_shape(model.make(CONFIG).init, jax.random.key(0)))
+
+
+def language_model() -> LM:
+    return model.pretrained(model.make(CONFIG), weights())
 
 
 def learner(name: str, lm: LM, optimiser: Any = optax.sgd, value_updates: int = 1) -> Learner:
@@ -118,13 +121,27 @@ def on_eight(name: str) -> None:
     start = jax.jit(made.init)(jax.random.key(0), batch)
     alone, _ = jax.jit(epoch(made, everything, 2))(start, batch, jax.random.key(0))
 
+    def init(params: Any, key: Any) -> Any:
+        return learner(name, model.pretrained(model.make(CONFIG), params), adamw).init(key, batch)
+
+    given = shard.place_language(weights(), mesh), shard.place(jax.random.key(0), mesh)
+    split = shard.init_language(init, mesh, *given)
+    jax.tree.map(np.testing.assert_array_equal, shard.fetch_language(split, mesh), jax.device_get(start))
+    # No device ever held more than its part, to be given or made.
+    held = jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, split)).lower(*given).compile()
+    part = held.memory_analysis()
+    most = part.argument_size_in_bytes + part.output_size_in_bytes + part.temp_size_in_bytes
+    assert (
+        most < sum(leaf.nbytes for leaf in jax.tree.leaves(jax.device_get((start.params, start.target)))) / 2
+    )
+
     run = jax.jit(shard.over_grid(epoch(made, shard.data_parallel(everything, mesh), 1), mesh))
     placed, dataset = shard.place_language(start, mesh), shard.place(batch, mesh)
     key = shard.place(jax.random.key(0), mesh)
     first, _ = run(placed, dataset, key)
     last, _ = run(first, dataset, key)
     close(shard.gather(last, mesh), jax.device_get(alone))
-    for tree in (placed, last):
+    for tree in (placed, split, last):
         moments = tree.optimiser["policy"][0]
         for whole in (tree.params["policy"], moments.mu, moments.nu):
             leaf = whole["blocks"]["query"]["kernel"]
@@ -146,6 +163,30 @@ def on_eight(name: str) -> None:
 @pytest.mark.parametrize("name", [pytest.param("bcoder", marks=pytest.mark.long), "ilql"])
 def test_eight_devices_compute_what_one_does(name: str, on_eight_devices: Callable[[str], None]) -> None:  # noqa: F811
     on_eight_devices(f"on_eight({name!r})")
+
+
+def adapters_on_eight() -> None:
+    """Two updates of adapters, on a base that is split as well, beside one device."""
+    mesh = shard.grid(data=4, model=2)
+    made = adapters.learner(lambda lm: learner("ilql", lm, adamw), model.make(CONFIG), 4)
+    dataset = adapters.Batch(data(), adapters.frozen(weights()))
+    start = jax.jit(made.init)(jax.random.key(0), dataset)
+    alone, _ = jax.jit(epoch(made, everything, 2))(start, dataset, jax.random.key(0))
+    sample = adapters.sampler(shard.data_parallel(everything, mesh))
+    run = jax.jit(shard.over_grid(epoch(made, sample, 2), mesh))
+    state, key = shard.init_language(made.init, mesh, jax.random.key(0), dataset), jax.random.key(0)
+    placed = shard.place_language(dataset, mesh)
+    assert placed.base["blocks"]["query"]["kernel"].sharding.spec == P(None, "data", "model")
+    last, _ = run(state, placed, shard.place(key, mesh))
+    close(shard.gather(last, mesh), jax.device_get(alone))
+    own = last.optimiser["trunk"][0].mu["blocks"]["down_lora"]
+    parts = {name: leaf.addressable_shards[0].data.shape for name, leaf in own.items()}
+    assert parts == {"a": (2, 12, 4), "b": (2, 4, 4)}
+
+
+@pytest.mark.long
+def test_adapters_on_eight_devices(on_eight_devices: Callable[[str], None]) -> None:  # noqa: F811
+    on_eight_devices("adapters_on_eight()")
 
 
 # ---- rules --------------------------------------------------------------------------------------------------------
@@ -173,6 +214,22 @@ def test_rules_name_every_large_array() -> None:
         moments = [path for path in specs if path.endswith("mu/blocks/down/kernel")]
         assert moments and all(split[path] == P(None, "model", "data") for path in moments)
         assert split["step"] == P()
+
+
+def test_adapters_lie_as_their_layers_do() -> None:
+    """What a layer's product is summed over devices for, an adapter's is too; the rank is on none."""
+    shapes = {"query": (16, 24), "out": (24, 16)}
+    tree = {
+        f"{name}_lora": {
+            "a": jax.ShapeDtypeStruct((2, n, 4), float),
+            "b": jax.ShapeDtypeStruct((2, 4, m), float),
+        }
+        for name, (n, m) in shapes.items()
+    }
+    assert shard.language_specs(tree, Two()) == {  # type: ignore[arg-type]
+        "query_lora": {"a": P(None, "data", None), "b": P(None, None, "model")},
+        "out_lora": {"a": P(None, "model", None), "b": P(None, None, "data")},
+    }
 
 
 def test_what_does_not_divide_stays_whole() -> None:

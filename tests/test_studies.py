@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -221,7 +222,9 @@ def test_what_a_study_leaves_can_be_read_and_judged_again(tmp_path: Path) -> Non
 @dataclasses.dataclass(frozen=True)
 class RowSettings(studies.RowSettings):
     seeds: int = 3
+    parts: str = "small,large"
     tasks: str = "first,second"
+    large_steps: int = 10
 
 
 def train_rows(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -260,6 +263,11 @@ def test_stored_rows_that_do_not_compare_are_refused(tmp_path: Path) -> None:
     train_rows(tmp_path / "few", seeds=2)
     with pytest.raises(ValueError, match=r"few was made with --seeds=2, and this command has 3"):
         train_rows(tmp_path / "more", stored=str(tmp_path / "few"))
+    # What was set of a part that was not run does not count.
+    for parts, refused in (("small,large", True), ("small", False)):
+        train_rows(tmp_path / parts.replace(",", "-"), parts=parts, large_steps=5)
+        with pytest.raises(ValueError, match="large_steps=5") if refused else contextlib.nullcontext():
+            train_rows(tmp_path / "more", stored=str(tmp_path / parts.replace(",", "-")))
     with pytest.raises(ValueError, match=r"--stored: there is no result.json in .*nowhere"):
         train_rows(tmp_path / "more", stored=str(tmp_path / "nowhere"))
 
@@ -284,7 +292,6 @@ STORED = {
     "arsq": ["papers/arsq", "papers/arsq/finer"],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
-    "bcoder_rank": ["papers/bcoder_rank"],
     "hecrl": ["papers/hecrl"],
     "proposals": ["papers/proposals"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],

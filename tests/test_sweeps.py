@@ -630,6 +630,38 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(
     assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
 
 
+def test_a_disk_that_fills_up_takes_no_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing can be written from the second run on, not even what went wrong; with room again the rest is trained."""
+    full: list[int] = []
+    write = log.write_json
+
+    def refuse(path: Path, values: Any) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        write(path, values)
+
+    def fill(settings: offline.Settings, session: lifecycle.Session) -> None:
+        if settings.seed == 1 and trained.count(1) == 1:
+            full.append(1)
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log, "write_json", refuse)
+    trained = count_in_place_of_training(monkeypatch, fill)
+    file = seeds_sweep(tmp_path, 0, 1, 2)
+    with pytest.raises(
+        OSError, match=r"No space left on device: change that, and the same command goes on; .*sweep\.json"
+    ):
+        start(file, f"--workdir={tmp_path}")
+    assert trained == [0, 1] and "failed: OSError" in capsys.readouterr().err
+    (row,) = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    before = (Path(row["workdir"]) / log.RESULT).read_bytes()
+    full.clear()
+    start(file, f"--workdir={tmp_path}")
+    assert trained == [0, 1, 1, 2] and (Path(row["workdir"]) / log.RESULT).read_bytes() == before
+
+
 def test_a_larger_sweep_trains_only_what_is_new(counted: list[int], tmp_path: Path) -> None:
     start(seeds_sweep(tmp_path, 3, 1), f"--workdir={tmp_path}")
     start(seeds_sweep(tmp_path, 0, 1, 2, 3), f"--workdir={tmp_path}")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
+import re
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -70,6 +74,75 @@ def test_memory_is_linear_in_the_length(what: str) -> None:
         for length in (2048, 4096)
     ]
     assert size[1] < 2.3 * size[0]
+
+
+def test_attention_runs_forward_once_in_a_training_step() -> None:
+    """Of products over heads, two are its forward pass and five its gradients, which compute the scores again."""
+    trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2))
+    params = jax.eval_shape(trunk.init, KEY)
+
+    def loss(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return jnp.square(trunk.apply(params, x, transformer.positions(one), one)).sum()
+
+    compiled = jax.jit(jax.grad(loss)).lower(params, np.zeros((3, 17, 8), np.float32)).compile()
+    assert len(re.findall(r" dot\(.*lhs_batch_dims=\{\d", compiled.as_text())) == 7
+
+
+def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA stands in for it, with what it would be given; other rows, as packed ones, go another way to the same end."""
+    shape = dataclasses.replace(SMALL, head_size=8, window=3, query_size=5.0)
+    trunk, x = transformer.trunk(shape), np.random.default_rng(0).normal(size=(2, 11, 8)).astype(np.float32)
+    params = jax.jit(trunk.init)(KEY)
+    one_text, packed = np.array([[1] * 11, [2] * 7 + [0] * 4]), np.array([[1] * 11, [1] * 4 + [2] * 7])
+
+    def ask() -> list[np.ndarray]:
+        def features(segment: Any) -> Any:
+            return trunk.apply(params, x, transformer.positions(segment), segment)
+
+        run = jax.jit(features)
+        return [np.asarray(run(segment)) for segment in (one_text, packed)]
+
+    expected, attention, asked = ask(), jax.nn.dot_product_attention, []
+
+    def stand_in(*inputs: Any, implementation: str | None = None, **settings: Any) -> Any:
+        asked.append(implementation)
+        return attention(*inputs, **settings)
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
+    assert not transformer._in_cudnn(shape, jnp.bfloat16, 8)  # on a CPU
+    device = SimpleNamespace(compute_capability="8.0")
+    with monkeypatch.context() as patched:
+        patched.setattr(jax, "devices", lambda: [device])
+        assert transformer._in_cudnn(shape, jnp.bfloat16, 8)
+        capped = dataclasses.replace(shape, score_cap=1.0)
+        half = jnp.bfloat16
+        for other in ((shape, jnp.float32, 8), (SMALL, half, 8), (capped, half, 8), (shape, half, 7)):
+            assert not transformer._in_cudnn(*other)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
+    of_one, of_packed = ask()
+    text = one_text > 0
+    np.testing.assert_allclose(of_one[text], expected[0][text], atol=1e-5)
+    np.testing.assert_allclose(of_packed, expected[1], atol=1e-5)
+    assert set(asked) == {"cudnn", None}
+
+
+def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a program for GPUs, which takes none to be made. What its forward pass leaves is kept by JAX's name for it."""
+    cudnn = importlib.import_module("jax._src.cudnn.fused_attention_stablehlo")
+    monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91002)
+    monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
+    trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2, head_size=8, window=32), jnp.bfloat16)
+
+    def loss(params: Any, x: Any) -> Any:
+        one = jnp.ones(x.shape[:2], jnp.int32)
+        return jnp.square(trunk.apply(params, x, transformer.positions(one), one)).sum().astype(jnp.float32)
+
+    params, x = jax.eval_shape(trunk.init, KEY), jax.ShapeDtypeStruct((2, 64, 8), jnp.float32)
+    text = jax.jit(jax.grad(loss)).trace(params, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert (text.count("__cudnn$fmhaSoftmax("), text.count("__cudnn$fmhaSoftmaxBackward(")) == (1, 1)
 
 
 SPEC = Spec(observation_shape=(6, 3), action_size=2, discrete=True)

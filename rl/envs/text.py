@@ -6,7 +6,7 @@ Models that answer are made by `rl.language.speak`. Letter: ``B`` episodes side 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,21 @@ class Dialogue(NamedTuple):
     def returned(self) -> float:
         """The sum of its rewards."""
         return sum(turn.reward for turn in self.turns)
+
+
+class Chat(NamedTuple):
+    """A whole episode in messages, which the chat template of a model makes a text of (`rl.language.chat`)."""
+
+    messages: tuple[Mapping[str, Any], ...]  # role, content and what else the template reads
+    rewards: tuple[float, ...] = ()  # of each message, 0 for all but the assistant's; none: 0 for all
+    terminated: bool = True
+    imitate: float = 1.0
+    tools: tuple[Mapping[str, Any], ...] = ()  # JSON schemas that the template writes into the text
+
+    @property
+    def returned(self) -> float:
+        """The sum of its rewards."""
+        return sum(self.rewards)
 
 
 class Game(NamedTuple):

@@ -30,9 +30,7 @@ from rl.values.tokens import survey
 class Reading(NamedTuple):
     """What a frozen model makes of one answer of ``S`` tokens; NumPy."""
 
-    activation: (
-        np.ndarray
-    )  # [S + 1, K, D] float16, at K depths, of the prompt's last token and of the answer's
+    activation: np.ndarray  # [S + 1, K, D] float16: K depths, the prompt's last token and the answer's
     log_prob: np.ndarray  # [S] float32, of the answer's tokens, over the whole vocabulary
     best: np.ndarray  # [S + 1] int32, the token that was likeliest to follow
 
@@ -151,7 +149,8 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int, depths: int 
       inner: width inside their feed-forward layers.
       depths: of the activations that they read.
     """
-    shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False)
+    alike: dict[str, Any] = {"window": 0, "global_layers": (), "nope_layers": ()}
+    shape = dataclasses.replace(frozen.shape, layers=blocks, inner=inner, qk_norm=False, **alike)
     body = transformer.trunk(shape)
     norm = jax.tree.map(np.asarray, params["norm"])
 
@@ -172,7 +171,7 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int, depths: int 
 
         def logits(params: Params, features: Array) -> Array:
             del params
-            return features.astype(jnp.float32) @ batch.unembedding.T
+            return transformer.capped(features.astype(jnp.float32) @ batch.unembedding.T, frozen.logit_cap)
 
         config = Config(batch.unembedding.shape[0], frozen.context, shape)
         return LM(config, init, features, logits, _no_cache, _no_cache, _no_cache)

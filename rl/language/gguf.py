@@ -1,7 +1,7 @@
 """GGUF files, as llama.cpp uses them: metadata, tensors (dequantised) and the tokenizer, in one file.
 
-Read with NumPy alone. Of the quantisations those are here that small models are published in; for others,
-convert the file to F16 or Q8_0.
+Read with NumPy alone. Of the quantisations those are here that models are mostly published in; for others, convert the
+file to F16 or Q8_0.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, Params, dict[str, Any]]:
     """
     metadata, tensors = read(path)
     config = weights.check_config(lambda: _config(metadata, tensors, path), path)
-    if metadata["general.architecture"] == "llama":
+    if metadata["general.architecture"] in _NEIGHBOURS:
         for name in list(tensors):
             heads = {"attn_q": config.shape.heads, "attn_k": config.shape.kv_heads}.get(name.split(".")[-2])
             if heads:
@@ -132,20 +132,71 @@ def _half(blocks: np.ndarray, at: int) -> np.ndarray:
     return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
 
 
-def _nibbles(blocks: np.ndarray) -> np.ndarray:
-    return np.concatenate([blocks & 15, blocks >> 4], axis=1)
+def _fields(packed: np.ndarray, bits: int, run: int) -> np.ndarray:
+    """The numbers [N, 8 / bits * bytes] of so many bits in ``packed`` [N, bytes].
+
+    Of each ``run`` bytes come the lowest bits of all, then the next ones of all, and so on.
+    """
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    runs = packed.reshape(len(packed), -1, 1, run)
+    return ((runs >> shifts) & np.uint8(2**bits - 1)).reshape(len(packed), -1)
+
+
+def _grouped(numbers: np.ndarray, scale: np.ndarray, least: np.ndarray | float = 0.0) -> np.ndarray:
+    """``scale * numbers - least`` of [N, 256] numbers, of whose groups each has a scale [N, groups] and a minimum."""
+    groups = numbers.reshape(*scale.shape, -1).astype(np.float32)
+    least = least[..., None] if isinstance(least, np.ndarray) else least
+    return (scale[..., None] * groups - least).reshape(len(numbers), -1)
 
 
 def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+    return _half(blocks, 0) * (_fields(blocks[:, 2:], 4, 16).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * _nibbles(blocks[:, 4:]) + _half(blocks, 2)
+    return _half(blocks, 0) * _fields(blocks[:, 4:], 4, 16) + _half(blocks, 2)
 
 
 def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
+
+
+def _q2_k(blocks: np.ndarray) -> np.ndarray:
+    scale, least = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    numbers = _fields(blocks[:, 16:80], 2, 32)
+    return _grouped(numbers, _half(blocks, 80) * scale, _half(blocks, 82) * least)
+
+
+def _q3_k(blocks: np.ndarray) -> np.ndarray:
+    high, low = _fields(blocks[:, :32], 1, 32), _fields(blocks[:, 32:96], 2, 32)
+    scale = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4) << 4
+    numbers = (low | high << 2).astype(np.int8) - 4
+    return _grouped(numbers, _half(blocks, 108) * (scale.astype(np.float32) - 32))
+
+
+def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Eight numbers of 6 bits each, from 12 bytes: the last four's lower bits stand apart, and their higher ones above
+    the first four."""
+    scale, least, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
+    scale = np.concatenate([scale & 63, last & 15 | scale >> 6 << 4], 1)
+    return scale, np.concatenate([least & 63, last >> 4 | least >> 6 << 4], 1)
+
+
+def _q4_k(blocks: np.ndarray) -> np.ndarray:
+    scale, least = _scales_and_minima(blocks[:, 4:16])
+    numbers = _fields(blocks[:, 16:], 4, 32)
+    return _grouped(numbers, _half(blocks, 0) * scale, _half(blocks, 2) * least)
+
+
+def _q5_k(blocks: np.ndarray) -> np.ndarray:
+    scale, least = _scales_and_minima(blocks[:, 4:16])
+    numbers = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
+    return _grouped(numbers, _half(blocks, 0) * scale, _half(blocks, 2) * least)
+
+
+def _q6_k(blocks: np.ndarray) -> np.ndarray:
+    numbers = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    return _grouped(numbers.astype(np.int8) - 32, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
 
 
 def _plain(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
@@ -158,6 +209,11 @@ _FORMATS = {
     2: _Format("Q4_0", 32, 18, _q4_0),
     3: _Format("Q4_1", 32, 20, _q4_1),
     8: _Format("Q8_0", 32, 34, _q8_0),
+    10: _Format("Q2_K", 256, 84, _q2_k),
+    11: _Format("Q3_K", 256, 110, _q3_k),
+    12: _Format("Q4_K", 256, 144, _q4_k),
+    13: _Format("Q5_K", 256, 176, _q5_k),
+    14: _Format("Q6_K", 256, 210, _q6_k),
     30: _Format("BF16", 1, 2, _plain(jnp.bfloat16)),
 }
 
@@ -211,7 +267,9 @@ class _Cursor:
 
 # ---- the architecture --------------------------------------------------------------------------------------------
 
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "smollm3")
+_NEIGHBOURS = ("llama", "smollm3")  # whose files rotate neighbours
+_NOPE_INTERVAL = 4  # of SmolLM3's layers, which no field says
 
 
 def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path: Any) -> Config:
@@ -226,9 +284,8 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
             raise WeightsError(f"{path} does not say {kind}.{name}: the file is damaged")
         return value
 
-    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
-    if scaling != "none" or "rope_freqs.weight" in tensors:
-        raise WeightsError(f"{path}: stretched rotary positions are not supported in GGUF: use safetensors")
+    if "rope_freqs.weight" in tensors:
+        raise WeightsError(f"{path}: rotary positions stretched as Llama 3.1's: use its safetensors folder")
     width, heads = field("embedding_length"), field("attention.head_count")
     return Config(
         vocabulary=tensors["token_embd.weight"].shape[0] if "token_embd.weight" in tensors else 0,
@@ -241,12 +298,30 @@ def _config(metadata: Mapping[str, Any], tensors: Mapping[str, np.ndarray], path
             kv_heads=field("attention.head_count_kv", heads),
             head_size=field("attention.key_length", width // heads),
             inner=field("feed_forward_length"),
-            rope=Rope(field("rope.freq_base", 10_000.0)),
+            rope=_rope(field, path),
             qkv_bias="blk.0.attn_q.bias" in tensors,
             qk_norm=kind == "qwen3",
             epsilon=field("attention.layer_norm_rms_epsilon"),
+            nope_layers=tuple(range(_NOPE_INTERVAL - 1, field("block_count"), _NOPE_INTERVAL))
+            if kind == "smollm3"
+            else (),
         ),
     )
+
+
+def _rope(field: Callable[..., Any], path: Any) -> Rope:
+    base, kind = field("rope.freq_base", 10_000.0), field("rope.scaling.type", "none")
+    if kind not in ("none", "linear", "yarn"):
+        raise WeightsError(f"{path}: rotary positions stretched as {kind!r} says are not supported in GGUF")
+    factor = 1.0 if kind == "none" else field("rope.scaling.factor")
+    if factor == 1.0:
+        return Rope(base)
+    if kind == "linear":
+        return Rope(base, factor, kind=kind)
+    low, high = field("rope.scaling.yarn_beta_slow", 1.0), field("rope.scaling.yarn_beta_fast", 32.0)
+    gain = field("rope.scaling.attn_factor", 1.0) * (1 + 0.1 * math.log(factor))
+    original = field("rope.scaling.original_context_length", field("context_length"))
+    return Rope(base, factor, low, high, original, kind, gain=gain)
 
 
 def _halves(tensor: np.ndarray, heads: int) -> np.ndarray:

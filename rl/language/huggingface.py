@@ -49,12 +49,11 @@ def load(folder: str | os.PathLike[str]) -> tuple[Config, Params]:
     tensors: dict[str, np.ndarray] = {}
     for path in _files(folder):
         tensors |= read_safetensors(path)
-    entries = weights.LLAMA if config.shape.rms else weights.GPT2
     if not config.shape.rms:
         prefix = "transformer."  # which GPT-2's original files lack
         tensors = {_prefixed(name, prefix): tensor for name, tensor in tensors.items()}
     tensors = {name: tensor for name, tensor in tensors.items() if not _ignored(name, config)}
-    return config, weights.assemble(config, entries, tensors, str(folder))
+    return config, weights.assemble(config, _entries(config), tensors, str(folder))
 
 
 def save(
@@ -77,8 +76,7 @@ def save(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    entries = weights.LLAMA if config.shape.rms else weights.GPT2
-    write_safetensors(folder / _ONE_FILE, weights.disassemble(config, entries, params))
+    write_safetensors(folder / _ONE_FILE, weights.disassemble(config, _entries(config), params))
     stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
     _write_json(folder / "config.json", describe(config) | stated)
     texts = dict(companions or {})
@@ -174,10 +172,10 @@ def describe(config: Config) -> dict[str, Any]:
             "layer_norm_epsilon": s.epsilon,
             "tie_word_embeddings": config.tied,
         }
-    kind = "qwen3" if s.qk_norm else "qwen2" if s.qkv_bias and not s.out_bias else "llama"
+    kind = _kind(s)
     described = {
         "model_type": kind,
-        "architectures": [{"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}[kind] + "ForCausalLM"],
+        "architectures": [_CLASSES[kind] + "ForCausalLM"],
         "vocab_size": config.vocabulary,
         "max_position_embeddings": config.context,
         "hidden_size": s.width,
@@ -187,15 +185,57 @@ def describe(config: Config) -> dict[str, Any]:
         "head_dim": s.head_size,
         "intermediate_size": s.inner,
         "rms_norm_eps": s.epsilon,
-        "hidden_act": "silu",
+        "hidden_act": "gelu_pytorch_tanh" if s.geglu else "silu",
         "tie_word_embeddings": config.tied,
         **_describe_rope(s.rope),
     }
-    if kind != "qwen2":
+    if kind not in ("qwen2", "mistral"):
         described["attention_bias"] = s.qkv_bias
-    if kind == "llama":
+    if kind in ("llama", "smollm3"):
         described["mlp_bias"] = s.inner_bias
+    types = ["full_attention" if n in s.global_layers else "sliding_attention" for n in range(s.layers)]
+    if kind == "mistral":
+        described["sliding_window"] = s.window
+    if kind == "smollm3":
+        # Else transformers takes numbers of SmolLM3's own vocabulary.
+        described |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+        described["no_rope_layers"] = [int(n not in s.nope_layers) for n in range(s.layers)]
+        described |= {"use_sliding_window": bool(s.window), "sliding_window": s.window or None}
+        described["layer_types"] = types if s.window else ["full_attention"] * s.layers
+    if kind == "gemma2":
+        described |= {"hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": s.query_size}
+        described |= {"sliding_window": s.window, "layer_types": types}
+        described["attn_logit_softcapping"] = s.score_cap or None
+        described["final_logit_softcapping"] = config.logit_cap or None
     return described
+
+
+_CLASSES = {
+    "llama": "Llama",
+    "mistral": "Mistral",
+    "smollm3": "SmolLM3",
+    "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+}
+
+
+def _kind(shape: Shape) -> str:
+    """The family whose arithmetic this is."""
+    if shape.geglu:
+        return "gemma2" if shape.post_norms else "gemma"
+    if shape.nope_layers:
+        return "smollm3"
+    if shape.window:
+        return "mistral"
+    return "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias and not shape.out_bias else "llama"
+
+
+def _entries(config: Config) -> tuple[weights.Entry, ...]:
+    if not config.shape.rms:
+        return weights.GPT2
+    return {"gemma": weights.GEMMA, "gemma2": weights.GEMMA2}.get(_kind(config.shape), weights.LLAMA)
 
 
 class _Refusal:
@@ -209,32 +249,108 @@ class _Refusal:
             raise WeightsError(f"{self.path}: {setting} is not supported")
 
 
+# What transformers takes where a file does not say it.
+_UNSAID: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": 4096},
+    "smollm3": {"tie_word_embeddings": True, "rope_theta": 2_000_000.0},
+    "gemma": {"tie_word_embeddings": True, "head_dim": 256},
+    "gemma2": {
+        "tie_word_embeddings": True,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+    },
+    "qwen3": {"head_dim": 128},
+}
+_GELU = ("gelu_pytorch_tanh", "gelu")  # Gemma's files say gelu where the approximation is meant
+
+
 def _read_llama(values: Mapping[str, Any], refuse: _Refusal) -> Config:
-    kind, heads, width = values["model_type"], values["num_attention_heads"], values["hidden_size"]
-    activation = values.get("hidden_act", "silu")
-    refuse.unless(activation == "silu", f"hidden_act {activation!r}")
-    sliding = kind != "llama" and values.get("use_sliding_window", False)
-    refuse.unless(not sliding, "attention in a sliding window")
+    kind = values["model_type"]
+    values = _UNSAID.get(kind, {}) | dict(values)
+    heads, width, layers = (
+        values[name] for name in ("num_attention_heads", "hidden_size", "num_hidden_layers")
+    )
+    if type(layers) is not int or layers > weights.MOST_LAYERS:
+        raise ValueError(f"num_hidden_layers is {layers!r}")
+    gemma = kind.startswith("gemma")
+    activation = values.get("hidden_activation") if gemma else None
+    activation = activation or values.get("hidden_act", "gelu_pytorch_tanh" if gemma else "silu")
+    refuse.unless(activation in (_GELU if gemma else ("silu",)), f"hidden_act {activation!r}")
+    refuse.unless(not values.get("use_bidirectional_attention"), "use_bidirectional_attention")
     bias = values.get("attention_bias", False)
+    nope = _nope_layers(values, layers) if kind == "smollm3" else ()
+    window, global_layers = _window(values, layers, nope, refuse)
     return Config(
         vocabulary=values["vocab_size"],
         context=values["max_position_embeddings"],
         tied=values.get("tie_word_embeddings", False),
+        embedding_scale=math.sqrt(width) if gemma else 1.0,
+        logit_cap=values["final_logit_softcapping"] or 0.0 if kind == "gemma2" else 0.0,
         shape=Shape(
             width=width,
-            layers=values["num_hidden_layers"],
+            layers=layers,
             heads=heads,
             kv_heads=values.get("num_key_value_heads") or heads,
-            head_size=values.get("head_dim") or (128 if kind == "qwen3" else width // heads),
+            head_size=values.get("head_dim") or width // heads,
             inner=values["intermediate_size"],
             rope=_read_rope(values, refuse),
             qkv_bias=kind == "qwen2" or bias,
             out_bias=kind != "qwen2" and bias,
-            inner_bias=kind == "llama" and values.get("mlp_bias", False),
+            inner_bias=kind in ("llama", "smollm3") and values.get("mlp_bias", False),
             qk_norm=kind == "qwen3",
             epsilon=values["rms_norm_eps"],
+            geglu=gemma,
+            post_norms=kind == "gemma2",
+            query_size=values["query_pre_attn_scalar"] if kind == "gemma2" else None,
+            score_cap=values["attn_logit_softcapping"] or 0.0 if kind == "gemma2" else 0.0,
+            window=window,
+            global_layers=global_layers,
+            nope_layers=nope,
         ),
     )
+
+
+def _nope_layers(values: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    """The layers of a SmolLM3 that rotate nothing."""
+    rotates = values.get("no_rope_layers")  # 1 where one does rotate
+    if rotates is None:
+        every = values.get("no_rope_layer_interval", 4)
+        rotates = [(n + 1) % every for n in range(layers)]
+    _require_each(rotates, layers, "no_rope_layers")
+    return tuple(n for n in range(layers) if not rotates[n])
+
+
+def _require_each(values: Sequence[Any], layers: int, name: str) -> None:
+    if len(values) < layers:
+        raise ValueError(f"{name} has {len(values)} entries for {layers} layers")
+
+
+def _window(
+    values: Mapping[str, Any], layers: int, nope: Sequence[int], refuse: _Refusal
+) -> tuple[int, tuple[int, ...]]:
+    """How far attention reaches, 0 for everywhere, and the layers that are an exception."""
+    kind, window = values["model_type"], values.get("sliding_window")
+    if kind not in ("mistral", "smollm3", "gemma2"):
+        sliding = kind.startswith("qwen") and values.get("use_sliding_window", False)
+        refuse.unless(not sliding, "attention in a sliding window")
+        return 0, ()
+    if window is None or (kind == "smollm3" and not values.get("use_sliding_window", False)):
+        return 0, ()
+    usual = {
+        "mistral": [True] * layers,
+        "smollm3": [n in nope for n in range(layers)],
+        "gemma2": [n % 2 == 0 for n in range(layers)],
+    }[kind]
+    types = values.get("layer_types") if kind != "mistral" else None
+    types = types or ["sliding_attention" if slides else "full_attention" for slides in usual]
+    _require_each(types, layers, "layer_types")
+    unknown = sorted({str(one) for one in types} - {"sliding_attention", "full_attention"})
+    refuse.unless(not unknown, f"layer_types with {', '.join(unknown)}")
+    full = tuple(n for n in range(layers) if types[n] == "full_attention")
+    return (0, ()) if len(full) == layers else (window, full)
 
 
 def _read_gpt2(values: Mapping[str, Any], refuse: _Refusal) -> Config:
@@ -266,9 +382,7 @@ def _read_gpt2(values: Mapping[str, Any], refuse: _Refusal) -> Config:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], _Refusal], Config]] = {
-    "llama": _read_llama,
-    "qwen2": _read_llama,
-    "qwen3": _read_llama,
+    **dict.fromkeys(_CLASSES, _read_llama),
     "gpt2": _read_gpt2,
 }
 
@@ -279,10 +393,15 @@ def _read_rope(values: Mapping[str, Any], refuse: _Refusal) -> Rope:
     stretch: Any = next((each for each in stated if each not in (None, {})), {})
     base = stretch.get("rope_theta", values.get("rope_theta", 10_000.0))
     kind = stretch.get("rope_type", stretch.get("type", "default"))
-    refuse.unless(kind in ("default", "llama3"), f"rope_type {kind!r}")
+    refuse.unless(kind in ("default", "linear", "llama3", "yarn"), f"rope_type {kind!r}")
     refuse.unless(not values.get("rope_interleaved", False), "rope_interleaved")
+    refuse.unless(stretch.get("partial_rotary_factor") in (None, 1.0), "partial_rotary_factor")
     if kind == "default":
         return Rope(base)
+    if kind == "linear":
+        return Rope(base, stretch["factor"], kind=kind)
+    if kind == "yarn":
+        return _read_yarn(base, stretch, values["max_position_embeddings"])
     return Rope(
         base,
         stretch["factor"],
@@ -292,21 +411,36 @@ def _read_rope(values: Mapping[str, Any], refuse: _Refusal) -> Rope:
     )
 
 
+def _read_yarn(base: float, stretch: Mapping[str, Any], context: int) -> Rope:
+    original = stretch.get("original_max_position_embeddings") or context
+    factor = stretch.get("factor") or context / original
+
+    def gain(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+    own, every = stretch.get("mscale"), stretch.get("mscale_all_dim")
+    found = stretch.get("attention_factor")
+    if found is None:
+        found = gain(own) / gain(every) if own and every else gain()
+    low, high = stretch.get("beta_slow") or 1, stretch.get("beta_fast") or 32
+    return Rope(base, factor, low, high, original, "yarn", stretch.get("truncate", True), found)
+
+
 def _describe_rope(rope: Rope | None) -> dict[str, Any]:
     """In the form of both the newer and the older transformers."""
     assert rope is not None
-    if rope.factor == 1.0:
+    if rope.factor == 1.0 and rope.gain == 1.0:
         return {
             "rope_theta": rope.base,
             "rope_parameters": {"rope_type": "default", "rope_theta": rope.base},
         }
-    stretch = {
-        "rope_type": "llama3",
-        "factor": rope.factor,
-        "low_freq_factor": rope.low,
-        "high_freq_factor": rope.high,
-        "original_max_position_embeddings": rope.original,
-    }
+    stretch: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    original = {"original_max_position_embeddings": rope.original}
+    if rope.kind == "llama3":
+        stretch |= {"low_freq_factor": rope.low, "high_freq_factor": rope.high, **original}
+    if rope.kind == "yarn":
+        stretch |= {"beta_slow": rope.low, "beta_fast": rope.high, **original}
+        stretch |= {"truncate": rope.whole, "attention_factor": rope.gain}
     return {
         "rope_theta": rope.base,
         "rope_scaling": stretch,

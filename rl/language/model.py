@@ -24,6 +24,8 @@ class Config:
     context: int  # the most tokens it can read
     shape: Shape
     tied: bool = True  # logits from the embedding's own rows
+    embedding_scale: float = 1.0  # of the embeddings that are read
+    logit_cap: float = 0.0  # logits l become cap * tanh(l / cap); 0: they stay
 
 
 class LM(NamedTuple):
@@ -45,7 +47,9 @@ class LM(NamedTuple):
 
 
 def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
-    """The model of ``config``; ``dtype`` and ``remat`` as in `transformer.trunk`. Logits are float32 always.
+    """The model of ``config``; ``dtype`` and ``remat`` as in `transformer.trunk`.
+
+    Logits are float32 always: sums in float32 of products of ``dtype``.
 
     Its functions raise ValueError for sequences longer than the context.
     """
@@ -67,6 +71,7 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     def embed(params: Params, tokens: Array, position: Array) -> Array:
         x = params["embedding"][tokens]
+        x = x if config.embedding_scale == 1.0 else x * config.embedding_scale
         return x + params["position"][position] if learned_positions else x
 
     def check(length: int) -> None:
@@ -82,7 +87,7 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     def logits(params: Params, features: Array) -> Array:
         rows = params["embedding" if config.tied else "unembedding"]
-        return jnp.einsum("...d,ad->...a", features.astype(jnp.float32), rows.astype(jnp.float32))
+        return transformer.capped(_products(features, rows), config.logit_cap)
 
     def cache(rows: int, slots: int) -> Cache:
         check(slots)
@@ -101,6 +106,29 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     extend, residuals = (functools.partial(following, one) for one in (body.extend, body.residuals))
     return LM(config, init, features, logits, cache, extend, residuals)
+
+
+@jax.custom_vjp
+def _products(features: Array, rows: Array) -> Array:
+    """Features [..., D] by rows [A, D] of their type, summed in float32: [..., A] float32.
+
+    JAX's own rule would compute gradients from a cotangent in float32, and so all their products in that type.
+    """
+    return jnp.einsum(
+        "...d,ad->...a", features, rows.astype(features.dtype), preferred_element_type=jnp.float32
+    )
+
+
+def _product_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    features, rows = operands
+    cotangent = cotangent.astype(features.dtype)
+    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+    to_features = product("...a,ad->...d", cotangent, rows.astype(features.dtype))
+    to_rows = product("...a,...d->ad", cotangent, features)
+    return to_features.astype(features.dtype), to_rows.astype(rows.dtype)
+
+
+_products.defvjp(lambda features, rows: (_products(features, rows), (features, rows)), _product_gradients)
 
 
 def pretrained(lm: LM, params: Params) -> LM:

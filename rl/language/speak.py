@@ -1,4 +1,4 @@
-"""Dialogues as tokens, and a language model as a policy in words, for the environments of `rl.envs.text`."""
+"""Dialogues and chats as tokens, and a language model as a policy in words, for the environments of `rl.envs.text`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from rl.envs.text import Dialogue, Policy, Turn
-from rl.language import generate, tokenizer
+from rl.envs.text import Chat, Dialogue, Turn
+from rl.language import chat, generate, tokenizer
+from rl.language.chat import Template
 from rl.language.generate import Decoder
 from rl.replay.tokens import Episode
 from rl.types import Key, Params
@@ -25,9 +27,10 @@ class Words(NamedTuple):
     stop: str  # what ends an action; whether a text has it or not, its tokens do, once
     end: int  # the token of that
     ends: tuple[int, ...] = ()  # tokens that end what the model says, too
+    template: Template | None = None  # how it writes chats, if it does
 
 
-def make(tokenizer: Any, stop: str, ends: Sequence[int] = ()) -> Words:
+def make(tokenizer: Any, stop: str, ends: Sequence[int] = (), template: Template | None = None) -> Words:
     """What texts are to the model of ``tokenizer``; actions end with ``stop``, or where it says one of ``ends``.
 
     Raises:
@@ -38,25 +41,46 @@ def make(tokenizer: Any, stop: str, ends: Sequence[int] = ()) -> Words:
         raise ValueError(
             f"{stop!r} cannot end actions: it is {len(ids)} tokens to this model, and must be one"
         )
-    return Words(tokenizer, stop, ids[0], tuple(ends))
+    return Words(tokenizer, stop, ids[0], tuple(ends), template)
 
 
-def episode(words: Words, dialogue: Dialogue) -> Episode:
-    """A dialogue in tokens.
+def episode(words: Words, said: Dialogue | Chat) -> Episode:
+    """A dialogue or a chat in tokens.
 
     Raises:
-      ValueError: as `rl.language.tokenizer.episode`.
+      ValueError: as `rl.language.tokenizer.episode` and `rl.language.chat.episode`, or a chat and no chat template.
     """
+    if isinstance(said, Chat):
+        return chat.episode(_template(words), words.tokenizer, said, [words.end, *words.ends])
     turns = [
         turn._replace(text=turn.text.removesuffix(words.stop)) if turn.is_action else turn
-        for turn in dialogue.turns
+        for turn in said.turns
     ]
-    return tokenizer.episode(words.tokenizer, turns, dialogue.terminated, float(dialogue.imitate), words.end)
+    return tokenizer.episode(words.tokenizer, turns, said.terminated, float(said.imitate), words.end)
+
+
+def answered(said: Dialogue | Chat, answer: str) -> Dialogue | Chat:
+    """What was said, and an answer of the agent's."""
+    if isinstance(said, Chat):
+        return said._replace(messages=(*said.messages, {"role": "assistant", "content": answer}))
+    return said._replace(turns=(*said.turns, Turn(answer, is_action=True)))
+
+
+def shortened(words: Words, said: Dialogue | Chat, one: Episode, length: int) -> Episode:
+    """The last ``length`` tokens of an episode, as `speaker` would read them: what is before a text stays in front.
+
+    A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
+    """
+    kept = _kept(words, said, one.tokens, length)
+    is_action, reward = one.is_action[kept].copy(), one.reward[kept].copy()
+    reward[0] = np.where(is_action[0], 0.0, reward[0])
+    is_action[0] = False
+    return one._replace(tokens=one.tokens[kept], is_action=is_action, reward=reward)
 
 
 def speaker(
-    decoder: Decoder, words: Words, context: int, *, steps: int, temperature: float = 1.0
-) -> Callable[[Params, Key], Policy]:
+    decoder: Decoder, words: Words, context: int, *, steps: int, temperature: float = 1.0, top_p: float = 1.0
+) -> Callable[[Params, Key], Callable[[Sequence[Dialogue | Chat]], list[str]]]:
     """A function of the decoder's params and a key to what it says, compiled once for each length of what it has read.
 
     A dialogue is read as `episode` has it, so that a model reads what it was trained on. What does not fit is left out
@@ -68,6 +92,7 @@ def speaker(
       context: the most tokens that the model reads and writes.
       steps: the most tokens of an action.
       temperature: 0 takes the likeliest token.
+      top_p: as in `rl.language.generate.generator`.
 
     Raises:
       ValueError: there is no room for ``steps`` in ``context``, or as `rl.language.generate.generator`.
@@ -76,12 +101,12 @@ def speaker(
     if room < 1:
         raise ValueError(f"an action of {steps} tokens leaves no room to read in a context of {context}")
     stops = [words.end, *words.ends]
-    sample = generate.generator(decoder, steps, temperature=temperature, stop=stops)
+    sample = generate.generator(decoder, steps, temperature=temperature, top_p=top_p, stop=stops)
 
-    def speak(params: Params, key: Key) -> Policy:
+    def speak(params: Params, key: Key) -> Callable[[Sequence[Dialogue | Chat]], list[str]]:
         moves = itertools.count()
 
-        def policy(dialogues: list[Dialogue]) -> list[str]:
+        def policy(dialogues: Sequence[Dialogue | Chat]) -> list[str]:
             read = [_fitting(words, one, room) for one in dialogues]
             length = min(-(-max(map(len, read)) // _STEP) * _STEP, room)
             prompts, segment = map(jnp.asarray, generate.pad_left(read, length))
@@ -93,16 +118,35 @@ def speaker(
     return speak
 
 
-def history(words: Words, dialogue: Dialogue) -> list[int]:
-    """The tokens of a dialogue that the agent is about to go on with."""
-    asked = dialogue._replace(turns=(*dialogue.turns, Turn("", is_action=True)))
-    return episode(words, asked).tokens[:-1].tolist()
+def history(words: Words, said: Dialogue | Chat) -> list[int]:
+    """The tokens of a dialogue or a chat that the agent is about to go on with."""
+    if isinstance(said, Chat):
+        return chat.prompt(_template(words), words.tokenizer, said)
+    return episode(words, answered(said, "")).tokens[:-1].tolist()
 
 
-def _fitting(words: Words, dialogue: Dialogue, room: int) -> list[int]:
+def _template(words: Words) -> Template:
+    if words.template is None:
+        raise ValueError(
+            "the model has no chat template, which makes texts of messages: take one that is made for chats, or put a "
+            "chat_template.jinja into its folder"
+        )
+    return words.template
+
+
+def _fitting(words: Words, said: Dialogue | Chat, room: int) -> list[int]:
     """`history`, of which at most ``room`` tokens are left."""
-    read = history(words, dialogue)
-    before = tokenizer.before(words.tokenizer, dialogue.turns[0].text) if dialogue.turns else []
-    if len(read) <= room or len(before) >= room:
-        return read[-room:]
-    return before + read[len(before) - room :]
+    read = np.array(history(words, said))
+    return read[_kept(words, said, read, room)].tolist()
+
+
+def _kept(words: Words, said: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
+    """Which of its tokens are left, the last ones and those that the model has before every text."""
+    if isinstance(said, Chat):
+        first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids
+        before = len(first) if read[: len(first)].tolist() == first else 0
+    else:
+        before = len(tokenizer.before(words.tokenizer, said.turns[0].text)) if said.turns else 0
+    size = len(read)
+    before = before if before < room < size else 0
+    return np.concatenate([np.arange(before), np.arange(max(size - room, 0) + before, size)])

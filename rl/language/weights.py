@@ -14,7 +14,7 @@ from rl.language import model
 from rl.language.model import Config
 from rl.types import Params
 
-_LARGEST, _MOST_LAYERS = 2**31 - 1, 10_000
+_LARGEST, MOST_LAYERS = 2**31 - 1, 10_000
 _LISTED = 8  # names in an error before the rest are counted
 
 
@@ -43,16 +43,31 @@ def check_config(make: Callable[[], Config], source: Any) -> Config:
         name: getattr(shape, name) for name in ("width", "layers", "heads", "kv_heads", "head_size", "inner")
     }
     for name, size in sizes.items():
-        if type(size) is not int or not 0 < size <= (_MOST_LAYERS if name == "layers" else _LARGEST):
+        if type(size) is not int or not 0 < size <= (MOST_LAYERS if name == "layers" else _LARGEST):
             raise WeightsError(f"{source}: its {name} is {size!r}, which cannot be: download it again")
-    numbers = {"epsilon of its norms": shape.epsilon}
+    numbers = {"epsilon of its norms": shape.epsilon, "scale of its embeddings": config.embedding_scale}
+    if shape.query_size is not None:
+        numbers["query_pre_attn_scalar"] = shape.query_size
     if rope:
-        names = ("base", "factor", "low", "high", "original")
+        names = ("base", "factor", "low", "high", "original", "gain")
         numbers |= {f"{name} of its rotary positions": getattr(rope, name) for name in names}
-    for name, number in numbers.items():
-        if type(number) not in (int, float) or not 0 < number < math.inf:
+    caps = {
+        "cap of its scores": shape.score_cap,
+        "cap of its logits": config.logit_cap,
+        "window": shape.window,
+    }
+    for name, number in (numbers | caps).items():
+        least = 0 if name in caps else math.ulp(0.0)
+        if type(number) not in (int, float) or not least <= number < math.inf:
             raise WeightsError(f"{source}: the {name} is {number!r}, which cannot be: download it again")
-    switches = {"tied": config.tied}
+    if rope and rope.factor != 1 and not (rope.low < rope.high and rope.base > 1):
+        raise WeightsError(
+            f"{source}: rotary positions with base {rope.base} cannot be stretched between {rope.low} and {rope.high} "
+            "turns: download it again"
+        )
+    if type(shape.window) is not int or shape.window > _LARGEST:
+        raise WeightsError(f"{source}: the window is {shape.window!r}, which cannot be: download it again")
+    switches = {"tied": config.tied} | ({"truncate": rope.whole} if rope else {})
     switches |= {name: getattr(shape, name) for name in ("qkv_bias", "out_bias", "inner_bias", "qk_norm")}
     for name, switch in switches.items():
         if type(switch) is not bool:
@@ -67,10 +82,20 @@ class Entry(NamedTuple):
     name: str  # in the file, with {} for the layer
     turned: bool = False  # [out, in] in the file, [in, out] here
     part: int | None = None  # which third of the tensor (GPT-2 keeps query, key and value in one)
+    less: float = 0.0  # what the file's numbers lack (Gemma's norms are stored less 1)
 
 
 def _llama(rows: Iterable[tuple[str, str, str]], column: int) -> tuple[Entry, ...]:
     return tuple(Entry(row[0], row[column], row[0].endswith("kernel")) for row in rows)
+
+
+def _gemma(entries: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
+    """The entries with Gemma's norms, of which ``names`` has those that are called otherwise."""
+    found = {entry.path: entry for entry in entries}
+    found |= {path: Entry(path, f"model.layers.{{}}.{name}.weight") for path, name in names.items()}
+    return tuple(
+        entry._replace(less=1.0) if entry.path.endswith("scale") else entry for entry in found.values()
+    )
 
 
 # parameter, Hugging Face, GGUF
@@ -100,7 +125,16 @@ for _own, _face, _gguf in (
             (f"blocks/{_own}/{_leaf}", f"model.layers.{{}}.{_face}.{_suffix}", f"blk.{{}}.{_gguf}.{_suffix}")
         )
 
-LLAMA = _llama(_LLAMA, 1)  # and Qwen2, Qwen3
+LLAMA = _llama(_LLAMA, 1)  # and Mistral, SmolLM3, Qwen2, Qwen3
+GEMMA = _gemma(LLAMA, {})
+GEMMA2 = _gemma(
+    LLAMA,
+    {
+        "blocks/out_norm/scale": "post_attention_layernorm",
+        "blocks/inner_norm/scale": "pre_feedforward_layernorm",
+        "blocks/down_norm/scale": "post_feedforward_layernorm",
+    },
+)
 GGUF = _llama(_LLAMA, 2)
 
 GPT2 = (
@@ -156,6 +190,8 @@ def assemble(
                 pieces.append(piece.astype(np.float32))
             if not np.isfinite(pieces[-1]).all():
                 endless.append(name)
+            if entry.less:
+                pieces[-1] = pieces[-1] + np.float32(entry.less)
         if pieces:
             leaves[entry.path] = np.stack(pieces) if stacked else pieces[0]
     complaints = [
@@ -182,6 +218,7 @@ def disassemble(config: Config, entries: Iterable[Entry], params: Params) -> dic
         leaf, stacked = np.asarray(leaves[entry.path]), entry.path.startswith("blocks/")
         for layer in range(config.shape.layers if stacked else 1):
             piece = leaf[layer] if stacked else leaf
+            piece = piece - piece.dtype.type(entry.less) if entry.less else piece
             parts.setdefault(entry.name.format(layer), []).append(piece.T if entry.turned else piece)
     return {
         name: np.concatenate(pieces, -1) if len(pieces) > 1 else pieces[0] for name, pieces in parts.items()

@@ -1,8 +1,9 @@
 """A causal transformer over vectors: the trunk of language models, and of any agent that reads a sequence.
 
-One block covers the LLaMA family (RMSNorm, rotary positions, grouped queries, SwiGLU; Touvron et al. 2023) and
-GPT-2 (LayerNorm, GELU; Radford et al. 2019). What goes in are embeddings, what comes out are normalised features;
-tokens, vocabularies and value heads are not known here.
+One block covers the LLaMA family (RMSNorm, rotary positions, grouped queries, SwiGLU; Touvron et al. 2023), Gemma
+(GeGLU, and in its second version norms after branches and soft caps; Riviere et al. 2024) and GPT-2 (LayerNorm, GELU;
+Radford et al. 2019). Layers may differ in how far they see, and in whether they know positions. What goes in are
+embeddings, what comes out are normalised features; tokens, vocabularies and value heads are not known here.
 
 Blocks are stacked: every parameter of ``params["blocks"]`` has a leading axis of layers, and one compiled block is
 scanned over it. The first ``n`` layers alone are ``jax.tree.map(lambda x: x[:n], params["blocks"])``.
@@ -13,12 +14,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from rl.networks.base import Network, from_linen
 from rl.networks.layers import MLP, Architecture, dense_product
@@ -26,6 +29,8 @@ from rl.types import Array, Key, Params
 
 # Queries that attend at a time: what holds scores grows with this times the length, not with its square.
 QUERIES = 128
+ADAPTER = "_lora"  # after a dense layer's name: what `rl.language.adapters` adds to it, where it is there
+_ATTENDED = "attended"
 # query [B, S, heads, head_size], key and value [B, M, kv_heads, head_size] -> [B, S, heads, head_size]
 Attend = Callable[[Array, Array, Array], Array]
 
@@ -35,12 +40,17 @@ class Rope:
     """Rotary positions (Su et al. 2021), the two halves of a head rotated against each other."""
 
     base: float = 10_000.0
-    # Llama 3.1's stretch to longer contexts: wavelengths above `original / low` are `factor` times as long, those
-    # under `original / high` stay, and between them it is blended in.
+    # The stretch to longer contexts. Pairs that turn less than `low` times within `original` positions turn `factor`
+    # times as slowly, those that turn more than `high` times stay, and between them it is blended in.
     factor: float = 1.0
     low: float = 1.0
     high: float = 4.0
     original: int = 8192
+    # Blended by turns (llama3: Llama 3.1), by the number of the pair (yarn: Peng et al. 2024, formula 13), or all is
+    # stretched (linear: Chen et al. 2023).
+    kind: str = "llama3"
+    whole: bool = True  # yarn: the blend begins and ends at whole pairs
+    gain: float = 1.0  # yarn: of rotated queries and keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,12 +71,22 @@ class Shape:
     inner_bias: bool = False  # of the feed-forward layers
     qk_norm: bool = False  # RMSNorm of each head's query and key (Qwen3)
     epsilon: float = 1e-5  # of the norms
+    geglu: bool = False  # gated by GELU, in its tanh approximation, in place of SiLU
+    post_norms: bool = False  # a norm of what each branch adds, too
+    query_size: float | None = None  # scores are divided by its root; None: head_size
+    score_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: they stay
+    window: int = 0  # positions that attention reaches, its own the first; 0: all before it
+    global_layers: tuple[int, ...] = ()  # that have no window
+    nope_layers: tuple[int, ...] = ()  # that rotate nothing (NoPE; Kazemnejad et al. 2023)
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} heads cannot share {self.kv_heads} key-value heads evenly")
         if self.rope and self.head_size % 2:
             raise ValueError(f"rotary positions need an even head size, not {self.head_size}")
+        for name in ("global_layers", "nope_layers"):
+            if not all(0 <= layer < self.layers for layer in getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)}: there are {self.layers} layers, from 0 on")
 
 
 class Cache(NamedTuple):
@@ -114,14 +134,16 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         }
 
     def apply(params: Params, x: Array, position: Array, segment: Array) -> Array:
-        rotation, attend = rotations(shape, position), functools.partial(_causal, segment)
+        rotation = rotations(shape, position)
 
-        def layer(x: Array, p: Params) -> tuple[Array, None]:
-            return block.apply(p, x, rotation, attend)[0], None
+        def layer(x: Array, inputs: tuple[Params, _Layer]) -> tuple[Array, None]:
+            p, own = inputs
+            attend = functools.partial(_causal, shape, own.reach, segment)
+            return block.apply(p, x, _where(own.rotates, rotation), attend)[0], None
 
-        kept = None if remat else jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        kept = None if remat else _kept
         layer = jax.checkpoint(layer, prevent_cse=False, policy=kept)
-        x, _ = jax.lax.scan(layer, x.astype(dtype), params["blocks"])
+        x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
 
     def cache(rows: int, slots: int) -> Cache:
@@ -134,16 +156,17 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         rotation = rotations(shape, position)
         segments = jax.lax.dynamic_update_slice(cache.segment, segment, (0, cache.used))
         slot = cache.used + jnp.arange(x.shape[1])
-        attend = functools.partial(_held, segments, slot, segment)
 
         def layer(carry, inputs):
             x, key, value = carry
-            p, index = inputs
-            x, (key, value) = block.apply(p, x, rotation, attend, (key, value, index, cache.used))
+            p, own, index = inputs
+            attend = functools.partial(_held, shape, own.reach, segments, slot, segment)
+            turned = _where(own.rotates, rotation)
+            x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), x if every else None
 
         start = (x.astype(dtype), cache.key, cache.value)
-        inputs = params["blocks"], jnp.arange(shape.layers)
+        inputs = params["blocks"], _layers(shape), jnp.arange(shape.layers)
         (x, key, value), residuals = jax.lax.scan(layer, start, inputs)
         return x, residuals, Cache(key, value, segments, cache.used + x.shape[1])
 
@@ -203,11 +226,56 @@ def rotations(shape: Shape, position: Array) -> tuple[Array, Array] | None:
     half = shape.head_size // 2
     frequency = rope.base ** (-jnp.arange(half, dtype=jnp.float32) / half)
     if rope.factor != 1.0:
-        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
-        keep = jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+        keep = _stretch(rope, frequency)
         frequency = frequency * (keep + (1 - keep) / rope.factor)
     angle = position[..., None, None].astype(jnp.float32) * frequency
-    return jnp.cos(angle), jnp.sin(angle)
+    if rope.gain == 1.0:
+        return jnp.cos(angle), jnp.sin(angle)
+    return rope.gain * jnp.cos(angle), rope.gain * jnp.sin(angle)
+
+
+def _stretch(rope: Rope, frequency: Array) -> Array | float:
+    """How much of each pair's ``frequency`` [head_size / 2] a stretch leaves as it is, from 0 to 1."""
+    if rope.kind == "linear":
+        return 0.0
+    if rope.kind == "llama3":
+        turns = rope.original * frequency / (2 * math.pi)  # of each pair within the original context
+        return jnp.clip((turns - rope.low) / (rope.high - rope.low), 0.0, 1.0)
+    pairs = len(frequency)
+    # The pair, in between two as a rule, that turns so often within the original context.
+    first, last = (
+        pairs * math.log(rope.original / (turns * 2 * math.pi)) / math.log(rope.base)
+        for turns in (rope.high, rope.low)
+    )
+    if rope.whole:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * pairs - 1)
+    last = last if last != first else first + 1e-3
+    return 1 - jnp.clip((jnp.arange(pairs) - first) / (last - first), 0.0, 1.0)
+
+
+class _Layer(NamedTuple):
+    """What layers may differ in, [layers] each; None where they are alike."""
+
+    reach: Any  # int32, positions that attention reaches
+    rotates: Any  # bool
+
+
+def _layers(shape: Shape) -> _Layer:
+    layers = range(shape.layers)
+    reach = [2**30 if n in shape.global_layers else shape.window for n in layers] if shape.window else None
+    rotates = [n not in shape.nope_layers for n in layers] if shape.nope_layers and shape.rope else None
+    return _Layer(
+        None if reach is None else jnp.array(reach, jnp.int32),
+        None if rotates is None else jnp.array(rotates),
+    )
+
+
+def _where(rotates: Array | None, rotation: tuple[Array, Array] | None) -> tuple[Array, Array] | None:
+    """The rotation where a layer rotates, else none at all."""
+    if rotates is None or rotation is None:
+        return rotation
+    return jnp.where(rotates, rotation[0], 1.0), jnp.where(rotates, rotation[1], 0.0)
 
 
 def _rotate(x: Array, rotation: tuple[Array, Array] | None) -> Array:
@@ -223,21 +291,80 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
 
 
-def _causal(segment: Array, query: Array, key: Array, value: Array) -> Array:
+def _kept(primitive: Any, *inputs: Any, **settings: Any) -> bool:
+    """What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention."""
+    policies = jax.checkpoint_policies
+    return (
+        policies.dots_with_no_batch_dims_saveable(primitive, *inputs, **settings)
+        or policies.save_only_these_names(_ATTENDED)(primitive, *inputs, **settings)
+        or primitive.name == "dot_product_attention_fwd_wrapper"  # cuDNN's, with its sums of exponentials
+    )
+
+
+def capped(x: Array, cap: float) -> Array:
+    """``cap * tanh(x / cap)``, between -cap and cap; as it is where the cap is 0."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _causal(
+    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
+) -> Array:
     """Attention of all positions to those before them, in memory linear in their number.
 
     The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
-    also meet the keys that come after them.
+    also meet the keys that come after them. Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
+    if not _in_cudnn(shape, query.dtype, query.shape[1]):
+        return _causal_in_parts(shape, reach, segment, query, key, value)
+
+    def flash(query: Array, key: Array, value: Array) -> Array:
+        scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
+        window = (shape.window - 1, 0) if shape.window else None
+        return jax.nn.dot_product_attention(
+            query, key, value, scale=scale, is_causal=True, local_window_size=window, implementation="cudnn"
+        )
+
+    parts = functools.partial(_causal_in_parts, shape, reach, segment)
+    # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
+    alone = ((segment == segment[:, :1]) | (segment == 0)).all()
+    return jax.lax.cond(alone, flash, parts, query, key, value)
+
+
+def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
+    """Whether cuDNN's flash attention knows such heads, types and lengths, on the device that programs are for."""
+    capability = getattr(jax.devices()[0], "compute_capability", "")
+    return (
+        re.fullmatch(r"\d+\.\d+", capability) is not None
+        and float(capability) >= 8.0
+        and dtype in (jnp.bfloat16, jnp.float16)
+        and shape.head_size % 8 == 0
+        and shape.head_size <= 128
+        and length % 2 == 0
+        and not (shape.score_cap or shape.global_layers)
+    )
+
+
+def _causal_in_parts(
+    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
+) -> Array:
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     query, segment = jax.lax.optimization_barrier((query, segment))
-    every = jax.checkpoint(functools.partial(_masked, segment, key, value), prevent_cse=False)
+    every = jax.checkpoint(functools.partial(_masked, shape, reach, segment, key, value), prevent_cse=False)
     return _in_parts(every, (jnp.arange(query.shape[1]), segment, query))
 
 
-def _held(segments: Array, slot: Array, segment: Array, query: Array, key: Array, value: Array) -> Array:
+def _held(
+    shape: Shape,
+    reach: Array | None,
+    segments: Array,
+    slot: Array,
+    segment: Array,
+    query: Array,
+    key: Array,
+    value: Array,
+) -> Array:
     """Attention of positions in the slots [S] to what a cache holds, in memory linear in their number, too."""
-    attend = functools.partial(_masked, segments, key, value)
+    attend = functools.partial(_masked, shape, reach, segments, key, value)
     if query.shape[1] <= QUERIES:
         return attend((slot, segment, query))
     query, segment = jax.lax.optimization_barrier((query, segment))  # as for `_causal`
@@ -263,19 +390,45 @@ def _in_parts(
     return jnp.moveaxis(found, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
 
 
-def _masked(segments: Array, key: Array, value: Array, queries: tuple[Array, Array, Array]) -> Array:
+def _masked(
+    shape: Shape,
+    reach: Array | None,
+    segments: Array,
+    key: Array,
+    value: Array,
+    queries: tuple[Array, Array, Array],
+) -> Array:
     """Attention [B, S, heads, head_size] to M keys, whose segments are [B, M].
 
     Args:
+      shape: how scores are computed.
+      reach: how far back attention goes, if not everywhere.
       segments: of the keys.
       key: [B, M, kv_heads, head_size].
       value: the same.
       queries: their slots [S] among the keys, their segments [B, S], and themselves.
     """
     slot, segment, query = queries
-    causal = slot[:, None] >= jnp.arange(segments.shape[1])
-    mask = causal & (segment[:, :, None] == segments[:, None, :])
-    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None])
+    seen = slot[:, None] >= jnp.arange(segments.shape[1])
+    if reach is not None:
+        seen = seen & (slot[:, None] - jnp.arange(segments.shape[1]) < reach)
+    mask = seen & (segment[:, :, None] == segments[:, None, :])
+    scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
+    if shape.score_cap:
+        return _capped_attention(query, key, value, mask, scale, shape.score_cap)
+    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None], scale=scale)
+
+
+def _capped_attention(
+    query: Array, key: Array, value: Array, mask: Array, scale: float | None, cap: float
+) -> Array:
+    """`jax.nn.dot_product_attention`, which knows no caps, with one; ``mask`` is [B, S, M]."""
+    grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[-1])
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = scale * jnp.einsum("bsngh,bmnh->bngsm", grouped, key, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], capped(scores, cap), jnp.finfo(jnp.float32).min)
+    weight = jax.nn.softmax(scores, -1).astype(value.dtype)
+    return jnp.einsum("bngsm,bmnh->bsngh", weight, value).reshape(query.shape)
 
 
 class _Block(nn.Module):
@@ -291,28 +444,42 @@ class _Block(nn.Module):
         s = self.shape
         residual = 0.02 / math.sqrt(2 * s.layers)  # GPT-2: the sum of all branches has the scale of one
 
-        def dense(name: str, size: int, bias: bool, scale: float = 0.02) -> nn.Dense:
+        def dense(x: Array, name: str, size: int, bias: bool, scale: float = 0.02) -> Array:
             init = nn.initializers.normal(scale)
-            return nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
+            layer = nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
+            y = layer(x)
+            adapter: Any = self.get_variable("params", name + ADAPTER)
+            if adapter is None:
+                return y
+            a, b = adapter["a"].astype(y.dtype), adapter["b"].astype(y.dtype)
+            return y + dense_product(dense_product(x.astype(y.dtype), a, None), b, None)
 
-        def heads(name: str, count: int) -> Array:
-            y = dense(name, count * s.head_size, s.qkv_bias)(h)
+        def heads(x: Array, name: str, count: int) -> Array:
+            y = dense(x, name, count * s.head_size, s.qkv_bias)
             return y.reshape(*y.shape[:-1], count, s.head_size)
 
+        def after(name: str, y: Array) -> Array:
+            return _norm(s, self.dtype, name)(y) if s.post_norms else y
+
         h = _norm(s, self.dtype, "attention_norm")(x)
-        query, key, value = heads("query", s.heads), heads("key", s.kv_heads), heads("value", s.kv_heads)
+        query, key, value = (
+            heads(h, "query", s.heads),
+            heads(h, "key", s.kv_heads),
+            heads(h, "value", s.kv_heads),
+        )
         if s.qk_norm:
             query, key = _norm(s, self.dtype, "query_norm")(query), _norm(s, self.dtype, "key_norm")(key)
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
-        attended = attend(query, key, value)
-        x = x + dense("out", s.width, s.out_bias, residual)(attended.reshape(*x.shape[:-1], -1))
+        attended = checkpoint_name(attend(query, key, value), _ATTENDED).reshape(*x.shape[:-1], -1)
+        x = x + after("out_norm", dense(attended, "out", s.width, s.out_bias, residual))
 
         h = _norm(s, self.dtype, "inner_norm")(x)
-        up = dense("up", s.inner, s.inner_bias)(h)
-        h = nn.silu(dense("gate", s.inner, s.inner_bias)(h)) * up if s.gated else nn.gelu(up)
-        return x + dense("down", s.width, s.inner_bias, residual)(h), held
+        up = dense(h, "up", s.inner, s.inner_bias)
+        gate = nn.gelu if s.geglu else nn.silu
+        h = gate(dense(h, "gate", s.inner, s.inner_bias)) * up if s.gated else nn.gelu(up)
+        return x + after("down_norm", dense(h, "down", s.width, s.inner_bias, residual)), held
 
 
 def _hold(

@@ -30,6 +30,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from tqdm import tqdm
 
@@ -194,13 +195,20 @@ class _Worker:
         self._start()
 
     def judge(self, problem: Problem, text: str) -> Verdict:
+        """Of a problem with inputs and outputs the verdict on the first that does not pass."""
+        if not problem.cases:
+            decides = asks_for_a_class(problem)
+            job = {"text": text, "tests": problem.tests, "entry": problem.entry, "decides": decides}
+            return self._judge_job(problem.name, job)
+        for given, expected in problem.cases:
+            job = {"text": text, "given": given, "expected": expected, "match": problem.match}
+            verdict = self._judge_job(problem.name, job)
+            if verdict != Verdict.PASSED:
+                break
+        return verdict
+
+    def _judge_job(self, name: str, job: Mapping[str, Any]) -> Verdict:
         """A worker that dies of a program, or is killed meanwhile, is replaced, and the program gets one more try."""
-        job = {
-            "text": text,
-            "tests": problem.tests,
-            "entry": problem.entry,
-            "decides": asks_for_a_class(problem),
-        }
         line = json.dumps(job).encode() + b"\n"
         for _ in range(2):
             if self._process.poll() is not None:
@@ -212,7 +220,7 @@ class _Worker:
                     self.stop()
                 if verdict == UNTESTABLE:
                     raise UntestableError(
-                        f"the tests of problem {problem.name!r} hand the program a function or an object of their own, "
+                        f"the tests of problem {name!r} hand the program a function or an object of their own, "
                         "which cannot reach it: have them use data, or what can be imported"
                     )
                 return Verdict(verdict)

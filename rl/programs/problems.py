@@ -1,4 +1,5 @@
-"""Programming problems with tests, and programs that a model wrote for them: HumanEval, MBPP and files of samples.
+"""Programming problems with tests, and programs that a model wrote for them: HumanEval, MBPP, APPS, CodeContests and
+files of samples.
 
 A file in its standard layout in, tuples out. Nothing is executed here.
 """
@@ -26,6 +27,9 @@ class Problem(NamedTuple):
     tests: str  # Python that asserts; it runs beside the program, not inside it (`rl.programs.worker`)
     entry: tuple[str, ...]  # the names in `tests` that the program defines
     reference: str  # a program, said to be right; empty: there is none
+    # Of a program that reads and prints: inputs and the outputs expected, in place of tests
+    cases: tuple[tuple[str, str], ...] = ()
+    match: str = "words"  # how outputs are compared: one of `rl.programs.worker.MATCHES`
 
 
 class Samples(NamedTuple):
@@ -84,6 +88,37 @@ def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
     ]
 
 
+def read_apps(path: str | Path) -> list[Problem]:
+    """The problems of APPS (Hendrycks et al. 2021), ``train.jsonl`` or ``test.jsonl``, in the file's order.
+
+    Those whose ``input_output`` names a function test it by calls, the others by inputs and outputs, compared line by
+    line. (APPS' own harness takes lines and words in any order as well, and so passes wrong programs.) The prompt is a
+    docstring of the question and the code to start from; the first solution is the reference.
+
+    Raises:
+        ValueError: the file is not in that layout; the message names the file and the problem.
+
+    Warns:
+        UserWarning: problems without tests, which are left out.
+    """
+    return _tested(path, _apps_problem, "question", "input_output")
+
+
+def read_code_contests(path: str | Path) -> list[Problem]:
+    """The problems of CodeContests (Li et al. 2022) as JSON lines of the fields of its records, in the file's order.
+
+    All its tests are used, public, private and generated; outputs are compared word by word. The prompt is a docstring
+    of the description; the first solution in Python 3 is the reference. Problems that read files are left out.
+
+    Raises:
+        ValueError: the file is not in that layout; the message names the file and the problem.
+
+    Warns:
+        UserWarning: problems without tests, which are left out.
+    """
+    return _tested(path, _code_contests_problem, "name", "description", "public_tests")
+
+
 def read_samples(path: str | Path) -> list[Samples]:
     """Sampled programs in the layout of CodeT (Chen et al. 2022): JSON lines of task_id, prompt and samples.
 
@@ -97,11 +132,13 @@ def read_samples(path: str | Path) -> list[Samples]:
 def check(problem: Problem) -> None:
     """Do nothing if the problem's tests can tell programs apart, as far as their text says.
 
-    An assertion behind a condition that never holds is not noticed.
+    An assertion behind a condition that never holds is not noticed. Inputs and outputs can always.
 
     Raises:
         ValueError: they do not compile, or no assertion in them can be reached, so that any program would pass.
     """
+    if problem.cases:
+        return
     tree = _parse(problem.tests, "tests", problem.name)
     if not any(isinstance(node, ast.Assert) for node in _reached(tree)):
         raise ValueError(
@@ -122,8 +159,15 @@ def asks_for_a_class(problem: Problem) -> bool:
 def _made(place: str, make: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
     try:
         return make(row)
-    except (AttributeError, TypeError, ValueError) as error:  # the first two for a value of another type
-        raise ValueError(f"{place}, task {row['task_id']!r}: {error}") from None
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # but for the last: of another layout within
+        error = ValueError(f"{error} is missing") if isinstance(error, KeyError) else error
+        name = next((row[key] for key in _NAMES if key in row), "without a name")
+        raise ValueError(f"{place}, task {name!r}: {error}") from None
 
 
 def _samples(row: Mapping[str, Any]) -> Samples:
@@ -155,6 +199,99 @@ def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
     return _checked(
         Problem(name, f'"""\n{text}\n{assertions}\n"""\n', "\n".join([*imports, tests]), entry, reference)
     )
+
+
+def _tested(
+    path: str | Path, make: Callable[[Mapping[str, Any]], Problem | None], *keys: str
+) -> list[Problem]:
+    """The problems that have tests."""
+    found = [_made(place, make, row) for place, row in _rows(path, *keys)]
+    tested = [problem for problem in found if problem is not None]
+    if len(tested) < len(found):
+        warnings.warn(
+            f"{path}: {len(found) - len(tested)} of {len(found)} problems have no tests that can be run: left out",
+            stacklevel=3,
+        )
+    return tested
+
+
+def _apps_problem(row: Mapping[str, Any]) -> Problem | None:
+    name = f"APPS/{next((row[key] for key in _NAMES if key in row), '')}"
+    tests = _inner_json(row["input_output"], "input_output") or {}
+    if not tests.get("inputs"):
+        return None
+    pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+    start = row.get("starter_code") or ""
+    solutions = _inner_json(row.get("solutions") or "[]", "solutions")
+    reference = solutions[0] if solutions else ""
+    text = _docstring(row["question"], start)
+    function = tests.get("fn_name")
+    if function is None:
+        cases = tuple((_lines(given), _lines(expected)) for given, expected in pairs)
+        return Problem(name, text, "", (), reference, cases, "lines")
+    owner = "Solution" if "class Solution" in (start or reference) else ""
+    called = f"Solution().{function}" if owner else function
+    calls = [f"assert same({called}(*{given!r}), {expected!r})" for given, expected in pairs]
+    return _checked(Problem(name, text, "\n".join([_SAME, *calls]), (owner or function,), reference))
+
+
+def _code_contests_problem(row: Mapping[str, Any]) -> Problem | None:
+    kinds = ("public_tests", "private_tests", "generated_tests")
+    cases = tuple(
+        (_text(one["input"], "input"), _text(one["output"], "output"))
+        for kind in kinds
+        for one in _records(row.get(kind) or [])
+    )
+    if not cases or row.get("input_file"):
+        return None
+    solutions = [
+        one["solution"] for one in _records(row.get("solutions") or []) if one["language"] in (3, "PYTHON3")
+    ]
+    return Problem(
+        row["name"], _docstring(row["description"], ""), "", (), next(iter(solutions), ""), cases, "words"
+    )
+
+
+def _records(column: Any) -> list[Mapping[str, Any]]:
+    """Rows of a list of objects, or of an object of lists, as different exports have them."""
+    if isinstance(column, Mapping):
+        return [dict(zip(column, values, strict=True)) for values in zip(*column.values(), strict=True)]
+    return list(column)
+
+
+def _docstring(question: str, start: str) -> str:
+    """What a program can begin with: raw, because questions have formulas."""
+    text = "\n\n".join([_text(question, "question").strip(), *([start.strip()] if start else [])])
+    return 'r"""\n' + text.replace('"""', "'''") + '\n"""\n'
+
+
+def _lines(value: Any) -> str:
+    """A text, for which APPS sometimes has a list of its lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else _text(value, "input or output")
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"its {what} is no text, but {json.dumps(value)[:40]}")
+    return value
+
+
+def _inner_json(text: Any, what: str) -> Any:
+    """What a field says, which is JSON in a text; nothing at all is empty."""
+    try:
+        return json.loads(text) if isinstance(text, str) and text.strip() else text or None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {what} is no JSON: {error}") from None
+
+
+# APPS: what is expected has lists for tuples, and may be the one item of a list.
+_SAME = """def same(found, expected):
+    def plain(value):
+        return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+    found = plain(found)
+    return found == expected or isinstance(expected, list) and len(expected) > 0 and found == expected[0]
+"""
+_NAMES = ("task_id", "problem_id", "id", "name")
 
 
 def _taken_from(reference: ast.Module, tests: ast.Module) -> tuple[list[str], tuple[str, ...]]:

@@ -10,10 +10,15 @@ What a call changed in its arguments and what it printed come back with its answ
 used as if they were here (`Remote`), with one exception: how they compare with the tests' own data is theirs to say
 only where the problem asks for a class, because an object can be equal to everything. Tests cannot hand over functions
 or objects of their own (`UNTESTABLE`); those of the program and of importable modules they can.
+
+A *script*, a program that reads its input and prints, runs once for each input, as a file does that is given to an
+interpreter; what it printed is the answer, and `MATCHES` says whether it is the expected one.
 """
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import enum
 import functools
 import gc
@@ -25,7 +30,9 @@ import operator
 import os
 import random
 import signal
+import site
 import sys
+import threading
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -69,8 +76,9 @@ def main(isolation: str, limits: str, packages: str) -> None:
     """Serve jobs, JSON objects of one line each on stdin, until stdin ends or `RETIRES` was said.
 
     A job has the program's ``text``, the text of its ``tests``, the names that the tests take from the program,
-    ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). stdout carries `READY`, then two
-    bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
+    ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). Of a script it has instead of
+    these three its input, ``given``, the ``expected`` output and one of `MATCHES`, ``match``. stdout carries `READY`,
+    then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
 
     Args:
         isolation: ``namespaces``: enter them first. Otherwise whoever started this has seen to it.
@@ -223,9 +231,9 @@ class _Program:
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
 
-    def compiles(self, text: str) -> bool:
-        """Hand over the text; it has not run when this returns."""
-        self._put(text)
+    def compiles(self, text: str, given: str | None = None) -> bool:
+        """Hand over the text and what a script is to read; it has not run when this returns."""
+        self._put([text, given])
         return bool(self._get())
 
     def run(self) -> None:
@@ -474,8 +482,8 @@ def _judge(
     signal.setitimer(signal.ITIMER_REAL, limits.deadline)
     confine()
     job = json.loads(line)
-    program = _Program(questions, answers, limits.output, job.pop("decides"))
-    verdict = _test(program, **job)
+    program = _Program(questions, answers, limits.output, job.pop("decides", False))
+    verdict = _test_script(program, **job) if "given" in job else _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
 
 
@@ -490,6 +498,60 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
     except BaseException as error:
         return Verdict.RUNTIME_ERROR if error is program.error else Verdict.FAILED
     return Verdict.RUNTIME_ERROR if program.is_gone else Verdict.PASSED
+
+
+def _test_script(program: _Program, *, text: str, given: str, expected: str, match: str) -> int:
+    if not program.compiles(text, given):
+        return Verdict.COMPILE_ERROR
+    printed = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            program.run()
+    except ProgramError:
+        return Verdict.RUNTIME_ERROR
+    return Verdict.PASSED if MATCHES[match](printed.getvalue(), expected) else Verdict.FAILED
+
+
+def _same_words(printed: str, expected: str) -> bool:
+    """CodeContests' rule: the same words, wherever lines end and whatever their case; numbers to 1e-5."""
+    return _alike(printed.lower().split(), expected.lower().split(), 0.0, 1e-5)
+
+
+def _same_lines(printed: str, expected: str) -> bool:
+    """APPS' rule, as far as it keeps the order: the same lines but for space and empty ones; numbers as numpy's
+    ``allclose`` has them.
+    """
+    one, other = (
+        [line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected)
+    )
+    return len(one) == len(other) and all(
+        _alike(*lines, 1e-5, 1e-8) for lines in zip(one, other, strict=True)
+    )
+
+
+def _alike(words: list[str], expected: list[str], relative: float, absolute: float) -> bool:
+    return len(words) == len(expected) and all(
+        word == other or _close(word, other, relative, absolute)
+        for word, other in zip(words, expected, strict=True)
+    )
+
+
+def _close(word: str, other: str, relative: float, absolute: float) -> bool:
+    """Whether two words are numbers that are close or, if both are whole, the same."""
+    try:
+        return int(word) == int(other)
+    except ValueError:
+        pass
+    try:
+        one, expected = float(word), float(other)
+    except (ValueError, OverflowError):
+        return False
+    return math.isfinite(expected) and abs(one - expected) <= absolute + relative * abs(expected)
+
+
+MATCHES: Mapping[str, Callable[[str, str], bool]] = types.MappingProxyType(
+    {"lines": _same_lines, "words": _same_words}
+)
 
 
 # ---- the program --------------------------------------------------------------------------------------------
@@ -550,15 +612,18 @@ def _run_program(
     confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
 ) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
-    text = json.loads(questions.readline())
+    text, given = json.loads(questions.readline())
     if threads.wanted(text):
         threads.provide()
+    execute: Callable[..., None] = exec
+    if given is None:
+        name, printed = "program", _captured(printed_limit)
+    else:
+        name, execute, printed = "__main__", _run_script, _standard_streams(given, printed_limit)
     confine()
-    module = types.ModuleType("program")
-    sys.modules["program"] = module
+    module = types.ModuleType(name)
+    sys.modules[name] = module
     objects = _Objects()
-    output = _Printed(printed_limit)
-    sys.stdout = stdout = io.TextIOWrapper(output, "utf-8", "backslashreplace", write_through=True)
 
     def resolve(handle: int | str) -> Any:
         return objects[handle] if isinstance(handle, int) else eval(handle, module.__dict__)
@@ -573,7 +638,7 @@ def _run_program(
         answer(False)
         return
     answer(True)
-    assert objects.refer(functools.partial(exec, code, module.__dict__))[0] == _RUN
+    assert objects.refer(functools.partial(execute, code, module.__dict__))[0] == _RUN
     for line in questions:
         known: list[Any] = []
         try:
@@ -590,7 +655,7 @@ def _run_program(
                 for number, (each, old) in enumerate(zip(known, before, strict=True))
                 if not _same(_items(each), old)
             ]
-            answer((*reply, changes, _taken(stdout, output)), numbers)
+            answer((*reply, changes, printed()), numbers)
         except BaseException as error:  # of an answer that is no data, or in what was to be its description
             answer((False, (error, type(error), (), ""), (), ""))
 
@@ -615,13 +680,60 @@ def _described(error: BaseException) -> tuple[BaseException, type, Any, str]:
         return error, type(error), (), ""
 
 
-def _taken(stdout: io.TextIOWrapper, output: _Printed) -> str:
-    """What was printed since this was last asked."""
-    try:
-        stdout.flush()
-        printed = output.getvalue().decode(errors="replace")
-        output.seek(0)
-        output.truncate()
-    except ValueError:  # the program closed it
-        return ""
+def _captured(limit: int) -> Callable[[], str]:
+    """Replaces stdout; what is returned says what was printed since it was last called."""
+    output = _Printed(limit)
+    sys.stdout = stdout = io.TextIOWrapper(output, "utf-8", "backslashreplace", write_through=True)
+
+    def taken() -> str:
+        try:
+            stdout.flush()
+            printed = output.getvalue().decode(errors="replace")
+            output.seek(0)
+            output.truncate()
+        except ValueError:  # the program closed it
+            return ""
+        return printed
+
+    return taken
+
+
+def _standard_streams(given: str, limit: int) -> Callable[[], str]:
+    """Gives the process the standard files that a script has: fast ones read and write them without `sys.stdin`.
+
+    What is returned says what was printed.
+    """
+    for standard, content in enumerate((given.encode("utf-8", "surrogatepass"), b"")):
+        file = os.memfd_create("")
+        with open(file, "wb", closefd=False) as stream:
+            stream.write(content)
+        os.lseek(file, 0, os.SEEK_SET)
+        os.dup2(file, standard)
+        os.close(file)
+    sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.argv = ["program.py"]
+    site.setquit()
+    output = os.dup(1)
+
+    def printed() -> str:
+        return os.pread(output, limit, 0).decode(errors="replace")
+
     return printed
+
+
+def _run_script(code: types.CodeType, names: dict[str, Any]) -> None:
+    """Runs it as a file is run, to what an interpreter does in the end; a status other than 0 is an error."""
+    stdout = sys.stdout
+    try:
+        exec(code, names)
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()
+    for stream in {id(each): each for each in (sys.stdout, stdout)}.values():
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()

@@ -122,11 +122,11 @@ def pack(
 
 
 def sampler(batch_size: int) -> Source:
-    """The source of ``batch_size`` rows of a `TokenBatch`, uniform with replacement."""
+    """The source of ``batch_size`` rows of a `TokenBatch`, or of what holds one, uniform with replacement."""
 
     def sample(data: TokenBatch, key: Key, step: Array | int = 0) -> TokenBatch:
         del step
-        return take(data, jax.random.randint(key, (batch_size,), 0, data.tokens.shape[0]))
+        return take(data, jax.random.randint(key, (batch_size,), 0, jax.tree.leaves(data)[0].shape[0]))
 
     return sample
 

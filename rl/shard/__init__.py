@@ -19,15 +19,23 @@ from __future__ import annotations
 
 from rl.shard.batches import data_parallel, over_mesh, sharded_sampler
 from rl.shard.hosts import initialize, is_loss, is_main
-from rl.shard.language import language_specs, over_grid, place_language
+from rl.shard.language import (
+    fetch_language,
+    init_language,
+    language_specs,
+    over_grid,
+    place_language,
+)
 from rl.shard.placement import gather, grid, mesh, place, place_keys, place_split, place_state
 from rl.shard.pmap import averaged, pmap_updates
 
 __all__ = [
     "averaged",
     "data_parallel",
+    "fetch_language",
     "gather",
     "grid",
+    "init_language",
     "initialize",
     "is_loss",
     "is_main",

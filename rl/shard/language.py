@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from rl.shard.placement import Tree, place
+from rl.shard.placement import Tree, gather, place
 from rl.train import Epoch, Report
 from rl.types import Key, State
 
@@ -21,6 +23,10 @@ _SPLITS = (
     (r"(query|key|value|gate|up)/kernel", ("data", "model")),
     (r"(query|key|value|gate|up)/bias", ("model",)),
     (r"(out|down)/kernel", ("model", "data")),
+    (r"(query|key|value|gate|up)_lora/a", ("data", None)),  # of `rl.language.adapters`
+    (r"(query|key|value|gate|up)_lora/b", (None, "model")),
+    (r"(out|down)_lora/a", ("model", None)),
+    (r"(out|down)_lora/b", (None, "data")),
     (r"(un)?embedding", ("model", "data")),
     (r"position", (None, "data")),
     (r"rows", ("model", None, "data")),  # of `rl.networks.token_heads.vocabulary_values`
@@ -53,6 +59,32 @@ def language_specs(tree: Tree, mesh: Mesh) -> Tree:
 def place_language(state: Tree, mesh: Mesh) -> Tree:
     """A language learner's state, laid out by `language_specs`."""
     return jax.tree.map(lambda part, spec: place(part, mesh, spec), state, language_specs(state, mesh))
+
+
+def init_language(init: Callable[..., Tree], mesh: Mesh, *given: Any) -> Tree:
+    """``init(*given)`` laid out by `language_specs` from the start: no device ever holds all of it.
+
+    Args:
+      init: a language learner's, a function of parameters for instance, placed by `place_language`, and a key.
+      mesh: from `rl.shard.grid`.
+      *given: its arguments.
+    """
+    specs = language_specs(jax.eval_shape(init, *given), mesh)
+    return jax.jit(init, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))(*given)
+
+
+def fetch_language(tree: Tree, mesh: Mesh) -> Tree:
+    """As `rl.shard.gather`, but no device ever holds more than one layer's matrix, or an embedding. All hosts must call
+    it."""
+
+    def whole(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
+            return jax.device_get(leaf)
+        if leaf.ndim < 3:
+            return gather(leaf, mesh)
+        return np.stack([gather(leaf[layer], mesh) for layer in range(len(leaf))])
+
+    return jax.tree.map(whole, tree)
 
 
 def over_grid(epoch: Epoch, mesh: Mesh) -> Epoch:

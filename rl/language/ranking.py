@@ -1,0 +1,112 @@
+"""How well numbers rank answers to problems of which the right ones are known: NumPy, one array for each problem."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from rl import statistics
+from rl.language import generate
+
+CUTS = (1, 2, 5, 10, 20, 50, 100)
+
+
+def report(
+    scores: Mapping[str, Sequence[np.ndarray]], right: Sequence[np.ndarray], against: str = ""
+) -> dict[str, Any]:
+    """What each ranking is worth, beside drawing at random, with 95 % intervals over problems.
+
+    ``pass_at`` is the share of problems of which one of the ``k`` best-ranked answers is right; of ``random`` it is the
+    estimate of Chen et al. (2021). ``pairs`` is how often a right answer is ranked above a wrong one to the same
+    problem, ties counting half; problems without both are left out of it. ``difference`` has both less
+    those of ``against``.
+
+    Args:
+      scores: for each ranking the scores [m] of each problem's answers; higher is better.
+      right: which answers are right, [m] bool of each problem.
+      against: the ranking that the others are compared with, problem by problem; empty: none.
+
+    Raises:
+      ValueError: there is no problem, or a score is not finite.
+    """
+    if not right:
+        raise ValueError("there are no problems with outcomes to compare rankings on")
+    fewest = min(map(len, right))
+    cuts = [k for k in CUTS if k < fewest] or [1]
+    mixed = [number for number, each in enumerate(right) if 0 < each.sum() < len(each)]
+    passes = {
+        "random": {k: np.array([generate.pass_at_k(one[None], k) for one in right]) for k in cuts},
+        **{
+            name: {
+                k: np.array(
+                    [
+                        generate.ranked_pass_at_k(one[None], x[None], k)
+                        for one, x in zip(right, of, strict=True)
+                    ]
+                )
+                for k in cuts
+            }
+            for name, of in scores.items()
+        },
+    }
+    pairs = {
+        "random": np.full(len(mixed), 0.5),
+        **{name: np.array([_above(of[n], right[n]) for n in mixed]) for name, of in scores.items()},
+    }
+    found: dict[str, Any] = {
+        "problems": len(right),
+        "mixed_problems": len(mixed),
+        "candidates": sum(map(len, right)),
+        "right": float(np.concatenate(right).mean()),
+        "pass_at": {name: {str(k): _rate(x) for k, x in of.items()} for name, of in passes.items()},
+    }
+    if mixed:
+        found["pairs"] = {name: _rate(x) for name, x in pairs.items()}
+    if against:
+        found["against"] = against
+        found["difference"] = {
+            name: {
+                "pass_at": {str(k): _mean(passes[name][k] - passes[against][k]) for k in cuts},
+                **({"pairs": _mean(pairs[name] - pairs[against])} if mixed else {}),
+            }
+            for name in scores
+            if name != against
+        }
+    return found
+
+
+def table(found: Mapping[str, Any]) -> str:
+    """A report as lines of text."""
+    cuts = list(next(iter(found["pass_at"].values())))
+    titles = ["ranking", *(f"pass@{k}" for k in cuts), "right above wrong"]
+    rows = [
+        [name, *map(_shown, of.values()), _shown(found["pairs"][name]) if "pairs" in found else "-"]
+        for name, of in found["pass_at"].items()
+    ]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in [titles, *rows]
+    )
+
+
+def _above(scores: np.ndarray, right: np.ndarray) -> float:
+    """How often a right answer has a higher score than a wrong one (the statistic of Mann and Whitney)."""
+    ranks = stats.rankdata(scores)[right]
+    return float((ranks.sum() - len(ranks) * (len(ranks) + 1) / 2) / (len(ranks) * (~right).sum()))
+
+
+def _rate(each: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(each.mean()), "ci95": list(statistics.rate_interval(each))}
+
+
+def _mean(each: np.ndarray) -> dict[str, Any]:
+    return {"mean": float(each.mean()), "ci95": list(statistics.interval(each))}
+
+
+def _shown(one: Mapping[str, Any]) -> str:
+    low, high = one["ci95"]
+    return f"{one['mean']:.3f}" + ("" if np.isnan(low) else f" [{low:.3f}, {high:.3f}]")

@@ -1,0 +1,232 @@
+"""benchmarks.parity: d3rlpy's learners with our settings make our updates; what is said of the differences."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks import cases, parity, peers
+from experiments import studies
+from rl.agents import get
+from rl.data import recipes
+from rl.replay import dataset as replay
+from rl.replay.dataset import Dataset
+from rl.types import Spec
+from rl.values import heads
+
+TIER = "hopper-medium-regen-v5"
+
+
+def small(agent: str, **changed: Any) -> Any:
+    config = get(agent).Config()
+    network = dataclasses.replace(config.network, norm_after=agent == "rebrac")
+    return dataclasses.replace(config, hidden=(16, 16), network=network, **changed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("agent", "changed", "tolerance"),
+    [
+        ("iql", {}, 1e-4),
+        ("td3_bc", {"policy_noise": 0.0}, 1e-4),
+        ("rebrac", {"policy_noise": 0.0}, 1e-4),
+        ("cql", {}, 0.05),  # its targets, proposals and policy draw
+    ],
+)
+def test_d3rlpy_makes_our_updates(agent: str, changed: dict[str, Any], tolerance: float) -> None:
+    """From our weights, on our batches: losses and weights stay equal; CQL's losses as far as draws allow."""
+    pytest.importorskip("d3rlpy")
+    from benchmarks import d3rlpy_peer as peer
+
+    config, batch_size = small(agent, **changed), 2048 if agent == "cql" else 64
+    data = parity.usable(cases.synthetic(3000))
+    spec = Spec(data.transitions.observation.shape[1:], data.transitions.action.shape[-1])
+    learner = get(agent).make(config, spec, heads.scalar())
+    sample = replay.sampler(batch_size)
+    state = learner.init(jax.random.key(1), sample(data, jax.random.key(0)))
+    made = peer.learner(agent, config, spec, batch_size, 0)
+    start = jax.device_get(state.params)
+    peer.load(made, start)
+    blank = jax.tree.map(np.zeros_like, start)
+    for name, own in peer.weights(made, blank).items():
+        if not name.startswith("log_"):
+            jax.tree.map(np.testing.assert_array_equal, own, start[name])
+    update = jax.jit(learner.update)
+    for i in range(6):
+        batch = jax.device_get(sample(data, jax.random.key(i)))
+        state, ours = update(state, batch, jax.random.key(100 + i))
+        theirs = peer.update(made, agent, config, batch)
+        due = i % 2 == 1 or agent in ("iql", "cql")
+        assert set(theirs) == (set(parity.LOSSES[agent]) if due else {"critic_loss"})
+        # Ours is scaled so that its mean over all updates is that over the updates in which the policy moved.
+        scale = 1 if agent in ("iql", "cql") else 2
+        for name, loss in theirs.items():
+            own = float(ours[name]) / (1 if name == "critic_loss" else scale)
+            assert loss == pytest.approx(own, rel=tolerance, abs=tolerance), (i, name)
+    if agent != "cql":
+        for name, own in peer.weights(made, blank).items():
+            moved = lambda x, y, z: np.testing.assert_allclose(x - z, y - z, atol=5e-6)
+            jax.tree.map(moved, own, jax.device_get(state.params[name]), start[name])
+
+
+def test_what_d3rlpy_does_not_have_is_refused() -> None:
+    pytest.importorskip("d3rlpy")
+    from benchmarks import d3rlpy_peer as peer
+
+    peer.check("cql", small("cql"))
+    with pytest.raises(ValueError, match=r"agent\.target_gap=5\.0: d3rlpy's cql has 0\.0 alone"):
+        peer.check("cql", small("cql", target_gap=5.0))
+    with pytest.raises(ValueError, match=r"norm_after=False: d3rlpy's rebrac has True alone"):
+        peer.check("rebrac", get("rebrac").Config())
+
+
+def test_rows_that_both_draw_are_those_of_d3rlpy() -> None:
+    """Its own reader, on episodes that end and episodes that are cut."""
+    pytest.importorskip("d3rlpy")
+    data = cut(cases.synthetic(60))
+    buffer = peers.buffer(data)
+    ours = parity.usable(data).transitions
+    pick = buffer.transition_picker
+    theirs = [pick(e, i) for e in buffer.episodes for i in range(e.transition_count)]
+    assert 40 < len(theirs) < 60 and len(theirs) == len(ours.reward)
+    for name in ("observation", "action", "next_observation", "next_action"):
+        own = getattr(ours, name)
+        goes_on = ours.discount > 0 if name.startswith("next") else np.ones(len(own), bool)
+        np.testing.assert_array_equal(np.stack([getattr(t, name) for t in theirs])[goes_on], own[goes_on])
+    np.testing.assert_array_equal([t.terminal for t in theirs], 1 - ours.discount)
+    np.testing.assert_array_equal(np.ravel([t.reward for t in theirs]), ours.reward)
+
+
+def cut(data: Dataset) -> Dataset:
+    """Episodes of 12 steps, every second of which terminates."""
+    steps, last = data.transitions, np.arange(len(data.last)) % 12 == 11
+    discount = np.where(last & (np.arange(len(last)) // 12 % 2 == 0), 0, 1).astype(np.float32)
+    after = np.minimum(np.arange(len(last)) + 1, len(last) - 1)
+    following = np.where(last, np.arange(len(last)), after)
+    return Dataset(
+        steps._replace(
+            discount=discount,
+            next_observation=np.where(last[:, None], steps.next_observation, steps.observation[following]),
+            next_action=steps.action[following],
+            has_next_action=(~last).astype(np.float32),
+        ),
+        last,
+    )
+
+
+def outcome(rng: np.random.Generator, shift: float) -> dict[str, Any]:
+    return {
+        "updates": [500, 1000],
+        "metrics": {"critic_loss": (rng.normal(2, 0.1, 2) + shift).tolist()},
+        "returns": (rng.normal(40, 5, 2) + 30 * shift).tolist(),
+    }
+
+
+def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against scipy's paired test; the report of half the runs says what it can; what is finished is not trained."""
+    found = {
+        ("iql", TIER, library, seed): outcome(np.random.default_rng(seed), shift * (seed + 1))
+        for library, shift in ((parity.OURS, 0.0), (parity.THEIRS, 0.5))
+        for seed in range(4)
+    }
+    (block,) = parity.compared(found)["blocks"]
+    ours, theirs = (
+        np.array([found["iql", TIER, x, s]["returns"] for s in range(4)])
+        for x in (parity.OURS, parity.THEIRS)
+    )
+    for w in range(2):
+        t = stats.ttest_rel(theirs[:, w], ours[:, w]).confidence_interval(0.95)
+        np.testing.assert_allclose(block["returns"]["difference"][w]["ci95"], t)
+    t = stats.ttest_rel(theirs.mean(1), ours.mean(1)).confidence_interval(0.95)
+    np.testing.assert_allclose(block["returns"]["whole"]["difference"]["ci95"], t)
+    assert (
+        parity.compared({key: x for key, x in found.items() if key[3] == 0 or key[2] == parity.OURS})[
+            "blocks"
+        ]
+        == []
+    )
+
+    trained = []
+
+    def fake(settings: Any, agent: str, tier: str, steps: Any, seed: int, work: Any) -> dict[str, Any]:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        library = {parity.ours: parity.OURS, parity.theirs: parity.THEIRS}[steps]
+        trained.append((library, seed))
+        return found[agent, tier, library, seed]
+
+    monkeypatch.setattr(parity, "train_one", fake)
+    monkeypatch.setattr(parity, "check", lambda settings: (["iql"], [TIER]))
+    monkeypatch.setattr(peers, "versions", lambda: {"d3rlpy": "0", "torch": "0"})
+    monkeypatch.setattr(studies, "digest", lambda name, variant: name)
+    settings = parity.Settings(
+        agents="iql", tiers=TIER, seeds=2, updates=1000, eval_every=500, out=str(tmp_path)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        parity.run(settings)
+    assert "No agent has two seeds of both" in (tmp_path / studies.REPORT).read_text()
+    assert trained == [(parity.OURS, 0), (parity.THEIRS, 0), (parity.OURS, 1)]
+    trained[:] = ["again"]
+    parity.run(settings)
+    assert trained == ["again", (parity.THEIRS, 1)]
+    text = (tmp_path / studies.REPORT).read_text()
+    assert "4 runs are finished" in text and "## iql, hopper-medium-regen-v5, 2 seeds" in text
+    assert json.loads((tmp_path / "result.json").read_text())["runs"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"agents": "iql,edac"}, "--agents: edac is none of iql, td3_bc, cql, rebrac"),
+        ({"tiers": "hopper"}, "--tiers: hopper is none of"),
+        ({"seeds": 1}, "--seeds=1: an interval over seeds needs at least 2"),
+        ({"updates": 700}, "--updates=700 is not a multiple of --eval_every=500"),
+        ({"eval_every": 100, "updates": 1000}, "--eval_every=100 must be a multiple of 500"),
+        ({"set": "agent.expectil=1"}, "no setting 'expectil': did you mean 'expectile'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_by_name(
+    changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "missing", lambda: None)
+    asked = {"agents": "iql", "tiers": TIER, "updates": 1000, "eval_every": 500} | changed
+    with pytest.raises(ValueError, match=message):
+        parity.check(parity.Settings(**asked))
+    monkeypatch.setattr(peers, "missing", lambda: "d3rlpy is left out; `make bench` installs it")
+    with pytest.raises(ValueError, match="nothing to compare with: d3rlpy is left out"):
+        parity.check(parity.Settings())
+
+
+@pytest.mark.long
+def test_both_libraries_learn_the_same_from_a_small_tier(tmp_path: Path) -> None:
+    """From data to report: with the same weights and batches, IQL's losses differ by rounding alone."""
+    pytest.importorskip("d3rlpy")
+    recipes.collect(TIER, out=tmp_path, transitions=2000)
+    result = parity.run(
+        parity.Settings(
+            agents="iql",
+            tiers=TIER,
+            seeds=2,
+            updates=500,
+            eval_every=500,
+            eval_episodes=2,
+            probe=200,
+            hidden=(16, 16),
+            data_folder=str(tmp_path),
+            out=str(tmp_path / "out"),
+        )
+    )
+    (block,) = result["blocks"]
+    for name, of in block["metrics"].items():
+        np.testing.assert_allclose(
+            of["difference"][0]["each"], 0, atol=0.02 * abs(of[parity.OURS][0]["mean"]), err_msg=name
+        )
