@@ -129,8 +129,13 @@ def _on(lm: LM, base: Params | None, rank: int) -> LM:
     def given(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda params, *inputs: function(whole(params, base), *inputs)
 
-    read = {name: given(getattr(lm, name)) for name in ("features", "logits", "extend", "residuals")}
-    return lm._replace(init=init, **read)
+    return lm._replace(
+        init=init,
+        features=given(lm.features),
+        logits=given(lm.logits),
+        extend=given(lm.extend),
+        residuals=given(lm.residuals),
+    )
 
 
 def _plain(leaf: Any) -> np.ndarray:
