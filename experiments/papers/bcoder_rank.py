@@ -35,7 +35,8 @@ one, and those below through products that start at zero.
 Problems are divided once: ``--development`` of them serve to choose settings and are never held out in what is
 reported; the others are held out fold by fold, each once, and every fold is trained with ``--seeds`` seeds. A problem's
 number is the mean over seeds. Intervals are Student's over the held-out problems, differences are paired by problem,
-and their p is of a permutation test that flips signs. Problems of one fold share what was trained, which neither sees.
+and their p is of a permutation test that flips signs. One trained model ranks all problems of a fold, so that these are
+not quite independent, which neither the intervals nor the test take into account.
 Learning rates come from five looks at 13 of the development problems, with one head and 16 programs each: with faster
 steps V ends constant.
 
