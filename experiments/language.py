@@ -327,7 +327,7 @@ def use(settings: Settings) -> dict[str, Any]:
         found = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(found.config, _dtype(settings)))
         params, stop = found.params, None
-    words = _words(found, settings.stop or stop, settings.date, [one.said for one in prompts])
+    words = _words(found, settings.stop or stop, settings.date, [one.dialogue for one in prompts])
     prompts = _that_fit(settings, words, prompts, found.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
     folder.mkdir(parents=True, exist_ok=True)
@@ -442,7 +442,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     lm = model.make(found.config, _dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    told = [*(read or {}).values(), *(row.said for row in (*asked.values(), *prompts))]
+    told = [*(read or {}).values(), *(row.dialogue for row in (*asked.values(), *prompts))]
     words = _words(found, settings.stop or (game and game.end), settings.date, told)
     limit = settings.length or found.config.context
     if read is None:
@@ -613,7 +613,8 @@ def _candidates(
     overlong = "refuse" if settings.overlong == "skip" else settings.overlong
     for line, row in asked.items():
         said = [
-            (number, speak.answered(row.said, text)) for number, text in enumerate(row.candidates, start=1)
+            (number, speak.answered(row.dialogue, text))
+            for number, text in enumerate(row.candidates, start=1)
         ]
         episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, said, limit, overlong)[0]
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
@@ -800,7 +801,7 @@ def answer(
         top_p=settings.answer_top_p,
     )
     say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
-    asked = [one.said for one in prompts for _ in range(settings.answers)]
+    asked = [one.dialogue for one in prompts for _ in range(settings.answers)]
     size = min(settings.batch_size, len(asked))
     said: list[str] = []
     with log.progress(len(asked), "answers", delay=3) as bar:
@@ -826,7 +827,7 @@ def _that_fit(
     kept = []
     for one in prompts:
         try:
-            size = len(speak.history(words, one.said))
+            size = len(speak.history(words, one.dialogue))
         except Exception as error:  # as in `_episodes`
             raise ValueError(f"{settings.generate}, line {one.line}: {error}") from None
         if size > room and settings.overlong == "refuse":

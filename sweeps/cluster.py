@@ -67,12 +67,12 @@ def outcomes(
                 continue
             for reference in ray.wait(list(running), timeout=PAUSE)[0]:
                 place = running.pop(reference)
-                kind, said = _result(ray, reference)
+                kind, answer = _result(ray, reference)
                 if kind == IN_USE:
-                    print(f"waits for another process: {said}", file=sys.stderr)
+                    print(f"waits for another process: {answer}", file=sys.stderr)
                     waiting[place] = time.time() + PAUSE
                 else:
-                    yield place, kind, said
+                    yield place, kind, answer
     except KeyboardInterrupt:
         for reference in running:
             ray.cancel(reference)  # the epoch ends with a checkpoint

@@ -671,14 +671,14 @@ def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues
         return True
     print(f"{len(left)} programs go to Ray; --status says how far they are")
     ended = cluster.outcomes(left, sweep.metric, values.ray_address, values.cpus, values.gpus, deadline)
-    for place, kind, said in ended:
+    for place, kind, answer in ended:
         if kind == cluster.METRIC:
-            raise MetricError(said)
+            raise MetricError(answer)
         if kind == cluster.OVER:
             whole = False
             continue
-        lost = [_row(part, place) | {"error": said} for part in left[place].apart()]
-        rows[place] = said if kind == cluster.ROWS else lost
+        lost = [_row(part, place) | {"error": answer} for part in left[place].apart()]
+        rows[place] = answer if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
         store(ranked([row for own in rows.values() for row in own], sweep.goal))
     return whole

@@ -52,7 +52,7 @@ def test_rows_arrive(tmp_path: Path) -> None:
     ]
     read = dialogues.read_prompts(write(tmp_path / "prompts.jsonl", prompts[0], "\n", *prompts[1:]))
     assert [one.line for one in read] == [1, 3, 4] and [one.row for one in read] == prompts
-    assert [one.said for one in read] == [said, said, Chat(({"role": "user", "content": "2"},))]
+    assert [one.dialogue for one in read] == [said, said, Chat(({"role": "user", "content": "2"},))]
 
 
 def test_messages_arrive(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ class Candidates(NamedTuple):
     """Texts that may follow what was said."""
 
     row: Mapping[str, Any]  # as it stands in the file
-    said: Dialogue | Chat
+    dialogue: Dialogue | Chat
     candidates: tuple[str, ...]
     outcomes: tuple[bool, ...] = ()  # whether each is right; empty where nobody knows
 
@@ -55,7 +55,7 @@ class Prompt(NamedTuple):
 
     line: int
     row: Mapping[str, Any]  # as it stands in the file
-    said: Dialogue | Chat
+    dialogue: Dialogue | Chat
 
 
 def read(path: str | Path) -> dict[int, Dialogue | Chat | Samples]:

@@ -44,34 +44,34 @@ def make(tokenizer: Any, stop: str, ends: Sequence[int] = (), template: Template
     return Words(tokenizer, stop, ids[0], tuple(ends), template)
 
 
-def episode(words: Words, said: Dialogue | Chat) -> Episode:
+def episode(words: Words, dialogue: Dialogue | Chat) -> Episode:
     """A dialogue or a chat in tokens.
 
     Raises:
       ValueError: as `rl.language.tokenizer.episode` and `rl.language.chat.episode`, or a chat and no chat template.
     """
-    if isinstance(said, Chat):
-        return chat.episode(_template(words), words.tokenizer, said, [words.end, *words.ends])
+    if isinstance(dialogue, Chat):
+        return chat.episode(_template(words), words.tokenizer, dialogue, [words.end, *words.ends])
     turns = [
         turn._replace(text=turn.text.removesuffix(words.stop)) if turn.is_action else turn
-        for turn in said.turns
+        for turn in dialogue.turns
     ]
-    return tokenizer.episode(words.tokenizer, turns, said.terminated, float(said.imitate), words.end)
+    return tokenizer.episode(words.tokenizer, turns, dialogue.terminated, float(dialogue.imitate), words.end)
 
 
-def answered(said: Dialogue | Chat, answer: str) -> Dialogue | Chat:
-    """What was said, and an answer of the agent's."""
-    if isinstance(said, Chat):
-        return said._replace(messages=(*said.messages, {"role": "assistant", "content": answer}))
-    return said._replace(turns=(*said.turns, Turn(answer, is_action=True)))
+def answered(dialogue: Dialogue | Chat, answer: str) -> Dialogue | Chat:
+    """The dialogue or chat with one more turn, an answer of the agent."""
+    if isinstance(dialogue, Chat):
+        return dialogue._replace(messages=(*dialogue.messages, {"role": "assistant", "content": answer}))
+    return dialogue._replace(turns=(*dialogue.turns, Turn(answer, is_action=True)))
 
 
-def shortened(words: Words, said: Dialogue | Chat, one: Episode, length: int) -> Episode:
+def shortened(words: Words, dialogue: Dialogue | Chat, one: Episode, length: int) -> Episode:
     """The last ``length`` tokens of an episode, as `speaker` would read them: what is before a text stays in front.
 
     A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
     """
-    kept = _kept(words, said, one.tokens, length)
+    kept = _kept(words, dialogue, one.tokens, length)
     is_action, reward = one.is_action[kept].copy(), one.reward[kept].copy()
     reward[0] = np.where(is_action[0], 0.0, reward[0])
     is_action[0] = False
@@ -118,11 +118,11 @@ def speaker(
     return speak
 
 
-def history(words: Words, said: Dialogue | Chat) -> list[int]:
+def history(words: Words, dialogue: Dialogue | Chat) -> list[int]:
     """The tokens of a dialogue or a chat that the agent is about to go on with."""
-    if isinstance(said, Chat):
-        return chat.prompt(_template(words), words.tokenizer, said)
-    return episode(words, answered(said, "")).tokens[:-1].tolist()
+    if isinstance(dialogue, Chat):
+        return chat.prompt(_template(words), words.tokenizer, dialogue)
+    return episode(words, answered(dialogue, "")).tokens[:-1].tolist()
 
 
 def _template(words: Words) -> Template:
@@ -134,19 +134,19 @@ def _template(words: Words) -> Template:
     return words.template
 
 
-def _fitting(words: Words, said: Dialogue | Chat, room: int) -> list[int]:
+def _fitting(words: Words, dialogue: Dialogue | Chat, room: int) -> list[int]:
     """`history`, of which at most ``room`` tokens are left."""
-    read = np.array(history(words, said))
-    return read[_kept(words, said, read, room)].tolist()
+    read = np.array(history(words, dialogue))
+    return read[_kept(words, dialogue, read, room)].tolist()
 
 
-def _kept(words: Words, said: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
+def _kept(words: Words, dialogue: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
     """Which of its tokens are left, the last ones and those that the model has before every text."""
-    if isinstance(said, Chat):
+    if isinstance(dialogue, Chat):
         first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids
         before = len(first) if read[: len(first)].tolist() == first else 0
     else:
-        before = len(tokenizer.before(words.tokenizer, said.turns[0].text)) if said.turns else 0
+        before = len(tokenizer.before(words.tokenizer, dialogue.turns[0].text)) if dialogue.turns else 0
     size = len(read)
     before = before if before < room < size else 0
     return np.concatenate([np.arange(before), np.arange(max(size - room, 0) + before, size)])
