@@ -104,17 +104,13 @@ class Settings(common.Head, common.Folder):
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
     held_out: float = 0.1  # share of the episodes that values are compared on with what really came
-    environment: str = (
-        ""  # to play: wordle, maze (these make a log, too), humaneval, mbpp, apps, code_contests
-    )
+    environment: str = ""  # to play: wordle or maze (both make a log), humaneval, mbpp, apps, code_contests
     environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
     action_tokens: int = 16  # the most of an action that is played
     temperature: float = 1.0  # of what is played; 0: the likeliest token
-    overlong: str = (
-        "refuse"  # lines with more tokens than there is room for; or truncate (the front), or skip
-    )
+    overlong: str = "refuse"  # lines of more tokens than have room; or truncate (at the front), or skip
     date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
     rank: str = ""  # JSON lines of a prompt and candidates, to be scored at the end: ranked.jsonl
     control: str = ""  # what to rank with, too: rft, the model fine-tuned on what is to be imitated
