@@ -106,7 +106,7 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "variants",
     }
     monkeypatch.setattr(paper._Bench, "scores", lambda *_: pytest.fail("a finished arm was trained again"))
-    assert paper.run(settings)["claims"] == result["claims"] and len(result["claims"]) == 3 * 3 * 2
+    assert paper.run(settings)["claims"] == result["claims"] and len(result["claims"]) == 3 * 3 * 3
     # What was read is not read again.
     read = sorted((tmp_path / "cache").iterdir())
     assert len(read) == 5

@@ -471,14 +471,17 @@ class _Bench:
                 found[f"log-probability{suffix}"][text] = score
         return found
 
+    @functools.cached_property  # of all folds
+    def _features(self) -> np.ndarray:
+        return centred(self.corpus)
+
     def probe(self, fold: Fold) -> np.ndarray:
         """[N] scores of all texts by a logistic regression of passing on their mean activations.
 
         It is fitted to the candidates of the problems trained on, with the decay whose fit to those outside of
         development tells the development problems' programs apart best.
         """
-        corpus = self.corpus
-        features = centred(corpus)
+        corpus, features = self.corpus, self._features
         passed = (corpus.verdict == Verdict.PASSED.value).astype(float)
 
         def fitted(problems: np.ndarray, decay: float) -> np.ndarray:
@@ -557,14 +560,14 @@ def likelihoods(log_prob: np.ndarray) -> dict[str, float]:
 def centred(corpus: Corpus) -> np.ndarray:
     """The mean activations [N, K D] of each text's tokens, less the mean of its problem's, in units of deviation."""
     ends = corpus.start[1:] - 1
-    sums = np.stack([
+    means = np.stack([
         corpus.activation[first + 1 : last + 1].astype(np.float32).mean(0).ravel()
         for first, last in zip(corpus.start[:-1], ends, strict=True)
     ])  # fmt: skip
     for texts, human in zip(corpus.candidates, corpus.human, strict=True):
         own = np.unique([*texts, *([human] if human >= 0 else [])])
-        sums[own] -= sums[np.unique(texts)].mean(0)
-    return sums / (sums.std(0) + 1e-6)
+        means[own] -= means[np.unique(texts)].mean(0)
+    return means / (means.std(0) + 1e-6)
 
 
 def logistic(features: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:

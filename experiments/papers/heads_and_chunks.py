@@ -83,7 +83,9 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     earlier = studies.stored(settings, names)
     missing = {name: cell for name, cell in runs.items() if cell not in earlier.rows}
-    digests = {dataset: source(settings, dataset) for dataset in {cell[0]: None for cell in missing.values()}}
+    digests = {
+        dataset: source(settings, dataset) for dataset in dict.fromkeys(cell[0] for cell in missing.values())
+    }
     variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in missing.items()}
     rows = [(dict(zip(names, cell, strict=True)), name) for name, cell in runs.items()]
     result = studies.train_rows(settings, variants, rows, report, claims, earlier)

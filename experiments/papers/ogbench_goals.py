@@ -78,7 +78,9 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     earlier = studies.stored(settings, names)
     missing = {name: run for name, run in runs.items() if run not in earlier.rows}
-    paths = {dataset: source(settings, dataset) for dataset in {run[0]: None for run in missing.values()}}
+    paths = {
+        dataset: source(settings, dataset) for dataset in dict.fromkeys(run[0] for run in missing.values())
+    }
     variants = {
         name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in missing.items()
     }

@@ -165,8 +165,7 @@ def check(settings: Settings) -> None:
     studies.check_seeds(settings.hopper_seeds, "hopper_seeds")
     common.at_least_one(settings, "utd", "retrainings", "hopper_retrainings", "evaluations")
     for task in settings.parts.split(","):
-        own = f"{task}_retrainings"
-        common.multiple(settings, f"{task}_steps", own if hasattr(settings, own) else "retrainings")
+        common.multiple(settings, f"{task}_steps", flag_of(task, "retrainings"))
         common.multiple(settings, f"{task}_steps", "evaluations")
     for one in planned(settings):
         script, chosen, _ = training(settings, one)
@@ -254,9 +253,14 @@ def training(settings: Settings, run: Run) -> tuple[Any, Any, Any]:
     return mbpo, chosen, config
 
 
+def flag_of(task: str, name: str) -> str:
+    """The setting that a task has for itself (``hopper_seeds``), or else that of all (``seeds``)."""
+    return f"{task}_{name}" if hasattr(Settings, f"{task}_{name}") else name
+
+
 def of_task(settings: Any, task: str, name: str) -> Any:
-    """The setting of that name that a task has for itself (``hopper_seeds``), or else that of all (``seeds``)."""
-    return getattr(settings, f"{task}_{name}", None) or getattr(settings, name)
+    """The value of `flag_of`."""
+    return getattr(settings, flag_of(task, name))
 
 
 def seconds(settings: Settings, run: Run) -> float:
