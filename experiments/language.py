@@ -130,7 +130,7 @@ _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 class Task(NamedTuple):
     """The log of a run as its agent sees it, and the model that it starts from."""
 
-    found: Pretrained
+    pretrained: Pretrained
     lm: LM
     words: Words
     game: Game | None
@@ -174,7 +174,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         result["ranking"] = rank(settings, config, task, state, folder, rivals, mesh)
     if task.prompts:
         decoder, params = exported.decoder(settings.agent, config, task.lm, task.head)
-        answer(settings, decoder, params(state), task.words, task.found.config.context, task.prompts, folder)
+        answer(
+            settings, decoder, params(state), task.words, task.pretrained.config.context, task.prompts, folder
+        )
     if settings.export:
         export(settings, config, task, state, folder, mesh)
     return result
@@ -224,7 +226,7 @@ def export(settings: Settings, config: Any, task: Task, state: State, folder: Pa
     state = state if task.base is None else adapters.merged(state)
     head = HeadSettings(settings.head, *task.support, settings.head_size)
     about = {"log": settings.log or settings.environment, "updates": settings.updates}
-    found, stop = task.found, task.words.stop
+    found, stop = task.pretrained, task.words.stop
     exported.save(folder / POLICY, settings.agent, config, head, found, state, stop=stop, about=about)
 
 
@@ -241,7 +243,7 @@ def _learner(settings: Settings, config: Any, task: Task, params: Params = None)
 
 def _init(settings: Settings, config: Any, task: Task, mesh: Mesh, key: Key) -> State:
     """The state before the first update, split over devices as it is made."""
-    params = None if task.base is not None else shard.place_language(task.found.params, mesh)
+    params = None if task.base is not None else shard.place_language(task.pretrained.params, mesh)
 
     def init(params: Params, key: Key) -> State:
         return _learner(settings, config, task, params).init(key, _dataset(task))
@@ -318,7 +320,7 @@ def use(settings: Settings) -> dict[str, Any]:
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
-        found, decoder, params, stop = agent.found, agent.decoder, agent.params, agent.stop
+        found, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
         found = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(found.config, _dtype(settings)))
@@ -494,8 +496,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
 
 def _warn_of_size(task: Task, inner: int) -> None:
     """Says so where Q's outputs for every token of the vocabulary are more than the model itself."""
-    rows = 2 * task.found.config.vocabulary * task.head.size * inner
-    own = sum(x.size for x in jax.tree.leaves(task.found.params))
+    rows = 2 * task.pretrained.config.vocabulary * task.head.size * inner
+    own = sum(x.size for x in jax.tree.leaves(task.pretrained.params))
     if rows > own:
         print(
             f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {own / 1e6:.0f}M. Less memory is needed "
@@ -684,7 +686,7 @@ def player(
     speaker = speak.speaker(
         decoder,
         task.words,
-        task.found.config.context,
+        task.pretrained.config.context,
         steps=settings.action_tokens,
         temperature=settings.temperature,
     )
@@ -723,7 +725,7 @@ def rank(
     found = reading.in_batches(look, state, task.candidates, settings.batch_size)
     tokens = found["taken"].sum(1)
     sums = {"scores": found["score"]}
-    untrained = task.found.params if task.base is None else task.base
+    untrained = task.pretrained.params if task.base is None else task.base
     for name, params in {"log_probabilities": untrained, **rivals}.items():
         sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
     sums = {name: np.where(found["taken"], each, 0.0).sum(1) for name, each in sums.items()}

@@ -119,11 +119,11 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
             the differences); or every checkpoint there is damaged; or processes see different ones.
     """
     wanted = named(like)
-    found = _newest(Path(folder).absolute())
-    _agree(folder, -1 if found is None else found[1]["step"])
-    if found is None:
+    newest = _newest(Path(folder).absolute())
+    _agree(folder, -1 if newest is None else newest[1]["step"])
+    if newest is None:
         return None
-    path, record = found
+    path, record = newest
     _compare(path, record, wanted, json.loads(json.dumps(card)))
     arrays = _read_arrays(path / _ARRAYS, wanted)
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted]), record["step"]
@@ -135,8 +135,8 @@ def inspect(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
     Raises:
         CheckpointError: every checkpoint there is damaged.
     """
-    found = _newest(Path(folder).absolute())
-    return found and found[1]
+    newest = _newest(Path(folder).absolute())
+    return newest and newest[1]
 
 
 def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
@@ -152,10 +152,10 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.n
     Raises:
         CheckpointError: every checkpoint there is damaged.
     """
-    found = _newest(Path(folder).absolute())
-    if found is None:
+    newest = _newest(Path(folder).absolute())
+    if newest is None:
         return None
-    path, record = found
+    path, record = newest
     like = {name: _parse(described) for name, described in record["leaves"].items()}
     return record, _read_arrays(path / _ARRAYS, like)
 
@@ -335,8 +335,8 @@ def _candidates(folder: Path) -> list[tuple[int, Path]]:
     if not folder.is_dir():
         return []
     matches = [(re.fullmatch(r"(\d+)(\.saving)?", path.name), path) for path in folder.iterdir()]
-    found = [(int(match[1]), path) for match, path in matches if match]
-    return sorted(found, key=lambda item: (item[0], item[1].suffix), reverse=True)
+    numbered = [(int(match[1]), path) for match, path in matches if match]
+    return sorted(numbered, key=lambda item: (item[0], item[1].suffix), reverse=True)
 
 
 def _newest(folder: Path) -> tuple[Path, dict[str, Any]] | None:

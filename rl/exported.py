@@ -55,7 +55,7 @@ class Exported(NamedTuple):
     agent: str
     config: Any  # its hyper-parameters
     head: ValueHead
-    found: Pretrained  # the policy, as a language model, and its tokenizer
+    language_model: Pretrained  # the policy and its tokenizer
     stop: str  # the token that ends an answer
     lm: LM
     state: State  # parameters and slow copies; it cannot be trained on
@@ -71,7 +71,7 @@ def save(
     agent: str,
     config: Any,
     head: HeadSettings,
-    found: Pretrained,
+    language_model: Pretrained,
     state: State,
     *,
     stop: str,
@@ -84,7 +84,7 @@ def save(
       agent: one of `AGENTS`.
       config: its hyper-parameters.
       head: of its values.
-      found: the model that it was made from.
+      language_model: the one that it was made from.
       state: what it learnt.
       stop: the token that ends an answer.
       about: JSON; what else the card says.
@@ -92,7 +92,14 @@ def save(
     folder = Path(folder)
     parts = jax.device_get(_parts(agent, state))
     policy = jax.device_get(state.params["policy"])
-    huggingface.save(folder, found.config, policy, found.tokenizer, found.ends, found.companions)
+    huggingface.save(
+        folder,
+        language_model.config,
+        policy,
+        language_model.tokenizer,
+        language_model.ends,
+        language_model.companions,
+    )
     huggingface.write_safetensors(
         folder / VALUES, {name: np.asarray(leaf) for name, leaf in checkpoint.named(parts).items()}
     )
@@ -123,22 +130,22 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     path = Path(folder) / CARD
     if not path.exists():
         raise FileNotFoundError(f"no {CARD} in {folder}: give a folder that --export wrote")
-    found = pretrained.load(folder)
+    policy = pretrained.load(folder)
     try:
         card = read_json(path)
         agent = card["agent"]
         module, config = AGENTS[agent], AGENTS[agent].Config(**card["config"])
         head, stop = heads.make(*HeadSettings(**card["head"])), card["stop"]
-        lm = model.make(found.config, dtype)
+        lm = model.make(policy.config, dtype)
         like = jax.eval_shape(module.make(config, lm, head).init, jax.random.key(0), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise WeightsError(f"{path} describes no agent ({error!r}): export it again") from error
     parts = _values(Path(folder) / VALUES, _parts(agent, like))
-    state = State({"policy": found.params, **parts["params"]}, parts["target"], {}, np.zeros((), np.int32))
+    state = State({"policy": policy.params, **parts["params"]}, parts["target"], {}, np.zeros((), np.int32))
     state = jax.tree.map(jnp.asarray, state)
     choose, of_state = decoder(agent, config, lm, head)
     judge = module.judge(config, lm, head) if hasattr(module, "judge") else None
-    return Exported(agent, config, head, found, stop, lm, state, choose, of_state(state), judge)
+    return Exported(agent, config, head, policy, stop, lm, state, choose, of_state(state), judge)
 
 
 def decoder(agent: str, config: Any, lm: LM, head: ValueHead) -> tuple[Decoder, Callable[[State], Params]]:

@@ -414,7 +414,7 @@ def _finished(run: Run, step: int) -> dict[str, Any] | None:
     if not _warn_of_lost_lines(run, step):
         scores = _scores(run)
         each = zip(result.get("variants", []), scores.pop("variants", []), strict=True)
-        result |= scores | ({"variants": [stored | own for stored, own in each]} if run.variants else {})
+        result |= scores | ({"variants": [stored | fresh for stored, fresh in each]} if run.variants else {})
     return result | {"folder": str(run.folder)}
 
 

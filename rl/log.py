@@ -119,13 +119,13 @@ def series(workdir: str | os.PathLike[str], name: str) -> tuple[np.ndarray, np.n
         KeyError: no line has the metric; the message lists those there are.
     """
     rows = read(workdir)
-    found = [(row["step"], np.atleast_1d(np.asarray(row[name], float))) for row in rows if name in row]
-    if not found:
+    points = [(row["step"], np.atleast_1d(np.asarray(row[name], float))) for row in rows if name in row]
+    if not points:
         known = sorted({key for row in rows for key in row} - {"step"})
         raise KeyError(
             f"{Path(workdir) / METRICS} has no metric {name!r}; it has: {', '.join(known) or 'none'}"
         )
-    steps, values = zip(*found, strict=True)
+    steps, values = zip(*points, strict=True)
     return np.asarray(steps), np.stack(values)
 
 
@@ -153,11 +153,11 @@ def commit() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of every package that can change a number; packages not installed are left out."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            installed[name] = importlib.metadata.version(name)
+    return installed
 
 
 def hardware() -> dict[str, Any]:
@@ -258,9 +258,9 @@ def _drop_after(path: Path, step: int) -> None:
     """Keeps the lines up to ``step``, or none for step 0, so that a resumed run does not write them twice."""
     if not path.exists():
         return
-    kept = b"".join(line for line, row in _rows(path) if 0 < step >= row["step"])
+    lines = b"".join(line for line, row in _rows(path) if 0 < step >= row["step"])
     with replacing(path) as partial:
-        partial.write_bytes(kept)
+        partial.write_bytes(lines)
 
 
 def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:

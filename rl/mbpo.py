@@ -325,12 +325,12 @@ def imagination(
             front, rollouts, reward, written, lost = carry
             front, (rows, valid) = one(model, front, jax.random.fold_in(key, number))
             finite = jnp.isfinite(rows.reward) & jnp.isfinite(rows.next_observation).all(-1)
-            kept = valid & finite
+            usable = valid & finite
             return (
                 front,
-                ring.insert(rollouts, rows, kept),
-                reward + jnp.where(kept, rows.reward, 0.0).sum(),
-                written + kept.sum(),
+                ring.insert(rollouts, rows, usable),
+                reward + jnp.where(usable, rows.reward, 0.0).sum(),
+                written + usable.sum(),
                 lost + (valid & ~finite).sum(),
             )
 

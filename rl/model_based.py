@@ -125,17 +125,19 @@ def make(
         raise ValueError("this agent cannot draw actions for rollouts (it has no explore): choose another")
     explore = learner.explore
     logged = int(config.real * config.batch_size)
-    made = config.batch_size - logged
+    from_rollouts = config.batch_size - logged
     penalise = UNCERTAINTY.get(config.uncertainty)
     capacity = config.rollouts * config.length * config.retain
     sample = replay.sampler(logged)
-    if made:
-        sample = source.concatenated(sample, ring.row_sampler(made))
+    if from_rollouts:
+        sample = source.concatenated(sample, ring.row_sampler(from_rollouts))
 
     def init(key: Key, dataset: Dataset) -> Carry:
         example = replay.take(dataset, jnp.arange(2))
         row = jax.tree.map(lambda x: x[0], example)
-        return Carry(learner.init(keys.of(key, "init"), example), ring.empty(row, capacity) if made else ())
+        return Carry(
+            learner.init(keys.of(key, "init"), example), ring.empty(row, capacity) if from_rollouts else ()
+        )
 
     def roll(state: State, inputs: Inputs, key: Key) -> Rollouts:
         start_key, key = jax.random.split(key)
@@ -161,14 +163,14 @@ def make(
         state, buffer = carry
         roll_key, diagnose_key = jax.random.split(jax.random.fold_in(keys.of(key, "rollout"), state.step))
         metrics: dict[str, Array] = {}
-        if made:
+        if from_rollouts:
             rolled = roll(state, inputs, roll_key)
             flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rolled)
             buffer = ring.insert(buffer, flat.transitions, flat.valid)
             metrics = {"rollout_length": rolled.valid.sum(0).mean(), "rollout_reward": _mean(rolled)}
-        data: Any = (inputs.dataset, buffer) if made else inputs.dataset
+        data: Any = (inputs.dataset, buffer) if from_rollouts else inputs.dataset
         state, report = train.scan_updates(update(inputs.world), sample, config.updates)(state, data, key)
-        if made and diagnose:
+        if from_rollouts and diagnose:
             metrics |= diagnose(state, inputs.world, rolled, diagnose_key)
         return Carry(state, buffer), report._replace(metrics={**report.metrics, **metrics})
 
@@ -204,8 +206,8 @@ def over_seeds(
         return jax.vmap(epoch, (0, axes, 0))
 
     def one_by_one(carry: Carry, inputs: Inputs, run_keys: Key) -> tuple[Carry, train.Report]:
-        def one(own: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
-            return epoch(own[0], inputs._replace(world=own[1]), own[2])
+        def one(seed_inputs: tuple[Carry, Any, Key]) -> tuple[Carry, train.Report]:
+            return epoch(seed_inputs[0], inputs._replace(world=seed_inputs[1]), seed_inputs[2])
 
         return jax.lax.map(one, (carry, inputs.world, run_keys))
 
@@ -333,9 +335,9 @@ def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -
 
 def _trained(rolled: Rollouts, count: int) -> Array:
     """Observations [N, O] of the last ``count`` rollouts, one rollout after another; an ended one repeats its first."""
-    own = rolled.transitions.observation[:, -count:]
-    own = jnp.where(rolled.valid[:, -count:, None], own, own[0])
-    return own.swapaxes(0, 1).reshape(-1, own.shape[-1])
+    observation = rolled.transitions.observation[:, -count:]
+    observation = jnp.where(rolled.valid[:, -count:, None], observation, observation[0])
+    return observation.swapaxes(0, 1).reshape(-1, observation.shape[-1])
 
 
 def _mean(rolled: Rollouts) -> Array:

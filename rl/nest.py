@@ -45,8 +45,8 @@ def concatenate(*trees: Any) -> Any:
 
 def leading(observation: Any, shape: Any) -> tuple[int, ...]:
     """The axes [...] of an observation [..., *shape]."""
-    first, own = leaves(observation)[0], leaves(shape)[0]
-    return tuple(first.shape[: len(first.shape) - len(own)])
+    first, axes = leaves(observation)[0], leaves(shape)[0]
+    return tuple(first.shape[: len(first.shape) - len(axes)])
 
 
 def require_array(tree: Any, reader: str) -> None:

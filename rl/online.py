@@ -392,11 +392,13 @@ def loop(
         first = jnp.ones_like(carry.first)
         return choose(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
-    def remember(memory: Any, seen: Any, action: Array, first: Array, said: Step) -> tuple[Any, Any, Array]:
-        following, now = (jax.tree.map(lambda x, i=i: x[i], said.observation) for i in range(2))
-        rows = ring.Row(seen, action, said.scalar[0], said.scalar[1], following, first)
+    def remember(
+        memory: Any, seen: Any, action: Array, first: Array, outcome: Step
+    ) -> tuple[Any, Any, Array]:
+        following, now = (jax.tree.map(lambda x, i=i: x[i], outcome.observation) for i in range(2))
+        rows = ring.Row(seen, action, outcome.scalar[0], outcome.scalar[1], following, first)
         memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
-        return memory, now, said.scalar[2] > 0
+        return memory, now, outcome.scalar[2] > 0
 
     def learn(
         carry: Carry, marks: Any, rows: Any, logged: Any, updates: int, random: bool
@@ -413,8 +415,8 @@ def loop(
     remember_in_place = jax.jit(remember, donate_argnums=0)
     learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
 
-    def step(carry: Carry, said: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
-        memory, seen, first = remember_in_place(carry.memory, carry.seen, carry.action, carry.first, said)
+    def step(carry: Carry, outcome: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
+        memory, seen, first = remember_in_place(carry.memory, carry.seen, carry.action, carry.first, outcome)
         rows, marks = replay.split(memory)
         carry = carry._replace(memory=None, seen=seen, first=first)
         carry, marks, action = learn_from(carry, marks, rows, logged, updates, random)

@@ -88,7 +88,7 @@ def learning_curves(
         ValueError: no panels, panels of different runs, or a run whose scores are not [T, S].
     """
     labels = [list(runs) for runs in panels.values()]
-    if not labels or not labels[0] or any(own != labels[0] for own in labels):
+    if not labels or not labels[0] or any(names != labels[0] for names in labels):
         raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
     figure, row = _panels(1, len(panels), (5.2, 4.4))
     for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
@@ -527,12 +527,12 @@ def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure,
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
-    found = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in found:
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=10, color=_INK, labelcolor=_INK)
-    return figure, found
+    return figure, panels
 
 
 def _widths(count: int) -> np.ndarray:

@@ -154,8 +154,8 @@ def population(
                 state, run_keys, hypers
             )
 
-        def in_place(stacked: State, own: tuple[Array, Key, Mapping[str, Array]]) -> tuple[State, Report]:
-            index, key, hyper = own
+        def in_place(stacked: State, member: tuple[Array, Key, Mapping[str, Array]]) -> tuple[State, Report]:
+            index, key, hyper = member
             alone = jax.tree.map(lambda x: x[index], stacked)._replace(step=state.step)
             trained, report = one(alone, key, hyper)
             put = jax.tree.map(lambda x, new: x.at[index].set(new), stacked, trained._replace(step=None))

@@ -435,7 +435,7 @@ def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:
     assert task.support[0] >= -6 and task.support[1] == 0
     assert task.rows.segment.max() > 1 and task.held_out is not None
     ends = task.rows.tokens[task.rows.is_action][-1]
-    assert task.found.tokenizer.id_to_token(int(ends)) == "\n"
+    assert task.pretrained.tokenizer.id_to_token(int(ends)) == "\n"
 
 
 def test_a_speaker_reads_what_it_was_trained_on_and_says_what_its_decoder_chooses(files: Path) -> None:

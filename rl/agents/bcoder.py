@@ -168,20 +168,20 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         batch, greedy, frozen = rows
 
         def loss(params):
-            own = view(params["policy"], batch, greedy)
-            v = bounded(frozen, (params["residual"], state.target["residual"], own.features))
+            student = view(params["policy"], batch, greedy)
+            v = bounded(frozen, (params["residual"], state.target["residual"], student.features))
             following = {
-                "conservative": own.of,
-                "max": jnp.zeros_like(own.of),
-                "sarsa": own.advantage,
+                "conservative": student.of,
+                "max": jnp.zeros_like(student.of),
+                "sarsa": student.advantage,
             }[config.operator]
-            td, steps, value = error(batch, own.advantage, v, following)
+            td, steps, value = error(batch, student.advantage, v, following)
             weight = steps.imitate * steps.taken
-            imitation = -tokens.mean(own.log_prob[:, :-1], weight)
-            anchor = tokens.mean(-own.advantage[:, :-1], weight)
+            imitation = -tokens.mean(student.log_prob[:, :-1], weight)
+            anchor = tokens.mean(-student.advantage[:, :-1], weight)
             total = td + config.advantage_weight * anchor + config.imitation_weight * imitation
             anchors = {"imitation_loss": imitation, "advantage_loss": anchor}
-            return total, {**_metrics(td, own.advantage, steps, value), **anchors}
+            return total, {**_metrics(td, student.advantage, steps, value), **anchors}
 
         trained = {name: state.params[name] for name in ("policy", "residual")}
         gradients, metrics = jax.grad(loss, has_aux=True)(trained)
@@ -214,8 +214,8 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         del key
         segment = jnp.ones_like(observation)
         batch = TokenBatch(observation, segment, *(None,) * 4)
-        own = lm.features(state.params["policy"], observation, segment)
-        residual = state.params["residual"], state.target["residual"], own
+        features = lm.features(state.params["policy"], observation, segment)
+        residual = state.params["residual"], state.target["residual"], features
         return head.value(bounded(outputs(state.params["value"], batch), residual)[:, -1])
 
     return Learner(init, update, act, value)
@@ -243,12 +243,12 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
     """
 
     def run(state: State, batch: TokenBatch) -> Judgement:
-        own = _view(config, lm, state.params["policy"], batch)
-        residual = state.params["residual"], state.target["residual"], own.features
+        policy = _view(config, lm, state.params["policy"], batch)
+        residual = state.params["residual"], state.target["residual"], policy.features
         outputs = _outputs(config, lm, head, state.params["value"], batch)
         v = head.value(_bounded(config, head, outputs, residual))
         steps = tokens.steps(batch)
-        q = (own.advantage + v)[:, :-1]
+        q = (policy.advantage + v)[:, :-1]
         reward = q - config.discount * steps.discount * tokens.at(v, steps.next)
         return Judgement(*(tokens.at_tokens(steps, x) for x in (reward, q, v[:, :-1])))
 
@@ -264,12 +264,12 @@ def _view(config: Config, lm: LM, params: Params, batch: TokenBatch, about: Arra
     """The opinion of the model with ``params``; ``about`` [B, T] are tokens that it is asked about."""
     features = lm.features(params, batch.tokens, batch.segment)
     after = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
-    asked = jnp.stack([after, after if about is None else about], -1)
+    candidates = jnp.stack([after, after if about is None else about], -1)
     needed = tokens.visited(tokens.steps(batch))
-    found = tokens.survey(functools.partial(lm.logits, params), features, asked, config.chunk, needed)
-    advantage = config.alpha * (found.chosen - found.top[..., None])
-    log_prob = found.chosen[..., 0] - found.total
-    return _View(features, advantage[..., 0], advantage[..., 1], log_prob, found.best)
+    survey = tokens.survey(functools.partial(lm.logits, params), features, candidates, config.chunk, needed)
+    advantage = config.alpha * (survey.chosen - survey.top[..., None])
+    log_prob = survey.chosen[..., 0] - survey.total
+    return _View(features, advantage[..., 0], advantage[..., 1], log_prob, survey.best)
 
 
 def _outputs(config: Config, lm: LM, head: ValueHead, params: Params, batch: TokenBatch) -> Array:
@@ -284,8 +284,8 @@ def _bounded(
     """V's outputs; ``residual`` is what learns of it, what does not, and their features."""
     if residual is not None:
         body = token_heads.state_values(head.size, config.inner)
-        one, other, own = residual
-        outputs = outputs + body.apply(one, own) - body.apply(other, own)
+        trained, frozen, features = residual
+        outputs = outputs + body.apply(trained, features) - body.apply(frozen, features)
     return config.maximum - soft_abs(outputs) if head.are_values else outputs
 
 

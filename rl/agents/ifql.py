@@ -141,5 +141,5 @@ def learner(
     def critics(state: State, observation: Array, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], observation, action))
 
-    made = Learner(init, update, act, continuation, explore=act, critics=critics)
-    return augmented(made, spec, config.network)
+    built = Learner(init, update, act, continuation, explore=act, critics=critics)
+    return augmented(built, spec, config.network)

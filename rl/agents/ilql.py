@@ -230,5 +230,5 @@ def _of_logged(
     def look(features: Array, token: Array) -> Array:
         return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
 
-    found = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
-    return jnp.moveaxis(found, 2, 0)
+    outputs = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
+    return jnp.moveaxis(outputs, 2, 0)

@@ -118,7 +118,7 @@ def q_by_step(config: Config, fit: Fit, features: Array) -> Array:
             f"the fit has {horizon} steps of {size} features, not {features.shape[0]} of {features.shape[-1]}"
         )
     remaining = jnp.arange(horizon, 0, -1, dtype=fit.weights.dtype)
-    return jax.vmap(lambda weights, uncertainty, left, own: _q(config, weights, uncertainty, left, own))(
+    return jax.vmap(lambda weights, uncertainty, left, phi: _q(config, weights, uncertainty, left, phi))(
         *fit, remaining, features
     )
 
@@ -248,8 +248,8 @@ def best_cut(
             cuts.append(jnp.clip(jnp.nan_to_num(inside(first, above)), begin, end))
         tried = [objective(a, first + a * above, second + jnp.square(a) * above) for a in cuts]
         allowed = ((high >= 0) & (low <= bound))[:, None]
-        found = jnp.where(allowed, jnp.stack(tried).max(0), -jnp.inf).max(0)
-        return (sums[-1], jnp.maximum(best, found)), None
+        highest = jnp.where(allowed, jnp.stack(tried).max(0), -jnp.inf).max(0)
+        return (sums[-1], jnp.maximum(best, highest)), None
 
     blocks = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), (rows, low, high))
     start = jnp.zeros(3 * size, rows.dtype), jnp.full(size, -jnp.inf, rows.dtype)

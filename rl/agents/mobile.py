@@ -70,9 +70,9 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         )  # the slow copies, where there are any
         values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
         # Less the first member's, so that rounding does not tell identical members apart.
-        made = ~is_logged(batch)
-        doubt = jnp.where(made, (values - values[0]).std(0), 0.0)
-        rows = made.sum()
+        is_rollout = ~is_logged(batch)
+        doubt = jnp.where(is_rollout, (values - values[0]).std(0), 0.0)
+        rows = is_rollout.sum()
         return batch._replace(reward=batch.reward - weight * doubt), {
             "doubt": doubt.sum() / jnp.maximum(1, rows)
         }

@@ -85,15 +85,15 @@ def read(path: str | Path) -> dict[int, Dialogue | Chat | Samples]:
         weighted |= "imitate" in row
         return episode
 
-    found = dict(_rows(path, parse, _DIALOGUE))
-    told = [one for one in found.values() if not isinstance(one, Samples)]
-    if not weighted and len({one.returned for one in told}) > 1:
+    rows = dict(_rows(path, parse, _DIALOGUE))
+    weighable = [one for one in rows.values() if not isinstance(one, Samples)]
+    if not weighted and len({one.returned for one in weighable}) > 1:
         warnings.warn(
             f"{path}: no row says imitate, so that what failed is imitated like what did not: give it in each row, or "
             "imitate a share of the episodes by --best",
             stacklevel=2,
         )
-    return found
+    return rows
 
 
 def read_candidates(path: str | Path) -> dict[int, Candidates]:
@@ -112,8 +112,8 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises:
       DataError: as `read`.
     """
-    found = _rows(path, lambda row: (row, _said(row, {})), _PROMPT)
-    return [Prompt(line, row, said) for line, (row, said) in found]
+    rows = _rows(path, lambda row: (row, _said(row, {})), _PROMPT)
+    return [Prompt(line, row, prompt) for line, (row, prompt) in rows]
 
 
 def _episode(row: Any) -> Dialogue | Chat | Samples:
@@ -136,15 +136,15 @@ def _chat(row: dict[str, Any]) -> Chat:
         row, {"messages": list}, {"terminated": bool, "imitate": _NUMBER, "reward": _NUMBER, "tools": list}
     )
     rewards = [_check_message(number, message) for number, message in enumerate(row["messages"], start=1)]
-    own = [number for number, message in enumerate(row["messages"]) if message["role"] == ASSISTANT]
-    if not own:
+    answers = [number for number, message in enumerate(row["messages"]) if message["role"] == ASSISTANT]
+    if not answers:
         raise ValueError("none of its messages is the assistant's, so that nothing can be learnt from it")
     _check_weight(row)
     if "reward" in row:
         if any("reward" in message for message in row["messages"]):
             raise ValueError("it has a reward, and so have its messages: leave one of them out")
         _check_reward(row)
-        rewards[own[-1]] = row["reward"]
+        rewards[answers[-1]] = row["reward"]
     others = {name: row[name] for name in ("terminated", "imitate") if name in row}
     return _messages(row)._replace(rewards=tuple(map(float, rewards)), **others)
 
@@ -158,11 +158,11 @@ def _samples(row: dict[str, Any]) -> Samples:
 
 def _messages(row: Mapping[str, Any]) -> Chat:
     """As templates are given them: without rewards, and without what is null."""
-    kept = tuple(
+    messages = tuple(
         {name: value for name, value in message.items() if name != "reward" and value is not None}
         for message in row["messages"]
     )
-    return Chat(kept, tools=tuple(row.get("tools", ())))
+    return Chat(messages, tools=tuple(row.get("tools", ())))
 
 
 def _check_message(number: int, message: Any) -> float:
@@ -180,13 +180,13 @@ def _check_message(number: int, message: Any) -> float:
 
 
 def _candidates(row: Any) -> Candidates:
-    said = _said(row, {"candidates": list}, {"outcomes": list})
+    prompt = _said(row, {"candidates": list}, {"outcomes": list})
     texts, outcomes = row["candidates"], row.get("outcomes", [])
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError("its candidates are not texts")
     if outcomes and (len(outcomes) != len(texts) or not all(isinstance(right, bool) for right in outcomes)):
         raise ValueError(f"its outcomes are not {len(texts)} of true and false, one for each candidate")
-    return Candidates(row, said, tuple(texts), tuple(outcomes))
+    return Candidates(row, prompt, tuple(texts), tuple(outcomes))
 
 
 def _said(row: Any, needed: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Dialogue | Chat:

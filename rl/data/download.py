@@ -54,13 +54,13 @@ def fetch(
     partial = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")  # its own: hosts may share the folder
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        found = _attempts(url, partial, retries, by_hand)
-        if sha256 is not None and found != sha256.lower():
-            raise DataError(f"{url} has SHA-256 {found}, but {sha256} was expected: not kept. {by_hand}")
+        digest = _attempts(url, partial, retries, by_hand)
+        if sha256 is not None and digest != sha256.lower():
+            raise DataError(f"{url} has SHA-256 {digest}, but {sha256} was expected: not kept. {by_hand}")
         if check is not None:
             check(partial)
         # First: a kill between the two leaves a checksum without a file, which the next download replaces.
-        _sidecar(path).write_text(f"{found}  {path.name}\n")
+        _sidecar(path).write_text(f"{digest}  {path.name}\n")
         os.replace(partial, path)
     except OSError as error:  # failures of the network have become DataErrors by now
         raise DataError(
@@ -82,12 +82,12 @@ def verify(path: Path, sha256: str | None = None) -> None:
         recorded = sidecar.read_text().split() if sidecar.exists() else []
     if sha256 is None and not recorded:
         return
-    found = _hash(path)
-    if sha256 is not None and found != sha256.lower():
-        raise DataError(f"{path} has SHA-256 {found}, but {sha256} was asked for")
-    if recorded and found != recorded[0]:
+    digest = _hash(path)
+    if sha256 is not None and digest != sha256.lower():
+        raise DataError(f"{path} has SHA-256 {digest}, but {sha256} was asked for")
+    if recorded and digest != recorded[0]:
         raise DataError(
-            f"{path} has SHA-256 {found}, but {recorded[0]} when it was downloaded: the file has changed. "
+            f"{path} has SHA-256 {digest}, but {recorded[0]} when it was downloaded: the file has changed. "
             f"Delete it to download it again, or delete {sidecar.name} beside it if the change was meant"
         )
 

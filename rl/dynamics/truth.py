@@ -56,8 +56,8 @@ def of(environment: str, threads: int = 0) -> Dynamics:
 
     def transit(observation: Array, action: Array) -> tuple[Array, Array]:
         shape = jax.ShapeDtypeStruct((*observation.shape[:-1], observation.shape[-1] + 1), np.float32)
-        found = jax.pure_callback(simulator, shape, observation, action, vmap_method="broadcast_all")
-        return found[..., :-1], found[..., -1]
+        outcome = jax.pure_callback(simulator, shape, observation, action, vmap_method="broadcast_all")
+        return outcome[..., :-1], outcome[..., -1]
 
     return true(transit)
 

@@ -150,10 +150,10 @@ def sp500_closes() -> np.ndarray:
       ImportError: the package is not installed, or has no such file.
     """
     package = importlib.util.find_spec("arch")
-    found = package and package.origin and Path(package.origin).parent / "data" / "sp500" / "sp500.csv.gz"
-    if not found or not found.exists():
+    archive = package and package.origin and Path(package.origin).parent / "data" / "sp500" / "sp500.csv.gz"
+    if not archive or not archive.exists():
         raise ImportError("daily closes of the S&P 500 come with a package: pip install arch")
-    with gzip.open(found, "rt", newline="") as file:
+    with gzip.open(archive, "rt", newline="") as file:
         return np.array([float(line["Adj Close"]) for line in csv.DictReader(file)])
 
 

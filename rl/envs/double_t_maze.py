@@ -132,9 +132,9 @@ def game() -> Game:
         return state, [see(cell) for cell in state]
 
     def move(
-        state: np.ndarray, said: list[str], rng: np.random.Generator
+        state: np.ndarray, texts: list[str], rng: np.random.Generator
     ) -> tuple[np.ndarray, list[str], np.ndarray, np.ndarray]:
-        following, reward = step(state, np.array([parse(text) for text in said]))
+        following, reward = step(state, np.array([parse(text) for text in texts]))
         following = np.where(state == GOAL, GOAL, following)
         return following, [see(cell) for cell in following], reward, following == GOAL
 

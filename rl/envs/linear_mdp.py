@@ -225,6 +225,6 @@ def _matches(env: LinearMDP, policy: Array) -> None:
         raise ValueError(f"the policy must be [steps, states, actions] = {expected}, not {policy.shape}")
 
 
-def _probability(inequality: str, value: float, given: str) -> None:
+def _probability(inequality: str, value: float, parameters: str) -> None:
     if not -1e-12 <= value <= 1 + 1e-12:
-        raise ValueError(f"{inequality} is violated ({given}): a probability would be {value:g}")
+        raise ValueError(f"{inequality} is violated ({parameters}): a probability would be {value:g}")

@@ -46,12 +46,12 @@ def game(pool: Pool, problems: Sequence[Problem], text: Text = whole) -> Game:
 
     def begin(episodes: int, rng: np.random.Generator) -> tuple[list[Problem], list[str]]:
         first = int(rng.integers(len(problems)))
-        asked = [problems[(first + i) % len(problems)] for i in range(episodes)]
-        return asked, [problem.prompt for problem in asked]
+        chosen = [problems[(first + i) % len(problems)] for i in range(episodes)]
+        return chosen, [problem.prompt for problem in chosen]
 
     def move(
-        asked: list[Problem], said: list[str], rng: np.random.Generator
+        chosen: list[Problem], texts: list[str], rng: np.random.Generator
     ) -> tuple[list[Problem], list[str], np.ndarray, np.ndarray]:
-        return asked, [""] * len(said), step(pool, asked, said, text)[1], np.ones(len(said), bool)
+        return chosen, [""] * len(texts), step(pool, chosen, texts, text)[1], np.ones(len(texts), bool)
 
     return Game(begin, move, moves=1)

@@ -263,8 +263,8 @@ class _OwnRandomness(gymnasium.Wrapper):
         self._stream = np.random.MT19937()
         task: Any = env.unwrapped
         if isinstance(getattr(type(task), "action_space", None), property):
-            kept = {"action_space": task.action_space}
-            task.__class__ = type(type(task).__name__, (type(task),), kept)
+            attributes = {"action_space": task.action_space}
+            task.__class__ = type(type(task).__name__, (type(task),), attributes)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:
         with _quiet():

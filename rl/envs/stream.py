@@ -140,8 +140,8 @@ class Stream:
     def _begin(self, which: np.ndarray) -> Any:
         """The next episode of the copies in ``which`` [N] bool; everyone's observation [N, *observation]."""
         seeds = [
-            int(np.random.SeedSequence((*own, int(episode))).generate_state(1)[0]) if begins else None
-            for own, episode, begins in zip(self._seeds, self._episode, which, strict=True)
+            int(np.random.SeedSequence((*seed, int(episode))).generate_state(1)[0]) if begins else None
+            for seed, episode, begins in zip(self._seeds, self._episode, which, strict=True)
         ]
         self._episode += which
         self._return[which], self._length[which], self._success[which] = 0.0, 0, np.nan

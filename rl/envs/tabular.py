@@ -260,12 +260,14 @@ def empirical(counts: Array, mdp: MDP, actions: int, successors: int) -> tuple[M
       the model, with fields [S, actions, successors], and the action [S, actions] in each slot.
     """
     visits, action = jax.lax.top_k(counts.sum(-1), actions)
-    kept, successor = jax.lax.top_k(jnp.take_along_axis(counts, action[..., None], 1), successors)
-    stay = jax.nn.one_hot(0, successors, dtype=kept.dtype)
+    frequency, successor = jax.lax.top_k(jnp.take_along_axis(counts, action[..., None], 1), successors)
+    stay = jax.nn.one_hot(0, successors, dtype=frequency.dtype)
     seen = visits > 0
     states = jnp.arange(len(counts))[:, None, None]
     model = MDP(
-        transition=jnp.where(seen[..., None], kept / jnp.maximum(kept.sum(-1, keepdims=True), 1), stay),
+        transition=jnp.where(
+            seen[..., None], frequency / jnp.maximum(frequency.sum(-1, keepdims=True), 1), stay
+        ),
         successor=jnp.where(seen[..., None], successor, states),
         reward=jnp.take_along_axis(jnp.asarray(mdp.reward), action, 1),
         discount=jnp.asarray(mdp.discount),

@@ -71,11 +71,11 @@ def play(game: Game, policy: Policy, episodes: int, rng: np.random.Generator) ->
     The policy is always asked about all of them, so that a compiled one has one shape; what it says in those that are
     over is ignored.
     """
-    state, said = game.reset(episodes, rng)
-    turns = [[Turn(text)] for text in said]
+    state, openings = game.reset(episodes, rng)
+    turns = [[Turn(text)] for text in openings]
     over = np.zeros(episodes, bool)
     for _ in range(game.moves):
-        actions = policy([Dialogue(tuple(own), terminated=False) for own in turns])
+        actions = policy([Dialogue(tuple(spoken), terminated=False) for spoken in turns])
         state, answers, rewards, done = game.step(state, actions, rng)
         for i in np.flatnonzero(~over):
             turns[i].append(Turn(actions[i], True, float(rewards[i])))
@@ -84,4 +84,4 @@ def play(game: Game, policy: Policy, episodes: int, rng: np.random.Generator) ->
         over = over | done
         if over.all():
             break
-    return [Dialogue(tuple(own), bool(done)) for own, done in zip(turns, over, strict=True)]
+    return [Dialogue(tuple(spoken), bool(done)) for spoken, done in zip(turns, over, strict=True)]

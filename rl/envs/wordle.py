@@ -194,9 +194,9 @@ def game(env: Wordle, *, bad_word: float = -1.0) -> Game:
         return reset(env, episodes), [_FIRST] * episodes
 
     def move(
-        state: State, said: list[str], rng: np.random.Generator
+        state: State, texts: list[str], rng: np.random.Generator
     ) -> tuple[State, list[str], np.ndarray, np.ndarray]:
-        guess = np.array([parse(env, text) for text in said])
+        guess = np.array([parse(env, text) for text in texts])
         state, feedback, reward = step(env, state, guess, rng, bad_word=bad_word)
         return state, [feedback_text(one) for one in feedback], reward, state.done
 

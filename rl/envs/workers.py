@@ -188,10 +188,11 @@ class _Copies:
         return registry.describe(self._envs[0])
 
     def reset(self, seeds: Sequence[int | None], options: Sequence[Mapping[str, Any] | None]) -> Any:
-        for i, (seed, own) in enumerate(zip(seeds, options, strict=True)):
+        for i, (seed, option) in enumerate(zip(seeds, options, strict=True)):
             if seed is not None:
                 self._hold(
-                    i, self._envs[i].reset(seed=int(seed), options=None if own is None else dict(own))[0]
+                    i,
+                    self._envs[i].reset(seed=int(seed), options=None if option is None else dict(option))[0],
                 )
         return self._observation
 

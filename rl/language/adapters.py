@@ -121,20 +121,20 @@ def _on(lm: LM, base: Params | None, rank: int) -> LM:
         layers = {name: layer["kernel"].shape for name, layer in shapes.items() if "kernel" in layer}
         blocks = {}
         for number, (name, (count, inputs, outputs)) in enumerate(sorted(layers.items())):
-            own = jax.random.fold_in(key, number)
-            a = jax.random.uniform(own, (count, inputs, rank), minval=-1.0) / jnp.sqrt(inputs)
+            layer_key = jax.random.fold_in(key, number)
+            a = jax.random.uniform(layer_key, (count, inputs, rank), minval=-1.0) / jnp.sqrt(inputs)
             blocks[name + ADAPTER] = {"a": a, "b": jnp.zeros((count, rank, outputs))}
         return {"blocks": blocks}
 
-    def given(function: Callable[..., Any]) -> Callable[..., Any]:
+    def on_base(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda params, *inputs: function(whole(params, base), *inputs)
 
     return lm._replace(
         init=init,
-        features=given(lm.features),
-        logits=given(lm.logits),
-        extend=given(lm.extend),
-        residuals=given(lm.residuals),
+        features=on_base(lm.features),
+        logits=on_base(lm.logits),
+        extend=on_base(lm.extend),
+        residuals=on_base(lm.residuals),
     )
 
 

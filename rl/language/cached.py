@@ -67,7 +67,7 @@ def reader(
     """
 
     shape = lm.config.shape
-    kept = jnp.array([*(depth - 1 for depth in depths if depth != shape.layers), shape.layers - 1])
+    layers = jnp.array([*(depth - 1 for depth in depths if depth != shape.layers), shape.layers - 1])
 
     def normal(residual: Array) -> Array:
         """As the model's norm has it before its weights."""
@@ -84,20 +84,20 @@ def reader(
             key=many(cache.key), value=many(cache.value), segment=jnp.repeat(cache.segment, len(answers), 0)
         )
         after, _ = lm.residuals(params, answers, segment, cache)
-        last = jnp.repeat(before[kept, :, -1:], len(answers), 1)
-        activation = normal(jnp.concatenate([last, after[kept]], 2))
+        last = jnp.repeat(before[layers, :, -1:], len(answers), 1)
+        activation = normal(jnp.concatenate([last, after[layers]], 2))
         norm = params["norm"]
         features = activation[-1] * norm["scale"] + norm.get("bias", 0.0)
         chosen = jnp.pad(answers, ((0, 0), (0, 1)))[..., None]
-        found = survey(functools.partial(lm.logits, params), features, chosen, chunk=32)
-        log_prob = (found.chosen[..., 0] - found.total)[:, :-1]
-        return jnp.moveaxis(activation, 0, 2).astype(jnp.float16), log_prob, found.best
+        summary = survey(functools.partial(lm.logits, params), features, chosen, chunk=32)
+        log_prob = (summary.chosen[..., 0] - summary.total)[:, :-1]
+        return jnp.moveaxis(activation, 0, 2).astype(jnp.float16), log_prob, summary.best
 
     def run(params: Params, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[Reading]:
         if not all(0 < len(answer) <= lengths[-1] for answer in answers):
             raise ValueError(f"answers must have from 1 to {lengths[-1]} tokens")
         tokens, seen = generate.pad_left([prompt], -(-len(prompt) // lengths[0]) * lengths[0])
-        found: list[Reading | None] = [None] * len(answers)
+        readings: list[Reading | None] = [None] * len(answers)
         order = sorted(range(len(answers)), key=lambda number: len(answers[number]))
         for start in range(0, len(order), rows):
             group = order[start : start + rows]
@@ -109,8 +109,8 @@ def reader(
             for row, number in enumerate(group):
                 size = len(answers[number])
                 activation, log_prob, best = (x[row] for x in every)
-                found[number] = Reading(activation[: size + 1], log_prob[:size], best[: size + 1])
-        return [one for one in found if one is not None]
+                readings[number] = Reading(activation[: size + 1], log_prob[:size], best[: size + 1])
+        return [one for one in readings if one is not None]
 
     return run
 
@@ -124,8 +124,8 @@ def store(token: np.ndarray, activation: np.ndarray, best: np.ndarray, table: np
       best: [P], as in `Reading`.
       table: [vocabulary, D], the frozen model's embedding, or unembedding if it has one.
     """
-    kept, number = np.unique(np.concatenate([token, best]), return_inverse=True)
-    return Store(number[: len(token)].astype(np.int32), activation, table[kept])
+    vocabulary, number = np.unique(np.concatenate([token, best]), return_inverse=True)
+    return Store(number[: len(token)].astype(np.int32), activation, table[vocabulary])
 
 
 def gather(data: TokenBatch, store: Store) -> Batch:
@@ -155,11 +155,11 @@ def on_top(frozen: Config, params: Params, blocks: int, inner: int, depths: int 
     norm = jax.tree.map(np.asarray, params["norm"])
 
     def init(key: Key) -> Params:
-        made = body.init(key)
+        params = body.init(key)
         for branch in ("out", "down"):
-            made["blocks"][branch] = jax.tree.map(jnp.zeros_like, made["blocks"][branch])
+            params["blocks"][branch] = jax.tree.map(jnp.zeros_like, params["blocks"][branch])
         below = {"depths": jnp.zeros((depths - 1, shape.width, shape.width))} if depths > 1 else {}
-        return {**made, "norm": jax.tree.map(jnp.asarray, norm), **below}
+        return {**params, "norm": jax.tree.map(jnp.asarray, norm), **below}
 
     def build(batch: Batch) -> LM:
         def features(params: Params, tokens: Array, segment: Array) -> Array:

@@ -49,13 +49,15 @@ def read(companions: Mapping[str, str], now: datetime | None = None) -> Template
       WeightsError: a damaged file or template.
       ImportError: the package jinja2 is missing.
     """
-    found = {name: _json(companions, name) for name in ("special_tokens_map.json", _TOKENS, _OLDER)}
-    source = _source(companions, found)
+    described_tokens = {
+        name: _json(companions, name) for name in ("special_tokens_map.json", _TOKENS, _OLDER)
+    }
+    source = _source(companions, described_tokens)
     if not source:
         return None
     tokens = {
         role: token
-        for described in found.values()
+        for described in described_tokens.values()
         for role, value in described.items()
         if role.endswith("_token")
         and isinstance(token := value.get("content") if isinstance(value, dict) else value, str)
@@ -68,9 +70,9 @@ def read(companions: Mapping[str, str], now: datetime | None = None) -> Template
             raise ValueError(
                 "a message has U+FDD0 or U+FDD1, which are no characters of Unicode: take them out"
             )
-        given = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": ask}
+        variables = {"messages": list(messages), "tools": list(tools) or None, "add_generation_prompt": ask}
         try:
-            return template.render(**{**tokens, **given})
+            return template.render(**{**tokens, **variables})
         except Exception as error:  # a template is a program, and may fail in any way
             raise ValueError(
                 f"the model's chat template does not take its messages ({error}): change them, or leave the line out"
@@ -98,29 +100,29 @@ def episode(template: Template, tokenizer: Any, chat: Chat, ends: Sequence[int])
       ValueError: the template does not take the messages, or does not let tell where an answer begins and ends; or as
         `rl.replay.tokens.episode`.
     """
-    own = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    answers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     text = template.write(chat.messages, chat.tools, False)
     text, marked = _unmarked(text)
-    found = tokenizer.encode(text, add_special_tokens=False)
+    encoding = tokenizer.encode(text, add_special_tokens=False)
     if template.is_marked:
-        spans = [_tokens(found, *span) for span in marked if span[0] < span[1]]
-        if len(spans) != len(own):
+        spans = [_tokens(encoding, *span) for span in marked if span[0] < span[1]]
+        if len(spans) != len(answers):
             raise ValueError(
-                f"the model's chat template marks {len(spans)} answers, and there are {len(own)}: a reward would have "
-                "no place. Leave the line out, or mark each answer in the template by {% generation %}"
+                f"the model's chat template marks {len(spans)} answers, and there are {len(answers)}: a reward would "
+                "have no place. Leave the line out, or mark each answer in the template by {% generation %}"
             )
     else:
-        spans = [_answer(template, text, found, chat, number, ends) for number in own]
+        spans = [_answer(template, text, encoding, chat, number, ends) for number in answers]
     rewards = chat.rewards or (0.0,) * len(chat.messages)
     turns, last = [], 0
-    for number, (start, end) in zip(own, spans, strict=True):
+    for number, (start, end) in zip(answers, spans, strict=True):
         if start < last:
             raise ValueError(
                 f"the answer in message {number + 1} begins before the one before it ends: leave the line out"
             )
-        turns += [Turn(found.ids[last:start]), Turn(found.ids[start:end], True, rewards[number])]
+        turns += [Turn(encoding.ids[last:start]), Turn(encoding.ids[start:end], True, rewards[number])]
         last = end
-    turns.append(Turn(found.ids[last:]))
+    turns.append(Turn(encoding.ids[last:]))
     return join(turns, chat.terminated, float(chat.imitate))
 
 
@@ -135,7 +137,7 @@ def prompt(template: Template, tokenizer: Any, chat: Chat) -> list[int]:
 
 
 def _answer(
-    template: Template, text: str, found: Any, chat: Chat, number: int, ends: Sequence[int]
+    template: Template, text: str, encoding: Any, chat: Chat, number: int, ends: Sequence[int]
 ) -> tuple[int, int]:
     """Where the tokens of the answer in a message begin and end."""
     before = template.write(chat.messages[:number], chat.tools, True)
@@ -145,8 +147,8 @@ def _answer(
             "follows, so that the answer's place is unknown: mark it in the template by {% generation %}, or give a "
             "line for each answer"
         )
-    start, _ = _tokens(found, len(before), len(text))
-    end = next((place + 1 for place in range(start, len(found.ids)) if found.ids[place] in ends), None)
+    start, _ = _tokens(encoding, len(before), len(text))
+    end = next((place + 1 for place in range(start, len(encoding.ids)) if encoding.ids[place] in ends), None)
     if end is None:
         raise ValueError(
             f"the answer in message {number + 1} has no end: none of the tokens that end a text follows in the model's "
@@ -155,10 +157,10 @@ def _answer(
     return start, end
 
 
-def _tokens(found: Any, start: int, end: int) -> tuple[int, int]:
+def _tokens(encoding: Any, start: int, end: int) -> tuple[int, int]:
     """The tokens of a part of the text; those that reach beyond it belong to it."""
-    first, last = found.char_to_token(start), found.char_to_token(end - 1)
-    return len(found.ids) if first is None else first, len(found.ids) if last is None else last + 1
+    first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
+    return len(encoding.ids) if first is None else first, len(encoding.ids) if last is None else last + 1
 
 
 def _unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -209,11 +211,11 @@ def _compiled(source: str, now: datetime | None) -> Any:
         raise WeightsError(f"the model's chat template is damaged ({error}): download it again") from None
 
 
-def _source(companions: Mapping[str, str], found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+def _source(companions: Mapping[str, str], described: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """The texts of the templates by name, the one for chats first."""
     if _TEMPLATE in companions:
         return {"default": companions[_TEMPLATE]}
-    stated: Any = found[_TOKENS].get("chat_template") or found[_OLDER].get("chat_template")
+    stated: Any = described[_TOKENS].get("chat_template") or described[_OLDER].get("chat_template")
     try:
         many = (
             {one["name"]: one["template"] for one in stated}

@@ -134,9 +134,9 @@ def choose(logits: Array, key: Key, temperature: float = 1.0, top_p: float = 1.0
     if top_p < 1:
         order = jnp.argsort(logits, -1, descending=True)  # of equal ones the earlier comes first
         ordered = jnp.take_along_axis(jax.nn.softmax(logits), order, -1)
-        kept = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
-        kept = jnp.take_along_axis(kept, jnp.argsort(order, -1), -1)
-        logits = jnp.where(kept, logits, -jnp.inf)
+        in_nucleus = jnp.cumsum(ordered, -1) - ordered < top_p  # the likeliest always is
+        in_nucleus = jnp.take_along_axis(in_nucleus, jnp.argsort(order, -1), -1)
+        logits = jnp.where(in_nucleus, logits, -jnp.inf)
     return jax.random.categorical(key, logits).astype(jnp.int32)
 
 

@@ -101,15 +101,17 @@ def read(path: str | os.PathLike[str]) -> File:
 def ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:
     """The tokens that end a text: of all texts, and of a turn."""
     names = (f"tokenizer.ggml.{role}_token_id" for role in ("eos", "eot", "eom"))
-    found = dict.fromkeys(metadata[name] for name in names if name in metadata)
-    return tuple(token for token in found if type(token) is int)
+    tokens = dict.fromkeys(metadata[name] for name in names if name in metadata)
+    return tuple(token for token in tokens if type(token) is int)
 
 
 def roles(metadata: Mapping[str, Any]) -> dict[str, int]:
     """The tokens of a role, by transformers' name of it."""
     names = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
-    found = {f"{name}_token": metadata.get(f"tokenizer.ggml.{own}_token_id") for own, name in names.items()}
-    return {name: token for name, token in found.items() if type(token) is int}
+    tokens = {
+        f"{name}_token": metadata.get(f"tokenizer.ggml.{role}_token_id") for role, name in names.items()
+    }
+    return {name: token for name, token in tokens.items() if type(token) is int}
 
 
 def chat_template(metadata: Mapping[str, Any]) -> str | None:

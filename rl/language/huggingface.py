@@ -96,14 +96,14 @@ def companions(folder: str | os.PathLike[str]) -> dict[str, str]:
     Raises:
       WeightsError: one is not in UTF-8.
     """
-    found = {}
+    texts = {}
     for path in (Path(folder) / name for name in COMPANIONS):
         try:
             if path.exists():
-                found[path.name] = path.read_text(encoding="utf-8")
+                texts[path.name] = path.read_text(encoding="utf-8")
         except ValueError as error:
             raise WeightsError(f"{path} is not in UTF-8 ({error}): download it again") from error
-    return found
+    return texts
 
 
 def described_tokens(
@@ -121,7 +121,7 @@ def ends(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     Raises:
       WeightsError: a file is no JSON, or says something that is no token.
     """
-    found: dict[int, None] = {}
+    tokens: dict[int, None] = {}
     for path in (Path(folder) / name for name in ("config.json", _SAMPLING)):
         if not path.exists():
             continue
@@ -131,8 +131,8 @@ def ends(folder: str | os.PathLike[str]) -> tuple[int, ...]:
                 raise WeightsError(
                     f"{path}: eos_token_id is {json.dumps(end)[:40]}, and no token: download it again"
                 )
-            found[token] = None
-    return tuple(found)
+            tokens[token] = None
+    return tuple(tokens)
 
 
 # ---- the architecture --------------------------------------------------------------------------------------------
@@ -418,12 +418,12 @@ def _read_yarn(base: float, stretch: Mapping[str, Any], context: int) -> Rope:
     def gain(weight: float = 1.0) -> float:
         return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
 
-    own, every = stretch.get("mscale"), stretch.get("mscale_all_dim")
-    found = stretch.get("attention_factor")
-    if found is None:
-        found = gain(own) / gain(every) if own and every else gain()
+    mscale, mscale_all_dim = stretch.get("mscale"), stretch.get("mscale_all_dim")
+    attention_factor = stretch.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = gain(mscale) / gain(mscale_all_dim) if mscale and mscale_all_dim else gain()
     low, high = stretch.get("beta_slow") or 1, stretch.get("beta_fast") or 32
-    return Rope(base, factor, low, high, original, "yarn", stretch.get("truncate", True), found)
+    return Rope(base, factor, low, high, original, "yarn", stretch.get("truncate", True), attention_factor)
 
 
 def _describe_rope(rope: Rope | None) -> dict[str, Any]:

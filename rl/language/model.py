@@ -165,8 +165,8 @@ def accumulated(lm: LM, rows: int) -> LM:
         def some(group: tuple[Array, Array]) -> Array:
             return lm.features(params, *group)
 
-        found = jax.lax.map(some, (split(tokens), split(segment)))
-        return jnp.swapaxes(found, 0, 1).reshape(*tokens.shape, -1)
+        outputs = jax.lax.map(some, (split(tokens), split(segment)))
+        return jnp.swapaxes(outputs, 0, 1).reshape(*tokens.shape, -1)
 
     return lm._replace(features=features)
 
@@ -180,6 +180,6 @@ def log_probabilities(
     ``needed`` [B, T] too: the tokens that are asked about.
     """
     features = lm.features(params, tokens, segment)[:, :-1]
-    asked = None if needed is None else needed[:, 1:]
-    found = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk, asked)
-    return jnp.pad(found.chosen[..., 0] - found.total, ((0, 0), (1, 0)))
+    predicted = None if needed is None else needed[:, 1:]
+    summary = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk, predicted)
+    return jnp.pad(summary.chosen[..., 0] - summary.total, ((0, 0), (1, 0)))

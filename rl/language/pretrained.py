@@ -47,25 +47,25 @@ def load(source: str | os.PathLike[str] = SMOLLM2) -> Pretrained:
     if path.is_dir():
         config, params = huggingface.load(path)
         companions, ends = huggingface.companions(path), huggingface.ends(path)
-        found = Pretrained(config, params, tokenizer.read(path), next(iter(ends), None), ends, companions)
+        loaded = Pretrained(config, params, tokenizer.read(path), next(iter(ends), None), ends, companions)
     elif path.exists():
         config, params, metadata = gguf.load(path)
         words, ends = _gguf_tokenizer(path, metadata), gguf.ends(metadata)
         companions = huggingface.described_tokens(words, gguf.roles(metadata), gguf.chat_template(metadata))
-        found = Pretrained(config, params, words, next(iter(ends), None), ends, companions)
+        loaded = Pretrained(config, params, words, next(iter(ends), None), ends, companions)
     else:
         raise FileNotFoundError(
             f"no folder and no file {path}: give a model's folder, a .gguf, or {SMOLLM2!r}"
         )
     try:
-        tokenizer.check(found.tokenizer, found.config.vocabulary)
+        tokenizer.check(loaded.tokenizer, loaded.config.vocabulary)
     except ValueError as error:
         raise WeightsError(f"{path}: {error}") from error
-    if wrong := [end for end in found.ends if end >= found.config.vocabulary]:
+    if wrong := [end for end in loaded.ends if end >= loaded.config.vocabulary]:
         raise WeightsError(
-            f"{path}: token {wrong[0]} is to end texts, and there are {found.config.vocabulary}"
+            f"{path}: token {wrong[0]} is to end texts, and there are {loaded.config.vocabulary}"
         )
-    return found
+    return loaded
 
 
 def _embedded() -> Path:

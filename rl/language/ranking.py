@@ -56,7 +56,7 @@ def report(
         "random": np.full(len(mixed), 0.5),
         **{name: np.array([_above(of[n], right[n]) for n in mixed]) for name, of in scores.items()},
     }
-    found: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "problems": len(right),
         "mixed_problems": len(mixed),
         "candidates": sum(map(len, right)),
@@ -64,10 +64,10 @@ def report(
         "pass_at": {name: {str(k): _rate(x) for k, x in of.items()} for name, of in passes.items()},
     }
     if mixed:
-        found["pairs"] = {name: _rate(x) for name, x in pairs.items()}
+        summary["pairs"] = {name: _rate(x) for name, x in pairs.items()}
     if against:
-        found["against"] = against
-        found["difference"] = {
+        summary["against"] = against
+        summary["difference"] = {
             name: {
                 "pass_at": {str(k): _mean(passes[name][k] - passes[against][k]) for k in cuts},
                 **({"pairs": _mean(pairs[name] - pairs[against])} if mixed else {}),
@@ -75,16 +75,16 @@ def report(
             for name in scores
             if name != against
         }
-    return found
+    return summary
 
 
-def table(found: Mapping[str, Any]) -> str:
+def table(summary: Mapping[str, Any]) -> str:
     """A report as lines of text."""
-    cuts = list(next(iter(found["pass_at"].values())))
+    cuts = list(next(iter(summary["pass_at"].values())))
     titles = ["ranking", *(f"pass@{k}" for k in cuts), "right above wrong"]
     rows = [
-        [name, *map(_shown, of.values()), _shown(found["pairs"][name]) if "pairs" in found else "-"]
-        for name, of in found["pass_at"].items()
+        [name, *map(_shown, of.values()), _shown(summary["pairs"][name]) if "pairs" in summary else "-"]
+        for name, of in summary["pass_at"].items()
     ]
     widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
     return "\n".join(

@@ -63,14 +63,14 @@ def against_returns(outputs: Mapping[str, np.ndarray]) -> dict[str, float]:
     return {name: float(value) for name, value in scores.items()}
 
 
-def in_batches(function: Callable[[Any, TokenBatch], Any], given: Any, rows: TokenBatch, size: int) -> Any:
-    """``function(given, batch)`` of all rows, ``size`` at a time, as NumPy arrays; rows of padding fill the last."""
+def in_batches(function: Callable[[Any, TokenBatch], Any], params: Any, rows: TokenBatch, size: int) -> Any:
+    """``function(params, batch)`` of all rows, ``size`` at a time, as NumPy arrays; rows of padding fill the last."""
     count = len(rows.tokens)
     padded = jax.tree.map(lambda x: np.pad(x, ((0, -count % size), (0, 0))), rows)
     outputs = []
     with log.progress(count, "rows read", delay=3) as bar:
         for first in range(0, count, size):
             batch = jax.tree.map(lambda x, first=first: x[first : first + size], padded)
-            outputs.append(jax.device_get(function(given, batch)))
+            outputs.append(jax.device_get(function(params, batch)))
             bar.update(min(size, count - first))
     return jax.tree.map(lambda *x: np.concatenate(x)[:count], *outputs)

@@ -71,11 +71,11 @@ def shortened(words: Words, dialogue: Dialogue | Chat, one: Episode, length: int
 
     A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
     """
-    kept = _kept(words, dialogue, one.tokens, length)
-    is_action, reward = one.is_action[kept].copy(), one.reward[kept].copy()
+    slots = _kept(words, dialogue, one.tokens, length)
+    is_action, reward = one.is_action[slots].copy(), one.reward[slots].copy()
     reward[0] = np.where(is_action[0], 0.0, reward[0])
     is_action[0] = False
-    return one._replace(tokens=one.tokens[kept], is_action=is_action, reward=reward)
+    return one._replace(tokens=one.tokens[slots], is_action=is_action, reward=reward)
 
 
 def speaker(
@@ -110,8 +110,8 @@ def speaker(
             read = [_fitting(words, one, room) for one in dialogues]
             length = min(-(-max(map(len, read)) // _STEP) * _STEP, room)
             prompts, segment = map(jnp.asarray, generate.pad_left(read, length))
-            made = sample(params, prompts, segment, jax.random.fold_in(key, next(moves)))
-            return generate.texts(made, words.tokenizer, stops)
+            sampled = sample(params, prompts, segment, jax.random.fold_in(key, next(moves)))
+            return generate.texts(sampled, words.tokenizer, stops)
 
         return policy
 

@@ -100,16 +100,16 @@ def prompt(tokenizer: Any, text: str) -> list[int]:
     A Llama tokenizer, for instance, puts one before every text that it is given. What goes on with a text that has
     begun must have none: ``tokenizer.encode(text, add_special_tokens=False).ids``.
     """
-    found = tokenizer.encode(text)
-    own = [place for place, special in enumerate(found.special_tokens_mask) if not special]
-    return found.ids[: own[-1] + 1] if own else found.ids
+    encoding = tokenizer.encode(text)
+    places = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+    return encoding.ids[: places[-1] + 1] if places else encoding.ids
 
 
 def before(tokenizer: Any, text: str) -> list[int]:
     """The tokens that the tokenizer puts before a text, which it does not have itself."""
-    found = tokenizer.encode(text)
-    own = [place for place, special in enumerate(found.special_tokens_mask) if not special]
-    return found.ids[: own[0]] if own else []
+    encoding = tokenizer.encode(text)
+    places = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
+    return encoding.ids[: places[0]] if places else []
 
 
 def episode(
@@ -127,16 +127,16 @@ def episode(
     Raises:
       ValueError: as `rl.replay.tokens.episode`.
     """
-    said: list[Turn] = []
+    tokenized: list[Turn] = []
     for turn in turns:
         ids = (
             tokenizer.encode(turn.text, add_special_tokens=False).ids
-            if said
+            if tokenized
             else prompt(tokenizer, turn.text)
         )
         after = [end] if turn.is_action and end is not None else []
-        said.append(Turn([*ids, *after], turn.is_action, turn.reward))
-    return join(said, terminated, imitate)
+        tokenized.append(Turn([*ids, *after], turn.is_action, turn.reward))
+    return join(tokenized, terminated, imitate)
 
 
 def check(tokenizer: Any, vocabulary: int) -> None:

@@ -91,10 +91,10 @@ def _llama(rows: Iterable[tuple[str, str, str]], column: int) -> tuple[Entry, ..
 
 def _gemma(entries: Iterable[Entry], names: Mapping[str, str]) -> tuple[Entry, ...]:
     """The entries with Gemma's norms, of which ``names`` has those that are called otherwise."""
-    found = {entry.path: entry for entry in entries}
-    found |= {path: Entry(path, f"model.layers.{{}}.{name}.weight") for path, name in names.items()}
+    by_path = {entry.path: entry for entry in entries}
+    by_path |= {path: Entry(path, f"model.layers.{{}}.{name}.weight") for path, name in names.items()}
     return tuple(
-        entry._replace(less=1.0) if entry.path.endswith("scale") else entry for entry in found.values()
+        entry._replace(less=1.0) if entry.path.endswith("scale") else entry for entry in by_path.values()
     )
 
 
@@ -144,8 +144,8 @@ GPT2 = (
     Entry("norm/bias", "transformer.ln_f.bias"),
     Entry("unembedding", "lm_head.weight"),
     *(
-        Entry(f"blocks/{own}/{leaf}", f"transformer.h.{{}}.{theirs}.{suffix}", part=part)
-        for own, theirs, part, leaves in (
+        Entry(f"blocks/{ours}/{leaf}", f"transformer.h.{{}}.{theirs}.{suffix}", part=part)
+        for ours, theirs, part, leaves in (
             ("attention_norm", "ln_1", None, ("scale", "bias")),
             ("query", "attn.c_attn", 0, ("kernel", "bias")),
             ("key", "attn.c_attn", 1, ("kernel", "bias")),

@@ -142,8 +142,8 @@ def sample(
         x = hold(x, known, free)
         data, epsilon = _estimate(process, predict(x, time), x, signal, noise)
         width = eta * spread
-        kept = jnp.sqrt(jnp.maximum(jnp.square(next_noise) - jnp.square(width), 0.0))
-        return next_signal * data + kept * epsilon + width * jax.random.normal(key, x.shape)
+        direction = jnp.sqrt(jnp.maximum(jnp.square(next_noise) - jnp.square(width), 0.0))
+        return next_signal * data + direction * epsilon + width * jax.random.normal(key, x.shape)
 
     first, rest = jax.random.split(key)
     coefficients = (time.astype(np.float32), signal, noise, *after, spread)

@@ -166,7 +166,7 @@ def one_step(
         return body.init(key, observation, rows(x, time))
 
     def apply(params: Params, observation: Any, key: Key | None = None) -> Callable[..., Array]:
-        given = body.apply(params, observation, key=key)
-        return lambda x, *time: given(rows(x, time)).reshape(x.shape)
+        conditioned = body.apply(params, observation, key=key)
+        return lambda x, *time: conditioned(rows(x, time)).reshape(x.shape)
 
     return Network(init, apply)

@@ -96,10 +96,12 @@ def _body(
 
     The vector may have more leading axes than the observation, which is encoded once then.
     """
-    init, given = _conditional(spec, outputs, hidden, layer_norm, architecture, joined, last, dropout, gain)
+    init, conditioned = _conditional(
+        spec, outputs, hidden, layer_norm, architecture, joined, last, dropout, gain
+    )
     return Network(
         init,
-        lambda params, observation, *vector, key=None: given(params, observation, key=key)(*vector),
+        lambda params, observation, *vector, key=None: conditioned(params, observation, key=key)(*vector),
     )
 
 
@@ -136,10 +138,10 @@ def _conditional(
 
     def apply(params: Params, observation: Any, key: Key | None = None) -> Callable[..., Array]:
         if encode is None:
-            features, own = observation, params
+            features, dense_params = observation, params
         else:
-            features, own = encode.apply(params["encoder"], observation), params["dense"]
-        return lambda *vector: dense.apply(own, join(features, vector), key=key)
+            features, dense_params = encode.apply(params["encoder"], observation), params["dense"]
+        return lambda *vector: dense.apply(dense_params, join(features, vector), key=key)
 
     return Network(init, apply)
 

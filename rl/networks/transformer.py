@@ -137,12 +137,12 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         rotation = rotations(shape, position)
 
         def layer(x: Array, inputs: tuple[Params, _Layer]) -> tuple[Array, None]:
-            p, own = inputs
-            attend = functools.partial(_causal, shape, own.reach, segment)
-            return block.apply(p, x, _where(own.rotates, rotation), attend)[0], None
+            p, setting = inputs
+            attend = functools.partial(_causal, shape, setting.reach, segment)
+            return block.apply(p, x, _where(setting.rotates, rotation), attend)[0], None
 
-        kept = None if remat else _kept
-        layer = jax.checkpoint(layer, prevent_cse=False, policy=kept)
+        saved = None if remat else _kept
+        layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
         x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
 
@@ -159,9 +159,9 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
 
         def layer(carry, inputs):
             x, key, value = carry
-            p, own, index = inputs
-            attend = functools.partial(_held, shape, own.reach, segments, slot, segment)
-            turned = _where(own.rotates, rotation)
+            p, setting, index = inputs
+            attend = functools.partial(_held, shape, setting.reach, segments, slot, segment)
+            turned = _where(setting.rotates, rotation)
             x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), x if every else None
 
@@ -175,8 +175,8 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         return norm.apply(params["norm"], x), held
 
     def residuals(params: Params, *args: Any) -> tuple[Array, Cache]:
-        _, found, held = through(True, params, *args)
-        return found, held
+        _, stacked, held = through(True, params, *args)
+        return stacked, held
 
     return Trunk(shape, init, apply, cache, extend, residuals)
 
@@ -386,8 +386,8 @@ def _in_parts(
         x = jnp.pad(x, widths)
         return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
 
-    found = jax.lax.map(attend, (split(slot, 0), split(segment, 1), split(query, 1)))
-    return jnp.moveaxis(found, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
+    outputs = jax.lax.map(attend, (split(slot, 0), split(segment, 1), split(query, 1)))
+    return jnp.moveaxis(outputs, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
 
 
 def _masked(

@@ -146,8 +146,8 @@ def _expression(composition: Composition) -> str:
     for i, index in enumerate(composition.maps):
         code = _MAPS[index][0].split()
         value = " ".join((f"( {value} )" if i else value) if token == "v" else token for token in code)
-    kept = " and ".join(_FILTERS[index][0] for index in composition.filters)
-    return f"{_AGGREGATES[composition.aggregate][0]} ( [ {value} for v in x if {kept} ] )"
+    condition = " and ".join(_FILTERS[index][0] for index in composition.filters)
+    return f"{_AGGREGATES[composition.aggregate][0]} ( [ {value} for v in x if {condition} ] )"
 
 
 def _describe(composition: Composition, rng: np.random.Generator) -> str:

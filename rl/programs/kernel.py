@@ -222,13 +222,13 @@ def folders() -> list[str]:
     """The folders that a Python without packages reads: its standard library and the system's shared libraries."""
     # Not a virtual environment's, which lies among the caller's files.
     base = {"platbase": sys.base_exec_prefix}
-    found = [
+    candidates = [
         sysconfig.get_path("stdlib"),
         sysconfig.get_path("platstdlib", vars=base),
         f"{sys.base_prefix}/lib",
     ]
-    found += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"]
-    existing = sorted({path for path in found if os.path.isdir(path)}, key=len)
+    candidates += ["/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib"]
+    existing = sorted({path for path in candidates if os.path.isdir(path)}, key=len)
     return [
         path for i, path in enumerate(existing) if not path.startswith(tuple(p + "/" for p in existing[:i]))
     ]

@@ -143,8 +143,8 @@ class Pool:
 
     def _find(self, programs: list[tuple[Problem, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
-        found = self._threads.map(self._judge, new)
-        for pair, verdict in zip(new, tqdm(found, "programs", len(new), leave=False, delay=3), strict=True):
+        results = self._threads.map(self._judge, new)
+        for pair, verdict in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
             self._verdicts[pair] = verdict
 
     def close(self) -> None:
@@ -200,8 +200,8 @@ class _Worker:
             decides = asks_for_a_class(problem)
             job = {"text": text, "tests": problem.tests, "entry": problem.entry, "decides": decides}
             return self._judge_job(problem.name, job)
-        for given, expected in problem.cases:
-            job = {"text": text, "given": given, "expected": expected, "match": problem.match}
+        for stdin, expected in problem.cases:
+            job = {"text": text, "stdin": stdin, "expected": expected, "match": problem.match}
             verdict = self._judge_job(problem.name, job)
             if verdict != Verdict.PASSED:
                 break
@@ -247,8 +247,8 @@ class _Worker:
         )
         if self._read(len(READY), _START_SECONDS) != READY:
             self._process.kill()
-            _, said = self._process.communicate()
-            last = said.decode(errors="replace").strip().splitlines()[-1:] or ["it did not start"]
+            _, stderr = self._process.communicate()
+            last = stderr.decode(errors="replace").strip().splitlines()[-1:] or ["it did not start"]
             raise IsolationError(last[0])
 
     def _ask(self, line: bytes) -> bytes | None:

@@ -205,11 +205,12 @@ def _tested(
     path: str | Path, make: Callable[[Mapping[str, Any]], Problem | None], *keys: str
 ) -> list[Problem]:
     """The problems that have tests."""
-    found = [_made(place, make, row) for place, row in _rows(path, *keys)]
-    tested = [problem for problem in found if problem is not None]
-    if len(tested) < len(found):
+    problems = [_made(place, make, row) for place, row in _rows(path, *keys)]
+    tested = [problem for problem in problems if problem is not None]
+    if len(tested) < len(problems):
         warnings.warn(
-            f"{path}: {len(found) - len(tested)} of {len(found)} problems have no tests that can be run: left out",
+            f"{path}: {len(problems) - len(tested)} of {len(problems)} problems have no tests that can be run: "
+            "left out",
             stacklevel=3,
         )
     return tested
@@ -227,11 +228,11 @@ def _apps_problem(row: Mapping[str, Any]) -> Problem | None:
     text = _docstring(row["question"], start)
     function = tests.get("fn_name")
     if function is None:
-        cases = tuple((_lines(given), _lines(expected)) for given, expected in pairs)
+        cases = tuple((_lines(stdin), _lines(expected)) for stdin, expected in pairs)
         return Problem(name, text, "", (), reference, cases, "lines")
     owner = "Solution" if "class Solution" in (start or reference) else ""
     called = f"Solution().{function}" if owner else function
-    calls = [f"assert same({called}(*{given!r}), {expected!r})" for given, expected in pairs]
+    calls = [f"assert same({called}(*{arguments!r}), {expected!r})" for arguments, expected in pairs]
     return _checked(Problem(name, text, "\n".join([_SAME, *calls]), (owner or function,), reference))
 
 

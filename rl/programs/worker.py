@@ -231,9 +231,9 @@ class _Program:
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
 
-    def compiles(self, text: str, given: str | None = None) -> bool:
+    def compiles(self, text: str, stdin: str | None = None) -> bool:
         """Hand over the text and what a script is to read; it has not run when this returns."""
-        self._put([text, given])
+        self._put([text, stdin])
         return bool(self._get())
 
     def run(self) -> None:
@@ -425,10 +425,10 @@ def _handle(value: Any) -> int | str:
     remote = value
     if isinstance(value, ProgramError) or (isinstance(value, type) and issubclass(value, ProgramError)):
         remote = vars(value).get("_remote")
-    found = object.__getattribute__(remote, "_handle") if isinstance(remote, Remote) else _importable(value)
-    if found is None:
+    handle = object.__getattribute__(remote, "_handle") if isinstance(remote, Remote) else _importable(value)
+    if handle is None:
         raise HandOverError
-    return found
+    return handle
 
 
 def _importable(value: Any) -> str | None:
@@ -483,7 +483,7 @@ def _judge(
     confine()
     job = json.loads(line)
     program = _Program(questions, answers, limits.output, job.pop("decides", False))
-    verdict = _test_script(program, **job) if "given" in job else _test(program, **job)
+    verdict = _test_script(program, **job) if "stdin" in job else _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
 
 
@@ -500,8 +500,8 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
     return Verdict.RUNTIME_ERROR if program.is_gone else Verdict.PASSED
 
 
-def _test_script(program: _Program, *, text: str, given: str, expected: str, match: str) -> int:
-    if not program.compiles(text, given):
+def _test_script(program: _Program, *, text: str, stdin: str, expected: str, match: str) -> int:
+    if not program.compiles(text, stdin):
         return Verdict.COMPILE_ERROR
     printed = io.StringIO()
     try:
@@ -591,8 +591,8 @@ class _Objects:
 
 def _overrides(kind: type, name: str) -> bool:
     """Whether instances have an operation that not every object has, or another one."""
-    found = (vars(each)[name] for each in type.mro(kind)[:-1] if name in vars(each))
-    return next(found, None) is not None  # a class takes it away by None
+    methods = (vars(each)[name] for each in type.mro(kind)[:-1] if name in vars(each))
+    return next(methods, None) is not None  # a class takes it away by None
 
 
 class _Printed(io.BytesIO):
@@ -612,14 +612,14 @@ def _run_program(
     confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
 ) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
-    text, given = json.loads(questions.readline())
+    text, stdin = json.loads(questions.readline())
     if threads.wanted(text):
         threads.provide()
     execute: Callable[..., None] = exec
-    if given is None:
+    if stdin is None:
         name, printed = "program", _captured(printed_limit)
     else:
-        name, execute, printed = "__main__", _run_script, _standard_streams(given, printed_limit)
+        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, printed_limit)
     confine()
     module = types.ModuleType(name)
     sys.modules[name] = module
@@ -698,12 +698,12 @@ def _captured(limit: int) -> Callable[[], str]:
     return taken
 
 
-def _standard_streams(given: str, limit: int) -> Callable[[], str]:
+def _standard_streams(stdin: str, limit: int) -> Callable[[], str]:
     """Gives the process the standard files that a script has: fast ones read and write them without `sys.stdin`.
 
     What is returned says what was printed.
     """
-    for standard, content in enumerate((given.encode("utf-8", "surrogatepass"), b"")):
+    for standard, content in enumerate((stdin.encode("utf-8", "surrogatepass"), b"")):
         file = os.memfd_create("")
         with open(file, "wb", closefd=False) as stream:
             stream.write(content)

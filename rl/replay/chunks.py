@@ -127,8 +127,8 @@ def value_bounds(
         np.asarray(x, np.float64) for x in (dataset.transitions.reward, dataset.transitions.discount)
     )
     start, end = np.arange(len(reward)), replay.reach(dataset, length)
-    kept, weights = discount**length, sum(reward_discount**k for k in range(length))
-    tail = reward.mean() * weights / (1 - kept)  # where a time limit cuts
+    continuation, weights = discount**length, sum(reward_discount**k for k in range(length))
+    tail = reward.mean() * weights / (1 - continuation)  # where a time limit cuts
     cut = np.asarray(dataset.last)[end] & (alive[end] > 0)
     whole = (end - start == length - 1).tolist()
     within = lambda k: np.where(start + k <= end, reward[np.minimum(start + k, end)], 0.0)
@@ -141,6 +141,6 @@ def value_bounds(
         if whole[row] or not ends[row]:
             returns[row] = gain[row] + left[row] * (tail if ends[row] else returns[after[row]])
     floor, ceiling = (
-        bound * weights / (1 - kept) for bound in (min(reward.min(), 0.0), max(reward.max(), 0.0))
+        bound * weights / (1 - continuation) for bound in (min(reward.min(), 0.0), max(reward.max(), 0.0))
     )
     return replay.widened(np.array(returns), floor, ceiling)

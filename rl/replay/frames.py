@@ -82,19 +82,19 @@ def transitions(
     """
     slots = _before_cut(memory, slots, stride)
     rows, row = memory.rows, jnp.arange(slots.shape[0])
-    found, unbroken = ring.follow(memory, slots, n + 1, stride)
+    following, unbroken = ring.follow(memory, slots, n + 1, stride)
     length = unbroken[:, :n].sum(1)
-    last = found[row, length - 1]
+    last = following[row, length - 1]
     cut = ~unbroken[row, length] & (rows.discount[last] > 0)
     steps = jnp.where(cut, jnp.maximum(length - 1, 1), length)
     weight = jnp.where(jnp.arange(n) < steps[:, None], discount ** jnp.arange(n, dtype=jnp.float32), 0.0)
-    after = found[row, jnp.where(cut, length - 1, length)]
+    after = following[row, jnp.where(cut, length - 1, length)]
     alive = jnp.where(cut, length > 1, rows.discount[last] > 0)
     action = rows.action[slots]
     return Transition(
         observation=stacks(memory, slots, depth, stride),
         action=action,
-        reward=(weight * rows.reward[found[:, :n]]).sum(1),
+        reward=(weight * rows.reward[following[:, :n]]).sum(1),
         discount=jnp.where(alive, discount ** (steps - 1).astype(jnp.float32), 0.0),
         next_observation=stacks(memory, after, depth, stride),
         next_action=jnp.where(alive, rows.action[after], action),

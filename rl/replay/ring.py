@@ -131,9 +131,9 @@ def follow(ring: Ring, slots: Array, length: int, stride: int = 1) -> tuple[Arra
     """
     ahead = stride * jnp.arange(length)
     newer = (ring.head - 1 - slots) % capacity(ring)  # rows written after it
-    found = (slots[:, None] + ahead) % capacity(ring)
-    unbroken = (ahead <= newer[:, None]) & ((ahead == 0) | ~ring.rows.first[found])
-    return found, jnp.cumprod(unbroken, 1).astype(bool)
+    following = (slots[:, None] + ahead) % capacity(ring)
+    unbroken = (ahead <= newer[:, None]) & ((ahead == 0) | ~ring.rows.first[following])
+    return following, jnp.cumprod(unbroken, 1).astype(bool)
 
 
 def transitions(
@@ -158,10 +158,10 @@ def transitions(
       stride: environments.
       reward_discount: of rewards within the steps, in place of ``g``; by default ``g``.
     """
-    found, unbroken = follow(ring, slots, n + 1, stride)
+    following, unbroken = follow(ring, slots, n + 1, stride)
     taken, steps = unbroken[:, :n], unbroken[:, :n].sum(1)
     row = jnp.arange(slots.shape[0])
-    last, after = found[row, steps - 1], found[row, steps]
+    last, after = following[row, steps - 1], following[row, steps]
     known = unbroken[row, steps]
     rows = ring.rows
     action = rows.action[slots]
@@ -170,7 +170,7 @@ def transitions(
     return Transition(
         observation=jax.tree.map(lambda x: x[slots], rows.observation),
         action=action,
-        reward=(weight * rows.reward[found[:, :n]]).sum(1),
+        reward=(weight * rows.reward[following[:, :n]]).sum(1),
         discount=discount ** (steps - 1).astype(jnp.float32) * rows.discount[last],
         next_observation=jax.tree.map(lambda x: x[last], rows.next_observation),
         next_action=jnp.where(_like(known, action), rows.action[after], action),
@@ -191,17 +191,17 @@ def action_chunks(
     Chunks should be `whole`. After the end of an episode its last action stands again. ``next_action`` is the chunk
     that follows, if that is whole, too.
     """
-    found, unbroken = follow(ring, slots, 2 * length, stride)
+    following, unbroken = follow(ring, slots, 2 * length, stride)
     steps = transitions(ring, slots, length, discount, stride, reward_discount)
     count = unbroken.sum(1)
 
     def actions(start: int) -> Array:
         place = jnp.minimum(start + jnp.arange(length), count[:, None] - 1)
-        rows = ring.rows.action[jnp.take_along_axis(found, place, 1)]
+        rows = ring.rows.action[jnp.take_along_axis(following, place, 1)]
         return rows.reshape(len(slots), -1)
 
     action = actions(0)
-    last = jnp.take_along_axis(found, count[:, None] - 1, 1)[:, 0]
+    last = jnp.take_along_axis(following, count[:, None] - 1, 1)[:, 0]
     known = (count > length) & ((count == 2 * length) | (ring.rows.discount[last] == 0))
     return steps._replace(
         action=action,
@@ -215,8 +215,8 @@ def whole(ring: Ring, slots: Array, length: int, stride: int = 1) -> Array:
 
     The others are cut, by a time limit or because the steps that follow are still to come.
     """
-    found, unbroken = follow(ring, slots, length, stride)
-    last = jnp.take_along_axis(found, unbroken.sum(1)[:, None] - 1, 1)[:, 0]
+    following, unbroken = follow(ring, slots, length, stride)
+    last = jnp.take_along_axis(following, unbroken.sum(1)[:, None] - 1, 1)[:, 0]
     return unbroken.all(1) | (ring.rows.discount[last] == 0)
 
 

@@ -61,9 +61,9 @@ def episode(turns: Sequence[Turn], terminated: bool, imitate: float = 1.0) -> Ep
     for end, turn in zip(np.cumsum(lengths), turns, strict=True):
         if turn.is_action:
             reward[end - 1] = turn.reward
-    made = Episode(tokens, is_action, reward, terminated, imitate)
-    _check(made, "the episode")
-    return made
+    whole = Episode(tokens, is_action, reward, terminated, imitate)
+    _check(whole, "the episode")
+    return whole
 
 
 def pack(
@@ -156,8 +156,8 @@ def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
 def returns_to_go(one: Episode, discount: float) -> np.ndarray:
     """The discounted return from each of its actions to its end, [actions]. Where it was cut off nothing followed."""
     backwards = one.reward[one.is_action][::-1].tolist()
-    found = itertools.accumulate(backwards, lambda total, reward: reward + discount * total)
-    return np.array(list(found))[::-1]
+    totals = itertools.accumulate(backwards, lambda total, reward: reward + discount * total)
+    return np.array(list(totals))[::-1]
 
 
 def value_bounds(episodes: Sequence[Episode], discount: float) -> tuple[float, float]:

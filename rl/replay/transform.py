@@ -65,7 +65,7 @@ def fit(
     mean = deviation = None
     if normalize_observations:
         observation = dataset.transitions.observation
-        kept = lambda x: isinstance(observation, Mapping) and x.dtype == np.uint8
+        is_image = lambda x: isinstance(observation, Mapping) and x.dtype == np.uint8
         if entities:
             for name, x in nest.named("observation", observation).items():
                 if x.ndim != 3:
@@ -73,9 +73,9 @@ def fit(
                         f"{name} of shape {x.shape[1:]} is no set of entities [N, F]: leave entities out"
                     )
         axes = (0, 1) if entities else 0
-        mean = nest.map_structure(lambda x: None if kept(x) else x.mean(axes), observation)
+        mean = nest.map_structure(lambda x: None if is_image(x) else x.mean(axes), observation)
         deviation = nest.map_structure(
-            lambda x: None if kept(x) else x.std(axes) + np.float32(1e-3), observation
+            lambda x: None if is_image(x) else x.std(axes) + np.float32(1e-3), observation
         )
     clip = ENTITY_CLIP if entities and normalize_observations else 0.0
     return Transform(float(reward_scale), reward_shift, clip_rewards, mean, deviation, clip)

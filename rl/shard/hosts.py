@@ -91,20 +91,20 @@ def _watch() -> None:
     threading.Thread(target=_listen, args=arguments, daemon=True).start()
 
 
-def _listen(client: Any, own: str, ended: threading.Event, say: Callable[[str], None]) -> None:
+def _listen(client: Any, index: str, ended: threading.Event, say: Callable[[str], None]) -> None:
     """Until the store of keys is gone: then the first process has, or this one is at its end."""
     heard: dict[str, tuple[str, float]] = {}
     known: set[str] = set()
     for count in itertools.count():
         sign = _DONE if ended.is_set() else str(count)
         try:
-            client.key_value_set(f"{_SIGNS}{own}", sign, allow_overwrite=True)
+            client.key_value_set(f"{_SIGNS}{index}", sign, allow_overwrite=True)
             signs = {name.rpartition("/")[2]: sign for name, sign in client.key_value_dir_get(_SIGNS)}
         except Exception:  # of the connection, by whatever name
-            if not ended.is_set() and own != "0":
+            if not ended.is_set() and index != "0":
                 say("0")
             return
-        for process in set(lost(heard, signs, time.monotonic())) - known - {own}:
+        for process in set(lost(heard, signs, time.monotonic())) - known - {index}:
             known.add(process)
             say(process)
         time.sleep(_PERIOD)

@@ -61,16 +61,18 @@ def place_language(state: Tree, mesh: Mesh) -> Tree:
     return jax.tree.map(lambda part, spec: place(part, mesh, spec), state, language_specs(state, mesh))
 
 
-def init_language(init: Callable[..., Tree], mesh: Mesh, *given: Any) -> Tree:
-    """``init(*given)`` laid out by `language_specs` from the start: no device ever holds all of it.
+def init_language(init: Callable[..., Tree], mesh: Mesh, *arguments: Any) -> Tree:
+    """``init(*arguments)`` laid out by `language_specs` from the start: no device ever holds all of it.
 
     Args:
       init: a language learner's, a function of parameters for instance, placed by `place_language`, and a key.
       mesh: from `rl.shard.grid`.
-      *given: its arguments.
+      *arguments: its own.
     """
-    specs = language_specs(jax.eval_shape(init, *given), mesh)
-    return jax.jit(init, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))(*given)
+    specs = language_specs(jax.eval_shape(init, *arguments), mesh)
+    return jax.jit(init, out_shardings=jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))(
+        *arguments
+    )
 
 
 def fetch_language(tree: Tree, mesh: Mesh) -> Tree:

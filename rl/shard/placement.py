@@ -44,8 +44,8 @@ def _mesh(axes: tuple[str, str], other: int, data: int) -> Mesh:
         data = max(devices // other, 1)
     sizes = tuple(data if axis == "data" else other for axis in axes)
     if other < 1 or data < 1 or data * other != devices:
-        asked = " times ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
-        raise ValueError(f"{devices} devices do not divide into {asked}")
+        requested = " times ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
+        raise ValueError(f"{devices} devices do not divide into {requested}")
     # Explicit axes, the default since JAX 0.9, refuse `array[index]` on a sharded array.
     return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto, AxisType.Auto))
 

@@ -172,15 +172,19 @@ def tokens(
         level, dimension = np.divmod(np.arange(levels * dimensions), dimensions)
     else:
         dimension, level = np.divmod(np.arange(levels * dimensions), levels)
-    other, own, at = np.arange(dimensions), dimension[:, None], level[:, None]
+    other, column, at = np.arange(dimensions), dimension[:, None], level[:, None]
     # [T, D]: how often the tokens before have cut each dimension
-    depth = at + (other < own) if order == "level" else np.where(other < own, levels, (other == own) * at)
+    depth = (
+        at + (other < column)
+        if order == "level"
+        else np.where(other < column, levels, (other == column) * at)
+    )
     if see_levels:
         divisor, intervals = base ** (levels - depth), base**depth
     else:
         divisor, intervals = base ** (levels - 1 - at) + 0 * depth, np.where(depth > at, base, 1)
     if not see_dimensions:
-        intervals = np.where(other == own, intervals, 1)
+        intervals = np.where(other == column, intervals, 1)
     return Tokens(grid, *(x.astype(np.int32) for x in (level, dimension, divisor, intervals)))
 
 

@@ -71,8 +71,8 @@ def binary_nce(logits: Array) -> Array:
     Binary noise-contrastive estimation (Eysenbach et al. 2022, equation 3) with all other goals of the batch as
     negatives, as in the code of OGBench.
     """
-    own = jnp.eye(logits.shape[-1], dtype=bool)
-    return jax.nn.softplus(jnp.where(own, -logits, logits)).mean((-2, -1))
+    is_pair = jnp.eye(logits.shape[-1], dtype=bool)
+    return jax.nn.softplus(jnp.where(is_pair, -logits, logits)).mean((-2, -1))
 
 
 def symmetric_info_nce(logits: Array) -> Array:
@@ -80,9 +80,9 @@ def symmetric_info_nce(logits: Array) -> Array:
 
     InfoNCE (van den Oord et al. 2018) in both directions, as JaxGCRL (Bortkiewicz et al. 2025) has it but for a factor.
     """
-    own = jnp.diagonal(logits, axis1=-2, axis2=-1)
+    pair = jnp.diagonal(logits, axis1=-2, axis2=-1)
     among = jax.nn.logsumexp(logits, -1) + jax.nn.logsumexp(logits, -2)
-    return (0.5 * among - own).mean(-1)
+    return (0.5 * among - pair).mean(-1)
 
 
 # ---- CQL (Kumar et al. 2020): each returns the term that is pushed down, before ``- Q(s, a_data)`` --------
@@ -141,8 +141,8 @@ def advantage_margin(advantage: Array, logged: Array, clip: float | Array) -> Ar
       logged: [...] int32, the bin ``b`` that was logged.
       clip: the least value of each difference.
     """
-    other, own = _other_bins(advantage, logged)
-    behind = jnp.maximum(advantage - own[..., None], clip)
+    other, logged_advantage = _other_bins(advantage, logged)
+    behind = jnp.maximum(advantage - logged_advantage[..., None], clip)
     return jnp.where(other, behind, 0.0).sum(-1) / (advantage.shape[-1] - 1)
 
 
@@ -151,16 +151,16 @@ def advantage_cql(advantage: Array, logged: Array, clip: float | Array) -> Array
 
     The arguments are those of `advantage_margin`. The sum's temperature is 1, whatever that of the advantages is.
     """
-    other, own = _other_bins(advantage, logged)
-    return jnp.maximum(jax.nn.logsumexp(advantage, axis=-1, where=other) - own, clip)
+    other, logged_advantage = _other_bins(advantage, logged)
+    return jnp.maximum(jax.nn.logsumexp(advantage, axis=-1, where=other) - logged_advantage, clip)
 
 
 def _other_bins(advantage: Array, logged: Array) -> tuple[Array, Array]:
     """Which bins [..., B] were not logged, and the value [...] of the one that was."""
     chex.assert_is_broadcastable(logged.shape, advantage.shape[:-1])
-    own = jnp.broadcast_to(logged, advantage.shape[:-1])[..., None]
-    other = jnp.arange(advantage.shape[-1]) != own
-    return other, jnp.take_along_axis(advantage, own, -1)[..., 0]
+    index = jnp.broadcast_to(logged, advantage.shape[:-1])[..., None]
+    other = jnp.arange(advantage.shape[-1]) != index
+    return other, jnp.take_along_axis(advantage, index, -1)[..., 0]
 
 
 def gradient_diversity(gradients: Array) -> Array:

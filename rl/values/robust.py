@@ -143,10 +143,10 @@ def worst_case(divergence: str, values: Array, weights: Array, scale: Array | fl
     problem = _problem(values, weights)
     price = _bounded(problem.relative(scale))
     if divergence == "tv":
-        kept = jnp.where(problem.unit <= problem.relative(scale), problem.weight, 0.0)
+        mass = jnp.where(problem.unit <= problem.relative(scale), problem.weight, 0.0)
         lowest = jnp.where(problem.weight > 0, problem.unit, jnp.inf).argmin(-1)
-        q = kept + (1 - kept.sum(-1, keepdims=True)) * jax.nn.one_hot(
-            lowest, kept.shape[-1], dtype=kept.dtype
+        q = mass + (1 - mass.sum(-1, keepdims=True)) * jax.nn.one_hot(
+            lowest, mass.shape[-1], dtype=mass.dtype
         )
     elif divergence == "kl":
         q = jax.nn.softmax(jnp.log(_positive(problem.weight)) - problem.unit / price, axis=-1)
@@ -176,14 +176,14 @@ def golden_section(
         low, high = jnp.where(drop_right, low, left), jnp.where(drop_right, right, high)
         probe = jnp.where(drop_right, high - _GOLDEN * (high - low), low + _GOLDEN * (high - low))
         value = objective(probe)
-        kept, at_kept = jnp.where(drop_right, left, right), jnp.where(drop_right, at_left, at_right)
+        inner, at_inner = jnp.where(drop_right, left, right), jnp.where(drop_right, at_left, at_right)
         return (
             low,
             high,
-            jnp.where(drop_right, probe, kept),
-            jnp.where(drop_right, kept, probe),
-            jnp.where(drop_right, value, at_kept),
-            jnp.where(drop_right, at_kept, value),
+            jnp.where(drop_right, probe, inner),
+            jnp.where(drop_right, inner, probe),
+            jnp.where(drop_right, value, at_inner),
+            jnp.where(drop_right, at_inner, value),
         )
 
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)

@@ -197,9 +197,9 @@ def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array, needed: 
         return jax.lax.cond(needed.any(), function, nothing, *pieces)
 
     first = jnp.argsort(~needed, axis=1, stable=True)
-    found = run(unless_idle, *(at(x, first) for x in (needed, *arrays)))
+    outputs = run(unless_idle, *(at(x, first) for x in (needed, *arrays)))
     back = jnp.argsort(first, axis=1)
-    return jax.tree.map(lambda x: at(x, back), found)
+    return jax.tree.map(lambda x: at(x, back), outputs)
 
 
 # ---- values from logits ------------------------------------------------------------------------------------------

@@ -132,9 +132,9 @@ def _is_finished(plan: Plan, files: Mapping[str, Path], overwrite: bool) -> bool
         if file.exists() and not (same and file.stat().st_size == card["bytes"][split])
     ]
     if others and not overwrite:
-        made = {key: card.get(key) for key in wanted}
+        stored = {key: card.get(key) for key in wanted}
         unknown = "no card says how they were made"
-        differs = f"made with {made}, asked for {wanted}"
+        differs = f"made with {stored}, asked for {wanted}"
         why = "changed since they were made" if same else differs if card else unknown
         raise FileExistsError(
             f"{' and '.join(others)} would be replaced: {why}. Choose another folder with --out, or pass --overwrite."

@@ -355,11 +355,11 @@ def _references(environment: str, policies: Actors | None) -> dict[str, tuple[fl
     """(random, expert) return by source: D4RL's published ones, and those of this recipe's own policies."""
     from rl.data import d4rl  # not above: workers must start without JAX, which the readers import
 
-    found = {"d4rl": d4rl.locomotion_reference(environment)}
+    references = {"d4rl": d4rl.locomotion_reference(environment)}
     if policies is not None and policies.random_returns.size:
         expert = policies.returns[policies.card["expert"]]
-        found["recipe"] = float(policies.random_returns.mean()), float(expert.mean())
-    return found
+        references["recipe"] = float(policies.random_returns.mean()), float(expert.mean())
+    return references
 
 
 def _annotate(file: Any, card: Mapping[str, Any]) -> None:
