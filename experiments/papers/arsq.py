@@ -147,11 +147,11 @@ def run(settings: Settings) -> dict[str, Any]:
         for name in names
     }
     trained = studies.train(settings, variants, "toys of ARSQ")
-    found: dict[str, dict[str, Any]] = {part: {} for part in PARTS if part in parts}
+    outcomes: dict[str, dict[str, Any]] = {part: {} for part in PARTS if part in parts}
     for name, outcome in trained.outcomes.items():
         part, _, method = name.partition(", ")
-        found[part][method] = outcome
-    result = studies.finish(settings, {"wall_seconds": trained.seconds, **found}, report, claims)
+        outcomes[part][method] = outcome
+    result = studies.finish(settings, {"wall_seconds": trained.seconds, **outcomes}, report, claims)
     draw(Path(settings.out), result)
     return result
 
@@ -216,9 +216,11 @@ def make_arsq(hyper: Mapping[str, Array], **fields: Any) -> Learner:
 
 def make_cqn(hyper: Mapping[str, Array], **fields: Any) -> Learner:
     """CQN with a scalar head; ``bc_weight`` is the weight of its margin and of its dominance term."""
-    given = {**fields, **hyper}
-    weight = given.pop("bc_weight")
-    config = cqn.Config(margin_weight=weight, dominance_weight=weight, features=0, slow_policy=False, **given)
+    fields |= hyper
+    weight = fields.pop("bc_weight")
+    config = cqn.Config(
+        margin_weight=weight, dominance_weight=weight, features=0, slow_policy=False, **fields
+    )
     return cqn.make(config, SPEC, heads.scalar())
 
 
@@ -285,10 +287,10 @@ def identities(settings: Settings, name: str, work: studies.Work) -> dict[str, n
     ]
     error, path = np.zeros(q.shape[:2]), np.zeros(q.shape[:2], int)
     for t in range(length):
-        own = worth[t + 1].reshape(*worth[t].shape, base) - worth[t][..., None]
-        below = np.repeat(own.reshape(*q.shape[:2], -1), base ** (length - t - 1), -1)
+        enumerated_advantage = worth[t + 1].reshape(*worth[t].shape, base) - worth[t][..., None]
+        below = np.repeat(enumerated_advantage.reshape(*q.shape[:2], -1), base ** (length - t - 1), -1)
         error = np.maximum(error, np.abs(advantage[..., t] - below).max(-1))
-        best = np.take_along_axis(own, path[..., None, None], -2)[..., 0, :].argmax(-1)
+        best = np.take_along_axis(enumerated_advantage, path[..., None, None], -2)[..., 0, :].argmax(-1)
         path = path * base + best
     known = np.asarray(actions)
     differs = lambda index: (np.abs(known[index] - act).max(-1) > 1e-6).mean(-1)

@@ -273,7 +273,7 @@ def variant(settings: Settings, run: Run, source: Source) -> studies.Variant:
 
 def offline_run(settings: Settings, run: Run, source: Source) -> tuple[offline.Settings, Any]:
     """A run on logged data alone: published settings of the agent for the task, at this study's sizes."""
-    agent, own = AGENTS[run.agent]
+    agent, overrides = AGENTS[run.agent]
     chosen, config = presets.resolve(
         "offline",
         offline.Settings(),
@@ -284,7 +284,7 @@ def offline_run(settings: Settings, run: Run, source: Source) -> tuple[offline.S
             "preset": presets.PAPER,
             "dataset": run.task,
             **common.sizes(settings),
-            **own,
+            **overrides,
             **CHANGES[run.change],
             **(DOOR_DATA | DOOR_AGENTS[run.agent] if run.task == DOOR else {}),
         },
@@ -398,9 +398,9 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the paper says, and what becomes of it when the baseline respects terminations; by last returns."""
     for setting in settings_of(result):
         for group, members in groups(tiers_of(result)).items():
-            found = lead(result, setting, members, "last")
-            if found is not None:
-                yield from claims_of_lead(f"{setting}, {group}", found, endless=group == ENDLESS)
+            comparison = lead(result, setting, members, "last")
+            if comparison is not None:
+                yield from claims_of_lead(f"{setting}, {group}", comparison, endless=group == ENDLESS)
         for other in ("iql", "td3_bc"):
             totals = PUBLISHED["totals"]
             source = (
@@ -421,9 +421,9 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         )
 
 
-def claims_of_lead(where: str, found: Lead, endless: bool) -> Iterator[studies.Claim]:
+def claims_of_lead(where: str, comparison: Lead, endless: bool) -> Iterator[studies.Claim]:
     """Whether there is a lead, and how much of it is left; where nothing terminates both CQNs are one."""
-    arsq, cqn, ignoring = found
+    arsq, cqn, ignoring = comparison
     text = f"{where}: ARSQ returns more than CQN that ignores terminations (difference)"
     yield studies.Claim(text, RATIO, arsq - ignoring, studies.positive)
     if endless:
@@ -450,9 +450,9 @@ def more_than(
 def ablated(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
     """The rows of ablations and temperatures, the full agent among them; none if neither part was asked for."""
     parts, tier = result["settings"]["parts"].split(","), result["settings"]["ablation_tier"]
-    asked = "ablations" in parts or "temperature" in parts
+    requested = "ablations" in parts or "temperature" in parts
     of_tier = {run: row for run, row in table(result).items() if run[:3] == ("offline", tier, "arsq")}
-    return of_tier if asked else {}
+    return of_tier if requested else {}
 
 
 def published_change(change: str) -> tuple[float, float]:
@@ -520,12 +520,12 @@ def fault(result: Mapping[str, Any]) -> Iterator[str]:
     """How much of ARSQ's lead is the termination fault: a table, and what its columns are."""
     by_group, rows = groups(tiers_of(result)), []
     for setting, which, group in itertools.product(SETTINGS, ("last", "best"), by_group):
-        found = lead(result, setting, by_group[group], which)
-        if found is None:
+        comparison = lead(result, setting, by_group[group], which)
+        if comparison is None:
             continue
-        arsq, cqn, ignoring = found
+        arsq, cqn, ignoring = comparison
         share = "-" if group == ENDLESS else ratio(cqn - ignoring, arsq - ignoring)
-        means = (f"{x.mean():.1f}" for x in found)
+        means = (f"{x.mean():.1f}" for x in comparison)
         rows.append((setting, which, group, *means, ratio(arsq, ignoring), ratio(arsq, cqn), share))
     if not rows:
         return
@@ -579,8 +579,8 @@ def tiers_table(result: Mapping[str, Any], setting: str) -> str:
                 (f"`{agent}`", *("{} ({})".format(*last_best(cell)) if cell else "-" for cell in cells))
             )
     for agent, scores in PUBLISHED[setting].items():
-        own = [scores[short(tier)] for tier in tiers]
-        rows.append((f"{agent}, published", *map(str, own), f"{np.mean(own):.1f}"))
+        published = [scores[short(tier)] for tier in tiers]
+        rows.append((f"{agent}, published", *map(str, published), f"{np.mean(published):.1f}"))
     return studies.table(("agent", *map(short, tiers), "mean"), rows)
 
 

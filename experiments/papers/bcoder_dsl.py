@@ -191,17 +191,17 @@ def run(settings: Settings) -> dict[str, Any]:
         trained = studies.train(settings, variants, "dsl")
         isolation = pool.isolation
     workshop.cache_clear()
-    found = {
+    outcomes = {
         name: studies.stacked([trained.outcomes[f"{name}, seed {seed}"] for seed in seeds]) for name in names
     }
     rows = {
         "isolation": isolation,
         "wall_seconds": trained.seconds,
-        "tasks": found,
-        "differences": {name: differences(own["ranked"]) for name, own in found.items()},
+        "tasks": outcomes,
+        "differences": {name: differences(outcome["ranked"]) for name, outcome in outcomes.items()},
     }
     result = studies.finish(settings, rows, report, claims)
-    draw(Path(settings.out), found)
+    draw(Path(settings.out), outcomes)
     return result
 
 
@@ -217,31 +217,31 @@ def one_seed(settings: Settings, name: str, pool: Pool, seed: int, work: studies
     work.progress(1)
 
     problems = [dsl.problem(one, rng) for one in everything[: task.learnt]]
-    asked = [problem for problem in problems for _ in range(settings.samples)]
-    programs = shop.write["sampled"](params, prompts(asked), keys[1])
-    verdicts = judge(pool, asked, programs)
-    own = rows(asked, programs, shop.length, verdicts, imitate=0.0)
+    repeated = [problem for problem in problems for _ in range(settings.samples)]
+    programs = shop.write["sampled"](params, prompts(repeated), keys[1])
+    verdicts = judge(pool, repeated, programs)
+    samples = rows(repeated, programs, shop.length, verdicts, imitate=0.0)
     truth = [expression(problem) for problem in problems]
     right = np.full(len(problems), Verdict.PASSED)
     anchors = {
         "truth": (rows(problems, truth, shop.length, right), len(problems)),
-        "passed": passing(rows(asked, programs, shop.length, verdicts), verdicts),
-        "nothing": (own, len(asked)),
+        "passed": passing(rows(repeated, programs, shop.length, verdicts), verdicts),
+        "nothing": (samples, len(repeated)),
     }
     work.progress(1)
 
     held_out = held_out[: task.held_out]
     problems = [dsl.problem(one, rng) for one in held_out]
-    asked = [problem for problem in problems for _ in range(task.candidates)]
+    repeated = [problem for problem in problems for _ in range(task.candidates)]
     theirs = [dsl.write(one, rng, task.other) for one in held_out for _ in range(task.candidates)]
     candidates = {}
     for who, programs in {
-        "own": shop.write["sampled"](params, prompts(asked), keys[2]),
+        "own": shop.write["sampled"](params, prompts(repeated), keys[2]),
         "another": theirs,
     }.items():
-        judged = judge(pool, asked, programs)
+        judged = judge(pool, repeated, programs)
         candidates[who] = Candidates(
-            rows(asked, programs, shop.length, judged), judged.reshape(-1, task.candidates)
+            rows(repeated, programs, shop.length, judged), judged.reshape(-1, task.candidates)
         )
     work.progress(1)
 
@@ -263,10 +263,10 @@ def one_seed(settings: Settings, name: str, pool: Pool, seed: int, work: studies
 
     for variant, judges in shop.models.items():
         rank(variant, functools.partial(judges, params))
-    for variant, made in shop.variants.items():
+    for variant, learner in shop.variants.items():
         anchor = anchors[VARIANTS[name][variant].imitates]
-        state = made.learn(params, (anchor, own), keys[4])
-        rank(variant, functools.partial(made.score, state))
+        state = learner.learn(params, (anchor, samples), keys[4])
+        rank(variant, functools.partial(learner.score, state))
         policies[variant] = solved(shop, pool, state.params["policy"], problems, keys[3])
         work.progress(1)
     kinds = {kind: int(np.isin(verdicts, of).sum()) for kind, of in CLASSES.items()}
@@ -286,7 +286,7 @@ def solved(
 def class_means(scores: np.ndarray, verdicts: np.ndarray) -> dict[str, float]:
     """The mean score of programs of each kind; NaN where there is none."""
     chosen = {kind: scores[np.isin(verdicts, of)] for kind, of in CLASSES.items()}
-    return {kind: float(own.mean()) if len(own) else float("nan") for kind, own in chosen.items()}
+    return {kind: float(subset.mean()) if len(subset) else float("nan") for kind, subset in chosen.items()}
 
 
 # ---- programs as tokens -------------------------------------------------------------------------------------------
@@ -374,8 +374,8 @@ def workshop(settings: Settings, name: str) -> Workshop:
         sample = generate.generator(generate.decoder(lm), steps, temperature=temperature, stop=[END])
 
         def write(params: Params, prompts: np.ndarray, key: Key) -> list[str]:
-            made = sample(params, prompts, np.ones_like(prompts), key)
-            texts = zip(np.asarray(made.tokens), np.asarray(made.length), strict=True)
+            sampled = sample(params, prompts, np.ones_like(prompts), key)
+            texts = zip(np.asarray(sampled.tokens), np.asarray(sampled.length), strict=True)
             return [" ".join(WORDS[t] for t in text[:end] if t != END) for text, end in texts]
 
         return write
@@ -452,20 +452,20 @@ def differences(ranked: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, Any
     """{whose programs: {learner: {control: pass@1 of the one minus that of the other, within seeds}}}."""
     return {
         who: {
-            name: {control: statistics.summary(own[name] - own[control]) for control in CONTROLS}
-            for name in own
+            name: {control: statistics.summary(rates[name] - rates[control]) for control in CONTROLS}
+            for name in rates
             if name.startswith("B-Coder")
         }
-        for who, own in ranked.items()
+        for who, rates in ranked.items()
     }
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What a right implementation does on easy, in every seed; and what values are claimed to do, on hard."""
     ours, published = "ours: a check", "B-Coder (Yu et al., ICLR 2024), on APPS: values rank programs"
-    if own := result["tasks"].get("easy"):
-        ranked, policies = own["ranked"]["own"], own["policies"]
-        means = np.array([own["class_means"]["own"][BCODER][kind] for kind in CLASSES])
+    if outcome := result["tasks"].get("easy"):
+        ranked, policies = outcome["ranked"]["own"], outcome["policies"]
+        means = np.array([outcome["class_means"]["own"][BCODER][kind] for kind in CLASSES])
         yield studies.Claim(
             "easy: B-Coder's pass@1 is above random's by 0.3, in every seed (by how much)",
             ours,
@@ -484,20 +484,20 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             policies[BCODER]["greedy"] - policies[MODEL]["greedy"],
             studies.summarised(lambda mean: mean >= 0.2),
         )
-    if own := result["tasks"].get("hard"):
-        for who, ranked in own["ranked"].items():
+    if outcome := result["tasks"].get("hard"):
+        for who, ranked in outcome["ranked"].items():
             text = f"hard, {who} programs: fewer than 5 % pass"
             yield studies.Claim(text, ours, ranked["random"], studies.summarised(lambda mean: mean < 0.05))
-        for who, by in differences(own["ranked"]).items():
+        for who, by in differences(outcome["ranked"]).items():
             for control, difference in by[CODER_OF_PASSES].items():
                 text = f"hard, {who} programs: {CODER_OF_PASSES}, ranks better than {control} (pass@1)"
                 yield studies.Claim(text, published, difference["each"], studies.positive)
 
 
-def draw(folder: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+def draw(folder: Path, outcomes: Mapping[str, Mapping[str, Any]]) -> None:
     """Pass@1 of every ranking, one figure per task and writer."""
-    for name, own in found.items():
-        for who, ranked in own["ranked"].items():
+    for name, outcome in outcomes.items():
+        for who, ranked in outcome["ranked"].items():
             plot.bars(
                 folder / f"{name}_{who}.png",
                 {ranker: studies.band(scores, rate=True) for ranker, scores in ranked.items()},
@@ -518,8 +518,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "[The program](../../../experiments/papers/bcoder_dsl.py) says what is compared."
     )
     rate = functools.partial(studies.between, style=".3f", rate=True)
-    for name, own in result["tasks"].items():
-        task, counts = TASKS[name], own["learnt_from"]
+    for name, outcome in result["tasks"].items():
+        task, counts = TASKS[name], outcome["learnt_from"]
         yield f"## {name.capitalize()}"
         total = sum(count.mean() for count in counts.values())
         yield (
@@ -528,9 +528,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
             + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
         )
         rows = []
-        for ranker in own["ranked"]["own"]:
-            solves = own["policies"].get(ranker, {})
-            ranked = [rate(own["ranked"][who][ranker]) for who in ("own", "another")]
+        for ranker in outcome["ranked"]["own"]:
+            solves = outcome["policies"].get(ranker, {})
+            ranked = [rate(outcome["ranked"][who][ranker]) for who in ("own", "another")]
             rows.append(
                 (ranker, *ranked, *(rate(solves[how]) if solves else "" for how in ("greedy", "sampled")))
             )
@@ -542,7 +542,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         )
         yield studies.table(("", *head), rows)
         yield "Mean score of the model's programs for held-out problems:"
-        means = own["class_means"]["own"].items()
+        means = outcome["class_means"]["own"].items()
         yield studies.table(
             ("", *CLASSES),
             [(ranker, *(f"{np.nanmean(by[kind]):.2f}" for kind in CLASSES)) for ranker, by in means],

@@ -170,18 +170,18 @@ def run(settings: Settings) -> dict[str, Any]:
         for number, fold in enumerate(folds)
         for name, arm in arms.items()
     }
-    found = studies.train(settings, variants, "updates")
+    finished = studies.train(settings, variants, "updates")
     outcomes = []
     for number, fold in enumerate(folds):
         fixed = bench.controls() | {PROBE: bench.probe(fold)}
         outcomes.append([])
         for seed in range(settings.seeds):
-            trained = [found.outcomes[_variant(number, seed, name)] for name in arms]
+            trained = [finished.outcomes[_variant(number, seed, name)] for name in arms]
             outcomes[-1].append(outcome(corpus, fold, functools.reduce(dict.__or__, trained, fixed)))
     every = joined(outcomes)
     rows = {
         "reading_seconds": read - began,
-        "wall_seconds": read - began + found.seconds,
+        "wall_seconds": read - began + finished.seconds,
         "corpus": describe(corpus),
         "problems": np.concatenate([corpus.names[fold.held_out] for fold in folds]),
         "arms": summary(every),
@@ -203,10 +203,10 @@ def train_arm(bench: _Bench, name: str, fold: Fold, seed: int, work: studies.Wor
 
 def fingerprint(corpus: Corpus) -> str:
     """A digest of the programs, what became of them, and what the model made of them."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for array in (corpus.candidates, corpus.human, corpus.verdict, corpus.token, corpus.activation):
-        found.update(np.ascontiguousarray(array))
-    return found.hexdigest()
+        digest.update(np.ascontiguousarray(array))
+    return digest.hexdigest()
 
 
 def _check(settings: Settings) -> None:
@@ -242,16 +242,16 @@ def folder_of(data: str) -> Path:
 
 
 def prepare(
-    settings: Settings, found: pretrained.Pretrained, config: Config, params: Params, depths: Sequence[int]
+    settings: Settings, base: pretrained.Pretrained, config: Config, params: Params, depths: Sequence[int]
 ) -> Corpus:
     """Runs and reads the programs of one problem after another; what was done before is taken from the cache."""
     folder = folder_of(settings.data)
     cache = Path(settings.cache) if settings.cache else default_folder("bcoder_rank")
     cache.mkdir(parents=True, exist_ok=True)
     problems = {problem.name: problem for problem in read_humaneval(folder / PROBLEMS)}
-    encode = found.tokenizer.encode
+    encode = base.tokenizer.encode
     # The last piece of a text, for models whose files name no end.
-    end = found.end if found.end is not None else encode("\n").ids[-1]
+    end = base.end if base.end is not None else encode("\n").ids[-1]
     samples = read_samples(folder / SAMPLES)
     lengths = [settings.length // 2**k for k in (4, 3, 2, 1, 0) if settings.length // 2**k >= 4]
     read = cached.reader(model.make(config), 8, lengths, depths)
@@ -453,23 +453,23 @@ class _Bench:
         )
 
         def places(state: State, batch: Batch) -> Array:
-            found = bcoder.judge(config, build(batch), head)(state, batch.tokens)
-            return found.reward if alpha else found.v
+            judgement = bcoder.judge(config, build(batch), head)(state, batch.tokens)
+            return judgement.reward if alpha else judgement.v
 
         return Arm(
             cached.learner(lambda lm: bcoder.make(config, lm, head), build),
             settings.value_updates + (settings.policy_updates if alpha else 0),
             places,
-            normalised if alpha else lambda said: {"": float(said[-1])},
+            normalised if alpha else lambda token_scores: {"": float(token_scores[-1])},
         )
 
     def controls(self) -> dict[str, np.ndarray]:
         """{way to score: [N] scores of all texts} of the frozen model's log-probabilities."""
-        found = {name: np.zeros(len(self.corpus.verdict)) for name in CONTROLS}
-        for text, said in self._texts(self.corpus.log_prob):
-            for suffix, score in likelihoods(said).items():
-                found[f"log-probability{suffix}"][text] = score
-        return found
+        scores = {name: np.zeros(len(self.corpus.verdict)) for name in CONTROLS}
+        for text, log_prob in self._texts(self.corpus.log_prob):
+            for suffix, score in likelihoods(log_prob).items():
+                scores[f"log-probability{suffix}"][text] = score
+        return scores
 
     @functools.cached_property  # of all folds
     def _features(self) -> np.ndarray:
@@ -489,9 +489,9 @@ class _Bench:
             return features @ logistic(features[texts], passed[texts], decay)
 
         def development(decay: float) -> float:
-            own = fitted(np.setdiff1d(fold.trained_on, fold.development), decay)[corpus.candidates]
+            scores = fitted(np.setdiff1d(fold.trained_on, fold.development), decay)[corpus.candidates]
             right = passed[corpus.candidates].astype(bool)
-            return float(np.nanmean(told_apart(right[fold.development], own[fold.development])))
+            return float(np.nanmean(told_apart(right[fold.development], scores[fold.development])))
 
         tuning = np.isin(fold.development, fold.held_out).any()
         return fitted(fold.trained_on, DECAYS[0] if tuning else max(DECAYS, key=development))
@@ -500,14 +500,14 @@ class _Bench:
         self, name: str, fold: Fold, key: Key, finished: Callable[[int], Any]
     ) -> dict[str, np.ndarray]:
         """{way to score: [N] scores} of a trained arm, for the texts of the held-out and the probed problems."""
-        found: dict[str, np.ndarray] = {}
+        scores: dict[str, np.ndarray] = {}
         owner, arm = self.owner["programs"], self.arms()[name]
         scored = np.flatnonzero(np.isin(owner, np.concatenate([fold.held_out, fold.probed])))
         state = self._train(name, arm, self._data(arm.learns_from, fold), key, finished)
-        for text, own in self._texts(self._say(name, arm, state, scored)):
-            for suffix, score in arm.scores(own).items():
-                found.setdefault(name + suffix, np.zeros(len(self.corpus.verdict)))[text] = score
-        return found
+        for text, token_scores in self._texts(self._say(name, arm, state, scored)):
+            for suffix, score in arm.scores(token_scores).items():
+                scores.setdefault(name + suffix, np.zeros(len(self.corpus.verdict)))[text] = score
+        return scores
 
     def _data(self, name: str, fold: Fold) -> Data:
         seen = np.isin(self.owner[name], fold.trained_on)
@@ -532,24 +532,24 @@ class _Bench:
 
     def _say(self, name: str, arm: Arm, state: State, rows: np.ndarray) -> np.ndarray:
         """What the arm says of the places in ``rows``, [P]; 0 elsewhere."""
-        said, width = np.zeros(len(self.corpus.token), np.float32), 2 * self.settings.rows
+        token_scores, width = np.zeros(len(self.corpus.token), np.float32), 2 * self.settings.rows
         for start in range(0, len(rows), width):
             index = np.resize(rows[start : start + width], width)
             held = replay.take(self.rows["programs"], index)
             values = np.asarray(self.compiled[name][1](state, cached.gather(held, self.store)))
             used = np.asarray(held.is_action)
-            said[np.asarray(held.tokens)[used]] = values[used]
-        return said
+            token_scores[np.asarray(held.tokens)[used]] = values[used]
+        return token_scores
 
-    def _texts(self, said: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """The places of each text without the prompt's."""
+    def _texts(self, token_scores: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+        """Of each text the scores of its own tokens, without the prompt's."""
         start = self.corpus.start
-        return ((text, said[start[text] + 1 : start[text + 1]]) for text in range(len(start) - 1))
+        return ((text, token_scores[start[text] + 1 : start[text + 1]]) for text in range(len(start) - 1))
 
 
-def normalised(said: np.ndarray) -> dict[str, float]:
-    """Scores of a program of whose tokens this was said."""
-    return {", per token": float(said.mean()), ", sum": float(said.sum())}
+def normalised(token_scores: np.ndarray) -> dict[str, float]:
+    """Scores of a program whose tokens have these scores."""
+    return {", per token": float(token_scores.mean()), ", sum": float(token_scores.sum())}
 
 
 def likelihoods(log_prob: np.ndarray) -> dict[str, float]:
@@ -565,8 +565,8 @@ def centred(corpus: Corpus) -> np.ndarray:
         for first, last in zip(corpus.start[:-1], ends, strict=True)
     ])  # fmt: skip
     for texts, human in zip(corpus.candidates, corpus.human, strict=True):
-        own = np.unique([*texts, *([human] if human >= 0 else [])])
-        means[own] -= means[np.unique(texts)].mean(0)
+        distinct = np.unique([*texts, *([human] if human >= 0 else [])])
+        means[distinct] -= means[np.unique(texts)].mean(0)
     return means / (means.std(0) + 1e-6)
 
 
@@ -595,8 +595,8 @@ def pack(corpus: Corpus, texts: np.ndarray, length: int) -> tuple[TokenBatch, np
       length: of a row, at least that of the longest text.
     """
     parts, owner = [], []
-    for problem, own in enumerate(texts):
-        episodes = [_episode(corpus, text) for text in dict.fromkeys(own) if text >= 0]
+    for problem, programs in enumerate(texts):
+        episodes = [_episode(corpus, text) for text in dict.fromkeys(programs) if text >= 0]
         if not episodes:
             continue
         rows = replay.pack(episodes, length, bounds=(-1, 1))
@@ -639,14 +639,14 @@ def outcome(corpus: Corpus, fold: Fold, scores: Mapping[str, np.ndarray]) -> dic
         "oracle": {f"pass@{k}": held_out.any(1).astype(float) for k in KS},
     }
     for name, of_text in scores.items():
-        own = of_text[corpus.candidates]
-        ranked = list(zip(held_out, own[fold.held_out], strict=True))
+        candidate_scores = of_text[corpus.candidates]
+        ranked = list(zip(held_out, candidate_scores[fold.held_out], strict=True))
         arms[name] = {
             f"pass@{k}": np.array([generate.ranked_pass_at_k(p[None], x[None], k) for p, x in ranked])
             for k in KS
         }
-        arms[name]["told apart"] = told_apart(held_out, own[fold.held_out])
-        arms[name]["told apart, trained on"] = told_apart(passed[fold.probed], own[fold.probed])
+        arms[name]["told apart"] = told_apart(held_out, candidate_scores[fold.held_out])
+        arms[name]["told apart, trained on"] = told_apart(passed[fold.probed], candidate_scores[fold.probed])
     return arms
 
 
@@ -693,14 +693,14 @@ def differences(every: Every) -> dict[str, dict[str, Any]]:
     """Of each arm with values to each way of scoring without: paired by problem, with the p of a permutation test."""
     values = [name for name in every if name.startswith(("V-only", "B-Coder"))]
     others = [name for name in every if name.startswith((*OTHERS, PROBE))]
-    found = {}
+    rows = {}
     for name, other, metric in itertools.product(values, others, METRICS):
         each = _over_problems(every[name][metric] - every[other][metric])
         flipped = scipy.stats.permutation_test(
             (_known(each["problem"]),), np.mean, permutation_type="samples", rng=np.random.default_rng(0)
         )
-        found[f"{name} - {other}, {metric}"] = {**each, "p": float(flipped.pvalue)}
-    return found
+        rows[f"{name} - {other}, {metric}"] = {**each, "p": float(flipped.pvalue)}
+    return rows
 
 
 def _known(values: Any) -> np.ndarray:
@@ -713,9 +713,9 @@ def _over_problems(values: np.ndarray, *, rate: bool = False) -> dict[str, Any]:
     problem = values.mean(0)
     if not np.isfinite(problem).any():
         return {"mean": np.nan, "ci95": [np.nan] * 2, "problem": problem, "seeds": [np.nan] * len(values)}
-    found = {**statistics.summary(_known(problem), rate=rate), "problem": problem}
-    del found["each"]
-    return {**found, "seeds": np.nanmean(values, 1)}
+    estimate = {**statistics.summary(_known(problem), rate=rate), "problem": problem}
+    del estimate["each"]
+    return {**estimate, "seeds": np.nanmean(values, 1)}
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
@@ -800,11 +800,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 def paired(rows: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
     """{the two arms of a difference: its rows, one for each of `METRICS`}."""
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for name, row in rows.items():
         first, second = name.rsplit(", ", 1)[0].split(" - ")
-        found.setdefault((first, second), []).append(row)
-    return found
+        pairs.setdefault((first, second), []).append(row)
+    return pairs
 
 
 if __name__ == "__main__":

@@ -127,13 +127,13 @@ def run(settings: Settings) -> dict[str, Any]:
         )
         for name, variant in kinds.items()
     }
-    found = studies.train(settings, variants, "edge of reach")
+    finished = studies.train(settings, variants, "edge of reach")
     rows = [
-        {"name": name, **variant._asdict(), **summary(found.outcomes[name]["metrics"])}
+        {"name": name, **variant._asdict(), **summary(finished.outcomes[name]["metrics"])}
         for name, variant in kinds.items()
     ]
-    result = studies.finish(settings, {"wall_seconds": found.seconds, "variants": rows}, report, claims)
-    draw(Path(settings.out), settings, {variant: found.outcomes[name] for name, variant in kinds.items()})
+    result = studies.finish(settings, {"wall_seconds": finished.seconds, "variants": rows}, report, claims)
+    draw(Path(settings.out), settings, {variant: finished.outcomes[name] for name, variant in kinds.items()})
     return result
 
 

@@ -125,7 +125,7 @@ def variant(
     settings: Settings, dataset: str, agent: str, head: str, chunk: int, digest: str
 ) -> studies.Variant:
     """What is trained, and all that its outcome depends on."""
-    given = {
+    flags = {
         "agent": agent,
         "preset": presets.NONE if agent == "deas" else PROTOCOL,
         "dataset": dataset,
@@ -134,7 +134,7 @@ def variant(
         "chunk": chunk,
         **common.sizes(settings),
     }
-    chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", given)
+    chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", flags)
     return studies.Variant(
         functools.partial(trained, dataclasses.replace(chosen, data_folder=str(folder(settings))), config),
         {**dataclasses.asdict(chosen), "data": digest, "config": dataclasses.asdict(config)},
@@ -173,11 +173,11 @@ Cell = tuple[str, str, int]  # agent, head, chunk
 
 def scores(result: Mapping[str, Any]) -> dict[str, dict[Cell, np.ndarray]]:
     """{dataset: {cell: success in per cent, one per seed [S]}} of what is finished."""
-    found: dict[str, dict[Cell, np.ndarray]] = {}
+    success: dict[str, dict[Cell, np.ndarray]] = {}
     for row in result["rows"]:
         cell = row["agent"], row["head"], int(row["chunk"])
-        found.setdefault(row["dataset"], {})[cell] = 100 * np.asarray(row["success"])
-    return found
+        success.setdefault(row["dataset"], {})[cell] = 100 * np.asarray(row["success"])
+    return success
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:

@@ -373,11 +373,11 @@ def true_value(steps: Any) -> Any:
     return -(1 - GAMMA ** jnp.maximum(steps - 1, 0)) / (1 - GAMMA)
 
 
-def truth(asked: Questions) -> Answers:
-    return Answers(*(true_value(x) for x in (asked.steps, asked.near, asked.far)))
+def truth(queries: Questions) -> Answers:
+    return Answers(*(true_value(x) for x in (queries.steps, queries.near, queries.far)))
 
 
-def gained(settings: Settings, asked: Questions, answers: Answers, radius: Array) -> dict[str, Array]:
+def gained(settings: Settings, queries: Questions, answers: Answers, radius: Array) -> dict[str, Array]:
     """What HECRL's selection is worth, means over questions.
 
     ``gain``: steps by which the low level comes nearer to the goal; ``beyond``: the share of selections that it cannot
@@ -386,27 +386,27 @@ def gained(settings: Settings, asked: Questions, answers: Answers, radius: Array
     config = hecrl.Config(radius=radius, candidates=settings.candidates)
     index, is_goal = hecrl.select(config, answers.near, answers.far, answers.value, jax.random.key(0))
     pick = lambda x: jnp.take_along_axis(x, index[:, None], 1)[:, 0]
-    away = jnp.where(is_goal, asked.steps, pick(asked.near))
-    left = jnp.where(is_goal, 0.0, pick(asked.far))
+    away = jnp.where(is_goal, queries.steps, pick(queries.near))
+    left = jnp.where(is_goal, 0.0, pick(queries.far))
     beyond = away > settings.competence
     return {
-        "gain": jnp.where(beyond, 0.0, asked.steps - left).mean(),
+        "gain": jnp.where(beyond, 0.0, queries.steps - left).mean(),
         "beyond": beyond.mean(),
         "goal": is_goal.mean(),
     }
 
 
-def over_radii(settings: Settings, asked: Questions, answers: Answers) -> dict[str, Array]:
+def over_radii(settings: Settings, queries: Questions, answers: Answers) -> dict[str, Array]:
     """`gained` at each radius, [R] each."""
     return jax.lax.map(
-        functools.partial(gained, settings, asked, answers), jnp.array(settings.radii, jnp.float32)
+        functools.partial(gained, settings, queries, answers), jnp.array(settings.radii, jnp.float32)
     )
 
 
 def of_truth(settings: Settings, work: studies.Work) -> dict[str, Any]:
     """What the selection gains at each radius by the true values, [S, R]."""
     del work
-    judge = jax.jit(lambda asked: over_radii(settings, asked, truth(asked)))
+    judge = jax.jit(lambda queries: over_radii(settings, queries, truth(queries)))
     return studies.stacked(
         [jax.device_get(judge(questions(settings, seed))) for seed in range(settings.seeds)]
     )
@@ -439,32 +439,32 @@ def of_value(settings: Settings, name: str, work: studies.Work) -> dict[str, Any
         return carry, loss.mean()
 
     @jax.jit
-    def start(key: Key, asked: Questions) -> tuple[Any, Any, Any]:
-        params = network.init(key, asked.state, asked.goal)
+    def start(key: Key, queries: Questions) -> tuple[Any, Any, Any]:
+        params = network.init(key, queries.state, queries.goal)
         return params, jax.tree.map(jnp.copy, params), optimiser.init(params)
 
     @jax.jit
-    def judge(params: Any, asked: Questions) -> tuple[Answers, dict[str, Array]]:
+    def judge(params: Any, queries: Questions) -> tuple[Answers, dict[str, Array]]:
         value = lambda s, g: head.value(network.apply(params, s, g))[0]
-        s, g, w = asked.state, asked.goal, asked.candidates
+        s, g, w = queries.state, queries.goal, queries.candidates
         answers = Answers(value(s, g), value(s[:, None], w), value(w, g[:, None]))
-        return answers, over_radii(settings, asked, answers)
+        return answers, over_radii(settings, queries, answers)
 
     rows = []
     for seed in range(settings.seeds):
         data, key = jax.device_put(logged(settings, seed)), seed_key(settings, "value", seed)
-        asked = questions(settings, seed)
-        carry, losses = start(key, asked), []
+        queries = questions(settings, seed)
+        carry, losses = start(key, queries), []
         for piece in range(PIECES):
             carry, loss = advance(carry, data, jax.random.fold_in(key, piece))
             losses.append(float(loss))
             work.progress(1)
-        answers, gains = jax.device_get(judge(carry[0], asked))
-        rows.append({**gains, **quality(jax.device_get(asked), answers), "loss": losses})
+        answers, gains = jax.device_get(judge(carry[0], queries))
+        rows.append({**gains, **quality(jax.device_get(queries), answers), "loss": losses})
     return studies.stacked(rows)
 
 
-def quality(asked: Questions, answers: Answers) -> dict[str, float]:
+def quality(queries: Questions, answers: Answers) -> dict[str, float]:
     """How well values know the truth.
 
     ``ranking``: rank correlation of V(w, g) with the fewest steps among the candidates of a question, its mean over
@@ -473,16 +473,16 @@ def quality(asked: Questions, answers: Answers) -> dict[str, float]:
     """
     rows = [
         stats.spearmanr(value, -steps).statistic
-        for value, steps in zip(answers.far, asked.far, strict=True)
+        for value, steps in zip(answers.far, queries.far, strict=True)
         if np.ptp(steps) > 0 and np.ptp(value) > 0  # else there is no order
     ]
-    near = answers.near - np.asarray(true_value(asked.near))
+    near = answers.near - np.asarray(true_value(queries.near))
     return {
         "ranking": float(np.mean(rows)),
-        "order": float(stats.spearmanr(answers.value, -asked.steps).statistic),
+        "order": float(stats.spearmanr(answers.value, -queries.steps).statistic),
         "bias": float(near.mean()),
         "error": float(np.sqrt(np.square(near).mean())),
-        "far_bias": float(np.mean(answers.value - np.asarray(true_value(asked.steps)))),
+        "far_bias": float(np.mean(answers.value - np.asarray(true_value(queries.steps)))),
     }
 
 
@@ -503,10 +503,10 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         yield from _value_claims(result["values"])
 
 
-def _subgoal_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    before, of = PUBLISHED["prototype"], lambda model, kind: found[model][kind]["displaced"]
+def _subgoal_claims(subgoals: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    before, of = PUBLISHED["prototype"], lambda model, kind: subgoals[model][kind]["displaced"]
     text = "logged subgoals displace 1.44 of 3 objects (within 0.05 in the mean)"
-    data = found["data"][DATA][LOGGED]["displaced"]
+    data = subgoals["data"][DATA][LOGGED]["displaced"]
     near = studies.summarised(lambda x: abs(x - before["data"][LOGGED]) <= 0.05)
     yield studies.Claim(text, f"{PROTOTYPE}{before['data'][LOGGED]}", data, near)
     below = studies.every(lambda x: x <= RATIO)
@@ -526,11 +526,11 @@ def _subgoal_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
     closer = np.abs(of(REGRESSION, LOGGED) - data) - np.abs(of(DIFFUSION, LOGGED) - data)
     yield studies.Claim(text, OURS, closer, studies.positive)
     text = "unseen pairs: subgoals of the diffusion are nearer to the goal than the state (fewest steps, difference)"
-    yield studies.Claim(text, OURS, found[DIFFUSION][UNSEEN]["nearer"], studies.positive)
+    yield studies.Claim(text, OURS, subgoals[DIFFUSION][UNSEEN]["nearer"], studies.positive)
 
 
-def _value_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
-    one, other = (found[head] for head in HEADS)
+def _value_claims(values: Mapping[str, Any]) -> Iterator[studies.Claim]:
+    one, other = (values[head] for head in HEADS)
     text = "HL-Gauss ranks candidates better by V(w, g) than a scalar (rank correlation with the truth, difference)"
     yield studies.Claim(text, OURS, other["ranking"] - one["ranking"], studies.positive)
     text = "HL-Gauss has a smaller error of V(s, w), which R is compared with (log of the ratio)"
@@ -538,11 +538,11 @@ def _value_claims(found: Mapping[str, Any]) -> Iterator[studies.Claim]:
     text = "at its best R, the selection gains more steps with HL-Gauss than with a scalar (difference)"
     yield studies.Claim(text, OURS, best(other) - best(one), studies.positive)
     text = "R is less delicate with HL-Gauss: mean gain over R, in that of the best R (difference)"
-    yield studies.Claim(text, OURS, kept(other) - kept(one), studies.positive)
+    yield studies.Claim(text, OURS, share_of_best(other) - share_of_best(one), studies.positive)
     for head in HEADS:
         text = f"{head}: at its best R, the selection gains at least half of what it gains by true values (ratio)"
         half = studies.summarised(lambda x: x >= 0.5)
-        yield studies.Claim(text, OURS, best(found[head]) / best(found[TRUTH]), half)
+        yield studies.Claim(text, OURS, best(values[head]) / best(values[TRUTH]), half)
 
 
 def best(row: Mapping[str, Any]) -> np.ndarray:
@@ -550,7 +550,7 @@ def best(row: Mapping[str, Any]) -> np.ndarray:
     return row["gain"].max(1)
 
 
-def kept(row: Mapping[str, Any]) -> np.ndarray:
+def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
     """How much of `best` [S] is left on average over radii: 1 if R does not matter."""
     return row["gain"].mean(1) / np.maximum(best(row), 1e-6)
 
@@ -571,7 +571,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield from _value_report(result["values"], settings)
 
 
-def _subgoal_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+def _subgoal_report(subgoals: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     yield "## Subgoals"
     yield (
         f"{settings['updates']:,} updates of {settings['batch_size']} rows, {settings['layers']} layers of width "
@@ -580,7 +580,7 @@ def _subgoal_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> It
         f"of {settings['pairs']} pairs. *{MORE}*: {OBJECTS + 1} objects, which no model has seen."
     )
     kinds, before = (LOGGED, UNSEEN, MORE), PUBLISHED["prototype"]
-    models = {**found["data"], **{name: row for name, row in found.items() if name != "data"}}
+    models = {**subgoals["data"], **{name: row for name, row in subgoals.items() if name != "data"}}
     for what, title in (
         ("displaced", "objects displaced"),
         ("steps", "steps to the subgoal"),
@@ -597,7 +597,7 @@ def _subgoal_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> It
     yield "![objects displaced](displaced.png)"
 
 
-def _value_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+def _value_report(values: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
     yield "## Values"
     yield (
         f"{settings['value_updates']:,} updates of {settings['batch_size']} rows, width {settings['value_width']}; "
@@ -611,9 +611,9 @@ def _value_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
             name,
             *(f"{x:.2f} ({y:.2f})" for x, y in zip(row["gain"].mean(0), row["beyond"].mean(0), strict=True)),
             studies.between(best(row)),
-            studies.between(kept(row)),
+            studies.between(share_of_best(row)),
         )
-        for name, row in found.items()
+        for name, row in values.items()
     ]
     yield studies.table(
         ("", *(f"R = {radius}" for radius in settings["radii"]), "best R", "mean over R / best"), rows
@@ -628,17 +628,17 @@ def _value_report(found: Mapping[str, Any], settings: Mapping[str, Any]) -> Iter
     }
     yield studies.table(
         ("", *columns.values()),
-        [(head, *(studies.between(found[head][what]) for what in columns)) for head in HEADS],
+        [(head, *(studies.between(values[head][what]) for what in columns)) for head in HEADS],
     )
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """Objects displaced by each model, and success against the radius."""
     if "subgoals" in result:
-        found = result["subgoals"]
+        subgoals = result["subgoals"]
         scores = {
             f"{name}, {kind}": studies.band(row[kind]["displaced"])
-            for name, row in {**found["data"], **{x: found[x] for x in MODELS}}.items()
+            for name, row in {**subgoals["data"], **{x: subgoals[x] for x in MODELS}}.items()
             for kind in (LOGGED, UNSEEN)
             if kind in row
         }

@@ -117,17 +117,17 @@ def run(settings: Settings) -> dict[str, Any]:
     }
 
     def write() -> dict[str, Any]:
-        outcomes = studies.recall(settings, variants)
+        finished = studies.recall(settings, variants)
         rows = [
-            {**way._asdict(), **outcomes.outcomes[way.name]} for way in ways if way.name in outcomes.outcomes
+            {**way._asdict(), **finished.outcomes[way.name]} for way in ways if way.name in finished.outcomes
         ]
         moved = {
-            f"{head}, {kind}": outcomes.outcomes[name]
+            f"{head}, {kind}": finished.outcomes[name]
             for head, kind in runs()
-            if (name := f"subgoals, {head}, {kind}") in outcomes.outcomes
+            if (name := f"subgoals, {head}, {kind}") in finished.outcomes
         }
-        found = {"wall_seconds": outcomes.seconds, "rows": rows, "moved": moved}
-        return studies.finish(settings, found, report, claims)
+        outcomes = {"wall_seconds": finished.seconds, "rows": rows, "moved": moved}
+        return studies.finish(settings, outcomes, report, claims)
 
     studies.train(settings, variants, "HECRL on cubes", write)
     result = write()
@@ -305,9 +305,9 @@ def displaced(task: goals.Problem, before: Any, after: Any) -> Any:
 
 def row(result: Mapping[str, Any], way: Judged) -> np.ndarray | None:
     """Success [S] of a way to act, or None before it is there."""
-    for found in result["rows"]:
-        if Judged(*(found[field] for field in Judged._fields)) == way:
-            return np.asarray(found["success"])
+    for outcome in result["rows"]:
+        if Judged(*(outcome[field] for field in Judged._fields)) == way:
+            return np.asarray(outcome["success"])
     return None
 
 
@@ -345,8 +345,8 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         text = "at its best R, HL-Gauss succeeds more often than a scalar (difference)"
         yield studies.Claim(text, OURS, other.max(0) - one.max(0), studies.positive)
         text = "R is less delicate with HL-Gauss: mean success over R, less that at the best R (difference)"
-        kept = [curve.mean(0) - curve.max(0) for curve in (one, other)]
-        yield studies.Claim(text, OURS, kept[1] - kept[0], studies.positive)
+        mean_less_best = [curve.mean(0) - curve.max(0) for curve in (one, other)]
+        yield studies.Claim(text, OURS, mean_less_best[1] - mean_less_best[0], studies.positive)
 
 
 def over_radii(result: Mapping[str, Any], head: str) -> Any:
@@ -366,7 +366,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{settings['updates']:,} updates of {settings['batch_size']} rows, width {settings['width']}; "
         f"{settings['eval_episodes']} episodes per seed. Success at the last step, mean and 95 % interval."
     )
-    ways = {(found["head"], found["acts"]) for found in result["rows"]}
+    ways = {(outcome["head"], outcome["acts"]) for outcome in result["rows"]}
     radius, cell = settings["radius"], lambda x: "-" if x is None else studies.between(x, rate=True)
     rows = [
         (
@@ -400,8 +400,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield studies.table(
             ("", "moved", "goal pursued itself", "moved by the logged subgoal"),
             [
-                (name, *(studies.between(found[what]) for what in ("moved", "goals", "logged")))
-                for name, found in result["moved"].items()
+                (name, *(studies.between(outcome[what]) for what in ("moved", "goals", "logged")))
+                for name, outcome in result["moved"].items()
             ],
         )
 

@@ -96,7 +96,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for kind, size in places
     }
     survival = studies.train(settings, variants, "evaluation").outcomes
-    found = {
+    summary = {
         "methods": {name: method._asdict() for name, method in METHODS.items()},
         "survival": {
             place: {name: statistics.summary(x, rate=True) for name, x in by.items()}
@@ -112,7 +112,7 @@ def run(settings: Settings) -> dict[str, Any]:
             for baseline in BASELINES
         },
     }
-    result = studies.finish(settings, found, report, claims, REPORT)
+    result = studies.finish(settings, summary, report, claims, REPORT)
     for kind, sizes in WORLDS.items():
         _draw(Path(settings.out) / f"{kind}.png", kind, sizes, result["survival"])
     return result
@@ -150,13 +150,13 @@ def _plan_all(world: MDP, clinicians: np.ndarray, settings: Settings) -> dict[st
             models.append(jax.tree.map(np.asarray, learn(episodes)))
             bar.update()
         model, action, visits = jax.tree.map(lambda *xs: np.stack(xs), *models)
-        found = {}
+        policies = {}
         for name, method in METHODS.items():
             slot = np.asarray(_plan(method.divergence, model, visits, method.scale, method.beta))
             chosen = np.take_along_axis(action, slot[..., None], -1)[..., 0]
-            found[name] = np.where(visits.sum(-1) > 0, chosen, clinicians.argmax(-1))
+            policies[name] = np.where(visits.sum(-1) > 0, chosen, clinicians.argmax(-1))
             bar.update()
-    return found
+    return policies
 
 
 def _learn(world: MDP, counts: Array, actions: int, successors: int) -> tuple[MDP, Array, Array]:
@@ -197,10 +197,10 @@ def evaluate(
     price, draws = 1 / size if kind == "adversary" else np.inf, []
     with jax.enable_x64(True):
         for place in _shifted(world, clinicians, kind, size, settings.seed):
-            own = _earned_by_mixture(place, clinicians, price)
-            draws.append((np.asarray(_earned_by_actions(place, rows, price)), np.atleast_1d(own)))
-    earned, own = (np.mean(x, axis=0) for x in zip(*draws, strict=True))
-    return {"clinicians": own, **dict(zip(policies, np.split(earned, splits), strict=True))}
+            of_clinicians = _earned_by_mixture(place, clinicians, price)
+            draws.append((np.asarray(_earned_by_actions(place, rows, price)), np.atleast_1d(of_clinicians)))
+    earned, of_clinicians = (np.mean(x, axis=0) for x in zip(*draws, strict=True))
+    return {"clinicians": of_clinicians, **dict(zip(policies, np.split(earned, splits), strict=True))}
 
 
 def _shifted(world: MDP, clinicians: np.ndarray, kind: str, size: float, seed: int) -> Iterator[MDP]:

@@ -161,12 +161,12 @@ def run(settings: Settings) -> dict[str, Any]:
         return functools.reduce(operator.or_, learnt, trained.outcomes[place])
 
     stacked = {part: studies.stacked([on_one_log(part, seed) for seed in seeds]) for part in parts}
-    found = {
+    outcomes = {
         "recipes": {name: recipe._asdict() for name, recipe in RECIPES.items()},
         "wall_seconds": trained.seconds,
         "parts": stacked,
     }
-    result = studies.finish(settings, found, report, claims)
+    result = studies.finish(settings, outcomes, report, claims)
     draw(Path(settings.out), settings, stacked)
     return result
 
@@ -224,8 +224,8 @@ def logged(rng: np.random.Generator, walks: int, *, published: bool) -> Log:
         x.reshape(-1)[order] for x in (episodes.state, episodes.action, episodes.next_state, returns)
     )
     tokens = np.concatenate([SEEN[state], SAID[action], SEEN[following]], 1).astype(np.int32)
-    said = np.arange(tokens.shape[1])[None] - SEEN.shape[1]
-    said = np.broadcast_to((said >= 0) & (said < SAID.shape[1]), tokens.shape)
+    offset = np.arange(tokens.shape[1])[None] - SEEN.shape[1]
+    is_action = np.broadcast_to((offset >= 0) & (offset < SAID.shape[1]), tokens.shape)
     last = np.zeros(tokens.shape, bool)
     last[:, TURN - 1] = True
     valid = int(episodes.valid.sum())
@@ -236,10 +236,10 @@ def logged(rng: np.random.Generator, walks: int, *, published: bool) -> Log:
         rows=TokenBatch(
             tokens=tokens,
             segment=np.ones_like(tokens),
-            is_action=said,
+            is_action=is_action,
             reward=np.where(last & ~there, -1.0, 0.0).astype(np.float32),
             discount=np.where(last & there, 0.0, 1.0).astype(np.float32),
-            imitate=said.astype(np.float32),
+            imitate=is_action.astype(np.float32),
         ),
         returns=returns,
         counts=counts,
@@ -479,64 +479,64 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     median = lambda part, name: float(np.median(parts[part][name]["return"]))
     above = lambda least: studies.summarised(lambda x: x >= least, np.median)
     near = studies.every(lambda x: x > OPTIMUM - 0.5)
-    if found := parts.get("corrected"):
-        carlo, exact = found[f"{MC}, scalar"]["return"], found["exact: ILQL, tau 0.8, beta 4"]["return"]
-        best = [median("corrected", name) for name in found if name.startswith("BC")]
+    if methods := parts.get("corrected"):
+        carlo, exact = methods[f"{MC}, scalar"]["return"], methods["exact: ILQL, tau 0.8, beta 4"]["return"]
+        best = [median("corrected", name) for name in methods if name.startswith("BC")]
         text = "corrected: in a table ILQL is within 0.5 of the optimum, in every seed"
         yield studies.Claim(text, ours, exact, near)
         text = "corrected: no kind of cloning gets half way to the optimum from -101 (medians)"
         yield studies.Claim(text, ours, best, studies.every(lambda x: x < (OPTIMUM - 101) / 2))
         text = "corrected: MC's median return is above cloning's by 15"
         yield studies.Claim(text, ours, carlo - median("corrected", "BC"), above(15))
-        used = heads_of(found)
+        used = heads_of(methods)
         for head in used:
             text = f"corrected, {head}: ILQL's median return (tau 0.8) is above MC's by 25"
-            values = found[f"{WORKS}, {head}"]["return"] - np.median(carlo)
+            values = methods[f"{WORKS}, {head}"]["return"] - np.median(carlo)
             yield studies.Claim(text, ours, values, above(25))
             text = f"corrected, {head}: the setting that failed has a median return above -12"
-            yield studies.Claim(text, ours, found[f"{FAILED}, {head}"]["return"], above(-12))
+            yield studies.Claim(text, ours, methods[f"{FAILED}, {head}"]["return"], above(-12))
         if {"hl_gauss", "scalar"} <= set(used):
             for name in (name for name in RECIPES if name != MC):
                 hl_gauss, scalar = (
-                    found[f"{name}, {head}"]["errors"][:, -1] for head in ("hl_gauss", "scalar")
+                    methods[f"{name}, {head}"]["errors"][:, -1] for head in ("hl_gauss", "scalar")
                 )
                 text = f"corrected, {name}: V is nearer to the exact one with HL-Gauss than with a scalar"
                 yield studies.Claim(text, ours, scalar - hl_gauss, studies.positive)
-    if found := parts.get("published"):
+    if methods := parts.get("published"):
         text = "published: greedy cloning is within 0.5 of the optimum, in every seed"
-        yield studies.Claim(text, ours, found["BC, greedy"]["return"], near)
+        yield studies.Claim(text, ours, methods["BC, greedy"]["return"], near)
         text = "published: cloning, sharpened, is above cloning by 25 (median)"
-        yield studies.Claim(text, ours, found[SHARP]["return"] - median("published", "BC"), above(25))
+        yield studies.Claim(text, ours, methods[SHARP]["return"] - median("published", "BC"), above(25))
 
 
-def heads_of(found: Mapping[str, Any]) -> list[str]:
+def heads_of(methods: Mapping[str, Any]) -> list[str]:
     """The heads that ILQL was run with."""
-    return [head for head in heads.NAMES if f"{WORKS}, {head}" in found]
+    return [head for head in heads.NAMES if f"{WORKS}, {head}" in methods]
 
 
 def draw(
     folder: Path, settings: Settings, parts: Mapping[str, Mapping[str, Mapping[str, np.ndarray]]]
 ) -> None:
     """Returns of every method; on the corrected design the values over the maze, and how fast they come right."""
-    for part, found in parts.items():
+    for part, methods in parts.items():
         plot.bars(
             folder / f"returns_{part}.png",
-            {name: studies.band(own["return"]) for name, own in found.items()},
+            {name: studies.band(outcome["return"]) for name, outcome in methods.items()},
             f"mean return (95 % interval; optimum {OPTIMUM})",
             title=f"Double-T maze, {part} design of the log",
         )
     if "corrected" not in parts:
         return
-    found = parts["corrected"]
+    methods = parts["corrected"]
     learnt = [name for name in RECIPES if name != MC]
-    used = heads_of(found)
-    times = len(found[f"{WORKS}, {used[0]}"]["errors"][0])
+    used = heads_of(methods)
+    times = len(methods[f"{WORKS}, {used[0]}"]["errors"][0])
     updates = settings.updates // times * np.arange(1, times + 1)
     plot.learning_curves(
         folder / "propagation.png",
         {
             f"largest |V - exact V|: {name}": {
-                head: (updates, found[f"{name}, {head}"]["errors"].T) for head in used
+                head: (updates, methods[f"{name}, {head}"]["errors"].T) for head in used
             }
             for name in learnt
         },
@@ -544,8 +544,8 @@ def draw(
     )
     pictures = {}
     for name in learnt:
-        pictures[f"{name}: exact"] = found[f"{name}, {used[0]}"]["exact_value"][0]
-        pictures |= {f"{name}: {head}": found[f"{name}, {head}"]["value"][0] for head in used}
+        pictures[f"{name}: exact"] = methods[f"{name}, {used[0]}"]["exact_value"][0]
+        pictures |= {f"{name}: {head}": methods[f"{name}, {head}"]["value"][0] for head in used}
     plot.cells(
         folder / "values.png",
         {label: picture(value) for label, value in pictures.items()},
@@ -558,9 +558,9 @@ def draw(
 def picture(value: np.ndarray) -> np.ndarray:
     """Values [S] on the map, NaN in walls."""
     rows, columns = np.transpose(maze.CELLS)
-    found = np.full((rows.max() + 2, columns.max() + 2), np.nan)
-    found[rows, columns] = value
-    return found
+    grid = np.full((rows.max() + 2, columns.max() + 2), np.nan)
+    grid[rows, columns] = value
+    return grid
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
@@ -574,22 +574,22 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "over logs and Student's 95 % interval. The program, experiments/papers/ilql_maze.py, says what is compared."
     )
     text = functools.partial(studies.plus_minus, style=".1f")
-    for part, found in result["parts"].items():
+    for part, methods in result["parts"].items():
         yield f"## The {part} design"
         yield studies.table(
             ("", "return", "each log"),
-            [(name, text(own["return"]), _each(own["return"])) for name, own in found.items()],
+            [(name, text(outcome["return"]), _each(outcome["return"])) for name, outcome in methods.items()],
         )
         yield (
             "Networks: the return by beta, the share of the probability on moves, and the largest distance of V from "
             "the exact one over the cells, at the end."
         )
         rows = []
-        for name, own in found.items():
-            if "errors" in own:
-                off = own["errors"][:, -1]
-                cells = [text(own["by_steering"][:, i]) for i in range(len(STEERING))]
-                cells += [" ".join(f"{share:.2f}" for share in own["legal"].mean(0))]
+        for name, outcome in methods.items():
+            if "errors" in outcome:
+                off = outcome["errors"][:, -1]
+                cells = [text(outcome["by_steering"][:, i]) for i in range(len(STEERING))]
+                cells += [" ".join(f"{share:.2f}" for share in outcome["legal"].mean(0))]
                 rows.append((name, *cells, *((text(off), _each(off)) if MC not in name else ("", ""))))
         steering = (f"beta {beta:g}" for beta in STEERING)
         yield studies.table(("", *steering, "moves, by beta", "distance", "each log"), rows)

@@ -52,9 +52,9 @@ def run(settings: Settings) -> dict[str, Any]:
         "windy_walk": studies.Variant(windy_walk, {}),
         "random_families": studies.Variant(partial(random_families, settings), studies.chosen(settings)),
     }
-    found = studies.train(settings, variants, "parts").outcomes
-    result = studies.finish(settings, found, report, claims, REPORT)
-    walk = found["windy_walk"]
+    outcomes = studies.train(settings, variants, "parts").outcomes
+    result = studies.finish(settings, outcomes, report, claims, REPORT)
+    walk = outcomes["windy_walk"]
     curves = {
         f"IWOCS, round {number}: alpha {row['alpha']:g}": earned
         for number, (row, earned) in enumerate(zip(walk["rounds"], walk["earned"], strict=True), 1)
@@ -77,7 +77,7 @@ def windy_walk(work: studies.Work) -> dict[str, Any]:
     """IWOCS and robust value iteration on the paper's family."""
     with jax.enable_x64(True):
         family = jax.vmap(tabular.windy_walk)(jnp.asarray(WINDS))
-        found = robust_vi.iwocs(family, GAMMA, tolerance=TOLERANCE)
+        iwocs = robust_vi.iwocs(family, GAMMA, tolerance=TOLERANCE)
         robust = _rectangular(family)
         earned = partial(_earned, family)
         of_robust = earned(robust_vi.greedy(robust.q))
@@ -85,15 +85,15 @@ def windy_walk(work: studies.Work) -> dict[str, Any]:
             "alpha": WINDS,
             "rounds": [
                 {"alpha": WINDS[member], "promised": promised, "worst": worst}
-                for member, promised, worst in zip(found.member, found.promised, found.worst, strict=True)
+                for member, promised, worst in zip(iwocs.member, iwocs.promised, iwocs.worst, strict=True)
             ],
-            "converged": found.converged,
-            "earned": [np.asarray(earned(policy)) for policy in found.policy],
+            "converged": iwocs.converged,
+            "earned": [np.asarray(earned(policy)) for policy in iwocs.policy],
             "rvi": {
                 "value": float(family.start[0] @ robust.value),
                 "earned": np.asarray(of_robust),
                 "worst": float(of_robust.min()),
-                "largest_difference_of_v": float(np.abs(found.q[-1].max(-1) - robust.value).max()),
+                "largest_difference_of_v": float(np.abs(iwocs.q[-1].max(-1) - robust.value).max()),
             },
         }
 
@@ -123,10 +123,10 @@ def random_families(settings: Settings, work: studies.Work) -> dict[str, Any]:
     with jax.enable_x64(True), log.progress(settings.families, "random families") as bar:
         for key in keys:
             family, best, value, worst = exact(key)
-            found = robust_vi.iwocs(family, GAMMA, tolerance=TOLERANCE)
-            shortfalls = best - found.worst[0], best - found.worst[-1], best - worst
-            bounds = found.promised[-1] - best, best - value
-            rows.append((*shortfalls, *bounds, found.converged, len(found.member)))
+            iwocs = robust_vi.iwocs(family, GAMMA, tolerance=TOLERANCE)
+            shortfalls = best - iwocs.worst[0], best - iwocs.worst[-1], best - worst
+            bounds = iwocs.promised[-1] - best, best - value
+            rows.append((*shortfalls, *bounds, iwocs.converged, len(iwocs.member)))
             bar.update()
     columns = np.array(rows, float).T
     names = ("first member", "IWOCS", "robust VI")

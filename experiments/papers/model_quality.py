@@ -79,12 +79,12 @@ def run(settings: Settings) -> dict[str, Any]:
         for method in methods
         for world in worlds
     }
-    found = studies.train(settings, variants, "runs")
-    rows = list(found.outcomes.values())
+    finished = studies.train(settings, variants, "runs")
+    rows = list(finished.outcomes.values())
     largest = rl_model_based.largest_value(data.load(source).dataset, model_based.config(methods[0]).discount)
     for row in rows:
         row["limit"] = largest.reward + row["alpha"] * largest.entropy
-    result = studies.finish(settings, {"wall_seconds": found.seconds, "rows": rows}, report, claims)
+    result = studies.finish(settings, {"wall_seconds": finished.seconds, "rows": rows}, report, claims)
     draw(Path(settings.out), settings, rows)
     return result
 
@@ -114,9 +114,9 @@ def train_one(
         **({"critics": settings.critics, "diversity": settings.diversity} if method == "ravl" else {}),
     )
     shared = {field.name for field in dataclasses.fields(model_based.Settings)}
-    given = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
-    own: dict[str, Any] = {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
-    diverged = common.diverges(model_based.run, model_based.Settings(**{**given, **own}, runaway=0.0), config)
+    flags = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
+    flags |= {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
+    diverged = common.diverges(model_based.run, model_based.Settings(**flags, runaway=0.0), config)
     last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
     returns = log.series(work.folder, "eval/return")[1][-1]
     steps, q = log.series(work.folder, "train/q")
@@ -156,9 +156,9 @@ def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:
     """Returns against worlds; and Q over training in the truth, if it was among them."""
     curves = {}
     for method in dict.fromkeys(row["method"] for row in rows):
-        own = [row for row in rows if row["method"] == method]
-        returns = np.stack([row["return"] for row in own])
-        curves[method] = ([row["world"] for row in own], returns.mean(1), returns.min(1), returns.max(1))
+        runs = [row for row in rows if row["method"] == method]
+        returns = np.stack([row["return"] for row in runs])
+        curves[method] = ([row["world"] for row in runs], returns.mean(1), returns.min(1), returns.max(1))
     plot.lines(
         folder / "interpolation.png",
         curves,

@@ -113,15 +113,15 @@ def source(settings: Settings, dataset: str) -> tuple[str, str]:
 
 def variant(settings: Settings, dataset: str, agent: str, path: str, digest: str) -> studies.Variant:
     """What is trained for an agent on a dataset, and all that its outcome depends on."""
-    given = {
+    flags = {
         "agent": agent,
         "preset": presets.PAPER,
         "dataset": dataset,
         **common.sizes(settings),
     }
     if hasattr(agents.get(agent).Config, "latent"):
-        given["agent.latent"] = settings.latent
-    chosen, config = presets.resolve("goals", goals.Settings(), common.config, "dataset", given)
+        flags["agent.latent"] = settings.latent
+    chosen, config = presets.resolve("goals", goals.Settings(), common.config, "dataset", flags)
     return studies.Variant(
         functools.partial(trained, dataclasses.replace(chosen, dataset=path), config),
         {**dataclasses.asdict(chosen), "data": digest, "config": dataclasses.asdict(config)},
@@ -160,16 +160,16 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
 
 def scores(result: Mapping[str, Any]) -> dict[str, dict[str, np.ndarray]]:
     """{dataset: {agent: success in per cent, one per seed [S]}} of what is finished."""
-    found: dict[str, dict[str, np.ndarray]] = {}
+    success: dict[str, dict[str, np.ndarray]] = {}
     for row in result["rows"]:
-        found.setdefault(row["dataset"], {})[row["agent"]] = 100 * np.asarray(row["success"]["each"])
-    return found
+        success.setdefault(row["dataset"], {})[row["agent"]] = 100 * np.asarray(row["success"]["each"])
+    return success
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """Which differences of the published table are seen at this budget."""
-    found = scores(result)
-    for dataset, ours in found.items():
+    success = scores(result)
+    for dataset, ours in success.items():
         theirs = {agent: PUBLISHED["success"][dataset][agent][0] for agent in AGENTS}
         best = max(theirs, key=theirs.__getitem__)
         pairs = [(best, "gcbc")]
@@ -192,7 +192,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
                 ],
                 studies.positive,
             )
-    play, noisy = (found.get(f"cube-single-{kind}-v0", {}).get("gciql") for kind in ("play", "noisy"))
+    play, noisy = (success.get(f"cube-single-{kind}-v0", {}).get("gciql") for kind in ("play", "noisy"))
     if play is not None and noisy is not None:
         text = "cube-single: `gciql` reaches more goals with noisy data than with play (difference, per cent)"
         yield studies.Claim(text, f"99 against 68, {TABLE}", noisy - play, studies.positive)
@@ -236,10 +236,10 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 def success_table(result: Mapping[str, Any]) -> str:
     """Datasets by agents, and below each the published ones."""
-    names, found = result["settings"]["agents"].split(","), scores(result)
+    names, success = result["settings"]["agents"].split(","), scores(result)
     diverged = {(row["dataset"], row["agent"]) for row in result["rows"] if row["diverged"]}
     rows = []
-    for dataset, ours in found.items():
+    for dataset, ours in success.items():
         cells = [
             (_per_cent(ours[name]) + (" (diverged)" if (dataset, name) in diverged else ""))
             if name in ours

@@ -90,19 +90,19 @@ def run(settings: Settings) -> dict[str, Any]:
         if getattr(settings, flag) % PIECES:
             raise ValueError(f"--{flag}={getattr(settings, flag)} must be a multiple of {PIECES}")
     if 1 not in settings.candidates or min(settings.candidates) < 1:
-        given = ",".join(map(str, settings.candidates))
+        candidates = ",".join(map(str, settings.candidates))
         raise ValueError(
-            f"--candidates={given} must be positive, with 1 among them: the flow without a choice"
+            f"--candidates={candidates} must be positive, with 1 among them: the flow without a choice"
         )
     variants = bandit(settings, names) if "bandit" in parts else {}
     variants |= proposals_chunks.variants(settings, parts, names)
     finished = studies.train(settings, variants, "proposals")
-    found: dict[str, Any] = {"wall_seconds": finished.seconds}
+    outcomes: dict[str, Any] = {"wall_seconds": finished.seconds}
     if "bandit" in parts:
-        found["bandit"] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
+        outcomes["bandit"] = {GAUSSIAN: finished.outcomes["bandit, cloning"]}
         for kind in (FLOW, DISTILLED):
-            found["bandit"][kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
-    result = studies.finish(settings, found | proposals_chunks.results(finished.outcomes), report, claims)
+            outcomes["bandit"][kind] = {head: finished.outcomes[f"bandit, {kind}, {head}"] for head in names}
+    result = studies.finish(settings, outcomes | proposals_chunks.results(finished.outcomes), report, claims)
     draw(Path(settings.out), result)
     return result
 
@@ -158,8 +158,8 @@ def trained(
         init_key, update_key, judge_key = jax.random.split(jax.random.fold_in(root, seed), 3)
         state = init(init_key, batch(settings, init_key))
         for _ in range(PIECES):
-            state, told = epoch(state, None, update_key)
-            train.check_finite(told)
+            state, epoch_report = epoch(state, None, update_key)
+            train.check_finite(epoch_report)
             work.progress(1)
         yield state, judge_key
 
@@ -216,8 +216,8 @@ def of_flow(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]
         for count in settings.candidates
     }
     judged = {count: judge(settings, learner.act) for count, learner in learners.items()}
-    found = trained(settings, f"flow, {name}", learners["1"], work)  # N is of acting alone
-    return studies.stacked([{count: of(state, key) for count, of in judged.items()} for state, key in found])
+    states = trained(settings, f"flow, {name}", learners["1"], work)  # N is of acting alone
+    return studies.stacked([{count: of(state, key) for count, of in judged.items()} for state, key in states])
 
 
 def of_distilled(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
@@ -230,8 +230,8 @@ def of_distilled(settings: Settings, name: str, work: studies.Work) -> dict[str,
     )
     learner = fql.make(config, SPEC, value_head(settings, name))
     judged = judge(settings, learner.act)
-    found = trained(settings, f"distilled, {name}", learner, work)
-    return studies.stacked([judged(state, key) for state, key in found])
+    states = trained(settings, f"distilled, {name}", learner, work)
+    return studies.stacked([judged(state, key) for state, key in states])
 
 
 # ---- what may be said ----------------------------------------------------------------------------------------------
@@ -251,11 +251,11 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
 
 def bandit_claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the bandit's construction predicts."""
-    found, every = result["bandit"], studies.every
-    gaussian = found[GAUSSIAN]
+    policies, every = result["bandit"], studies.every
+    gaussian = policies[GAUSSIAN]
     text = f"Gaussian cloning: the mean is between modes (distance to the nearest, beyond {NEAR})"
     yield studies.Claim(text, OURS, gaussian["distance"] - NEAR, every(lambda x: x > 0))
-    for head, flow in found[FLOW].items():
+    for head, flow in policies[FLOW].items():
         alone = flow["1"]
         text = f"{head}: more of the flow's draws than of the Gaussian's are of a mode (difference)"
         yield studies.Claim(text, OURS, alone["near"] - gaussian["near"], studies.positive)
@@ -268,20 +268,20 @@ def bandit_claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             yield studies.Claim(text, f"1 - 0.9^{count} = {data:.3f}", share - data, close)
             if count > 1:
                 text = f"{head}: ... and as often as the flow's own share of that mode says"
-                own = expected(alone["modes"][:, BEST], count)
-                yield studies.Claim(text, f"1 - (1 - p)^{count}", share - own, close)
+                predicted = expected(alone["modes"][:, BEST], count)
+                yield studies.Claim(text, f"1 - (1 - p)^{count}", share - predicted, close)
         text = f"{head}: the distilled policy earns more than the flow (difference)"
-        ahead = found[DISTILLED][head]["reward"] - alone["reward"]
+        ahead = policies[DISTILLED][head]["reward"] - alone["reward"]
         yield studies.Claim(text, "FQL (Park et al., ICML 2025), in words", ahead, studies.positive)
 
 
-def rows_of(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rows_of(policies: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every policy with its name."""
-    yield GAUSSIAN, found[GAUSSIAN]
-    for head, flow in found[FLOW].items():
+    yield GAUSSIAN, policies[GAUSSIAN]
+    for head, flow in policies[FLOW].items():
         for count, row in flow.items():
             yield (f"{head}: a draw of the flow" if count == "1" else f"{head}: the best of {count}"), row
-        yield f"{head}: distilled", found[DISTILLED][head]
+        yield f"{head}: distilled", policies[DISTILLED][head]
 
 
 def share_between(shares: np.ndarray) -> str:
@@ -290,9 +290,9 @@ def share_between(shares: np.ndarray) -> str:
     Each share [S] is of thousands of draws. Wilson's interval is for scores of a few episodes: it would be the wider,
     the better the seeds agree on 1.
     """
-    found = statistics.summary(shares)
-    low, high = np.clip(found["ci95"], 0, 1)
-    return studies.between({"mean": found["mean"], "ci95": [low, high]})
+    summary = statistics.summary(shares)
+    low, high = np.clip(summary["ci95"], 0, 1)
+    return studies.between({"mean": summary["mean"], "ci95": [low, high]})
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
@@ -310,7 +310,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 def bandit_report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks on the bandit."""
-    settings, found = result["settings"], result["bandit"]
+    settings, policies = result["settings"], result["bandit"]
     yield "## Four modes"
     yield (
         f"{settings['seeds']} seeds, {settings['updates']:,} updates of {settings['batch_size']} rows, layers of "
@@ -320,8 +320,8 @@ def bandit_report(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"The modes have {logged} of the data and pay {', '.join(f'{x:g}' for x in WORTH)}; the first one is the best. "
         f"*Of a mode* is an action within {NEAR} of it. The Gaussian's mean is "
-        f"{studies.between(found[GAUSSIAN]['distance'])} from the nearest mode and pays "
-        f"{studies.between(found[GAUSSIAN]['mean_reward'])}; the row below is of its draws."
+        f"{studies.between(policies[GAUSSIAN]['distance'])} from the nearest mode and pays "
+        f"{studies.between(policies[GAUSSIAN]['mean_reward'])}; the row below is of its draws."
     )
     yield studies.table(
         ("", "of the best mode", "of the others", "of any mode", "reward"),
@@ -333,7 +333,7 @@ def bandit_report(result: Mapping[str, Any]) -> Iterator[str]:
                 share_between(row["near"]),
                 studies.between(row["reward"]),
             )
-            for name, row in rows_of(found)
+            for name, row in rows_of(policies)
         ],
     )
     yield "![share of the best mode](best_of.png)"

@@ -103,8 +103,8 @@ def trained(
     batch = jax.device_put(batch)
     state, epoch = jax.jit(runs.init)(keys, batch), jax.jit(runs.epoch, donate_argnums=0)
     for piece in range(1, PIECES + 1):
-        state, told = epoch(state, batch, keys)
-        train.check_finite(told)
+        state, epoch_report = epoch(state, batch, keys)
+        train.check_finite(epoch_report)
         work.progress(1)
         yield piece * each, state
 
@@ -137,9 +137,9 @@ def log(steps: list[tuple[int, float, float, int, float, bool]], states: int) ->
     return Dataset(Transition(*columns, np.float32(~last)), last)
 
 
-def whole(made: chunks.Chunks, length: int) -> Transition:
+def whole(chunked: chunks.Chunks, length: int) -> Transition:
     """All chunks that may be drawn, as one batch."""
-    return chunks.take(made, made.starts, length)
+    return chunks.take(chunked, chunked.starts, length)
 
 
 # ---- the chain ----------------------------------------------------------------------------------------------------
@@ -179,11 +179,11 @@ def chain() -> Dataset:
     """An episode of each; where one terminates early, another of it in which the log goes on from the left end."""
     steps: list[tuple[int, float, float, int, float, bool]] = []
     for state, actions in every_chunk():
-        found = walk(state, actions).steps
-        steps += [*found[:-1], (*found[-1][:5], True)]
-        rest = actions[len(found) :]
+        path = walk(state, actions).steps
+        steps += [*path[:-1], (*path[-1][:5], True)]
+        rest = actions[len(path) :]
         if rest:
-            went_on = [*found, *walk(0, rest).steps]
+            went_on = [*path, *walk(0, rest).steps]
             steps += [*went_on[:-1], (*went_on[-1][:5], True)]
     return log(steps, STATES)
 
@@ -211,12 +211,12 @@ def of_chain(settings: Any, name: str, work: studies.Work) -> dict[str, Any]:
     head, spec = value_head(name, LOW, HIGH), chunks.spec(Spec((STATES,), 1), LENGTH)
     make = lambda config: ifql.make(config, spec, head)
     *_, (_, states) = trained(settings, make, config, batch, work)
-    asked = every_chunk()
-    shown = np.eye(STATES, dtype=np.float32)[[state for state, _ in asked]]
-    actions = np.float32([actions for _, actions in asked])
+    pairs = every_chunk()
+    shown = np.eye(STATES, dtype=np.float32)[[state for state, _ in pairs]]
+    actions = np.float32([actions for _, actions in pairs])
     q = jax.jit(jax.vmap(make(config).critics, (train.STACKED, None, None)))(states, shown, actions)
     error = np.abs(np.asarray(q)[:, 0] - enumerated(batch))
-    early = np.array([len(walk(*one).steps) < LENGTH for one in asked])
+    early = np.array([len(walk(*one).steps) < LENGTH for one in pairs])
     return {"early": error[:, early].max(1), "others": error[:, ~early].max(1)}
 
 
@@ -269,7 +269,7 @@ def of_n_step(settings: Any, work: studies.Work) -> dict[str, Any]:
         "several": (several, 1),
         "chunks": (whole(chunks.make(logged, LENGTH, GAMMA), LENGTH), LENGTH),
     }
-    found: dict[str, Any] = {}
+    errors: dict[str, Any] = {}
     for name, (batch, length) in batches.items():
         config = implicit(settings, iql, discount=GAMMA)
         make = lambda config, n=length: iql.make(config, chunks.spec(spec, n), heads.scalar())
@@ -278,11 +278,11 @@ def of_n_step(settings: Any, work: studies.Work) -> dict[str, Any]:
         actions = np.tile(np.float32([[-1], [1]]), (STATES, length))
         q = jax.jit(jax.vmap(make(config).critics, (train.STACKED, None, None)))(states, shown, actions)
         q = np.asarray(q)[:, 0].reshape(-1, STATES, 2)
-        found[name] = np.abs(q - deciding(length)).max((1, 2))
+        errors[name] = np.abs(q - deciding(length)).max((1, 2))
         if name == "several":
-            found["several, explained"] = np.abs(q - fixed_point(several)).max((1, 2))
-    found["bias"] = float(np.abs(fixed_point(several) - deciding(1)).max())
-    return found
+            errors["several, explained"] = np.abs(q - fixed_point(several)).max((1, 2))
+    errors["bias"] = float(np.abs(fixed_point(several) - deciding(1)).max())
+    return errors
 
 
 # ---- two discounts ------------------------------------------------------------------------------------------------
@@ -307,7 +307,7 @@ def smdp(length: int) -> np.ndarray:
 
 def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]:
     """{chunk: the largest error of V as a share of the range of values [S], and after how many updates it is 10 %}."""
-    logged, found = corridor(), {}
+    logged, by_length = corridor(), {}
     for length in CHUNKS:
         batch = whole(chunks.make(logged, length, BEYOND, WITHIN), length)
         head = value_head(name, *chunks.value_bounds(logged, length, BEYOND, WITHIN))
@@ -326,8 +326,8 @@ def of_discounts(settings: Any, name: str, work: studies.Work) -> dict[str, Any]
         after = [
             next((n for n, x in zip(updates, column, strict=True) if not x), np.inf) for column in late.T
         ]
-        found[str(length)] = {"error": errors[-1], "updates": np.array(after, float)}
-    return found
+        by_length[str(length)] = {"error": errors[-1], "updates": np.array(after, float)}
+    return by_length
 
 
 # ---- aggregation --------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def gapped(seed: int, rows: int = 128) -> Transition:
 
 def of_aggregation(settings: Any, work: studies.Work) -> dict[str, Any]:
     """{critics and aggregation: the largest error of the target's value [S], and whether the policy is in the gap}."""
-    found, batch, state = {}, gapped(settings.seed), np.zeros((1, 1), np.float32)
+    rows, batch, state = {}, gapped(settings.seed), np.zeros((1, 1), np.float32)
     for count, aggregation in ENSEMBLES:
         fields = shared(settings, "critic", "policy") | {"hidden": (32, 32), "learning_rate": 1e-3}
         config = rebrac.Config(
@@ -367,11 +367,11 @@ def of_aggregation(settings: Any, work: studies.Work) -> dict[str, Any]:
         formula["pessimistic"] = q.mean(1) - config.deviations * np.sqrt(
             ((q - q.mean(1, keepdims=True)) ** 2).mean(1)
         )
-        found[f"{count} {aggregation}"] = {
+        rows[f"{count} {aggregation}"] = {
             "error": np.abs(np.asarray(value)[:, 0] - formula[aggregation]),
             "in the gap": (np.abs(np.asarray(action)[:, 0, 0]) < GAP).astype(float),
         }
-    return found
+    return rows
 
 
 # ---- what may be said ---------------------------------------------------------------------------------------------
@@ -379,14 +379,14 @@ def of_aggregation(settings: Any, work: studies.Work) -> dict[str, Any]:
 
 def results(finished: Mapping[str, Any]) -> dict[str, Any]:
     """{part: what came out of it} of the outcomes of `variants`."""
-    found: dict[str, Any] = {}
+    parts: dict[str, Any] = {}
     for name, outcome in finished.items():
         part, _, head = name.partition(", ")
         if part in ("n_step", "aggregation"):
-            found[part] = outcome
+            parts[part] = outcome
         elif part in ("chain", "discounts"):
-            found.setdefault(part, {})[head] = outcome
-    return found
+            parts.setdefault(part, {})[head] = outcome
+    return parts
 
 
 def tolerance(head: str) -> float:
@@ -397,30 +397,30 @@ def tolerance(head: str) -> float:
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What enumeration predicts, of the parts that were run."""
     every = studies.every
-    for head, found in result.get("chain", {}).items():
+    for head, errors in result.get("chain", {}).items():
         most = tolerance(head)
         for which, text in (
             ("early", "chunks that terminate before their last action"),
             ("others", "all others"),
         ):
             claim = f"{head}: the critic has the enumerated value of {text} (error, to {most:.3g})"
-            yield studies.Claim(claim, OURS, found[which], every(lambda x, m=most: x < m))
+            yield studies.Claim(claim, OURS, errors[which], every(lambda x, m=most: x < m))
     if "n_step" in result:
-        found = result["n_step"]
-        text = f"several steps without chunks are off by what enumeration says, {found['bias']:.3g} (error, to 1e-3)"
-        yield studies.Claim(text, OURS, found["several, explained"], every(lambda x: x < TOLERANCE))
+        errors = result["n_step"]
+        text = f"several steps without chunks are off by what enumeration says, {errors['bias']:.3g} (error, to 1e-3)"
+        yield studies.Claim(text, OURS, errors["several, explained"], every(lambda x: x < TOLERANCE))
         text = "... which is at least ten times the error of one step, and of chunks (difference)"
-        ahead = found["several"] - 10 * np.maximum(found["one"], found["chunks"])
+        ahead = errors["several"] - 10 * np.maximum(errors["one"], errors["chunks"])
         yield studies.Claim(
             text, "QC's curves: 9 against 66 per cent on cube-double", ahead, studies.positive
         )
         text = "chunks have no such error (to 1e-3)"
-        yield studies.Claim(text, OURS, found["chunks"], every(lambda x: x < TOLERANCE))
-    for head, found in result.get("discounts", {}).items():
-        for length, row in found.items():
+        yield studies.Claim(text, OURS, errors["chunks"], every(lambda x: x < TOLERANCE))
+    for head, by_length in result.get("discounts", {}).items():
+        for length, row in by_length.items():
             text = f"{head}, chunks of {length}: V is the fixed point of two discounts (error, to 2 % of its range)"
             yield studies.Claim(text, OURS, row["error"], every(lambda x: x < 0.02))
-        first, last = (found[str(n)]["updates"] for n in (min(CHUNKS), max(CHUNKS)))
+        first, last = (by_length[str(n)]["updates"] for n in (min(CHUNKS), max(CHUNKS)))
         text = f"{head}: chunks of {max(CHUNKS)} are within 10 % after fewer updates than single actions (share saved)"
         saved = 1 - last / np.where(np.isinf(first), 2 * first[np.isfinite(first)].max(initial=1e9), first)
         yield studies.Claim(text, "DEAS (2026), in words", saved, every(lambda x: x > 0))
@@ -435,28 +435,28 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield "## Sixteen chunks on a chain"
         yield "Largest error of the critic, over all states and chunks."
         rows = [
-            (head, *(studies.between(found[x], ".2g") for x in ("early", "others")))
-            for head, found in result["chain"].items()
+            (head, *(studies.between(errors[x], ".2g") for x in ("early", "others")))
+            for head, errors in result["chain"].items()
         ]
         yield studies.table(("", "of chunks that terminate early", "of the others"), rows)
     if "n_step" in result:
-        found = result["n_step"]
+        errors = result["n_step"]
         yield "## Several steps, with chunks and without"
         yield (
             "Largest error of the critic against the exact value of what it decides. Enumeration says "
-            f"{found['bias']:.4g} of several steps without chunks."
+            f"{errors['bias']:.4g} of several steps without chunks."
         )
         words = {"one": "one step", "several": f"{LENGTH} steps", "chunks": f"chunks of {LENGTH}"}
         yield studies.table(
-            ("", "error"), [(text, studies.between(found[x], ".2g")) for x, text in words.items()]
+            ("", "error"), [(text, studies.between(errors[x], ".2g")) for x, text in words.items()]
         )
     if "discounts" in result:
         yield "## Two discounts"
         yield "Error of V as a share of its range, and after how many updates it is 10 %."
         rows = [
             (head, length, studies.between(row["error"], ".2g"), f"{np.mean(row['updates']):,.0f}")
-            for head, found in result["discounts"].items()
-            for length, row in found.items()
+            for head, by_length in result["discounts"].items()
+            for length, row in by_length.items()
         ]
         yield studies.table(("", "chunk", "error", "updates to 10 %"), rows)
     if "aggregation" in result:

@@ -109,8 +109,8 @@ def run(settings: Settings) -> dict[str, Any]:
         name: studies.Variant(functools.partial(in_double, part, settings), studies.chosen(settings))
         for name, part in parts.items()
     }
-    found = studies.train(settings, variants, "figures")
-    result = studies.finish(settings, {**found.outcomes, "seconds": found.seconds}, report, claims, REPORT)
+    outcomes, seconds = studies.train(settings, variants, "figures")
+    result = studies.finish(settings, {**outcomes, "seconds": seconds}, report, claims, REPORT)
     studies.write_blocks(Path(settings.out) / POINTS, points(result))
     draw_all(Path(settings.out), result)
     return result
@@ -175,14 +175,14 @@ def shifts(settings: Settings) -> dict[str, Any]:
     }
     policy = {name: policies(settings, SIMULATED[name], env, PRICES) for name in DIVERGENCES}
     policy["PEVI"] = policies(settings, SIMULATED["PEVI"], env, np.zeros(1))
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind, tests in kinds.items():
         scores = {
             name: np.stack([exact_returns(tests, actions[:, i]) for i in range(actions.shape[1])])
             for name, actions in policy.items()
         }  # each [prices, replications, sizes]
-        found[kind] = [best_at(scores, index) | {"size": size} for index, size in enumerate(sizes)]
-    return found
+        by_kind[kind] = [best_at(scores, index) | {"size": size} for index, size in enumerate(sizes)]
+    return by_kind
 
 
 def best_at(scores: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
@@ -259,8 +259,8 @@ def figure_d(settings: Settings) -> list[dict[str, Any]]:
         label = (
             f"{name} {'rho' if method.field == 'radius' else 'lambda'} = {value:g}" if method.field else name
         )
-        made = row(settings, "1d", label, "p", RISES, exact, published, None)
-        rows.append(made | {"many_from_the_papers_start": at_paper.mean(0)})
+        curve = row(settings, "1d", label, "p", RISES, exact, published, None)
+        rows.append(curve | {"many_from_the_papers_start": at_paper.mean(0)})
     return rows
 
 
@@ -306,7 +306,7 @@ def timing(settings: Settings) -> list[dict[str, Any]]:
 
 
 def _timing_curve(rows: list[dict[str, Any]], axis: str, key: str) -> tuple[np.ndarray, ...]:
-    x, y = np.array([made[axis] for made in rows], float), np.array([made[key] for made in rows], float)
+    x, y = np.array([row[axis] for row in rows], float), np.array([row[key] for row in rows], float)
     return x, y, np.full_like(y, np.nan), np.full_like(y, np.nan)
 
 
@@ -336,7 +336,7 @@ def row(
     """
     count = settings.replications
     mean, low, high = np.transpose([studies.band(column) for column in exact.T])
-    made: dict[str, Any] = {
+    curve: dict[str, Any] = {
         "figure": figure,
         "label": label,
         axis: x,
@@ -351,21 +351,21 @@ def row(
         # One episode's return varies by about 1 in either environment; there, 100 per dataset.
         datasets = 3 if figure == "1d" else 20
         noise = np.sqrt((exact.var(0, ddof=1) + 0.01) / datasets)
-        made |= {
+        curve |= {
             "published": theirs,
-            "difference": made["ours"] - theirs,
+            "difference": curve["ours"] - theirs,
             "off": np.abs(theirs - mean) > 3.3 * noise,
             "fault": faults.get(label.split(" ")[0]) or faults.get(""),
         }
-    return made
+    return curve
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """Every published curve is what sampling makes of the exact returns."""
-    for made in (made for figure in FIGURES for made in result[figure]):
-        if "off" in made:
-            text = f"{made['figure']}, {made['label']}: published values within sampling of ours"
-            yield studies.Claim(text, _THEIRS["source"], made["off"], _none)
+    for curve in (curve for figure in FIGURES for curve in result[figure]):
+        if "off" in curve:
+            text = f"{curve['figure']}, {curve['label']}: published values within sampling of ours"
+            yield studies.Claim(text, _THEIRS["source"], curve["off"], _none)
 
 
 def _none(off: np.ndarray) -> tuple[bool, str]:
@@ -380,24 +380,24 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "Each curve of the paper: how many of its published values lie no further from ours than sampling lets expect, "
         f"and what explains the others. [Every value]({POINTS})."
     )
-    figures = [made for figure in FIGURES for made in result[figure]]
+    figures = [curve for figure in FIGURES for curve in result[figure]]
     yield studies.table(
         ("figure", "method", "within sampling", "largest difference", "explanation of the others"),
-        [_curve_row(made) for made in figures],
+        [_curve_row(curve) for curve in figures],
     )
     yield "## Seconds per fit"
     yield studies.table(
         ("N", "d", "method", "published", "ours", "times faster"),
         [
             (
-                made["N"],
-                made["d"],
-                made["method"],
-                made["published"] or "-",
-                f"{made['ours']:.4f}",
-                f"{made['times_faster']:.0f}" if made["times_faster"] else "-",
+                row["N"],
+                row["d"],
+                row["method"],
+                row["published"] or "-",
+                f"{row['ours']:.4f}",
+                f"{row['times_faster']:.0f}" if row["times_faster"] else "-",
             )
-            for made in result["time"]
+            for row in result["time"]
         ],
     )
     yield f"## Which divergence at which shift (ours, {many} replications)"
@@ -421,36 +421,36 @@ def points(result: Mapping[str, Any]) -> Iterator[str]:
         "no further from the mean of many than the paper's number of datasets lets expect; else a fault is named."
     )
     head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
-    figures = (made for figure in FIGURES for made in result[figure])
-    yield studies.table(head, (row for made in figures for row in _comparison_rows(made)))
+    figures = (curve for figure in FIGURES for curve in result[figure])
+    yield studies.table(head, (row for curve in figures for row in _comparison_rows(curve)))
 
 
-def _curve_row(made: Mapping[str, Any]) -> tuple[str, ...]:
-    if "published" not in made:
-        return made["figure"], made["label"], "-", "-", "not published"
-    off = np.asarray(made["off"])
-    why = (made["fault"] or "unexplained") if off.any() else ""
-    largest = np.abs(made["difference"]).max()
-    return made["figure"], made["label"], f"{np.sum(off == 0)} of {len(off)}", f"{largest:.4f}", why
+def _curve_row(curve: Mapping[str, Any]) -> tuple[str, ...]:
+    if "published" not in curve:
+        return curve["figure"], curve["label"], "-", "-", "not published"
+    off = np.asarray(curve["off"])
+    why = (curve["fault"] or "unexplained") if off.any() else ""
+    largest = np.abs(curve["difference"]).max()
+    return curve["figure"], curve["label"], f"{np.sum(off == 0)} of {len(off)}", f"{largest:.4f}", why
 
 
-def _comparison_rows(made: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    axis = _axis(made)
-    for index, x in enumerate(made[axis]):
-        low, high = (bound[index] for bound in made["many_ci95"])
-        many = f"{made['many'][index]:.4f} [{low:.4f}, {high:.4f}]"
-        if "many_from_the_papers_start" in made:
-            many += f"; {made['many_from_the_papers_start'][index]:.4f}"
+def _comparison_rows(curve: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    axis = _axis(curve)
+    for index, x in enumerate(curve[axis]):
+        low, high = (bound[index] for bound in curve["many_ci95"])
+        many = f"{curve['many'][index]:.4f} [{low:.4f}, {high:.4f}]"
+        if "many_from_the_papers_start" in curve:
+            many += f"; {curve['many_from_the_papers_start'][index]:.4f}"
         theirs = difference = "-"
         why = "not published"
-        if "published" in made:
-            theirs, difference = f"{made['published'][index]:.4f}", f"{made['difference'][index]:+.4f}"
-            if made["off"][index]:
-                why = made["fault"] or "unexplained"
+        if "published" in curve:
+            theirs, difference = f"{curve['published'][index]:.4f}", f"{curve['difference'][index]:+.4f}"
+            if curve["off"][index]:
+                why = curve["fault"] or "unexplained"
             else:
-                why = "sampling here, but not in the whole curve" if made["off"].any() else "sampling"
-        ours = f"{made['ours'][index]:.4f}"
-        yield made["figure"], made["label"], f"{axis} = {x:.2f}", theirs, ours, difference, many, why
+                why = "sampling here, but not in the whole curve" if curve["off"].any() else "sampling"
+        ours = f"{curve['ours'][index]:.4f}"
+        yield curve["figure"], curve["label"], f"{axis} = {x:.2f}", theirs, ours, difference, many, why
 
 
 def draw_all(out: Path, result: Mapping[str, Any]) -> None:
@@ -459,17 +459,17 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
     draw(out / "figure_1b.png", result["1b"], "perturbation q", "R2PVI-TV, delta = |xi| = 0.3")
     title = "delta = 0.3, |xi| = 0.2, perturbation 1"
     draw(out / "figure_1c.png", result["1c"], "radius rho, or price lambda", title)
-    shown = [made for made in result["1d"] if "VA" not in made["label"] and "lambda = 2" not in made["label"]]
+    shown = [curve for curve in result["1d"] if not any(x in curve["label"] for x in ("VA", "lambda = 2"))]
     draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")
-    for kind, found in result["shifts"].items():
-        sizes = [at["size"] for at in found]
-        curves = {name: (sizes, *studies.bands(at[name] for at in found)) for name in (*DIVERGENCES, "PEVI")}
+    for kind, rows in result["shifts"].items():
+        sizes = [at["size"] for at in rows]
+        curves = {name: (sizes, *studies.bands(at[name] for at in rows)) for name in (*DIVERGENCES, "PEVI")}
         plot.lines(
             out / f"shift_{kind.split(' (')[0].replace(' ', '_')}.png", curves, "size of the shift", "average reward",
             title=kind, note=f"{result['settings']['many']} replications, best lambda of {len(PRICES)}",
         )  # fmt: skip
     for axis, other, at in (("N", "d", 30), ("d", "N", 1000)):
-        chosen = [made for made in result["time"] if made[other] == at]
+        chosen = [row for row in result["time"] if row[other] == at]
         by_method = {name: [r for r in chosen if r["method"] == name] for name in TIMED}
         curves = {name: _timing_curve(rows, axis, "ours") for name, rows in by_method.items()}
         theirs = {
@@ -484,18 +484,18 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
 def draw(path: Path, rows: list[dict[str, Any]], xlabel: str, title: str) -> None:
     """One figure: many replications as lines with intervals, the published values as crosses."""
     curves, published = {}, {}
-    for made in rows:
-        x = made[_axis(made)]
-        curves[made["label"]] = (x, made["many"], *made["many_ci95"])
-        if "published" in made:
-            published[made["label"]] = (x, made["published"])
+    for curve in rows:
+        x = curve[_axis(curve)]
+        curves[curve["label"]] = (x, curve["many"], *curve["many_ci95"])
+        if "published" in curve:
+            published[curve["label"]] = (x, curve["published"])
     note = f"{rows[0]['replications_many']} replications, 95 % interval"
     plot.lines(path, curves, xlabel, "average reward", published=published, title=title, note=note)
 
 
-def _axis(made: Mapping[str, Any]) -> str:
+def _axis(curve: Mapping[str, Any]) -> str:
     """What a curve is drawn against."""
-    return next(name for name in ("q", "p", "rho or lambda") if name in made)
+    return next(name for name in ("q", "p", "rho or lambda") if name in curve)
 
 
 def _varied(method: Method, value: Any) -> Any:

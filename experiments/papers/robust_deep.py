@@ -84,18 +84,18 @@ def run(settings: Settings) -> dict[str, Any]:
     for name, adversary in VARIANTS.items():
         train_one = functools.partial(train_variant, settings, adversary)
         variants[name] = studies.Variant(train_one, {**depends_on, "adversary": adversary}, 1 + evaluations)
-    found = studies.train(settings, variants, "variants")
+    finished = studies.train(settings, variants, "variants")
     prepared.cache_clear()
-    returns = {name: found.outcomes[name]["returns"] for name in VARIANTS}
+    returns = {name: finished.outcomes[name]["returns"] for name in VARIANTS}
     rows = {
         "agent": dataclasses.asdict(CONFIG),
         "dynamics": dataclasses.asdict(DYNAMICS),
         "worlds": WORLDS,
-        **found.outcomes["logs and models"],
-        "metrics": {name: found.outcomes[name]["metrics"] for name in VARIANTS},
+        **finished.outcomes["logs and models"],
+        "metrics": {name: finished.outcomes[name]["metrics"] for name in VARIANTS},
         "returns": returns,
         "summary": summary(returns),
-        "wall_seconds": found.seconds,
+        "wall_seconds": finished.seconds,
     }
     result = studies.finish(settings, rows, report, claims)
     draw(Path(settings.out), returns)
@@ -108,7 +108,7 @@ def prepared(settings: Settings) -> tuple[Dataset, ensemble.Ensemble, ensemble.M
     logs = [collect(settings, seed) for seed in range(settings.seeds)]
     keys = jax.random.split(jax.random.key(settings.seed), settings.seeds)
     dynamics = ensemble.make(DYNAMICS, SPEC)
-    models = [dynamics.fit(own, key) for own, key in zip(logs, keys, strict=True)]
+    models = [dynamics.fit(dataset, key) for dataset, key in zip(logs, keys, strict=True)]
     stack = lambda trees: jax.tree.map(lambda *x: jnp.stack(x), *trees)
     return stack(logs), dynamics, stack(models), keys
 
@@ -117,7 +117,7 @@ def describe(settings: Settings, work: studies.Work) -> dict[str, Any]:
     """What the logged controllers earn, and how far the models are off, for each seed."""
     logs, _, models, _ = prepared(settings)
     each = (jax.tree.map(lambda x, i=i: x[i], logs) for i in range(settings.seeds))
-    logged = [replay.episode_returns(own).mean() for own in each]
+    logged = [replay.episode_returns(dataset).mean() for dataset in each]
     return {"logged": logged, "model_error": models.error.reshape(settings.seeds, -1).mean(1)}
 
 
@@ -224,8 +224,8 @@ def trainer(
 ) -> Callable[[Dataset, ensemble.Model, Key], tuple[State, train.Report]]:
     """Trains one variant on every seed's log and model, all stacked [S, ...]."""
 
-    def one(own: tuple[Dataset, ensemble.Model, Key]) -> tuple[State, train.Report]:
-        logged, model, key = own
+    def one(seed_inputs: tuple[Dataset, ensemble.Model, Key]) -> tuple[State, train.Report]:
+        logged, model, key = seed_inputs
         learner = agent()
         if adversary:
             propose = lambda observation, action, key: dynamics.propose(model, observation, action, key)[0]
@@ -235,7 +235,7 @@ def trainer(
         return epoch(state, logged, key)
 
     # One seed after another: on a CPU faster than all at once.
-    return jax.jit(lambda *own: jax.lax.map(one, own))
+    return jax.jit(lambda *inputs: jax.lax.map(one, inputs))
 
 
 # ---- what came out ----------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"Of {len(gains)} comparisons with the plain agent, {sum(low > 0 for low, _ in gains)} gain and "
         f"{sum(high < 0 for _, high in gains)} lose by an interval that leaves out 0; chance alone would give about "
         f"{len(gains) / 20:.0f}. The adversary does bite: the values that agents learn (mean over training) are "
-        + ", ".join(f"{own['q']:.1f} ({name})" for name, own in result["metrics"].items())
+        + ", ".join(f"{metrics['q']:.1f} ({name})" for name, metrics in result["metrics"].items())
         + "."
     )
     for world, factors in WORLDS.items():

@@ -50,12 +50,12 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an environment without published curves here.
     """
     names = studies.names("environments", settings.environments, ENVIRONMENTS)
-    root, found = Path(settings.runs), {}
+    root, comparisons = Path(settings.runs), {}
     for name in names:
         if not (root / name / log.RESULT).exists():
             train(settings, name, root / name)
-        found[name] = beside(name, *curve(root / name))
-    result = studies.finish(settings, {"environments": found}, report, claims)
+        comparisons[name] = beside(name, *curve(root / name))
+    result = studies.finish(settings, {"environments": comparisons}, report, claims)
     for name in names:  # last: what is stored may be under version control, and its commit was just noted
         draw(root / f"{name}.png", name, *curve(root / name))
     return result

@@ -102,13 +102,13 @@ def run(settings: Settings) -> dict[str, Any]:
     for bins, width in itertools.product(BIN_COUNTS, WIDTHS):
         name = f"{bins} bins, width {width:g}"
         variants[name] = studies.Variant(partial(widths, settings, bins, width), chosen)
-    found = studies.train(settings, variants, "runs").outcomes
+    outcomes = studies.train(settings, variants, "runs").outcomes
     places = [f"{kind}, eta {eta:g}" for kind, eta in itertools.product(STICKY, NOISES)]
     rows = {
-        "plasticity": {name: found[f"plasticity, {name}"] for name in NAMES},
-        "noise": {place: {name: found[f"{place}, {name}"] for name in NAMES} for place in places},
-        "widths": {name: row for name, row in found.items() if " bins, width " in name},
-        "rates": {name: found[f"rates, {name}"] for name in NAMES},
+        "plasticity": {name: outcomes[f"plasticity, {name}"] for name in NAMES},
+        "noise": {place: {name: outcomes[f"{place}, {name}"] for name in NAMES} for place in places},
+        "widths": {name: row for name, row in outcomes.items() if " bins, width " in name},
+        "rates": {name: outcomes[f"rates, {name}"] for name in NAMES},
     }
     result = studies.finish(settings, rows, report, claims)
     draw(settings, Path(settings.out), result)
@@ -159,8 +159,8 @@ def _fit_phases(head: ValueHead, steps: int, key: Key) -> Array:
 
     def phase(carry: tuple[Any, Any], now: tuple[Array, Key]) -> tuple[tuple[Any, Any], Array]:
         offset, key = now
-        own, key = jax.random.split(key)
-        hidden = teacher.apply(teacher.init(own, inputs), inputs)[:, 0]
+        teacher_key, key = jax.random.split(key)
+        hidden = teacher.apply(teacher.init(teacher_key, inputs), inputs)[:, 0]
         targets = jnp.sin(FREQUENCY * hidden) + offset
 
         def step(carry: tuple[Any, Any], key: Key) -> tuple[tuple[Any, Any], Array]:

@@ -86,10 +86,10 @@ def run(settings: Settings) -> dict[str, Any]:
         for name in names
         for head in tried
     }
-    found = studies.train(settings, variants, "games x heads")
-    scores = {name: {head: found.outcomes[f"{name}, {head}"] for head in tried} for name in names}
+    finished = studies.train(settings, variants, "games x heads")
+    scores = {name: {head: finished.outcomes[f"{name}, {head}"] for head in tried} for name in names}
     rows = {
-        "wall_seconds": found.seconds,
+        "wall_seconds": finished.seconds,
         "scores": scores,  # {game: {head: [evaluations, seeds]}}
         "relative": {head: statistics.summary(x) for head, x in relative(scores).items()},
     }
@@ -195,8 +195,8 @@ def act(
     choice_key, step_key = jax.random.split(key)
     assert learner.explore is not None
     action = learner.explore(state, seen.astype(jnp.float32), choice_key)
-    found, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
-    return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **found)
+    row, after, world, ended = game.step(jax.random.split(step_key, ENVIRONMENTS), world, action)
+    return (after, ended, world), ring.Row(observation=seen, action=action, first=first, **row)
 
 
 def evaluate(game: Game, learner: Learner, state: State, key: Key) -> Array:
@@ -273,9 +273,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         last = [by_head[head][-1] for by_head in result["scores"].values()]
         rows.append((f"`{head}`", *map(studies.between, [*last, result["relative"][head]])))
     yield studies.table(("head", *result["scores"], "relative"), rows)
-    found = f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
+    ours = f"Found: {' > '.join(sorted(tried, key=lambda head: -result['relative'][head]['mean']))}."
     published = f"\nPublished, on Atari: {' > '.join(PUBLISHED)}." if set(PUBLISHED) == set(tried) else ""
-    yield found + published
+    yield ours + published
 
 
 if __name__ == "__main__":

@@ -202,19 +202,19 @@ def variant(settings: Settings, run: Run) -> studies.Variant:
 
 def training(settings: Settings, run: Run) -> tuple[Any, Any, Any]:
     """The script of a run, a module; its settings; and the agent's hyper-parameters."""
-    own = functools.partial(of_task, settings, run.task)
-    steps = own("steps")
+    setting = functools.partial(of_task, settings, run.task)
+    steps = setting("steps")
     plain = common.config("sac")
     config = dataclasses.replace(
         plain,
-        hidden=own("hidden"),
+        hidden=setting("hidden"),
         layer_norm=settings.layer_norm,
         network=dataclasses.replace(plain.network, policy_layer_norm=settings.layer_norm),
         learning_rate=settings.learning_rate,
     )
     shared: dict[str, Any] = {
         "env": TASKS[run.task].env + DISTRACTORS[run.distractors],
-        "seeds": own("seeds"),
+        "seeds": setting("seeds"),
         "seed": settings.seed,
         "steps": steps,
         "learning_starts": steps // 10,
@@ -231,7 +231,7 @@ def training(settings: Settings, run: Run) -> tuple[Any, Any, Any]:
     if run.method in ALONE:
         utd = 1.0 if run.method == SAC else float(settings.utd)
         return online, online.Settings(**shared, utd=utd), config
-    every = steps // own("retrainings")
+    every = steps // setting("retrainings")
     chosen = mbpo.Settings(
         **shared,
         utd=float(settings.utd),
@@ -245,10 +245,10 @@ def training(settings: Settings, run: Run) -> tuple[Any, Any, Any]:
         model_patience=settings.model_patience,
         model_max_epochs=settings.model_max_epochs,
         retrain_every=every,
-        rollouts=own("rollouts"),
+        rollouts=setting("rollouts"),
         rollout_length="1",
         model_share=f"0,{steps // 10},0,0.95",
-        model_replay=4 * own("rollouts"),  # of four retrainings, as in the paper
+        model_replay=4 * setting("rollouts"),  # of four retrainings, as in the paper
     )
     return mbpo, chosen, config
 
