@@ -158,7 +158,7 @@ def run(settings: Settings) -> dict[str, Any]:
     out = expanded(settings.out)
     settings = dataclasses.replace(settings, out=str(out.absolute()))
     known = {part.name: part for part in parts(settings)}
-    asked = studies.names("parts", settings.parts or ",".join(known), known)
+    names = studies.names("parts", settings.parts or ",".join(known), known)
     out.mkdir(parents=True, exist_ok=True)
     # No hardware in it: to ask JAX for that would take the accelerator's memory from the parts, whose results have it.
     result: dict[str, Any] = {
@@ -169,7 +169,7 @@ def run(settings: Settings) -> dict[str, Any]:
         "parts": [],
     }
     end = time.monotonic() + 60 * settings.minutes
-    for name in asked:
+    for name in names:
         row = _run(known[name], result["parts"], end, settings)
         result["parts"].append(row)
         log.write_json(out / log.RESULT, result)

@@ -110,16 +110,16 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     keys = jax.random.split(jax.random.key(0), seeds)
     dataset = logged(subject, synthetic(EPISODE, subject.shape))
     state = jax.eval_shape(population.init, keys, _example(subject))
-    found = products.find(population.epoch, state, dataset, keys)
-    operands = jax.jit(functools.partial(products.operands, found))(jax.random.key(0))
+    matmuls = products.find(population.epoch, state, dataset, keys)
+    operands = jax.jit(functools.partial(products.operands, matmuls))(jax.random.key(0))
     if not updates:
-        once = jax.jit(products.program(found, 1))
+        once = jax.jit(products.program(matmuls, 1))
         updates = -(-_fitting(lambda: jax.block_until_ready(once(operands))) // multiple_of) * multiple_of
-    program, traces = _traced(products.program(found, updates))
+    program, traces = _traced(products.program(matmuls, updates))
     facts = {
         **_compile(program, operands),
-        "flops_per_update": products.flops(found),
-        "products": len(found),
+        "flops_per_update": products.flops(matmuls),
+        "products": len(matmuls),
     }
     return Case(LIMIT, seeds, updates, lambda: jax.block_until_ready(program(operands)), facts, traces)
 
@@ -314,7 +314,7 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
         finished(1)
     rows = []
     for case, seconds, before in zip(cases, times, traced, strict=True):
-        shares = [limit / own for limit, own in zip(times[0], seconds, strict=True)]
+        shares = [limit / elapsed for limit, elapsed in zip(times[0], seconds, strict=True)]
         rows.append(
             {
                 "loop": case.loop,

@@ -101,12 +101,12 @@ if torch:
     def encode(action: torch.Tensor, levels: int, bins: int) -> list[torch.Tensor]:
         """The bins [B, D] of every level."""
         low, width = -torch.ones_like(action), 2.0
-        found = []
+        chosen = []
         for _ in range(levels):
             width = width / bins
-            found.append(((action - low) / width).floor().clip(0, bins - 1))
-            low = low + width * found[-1]
-        return [x.long() for x in found]
+            chosen.append(((action - low) / width).floor().clip(0, bins - 1))
+            low = low + width * chosen[-1]
+        return [x.long() for x in chosen]
 
     class CQN:
         """The agent; its network is a list of two streams, advantage and value."""
@@ -147,7 +147,7 @@ if torch:
 
         def greedy(self, seen: torch.Tensor) -> list[torch.Tensor]:
             low, width = -torch.ones(len(seen), self.actions, device=self.device), 2.0
-            found = []
+            chosen = []
             for level in range(self.config.levels):
                 values = self.value(self.outputs(self.network, level, seen, low + width / 2))
                 best = values.max(-1).indices
@@ -156,10 +156,10 @@ if torch:
                     best = torch.where(
                         tied, torch.randint(0, self.config.bins, best.shape, device=self.device), best
                     )
-                found.append(best)
+                chosen.append(best)
                 width = width / self.config.bins
                 low = low + width * best
-            return found
+            return chosen
 
         def forward(
             self, network: Any, seen: torch.Tensor, chosen: list[torch.Tensor]
@@ -223,16 +223,16 @@ if torch:
             }
 
         def update(self, batch: Transition) -> dict[str, float]:
-            c, found = self.config, self.losses(batch)
+            c, losses = self.config, self.losses(batch)
             self.adam.zero_grad(set_to_none=True)
             (
-                c.td_weight * found["critic_loss"]
-                + c.dominance_weight * found["dominance_loss"]
-                + c.margin_weight * found["margin_loss"]
+                c.td_weight * losses["critic_loss"]
+                + c.dominance_weight * losses["dominance_loss"]
+                + c.margin_weight * losses["margin_loss"]
             ).backward()
             self.adam.step()
             polyak(self.slow, self.network, c.target_rate)
-            return {name: value.item() for name, value in found.items()}
+            return {name: value.item() for name, value in losses.items()}
 
     class ARSQ:
         """The agent; each of two members is a list of V and the advantages, one trunk for all tokens."""
@@ -292,7 +292,7 @@ if torch:
                 target = reward + c.discount * discount * slow
             bins, contexts = self.contexts(action)
             other = torch.ones(*bins.shape, c.bins, device=self.device).scatter(-1, bins[..., None], 0.0)
-            found = []
+            losses = []
             for member in self.members:
                 every = self.advantages(member, seen, contexts)
                 logged = every.gather(-1, bins[..., None])
@@ -302,18 +302,18 @@ if torch:
                     bc = (torch.logsumexp(rest, -1) - logged[..., 0]).clip(min=c.bc_clip)
                 else:
                     bc = ((every - logged).clip(min=c.bc_clip) * other).sum(-1) / (c.bins - 1)
-                found.append(
+                losses.append(
                     {
                         "critic_loss": functional.mse_loss(q, target),
                         "bc_loss": bc.sum(1).mean(),
                         "q": q.mean(),
                     }
                 )
-            return found
+            return losses
 
         def update(self, batch: Transition) -> dict[str, float]:
-            found = self.losses(batch)
-            total = sum(one["critic_loss"] + self.config.bc_weight * one["bc_loss"] for one in found)
+            losses = self.losses(batch)
+            total = sum(one["critic_loss"] + self.config.bc_weight * one["bc_loss"] for one in losses)
             for adam in self.adams:
                 adam.zero_grad(set_to_none=True)
             total.backward()
@@ -321,4 +321,4 @@ if torch:
                 adam.step()
             for slow, member in zip(self.slow, self.members, strict=True):
                 polyak(slow, member, self.config.target_rate)
-            return {f"{name}{i}": value.item() for i, one in enumerate(found) for name, value in one.items()}
+            return {f"{name}{i}": value.item() for i, one in enumerate(losses) for name, value in one.items()}

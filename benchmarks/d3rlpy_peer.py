@@ -91,11 +91,11 @@ def learner(agent: str, config: Any, spec: Spec, batch_size: int, seed: int, *, 
         "critic_optim_factory": _adam(config.critic_optimiser),
         "actor_optim_factory": _adam(config.policy_optimiser),
     }
-    made = _OF[agent](config, common).create(device="cpu")
-    made.create_impl(spec.observation_shape, spec.action_size)
+    algo = _OF[agent](config, common).create(device="cpu")
+    algo.create_impl(spec.observation_shape, spec.action_size)
     if adapted:
-        _adapt(agent, made)
-    return made
+        _adapt(agent, algo)
+    return algo
 
 
 def _iql(config: Any, common: Mapping[str, Any]) -> Any:
@@ -161,30 +161,30 @@ def check(agent: str, config: Any) -> None:
         raise ValueError("d3rlpy's IQL moves critics and value by one optimiser: give both the same settings")
     for name, value in needed.items():
         try:
-            own = functools.reduce(getattr, name.split("."), config)
+            setting = functools.reduce(getattr, name.split("."), config)
         except AttributeError:
             continue
-        if own != value:
-            raise ValueError(f"agent.{name}={own}: d3rlpy's {agent} has {value} alone")
+        if setting != value:
+            raise ValueError(f"agent.{name}={setting}: d3rlpy's {agent} has {value} alone")
 
 
-def _adapt(agent: str, made: Any) -> None:
+def _adapt(agent: str, algo: Any) -> None:
     """Changes what the configuration cannot say."""
-    modules = made.impl.modules
-    for module in (module for part in _networks(made).values() for module in part.modules()):
+    modules = algo.impl.modules
+    for module in (module for part in _networks(algo).values() for module in part.modules()):
         if isinstance(module, torch.nn.LayerNorm):
             module.eps = 1e-6
     if agent in ("iql", "cql"):
-        made.impl.inner_update = functools.partial(_at_once, made.impl)
+        algo.impl.inner_update = functools.partial(_at_once, algo.impl)
     else:
-        made.set_grad_step(1)
+        algo.set_grad_step(1)
     if agent == "iql":
         with torch.no_grad():
             modules.policy._logstd.zero_()
         modules.policy.forward = functools.partial(_plain_deviation, modules.policy, modules.policy.forward)
     if agent == "cql":
         modules.policy._min_logstd = LOG_STD_MIN
-        made.impl.compute_target = functools.partial(_sampled_target, made.impl)
+        algo.impl.compute_target = functools.partial(_sampled_target, algo.impl)
 
 
 def _plain_deviation(policy: Any, forward: Callable[[Any], Any], observation: Any) -> Any:
@@ -216,9 +216,9 @@ def _sampled_target(impl: Any, batch: Any) -> Any:
 # ---- weights -----------------------------------------------------------------------------------------------------
 
 
-def _networks(made: Any) -> dict[str, Any]:
+def _networks(algo: Any) -> dict[str, Any]:
     """{name of our parameters: d3rlpy's module of them}."""
-    modules = made.impl.modules
+    modules = algo.impl.modules
     named = {
         "critic": modules.q_funcs,
         "value": getattr(modules, "value_func", None),
@@ -227,46 +227,46 @@ def _networks(made: Any) -> dict[str, Any]:
     return {name: module for name, module in named.items() if module is not None}
 
 
-def load(made: Any, params: Mapping[str, Any]) -> None:
+def load(algo: Any, params: Mapping[str, Any]) -> None:
     """Gives the learner our weights, and its target networks the same.
 
     Args:
-      made: from `learner`.
+      algo: from `learner`.
       params: those of one seed of the agent of the same hyper-parameters.
     """
     with torch.no_grad():
-        for ours, theirs in _ties(made, jax.tree.map(np.array, dict(params))):
+        for ours, theirs in _ties(algo, jax.tree.map(np.array, dict(params))):
             theirs.copy_(torch.as_tensor(ours))
-    modules = made.impl.modules
+    modules = algo.impl.modules
     for name in ("q_funcs", "policy"):
         if hasattr(modules, f"targ_{name}"):
             getattr(modules, f"targ_{name}").load_state_dict(getattr(modules, name).state_dict())
 
 
-def weights(made: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+def weights(algo: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """The learner's weights as our parameters.
 
     Args:
-      made: from `learner`.
+      algo: from `learner`.
       params: any of ours of the same shapes; what d3rlpy's networks do not hold, temperatures, stays as it is there.
     """
-    found = jax.tree.map(np.array, dict(params))
-    for ours, theirs in _ties(made, found):
+    arrays = jax.tree.map(np.array, dict(params))
+    for ours, theirs in _ties(algo, arrays):
         ours[...] = theirs.detach().numpy()
-    return found
+    return arrays
 
 
-def _ties(made: Any, params: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, Any]]:
+def _ties(algo: Any, params: Mapping[str, Any]) -> Iterator[tuple[np.ndarray, Any]]:
     """Views on our arrays and the parameters there that hold the same numbers."""
-    for name, module in _networks(made).items():
+    for name, module in _networks(algo).items():
         if name == "critic":
             for i, member in enumerate(module):
                 yield from _tied(jax.tree.map(lambda x, i=i: x[i], params["critic"]), member)
         else:
-            own = params[name]
-            yield from _tied(own.get("body", own), module)
-            if "log_std" in own:
-                yield own["log_std"][None], module._logstd
+            subtree = params[name]
+            yield from _tied(subtree.get("body", subtree), module)
+            if "log_std" in subtree:
+                yield subtree["log_std"][None], module._logstd
 
 
 def _tied(layers: Mapping[str, Any], module: Any) -> Iterator[tuple[np.ndarray, Any]]:
@@ -290,10 +290,10 @@ def _tied(layers: Mapping[str, Any], module: Any) -> Iterator[tuple[np.ndarray, 
 # ---- training ----------------------------------------------------------------------------------------------------
 
 
-def update(made: Any, agent: str, config: Any, batch: Transition) -> dict[str, float]:
+def update(algo: Any, agent: str, config: Any, batch: Transition) -> dict[str, float]:
     """One update with a batch [B] of ours, NumPy arrays; its losses by our names."""
     column = lambda x: np.asarray(x, np.float32)[:, None]
-    losses = made.update(
+    losses = algo.update(
         d3rlpy.dataset.TransitionMiniBatch(
             observations=np.asarray(batch.observation),
             actions=np.asarray(batch.action),
@@ -305,8 +305,8 @@ def update(made: Any, agent: str, config: Any, batch: Transition) -> dict[str, f
             transitions=[],
         )
     )
-    found = {}
+    metrics = {}
     for name, of in LOSSES[agent].items():
         with contextlib.suppress(KeyError):  # of a policy that moves every second update
-            found[name] = float(of(losses, config))
-    return found
+            metrics[name] = float(of(losses, config))
+    return metrics

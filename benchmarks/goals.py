@@ -157,7 +157,7 @@ def _evaluation(name: str) -> dict[str, Any]:
     one_seed = jax.tree.map(lambda x: x[None], policy.init(jax.random.key(0), observation))
 
     def act(params: Any, observations: Any, keys: Key) -> Array:
-        return jax.vmap(lambda own, seen: mlp.greedy(policy.apply(own, seen), spec))(params, observations)
+        return jax.vmap(lambda theta, seen: mlp.greedy(policy.apply(theta, seen), spec))(params, observations)
 
     options = [{"task_id": i + 1} for i in range(tasks)]
     rates = []

@@ -167,7 +167,7 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
     scalar = heads.scalar()
     coder = functools.partial(dataclasses.replace, peer.CODER)
     add = functools.partial(_update, settings, config)
-    found = [
+    cases = [
         add("lm step", lm_bc.make(lm_bc.Config(), lm, scalar), step, 0),
         _forward(lm, params, batch, trunk),
         add("ilql", ilql.make(peer.CONFIG, lm, scalar), 4 * trunk + 6.0 * q * tokens, 1),
@@ -189,15 +189,15 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
         ),
     ]
     if 4 * tokens**2 <= NAIVE:
-        found.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
-        found += [
+        cases.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
+        cases += [
             add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes)
             for stage, passes in (("value", 1), ("policy", 2))
         ]
-    found.append(_generation(settings, lm, params, batch))
+    cases.append(_generation(settings, lm, params, batch))
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
-        found += [
+        cases += [
             Case("ilql torch", peer.torch_ilql(config, batch, manner=manner), tokens, 0.0, 1),
             *(
                 Case(
@@ -215,7 +215,7 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
                 settings.batch * settings.steps,
             ),
         ]
-    return found + _programs(settings)
+    return cases + _programs(settings)
 
 
 def _update(
@@ -236,7 +236,7 @@ def _update(
         lambda: jax.tree.map(jnp.asarray, example(config, settings.batch, 2 * settings.length))
     )
     compiled = [
-        update.lower(start, jax.eval_shape(read, start, given), key).compile() for given in (batch, longer)
+        update.lower(start, jax.eval_shape(read, start, inputs), key).compile() for inputs in (batch, longer)
     ]
     state: State | None = None
     rows: Any = None

@@ -245,12 +245,12 @@ def torch_ilql(
         return {"critic_loss": critic, "value_loss": value, "cql": cql, "total": total}
 
     def update() -> dict[str, float]:
-        found = _descend(adam, losses, tokens, manner)
+        metrics = _descend(adam, losses, tokens, manner)
         with torch.no_grad():
-            for module, own in ((slow_trunk, trunk), (slow_heads, q_heads)):
-                for old, new in zip(module.parameters(), own.parameters(), strict=True):
+            for module, online in ((slow_trunk, trunk), (slow_heads, q_heads)):
+                for old, new in zip(module.parameters(), online.parameters(), strict=True):
                     old.lerp_(new, CONFIG.target_rate)
-        return found
+        return metrics
 
     return update
 
@@ -337,8 +337,8 @@ def _given(model: Any, batch: TokenBatch) -> tuple[Any, ...]:
     import torch
 
     device = next(model.parameters()).device
-    found = batch.tokens.astype(np.int64), batch.reward[:, 1:], batch.discount[:, 1:]
-    tokens, reward, discount = (torch.from_numpy(np.array(x)).to(device) for x in found)
+    arrays = batch.tokens.astype(np.int64), batch.reward[:, 1:], batch.discount[:, 1:]
+    tokens, reward, discount = (torch.from_numpy(np.array(x)).to(device) for x in arrays)
     return tokens, tokens[:, 1:], reward, discount
 
 
@@ -353,11 +353,11 @@ def _descend(
     import torch
 
     with torch.autocast(tokens.device.type, torch.bfloat16, enabled=manner.bfloat16):
-        found = losses()
+        terms = losses()
     adam.zero_grad()
-    found.pop("total").backward()
+    terms.pop("total").backward()
     adam.step()
-    return {name: float(loss.detach()) for name, loss in found.items()}
+    return {name: float(loss.detach()) for name, loss in terms.items()}
 
 
 def torch_generate(config: Config, prompts: np.ndarray, steps: int) -> Callable[[], Any]:
@@ -365,11 +365,11 @@ def torch_generate(config: Config, prompts: np.ndarray, steps: int) -> Callable[
     import torch
 
     model = torch_model(config).eval()
-    given = torch.from_numpy(prompts.astype(np.int64)).to(model.device)
+    tokens = torch.from_numpy(prompts.astype(np.int64)).to(model.device)
     chosen = {"do_sample": True, "top_k": 0, "max_new_tokens": steps, "min_new_tokens": steps}
 
     def call() -> Any:
         with torch.no_grad():
-            return model.generate(given, attention_mask=torch.ones_like(given), **chosen, pad_token_id=0)
+            return model.generate(tokens, attention_mask=torch.ones_like(tokens), **chosen, pad_token_id=0)
 
     return call

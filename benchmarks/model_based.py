@@ -144,8 +144,8 @@ def compilations() -> Iterator[list[str]]:
 
     class Collect(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found = re.match(r"Compiling (?:jit\()?([\w<>]+)", record.getMessage())
-            names.extend(found.groups() if found else ())
+            match = re.match(r"Compiling (?:jit\()?([\w<>]+)", record.getMessage())
+            names.extend(match.groups() if match else ())
 
     logger, collect = logging.getLogger("jax"), Collect()
     handlers, propagates = logger.handlers, logger.propagate
@@ -313,8 +313,8 @@ def _update_limit(trainer: Trainer, loop: mbpo.Loop, count: int) -> Callable[[],
     batch = jax.tree.map(
         lambda x: jnp.zeros((256, *x.shape[1:]), x.dtype), examples.example(cases.SPEC)
     )._replace(origin=jnp.ones(256, jnp.int32))
-    found = products.find(loop.learner.update, state, batch, jax.random.key(0))
-    return _limit(found, count * trainer.carry.first.shape[0])
+    matmuls = products.find(loop.learner.update, state, batch, jax.random.key(0))
+    return _limit(matmuls, count * trainer.carry.first.shape[0])
 
 
 # ---- limits -------------------------------------------------------------------------------------------------
@@ -346,9 +346,9 @@ def _fit_limit(
     ]
 
 
-def _limit(found: list[products.Product], steps: int) -> Callable[[], Any]:
-    operands = jax.jit(lambda key: products.operands(found, key))(jax.random.key(0))
-    program = jax.jit(products.program(found, steps))
+def _limit(matmuls: list[products.Product], steps: int) -> Callable[[], Any]:
+    operands = jax.jit(lambda key: products.operands(matmuls, key))(jax.random.key(0))
+    program = jax.jit(products.program(matmuls, steps))
     return lambda: jax.block_until_ready(program(operands))
 
 
@@ -378,11 +378,11 @@ def _torch_epoch(settings: Settings) -> Callable[[], Any]:
     rewards = tensor(steps.reward)[:, None]
     observation, action, following = map(tensor, (steps.observation, steps.action, steps.next_observation))
     logged.add(observation, action, rewards, following, torch.zeros_like(rewards))
-    made = peer.Buffer(cases.SPEC, rollouts * LENGTH * 5, device)
+    imagined = peer.Buffer(cases.SPEC, rollouts * LENGTH * 5, device)
 
     def call() -> None:
-        peer.rollouts(agent, model, made, logged.sample(rollouts)[0], LENGTH)
-        peer.updates(agent, logged, made, updates, PEER_BATCH, 0.05)
+        peer.rollouts(agent, model, imagined, logged.sample(rollouts)[0], LENGTH)
+        peer.updates(agent, logged, imagined, updates, PEER_BATCH, 0.05)
         if device == "cuda":
             torch.cuda.synchronize()
 
@@ -422,39 +422,39 @@ def _torch_online(settings: Settings) -> tuple[Any, Any, Any, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     agent, model = peer.Agent(cases.SPEC, 2, 0.0, 256, device), peer.Model(cases.SPEC, device)
-    taken, made = (
+    taken, imagined = (
         peer.Buffer(cases.SPEC, size, device) for size in (2 * settings.steps, 4 * settings.rollouts)
     )
     peer.explore(envs.make(ENVIRONMENT, seed=0), taken, settings.steps)
-    peer.rollouts(agent, model, made, taken.sample(min(settings.rollouts, settings.steps))[0], 1)
-    return agent, model, taken, made
+    peer.rollouts(agent, model, imagined, taken.sample(min(settings.rollouts, settings.steps))[0], 1)
+    return agent, model, taken, imagined
 
 
 def _torch_steps(settings: Settings) -> Callable[[], Any]:
     from benchmarks import model_based_peer as peer
 
-    agent, _, taken, made = _torch_online(settings)
+    agent, _, taken, imagined = _torch_online(settings)
     env, count = envs.make(ENVIRONMENT, seed=1), _scaled(STEPS, settings)
-    return lambda: peer.steps(env, agent, taken, made, count, UPDATES_PER_STEP, SHARE)
+    return lambda: peer.steps(env, agent, taken, imagined, count, UPDATES_PER_STEP, SHARE)
 
 
 def _torch_updates(settings: Settings) -> Callable[[], Any]:
     from benchmarks import model_based_peer as peer
 
-    agent, _, taken, made = _torch_online(settings)
+    agent, _, taken, imagined = _torch_online(settings)
     count = _scaled(STEPS, settings) * UPDATES_PER_STEP
-    return lambda: peer.whole_batches(agent, taken, made, count, SHARE)
+    return lambda: peer.whole_batches(agent, taken, imagined, count, SHARE)
 
 
 def _torch_retraining(settings: Settings) -> Callable[[], Any]:
     from benchmarks import model_based_peer as peer
 
-    agent, model, taken, made = _torch_online(settings)
+    agent, model, taken, imagined = _torch_online(settings)
 
     def call() -> None:
         peer.refit(model, taken, settings.fit_epochs)
         starts = taken.columns[0][taken.rng.integers(0, taken.count, settings.rollouts)]
-        peer.rollouts(agent, model, made, starts, 1)
+        peer.rollouts(agent, model, imagined, starts, 1)
 
     return call
 

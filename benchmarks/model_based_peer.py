@@ -189,10 +189,10 @@ def rollouts(agent: Agent, model: Model, buffer: Buffer, states: torch.Tensor, l
         states = following
 
 
-def updates(agent: Agent, logged: Buffer, made: Buffer, count: int, batch_size: int, real: float) -> None:
+def updates(agent: Agent, logged: Buffer, imagined: Buffer, count: int, batch_size: int, real: float) -> None:
     """``count`` updates on batches of logged and model rows."""
     for _ in range(count):
-        rows = logged.sample(int(real * batch_size)), made.sample(batch_size - int(real * batch_size))
+        rows = logged.sample(int(real * batch_size)), imagined.sample(batch_size - int(real * batch_size))
         agent.update([torch.cat(columns) for columns in zip(*rows, strict=True)])
 
 
@@ -207,7 +207,7 @@ def explore(env: Any, taken: Buffer, count: int) -> None:
 
 
 def steps(
-    env: Any, agent: Agent, taken: Buffer, made: Buffer, count: int, updates_per_step: int, share: float
+    env: Any, agent: Agent, taken: Buffer, imagined: Buffer, count: int, updates_per_step: int, share: float
 ) -> None:
     """``count`` steps of the environment by the agent's actions, with updates after each."""
     observation, _ = env.reset()
@@ -215,13 +215,13 @@ def steps(
         with torch.no_grad():
             action, _ = agent.act(torch.as_tensor(observation[None], device=taken.columns[0].device))
         observation = _step(env, taken, observation, action[0].cpu().numpy())
-        whole_batches(agent, taken, made, updates_per_step, share)
+        whole_batches(agent, taken, imagined, updates_per_step, share)
 
 
-def whole_batches(agent: Agent, taken: Buffer, made: Buffer, count: int, share: float) -> None:
+def whole_batches(agent: Agent, taken: Buffer, imagined: Buffer, count: int, share: float) -> None:
     """``count`` updates, the batch of each from one buffer: with probability ``share`` that of rollouts."""
     for _ in range(count):
-        agent.update((made if taken.rng.random() < share else taken).sample(256))
+        agent.update((imagined if taken.rng.random() < share else taken).sample(256))
 
 
 def refit(model: Model, taken: Buffer, epochs: int) -> None:

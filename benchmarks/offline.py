@@ -135,20 +135,20 @@ def _subjects(settings: Settings, names: Sequence[str]) -> dict[str, tuple[str, 
     """{label in the table: the agent's name and what is trained}."""
     head = heads.make(settings.head, *cases.SUPPORT, settings.head_size)
     grids = [tuple(map(int, grid.split("x"))) for grid in settings.grids.split(",") if grid]
-    found = {}
+    subjects = {}
     for name in names:
         agent, config = _agent(name)
         if name in CHUNKED:
             of_chunks = cases.subject(agent, config, head, chunk=settings.chunk)
-            found[f"{name}, chunks of {settings.chunk}"] = (name, of_chunks)
+            subjects[f"{name}, chunks of {settings.chunk}"] = (name, of_chunks)
             continue
         if not (grids and name in coarse_peer.AGENTS):
-            found[name] = (name, cases.subject(agent, config, head))
+            subjects[name] = (name, cases.subject(agent, config, head))
             continue
         for levels, bins in grids:
             cut = dataclasses.replace(config, levels=levels, bins=bins)
-            found[f"{name} {levels}x{bins}"] = (name, cases.subject(agent, cut, head))
-    return found
+            subjects[f"{name} {levels}x{bins}"] = (name, cases.subject(agent, cut, head))
+    return subjects
 
 
 def _agent(name: str) -> tuple[ModuleType, Any]:

@@ -123,8 +123,8 @@ def run(settings: Settings) -> dict[str, Any]:
 
     def write() -> dict[str, Any]:
         done = studies.recall(settings, variants)
-        found = {which: done.outcomes[name] for which, name in planned.items() if name in done.outcomes}
-        return studies.finish(settings, {"d3rlpy": peers.versions(), **compared(found)}, report)
+        outcomes = {which: done.outcomes[name] for which, name in planned.items() if name in done.outcomes}
+        return studies.finish(settings, {"d3rlpy": peers.versions(), **compared(outcomes)}, report)
 
     studies.train(settings, variants, "updates", write)
     return write()
@@ -178,7 +178,7 @@ def train_one(
     actor = acting.observing(
         of.population.actor, functools.partial(transform.observations, of.problem.transform)
     )
-    found: dict[str, list[float]] = {}
+    curves: dict[str, list[float]] = {}
     returns = []
     length = settings.eval_every // _PARTS
     played = dataclasses.replace(of.settings, seed=seed)
@@ -192,10 +192,10 @@ def train_one(
                 rows.append(metrics | jax.device_get(of.measure(alone, of.probe)))
                 work.progress(length)
             for name in rows[0]:
-                found.setdefault(name, []).append(float(np.mean([row[name] for row in rows])))
+                curves.setdefault(name, []).append(float(np.mean([row[name] for row in rows])))
             returns.append(float(episodes(state, window)[SCORE].mean()))
     ends = [settings.eval_every * (i + 1) for i in range(len(returns))]
-    return {"updates": ends, "metrics": found, "returns": returns}
+    return {"updates": ends, "metrics": curves, "returns": returns}
 
 
 def ours(
@@ -217,11 +217,11 @@ def theirs(
 
     config, length = of.config, of.settings.eval_every // _PARTS
     params = jax.device_get(jax.tree.map(lambda x: x[0], state.params))
-    made = peer.learner(
+    algo = peer.learner(
         agent, config, of.problem.loaded.spec, of.settings.batch_size, seed, adapted=not settings.unadapted
     )
     if not settings.own_weights:
-        peer.load(made, params)
+        peer.load(algo, params)
     step = 0
     while True:
         losses: dict[str, list[float]] = {}
@@ -229,38 +229,38 @@ def theirs(
             batches = jax.device_get(of.draw(of.rows, run_keys[0], first))
             for i in range(_DRAWN):
                 one = jax.tree.map(lambda x, i=i: x[i], batches)
-                for name, value in peer.update(made, agent, config, one).items():
+                for name, value in peer.update(algo, agent, config, one).items():
                     losses.setdefault(name, []).append(value)
         step += length
-        current = jax.tree.map(lambda x: x[None], peer.weights(made, params))
+        current = jax.tree.map(lambda x: x[None], peer.weights(algo, params))
         yield state._replace(params=current), {name: float(np.mean(x)) for name, x in losses.items()}
 
 
 def resolved(settings: Settings, agent: str, tier: str) -> tuple[offline.Settings, Any]:
     """The published settings of an offline run, and the agent's."""
     pairs = [item.partition("=") for item in settings.set.split(",") if item]
-    given: dict[str, Any] = {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
+    overrides: dict[str, Any] = {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
     if settings.hidden:
-        given["agent.hidden"] = list(settings.hidden)
+        overrides["agent.hidden"] = list(settings.hidden)
     if agent == "rebrac":
-        given["agent.network.norm_after"] = True
+        overrides["agent.network.norm_after"] = True
     sizes = {
         name: getattr(settings, name) for name in ("updates", "eval_every", "eval_episodes", "data_folder")
     }
-    given |= {"agent": agent, "dataset": tier, "eval_processes": 0, **sizes}
-    return presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
+    overrides |= {"agent": agent, "dataset": tier, "eval_processes": 0, **sizes}
+    return presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", overrides)
 
 
 @functools.lru_cache(maxsize=1)  # data and compiled programs, for all seeds of an agent on a tier
 def subject(settings: Settings, agent: str, tier: str) -> Subject:
     """The agent on the tier, with everything compiled that its runs share."""
-    own, config = resolved(settings, agent, tier)
-    problem = offline.problem(own, [config])
+    run_settings, config = resolved(settings, agent, tier)
+    problem = offline.problem(run_settings, [config])
     rows = jax.device_put(usable(problem.dataset))
     spread = np.linspace(0, replay.size(rows) - 1, settings.probe).astype(int)
-    sample = replay.sampler(own.batch_size)
+    sample = replay.sampler(run_settings.batch_size)
     make = lambda config: agents.get(agent).make(config, problem.loaded.spec, problem.head)
-    population = train.population(make, config, sample, own.eval_every // _PARTS, batched=False)
+    population = train.population(make, config, sample, run_settings.eval_every // _PARTS, batched=False)
 
     def draw(rows: replay.Dataset, key: Key, first: int) -> Transition:
         """The batches of `rl.train.scan_updates`."""
@@ -270,7 +270,7 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
 
     learner = make(config)
     return Subject(
-        own,
+        run_settings,
         config,
         problem,
         rows,
@@ -285,43 +285,45 @@ def subject(settings: Settings, agent: str, tier: str) -> Subject:
 
 def usable(data: replay.Dataset) -> replay.Dataset:
     """The rows that d3rlpy draws: all but the last ones of episodes that were cut."""
-    kept = (data.transitions.has_next_action > 0) | (data.transitions.discount == 0)
-    return jax.tree.map(lambda x: np.asarray(x)[kept], data)
+    mask = (data.transitions.has_next_action > 0) | (data.transitions.discount == 0)
+    return jax.tree.map(lambda x: np.asarray(x)[mask], data)
 
 
 def measured(learner: Learner, agent: str, state: State, probe: Transition) -> dict[str, Any]:
     """Values and the deviation of the policy on rows of the data [P]."""
     key = jax.random.key(0)  # no policy draws: they act with their modes
     action = learner.act(state, probe.observation, key)
-    found = {
+    metrics = {
         "q_data": learner.critics(state, probe.observation, probe.action).mean(),
         "q_policy": learner.critics(state, probe.observation, action).mean(),
         "deviation": jnp.square(action - probe.action).mean(),
     }
     if agent == "iql":  # the others' value needs target networks, which d3rlpy's weights do not have
-        found["v"] = learner.value(state, probe.observation, key).mean()
-    return found
+        metrics["v"] = learner.value(state, probe.observation, key).mean()
+    return metrics
 
 
 # ---- the comparison ------------------------------------------------------------------------------------------------
 
 
-def compared(found: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
+def compared(outcomes: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
     """Differences seed by seed, theirs less ours, of what both libraries have finished.
 
     Args:
-      found: {(agent, tier, library, seed): outcome of `train_one`}.
+      outcomes: {(agent, tier, library, seed): outcome of `train_one`}.
     """
     blocks = []
-    for agent, tier in dict.fromkeys((agent, tier) for agent, tier, *_ in found):
+    for agent, tier in dict.fromkeys((agent, tier) for agent, tier, *_ in outcomes):
         seeds = [
             seed
-            for a, t, library, seed in found
-            if (a, t, library) == (agent, tier, OURS) and (agent, tier, THEIRS, seed) in found
+            for a, t, library, seed in outcomes
+            if (a, t, library) == (agent, tier, OURS) and (agent, tier, THEIRS, seed) in outcomes
         ]
         if len(seeds) < 2:
             continue
-        runs = {library: [found[agent, tier, library, seed] for seed in seeds] for library in (OURS, THEIRS)}
+        runs = {
+            library: [outcomes[agent, tier, library, seed] for seed in seeds] for library in (OURS, THEIRS)
+        }
         names = list(runs[OURS][0]["metrics"])
         blocks.append(
             {
@@ -330,29 +332,29 @@ def compared(found: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> di
                 "seeds": len(seeds),
                 "updates": runs[OURS][0]["updates"],
                 "returns": _sides(
-                    {library: [run["returns"] for run in own] for library, own in runs.items()}
+                    {library: [run["returns"] for run in side] for library, side in runs.items()}
                 ),
                 "metrics": {
                     name: _sides(
-                        {library: [run["metrics"][name] for run in own] for library, own in runs.items()}
+                        {library: [run["metrics"][name] for run in side] for library, side in runs.items()}
                     )
                     for name in names
                 },
             }
         )
-    return {"runs": len(found), "blocks": blocks}
+    return {"runs": len(outcomes), "blocks": blocks}
 
 
 def _sides(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     """Both libraries' values [S, W], in each window and over all, and the intervals of their difference."""
-    sides = {library: np.array(own, float) for library, own in values.items()}
+    sides = {library: np.array(side, float) for library, side in values.items()}
     apart = sides[THEIRS] - sides[OURS]
     windows = range(apart.shape[1])
     return {
-        **{library: [statistics.summary(own[:, w]) for w in windows] for library, own in sides.items()},
+        **{library: [statistics.summary(side[:, w]) for w in windows] for library, side in sides.items()},
         "difference": [statistics.summary(apart[:, w]) for w in windows],
         "whole": {
-            **{library: statistics.summary(own.mean(1)) for library, own in sides.items()},
+            **{library: statistics.summary(side.mean(1)) for library, side in sides.items()},
             "difference": statistics.summary(apart.mean(1)),
         },
     }

@@ -67,14 +67,14 @@ def updates(agent: str, hidden: Sequence[int], batch_size: int, data: Any) -> di
     with _quiet():
         learner = _learner(agent, hidden, batch_size, data, device, compile_graph=False)
         batch = data.sample_transition_batch(batch_size)
-        found = {
+        calls = {
             "d3rlpy": lambda: learner.update(data.sample_transition_batch(batch_size)),
             "d3rlpy, one batch": lambda: learner.update(batch),
         }
         if device != "cpu":
             graph = _learner(agent, hidden, batch_size, data, device, compile_graph=True)
-            found["d3rlpy, CUDA graph"] = lambda: graph.update(data.sample_transition_batch(batch_size))
-    return found
+            calls["d3rlpy, CUDA graph"] = lambda: graph.update(data.sample_transition_batch(batch_size))
+    return calls
 
 
 def _learner(

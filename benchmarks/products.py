@@ -75,8 +75,8 @@ def program(products: Sequence[Product], steps: int) -> Callable[[Sequence[Array
     """
     flow = _flow(products)
 
-    def multiply(given: Sequence[Array]) -> Any:
-        inputs = dict(zip(flow.inputs, given, strict=True))
+    def multiply(values: Sequence[Array]) -> Any:
+        inputs = dict(zip(flow.inputs, values, strict=True))
 
         def once(carry, step):
             changing = [x.at[(0,) * x.ndim].set(step.astype(x.dtype)) for x in carry[0]]
@@ -150,12 +150,12 @@ def _inside(closed: core.ClosedJaxpr, inputs: Sequence[Hashable]) -> list[Produc
     """The products of a jaxpr whose inputs have these names, without those that no output needs."""
     operations: dict[Hashable, _Operation] = {}
     needed = set(_read(closed, inputs, operations))
-    kept: list[Sequence[Product]] = []
+    groups: list[Sequence[Product]] = []
     for operation in reversed(operations.values()):
         if not needed.isdisjoint(operation.outputs):
             needed.update(operation.inputs)
-            kept.append(operation.products)
-    return [product for products in reversed(kept) for product in products]
+            groups.append(operation.products)
+    return [product for products in reversed(groups) for product in products]
 
 
 def _read(
@@ -217,12 +217,12 @@ def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
     # What is sliced or stacked has one axis more outside. The names of these numbers depend on JAX's version.
     outside = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.invars, body.jaxpr.invars, strict=True))
     carry = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.outvars, body.jaxpr.outvars, strict=True))
-    names, found = list(read[:outside]), []
+    names, products = list(read[:outside]), []
     for _ in range(scan.params["length"]):
         slices = [("slice", _Computed()) for _ in read[outside:]]
-        found += _inside(body, [*names, *slices])
+        products += _inside(body, [*names, *slices])
         names[outside - carry :] = [_Computed() for _ in range(carry)]
-    return found
+    return products
 
 
 def _close(jaxpr: core.Jaxpr | core.ClosedJaxpr) -> core.ClosedJaxpr:

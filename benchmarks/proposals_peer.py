@@ -147,11 +147,11 @@ if torch:
                 q_next = self.joined(together(self.slow, following, self.act(following))[..., 0])
                 target = reward + c.discount * discount * q_next
             q = together(self.critics, seen, action)[..., 0]
-            found = {
+            losses = {
                 "critic_loss": (q - target).square().mean(1).sum(),
                 "flow_loss": self.flow.loss(seen, action),
             }
-            return found | self.improvement(seen, action) | {"q": q.mean()}
+            return losses | self.improvement(seen, action) | {"q": q.mean()}
 
         def improvement(self, seen: torch.Tensor, action: torch.Tensor) -> dict[str, torch.Tensor]:
             """The loss of the distilled policy."""
@@ -170,9 +170,11 @@ if torch:
             return {"policy_loss": loss, "distillation": distillation, "policy_q": q.mean()}
 
         def update(self, batch: Transition) -> dict[str, float]:
-            found = self.losses(batch)
-            total = sum(found[name] for name in ("critic_loss", "flow_loss", "policy_loss") if name in found)
-            return descend(self, total, found)
+            losses = self.losses(batch)
+            total = sum(
+                losses[name] for name in ("critic_loss", "flow_loss", "policy_loss") if name in losses
+            )
+            return descend(self, total, losses)
 
     class DEAS:
         """The agent: IQL on chunks, with a value of its own and the best of the flow's draws."""
@@ -232,10 +234,10 @@ if torch:
             }
 
         def update(self, batch: Transition) -> dict[str, float]:
-            found = self.losses(batch)
-            return descend(self, found["critic_loss"] + found["value_loss"] + found["policy_loss"], found)
+            losses = self.losses(batch)
+            return descend(self, losses["critic_loss"] + losses["value_loss"] + losses["policy_loss"], losses)
 
-    def descend(agent: Any, total: torch.Tensor, found: dict[str, torch.Tensor]) -> dict[str, float]:
+    def descend(agent: Any, total: torch.Tensor, losses: dict[str, torch.Tensor]) -> dict[str, float]:
         """Slow copies follow the critics before the update, and then every network moves."""
         for adam in agent.adams:
             adam.zero_grad(set_to_none=True)
@@ -243,4 +245,4 @@ if torch:
         coarse_peer.polyak(agent.slow, agent.critics, agent.config.target_rate)
         for adam in agent.adams:
             adam.step()
-        return {name: value.item() for name, value in found.items()}
+        return {name: value.item() for name, value in losses.items()}

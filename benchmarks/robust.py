@@ -92,8 +92,8 @@ def _row(settings: Settings, method: str, count: int, size: int, data: Trajector
     times = _times(lambda: jax.block_until_ready(compiled(data)), settings.repeats)
     row = {"method": method, "N": count, "d": size, "seconds": times}
     if count in settings.peer_samples and size == 30:
-        given = STRENGTHS[method]
-        row["peer_seconds"] = _times(lambda: linear_peer.fit(method, given, data, BETA, RIDGE), 1)
+        strength = STRENGTHS[method]
+        row["peer_seconds"] = _times(lambda: linear_peer.fit(method, strength, data, BETA, RIDGE), 1)
     return row
 
 

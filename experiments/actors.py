@@ -77,21 +77,21 @@ def run(settings: Settings) -> behaviour.Actors:
     """
     if not (settings.run and settings.out):
         raise ValueError("--run and --out must both be given")
-    found = read(Path(settings.run), settings.member)
-    name, size = found.card["environment"], found.kernels[-1].shape[-1] // 2
-    first = play(name, map(found.policy, range(len(found.steps))), settings.episodes, (settings.seed, 0))
+    actors = read(Path(settings.run), settings.member)
+    name, size = actors.card["environment"], actors.kernels[-1].shape[-1] // 2
+    first = play(name, map(actors.policy, range(len(actors.steps))), settings.episodes, (settings.seed, 0))
     choice = choose(first.mean(1), settings.snapshots)
-    kept = [*choice.replay, choice.expert]
+    indices = [*choice.replay, choice.expert]
     again = 10 * settings.episodes
-    returns = play(name, map(found.policy, kept), again, (settings.seed, 1))
+    returns = play(name, map(actors.policy, indices), again, (settings.seed, 1))
     random = play(name, [locomotion.uniform(size)], again, (settings.seed, 2))[0]
     chosen = behaviour.Actors(
-        kernels=[kernel[kept] for kernel in found.kernels],
-        biases=[bias[kept] for bias in found.biases],
-        steps=found.steps[kept],
+        kernels=[kernel[indices] for kernel in actors.kernels],
+        biases=[bias[indices] for bias in actors.biases],
+        steps=actors.steps[indices],
         returns=returns,
         random_returns=random,
-        card=found.card | {"medium": len(choice.replay) - 1, "expert": len(choice.replay)},
+        card=actors.card | {"medium": len(choice.replay) - 1, "expert": len(choice.replay)},
     )
     behaviour.save(Path(settings.out), chosen)
     if settings.buffer:
@@ -142,10 +142,10 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
     Raises:
       ValueError: the replay does not hold them as the environment gave them.
     """
-    found = checkpoint.read(folder / "checkpoints")
-    if found is None:
+    newest = checkpoint.read(folder / "checkpoints")
+    if newest is None:
         raise ValueError(f"{folder} has no checkpoint, and so no replay buffer")
-    record, arrays = found
+    record, arrays = newest
     settings, head, count = record["card"]["settings"], arrays[f"{_MEMORY}/head"], arrays[f"{_MEMORY}/count"]
     if head != count or count < steps:
         raise ValueError(

@@ -79,9 +79,9 @@ def run(settings: Settings) -> dict[str, Any]:
     """Trains all of `RUNS`, draws them, and returns what result.json holds."""
     variants = {}
     for label, (chosen, config) in RUNS.items():
-        own = dataclasses.replace(chosen, seeds=settings.seeds, seed=settings.seed)
-        fields = {**dataclasses.asdict(own), "config": dataclasses.asdict(config)}
-        variants[label] = studies.Variant(functools.partial(train, own, config), fields)
+        run_settings = dataclasses.replace(chosen, seeds=settings.seeds, seed=settings.seed)
+        fields = {**dataclasses.asdict(run_settings), "config": dataclasses.asdict(config)}
+        variants[label] = studies.Variant(functools.partial(train, run_settings, config), fields)
     runs = studies.train(settings, variants, "classic control").outcomes
     result = studies.finish(settings, {"runs": runs}, report, claims, "table.md")
     for env, solved in SOLVED.items():

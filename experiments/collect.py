@@ -109,12 +109,12 @@ def main(_: list[str]) -> None:
     jobs = [
         (flag.value, job) for flag, job in ((_DATASET, make), (_DESCRIBE, describe), (_TO_MINARI, to_minari))
     ]
-    given = [(name, job) for name, job in jobs if name]
-    if len(given) != 1:
+    chosen = [(name, job) for name, job in jobs if name]
+    if len(chosen) != 1:
         raise ValueError(
             "give one of --dataset=NAME to make, --describe=NAME and --to_minari=NAME; see --help"
         )
-    ((name, job),) = given
+    ((name, job),) = chosen
     try:
         job(name)
     except KeyboardInterrupt:
@@ -192,8 +192,8 @@ def describe(name: str) -> None:
     name = _file(name)
     loaded = data.load(name, clip_actions=_CLIP_ACTIONS.value, shuffled=_SHUFFLED.value)
     card = cards.describe(loaded)
-    made = d4rl.recorded(name) if name.endswith((".hdf5", ".h5")) else {}
-    text = "\n".join([cards.text(card, loaded), *_lines(made)])
+    record = d4rl.recorded(name) if name.endswith((".hdf5", ".h5")) else {}
+    text = "\n".join([cards.text(card, loaded), *_lines(record)])
     file = files.expanded(name)
     beside = file.parent if file.is_file() else pathlib.Path()
     target = files.expanded(_OUT.value or beside) / f"{_stem(name)}-card"
@@ -211,13 +211,13 @@ def describe(name: str) -> None:
     print(f"{text}\n{target}.png, {target}.txt")
 
 
-def _lines(made: Any, prefix: str = "") -> Iterator[str]:
+def _lines(tree: Any, prefix: str = "") -> Iterator[str]:
     """One line for each number or text in nested dicts and lists: ``actors.seed  0``."""
-    if isinstance(made, dict | list):
-        for key, value in made.items() if isinstance(made, dict) else enumerate(made):
+    if isinstance(tree, dict | list):
+        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from _lines(value, f"{prefix}.{key}" if prefix else str(key))
     else:
-        yield f"  {prefix:<26} {made}"
+        yield f"  {prefix:<26} {tree}"
 
 
 def to_minari(name: str) -> None:

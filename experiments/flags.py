@@ -52,11 +52,11 @@ _FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
 
 def comments(config_type: type) -> dict[str, str]:
     """{field: the comment on its line} of a dataclass or named tuple, own and inherited."""
-    found: dict[str, str] = {}
+    helps: dict[str, str] = {}
     for owner in reversed(config_type.__mro__):
         if owner.__module__ != "builtins":
-            found.update(_FIELD.findall(inspect.getsource(owner)))
-    return found
+            helps.update(_FIELD.findall(inspect.getsource(owner)))
+    return helps
 
 
 def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> None:
@@ -113,8 +113,8 @@ def names(config: Any) -> list[str]:
     return listed
 
 
-def with_fields(config: T, given: dict[str, Any]) -> T:
-    """``config`` with the fields in ``given`` replaced, each converted to the type it has.
+def with_fields(config: T, overrides: dict[str, Any]) -> T:
+    """``config`` with the fields in ``overrides`` replaced, each converted to the type it has.
 
     A field of a nested dataclass is given as ``{"network.activation": "gelu"}`` or
     ``{"network": {"activation": "gelu"}}``.
@@ -125,7 +125,7 @@ def with_fields(config: T, given: dict[str, Any]) -> T:
     known = names(config)
     converted: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}  # of nested dataclasses
-    for name, value in given.items():
+    for name, value in overrides.items():
         outer, _, inner = name.partition(".")
         nested = dataclasses.is_dataclass(getattr(config, outer, None))
         if nested and not inner and isinstance(value, Mapping):

@@ -329,9 +329,9 @@ def render(
     cpu = jax.local_devices(backend="cpu")[0]
     labels = lifecycle.labels(this.variants) or [""]
     with jax.default_device(cpu):
-        for number, (label, own) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
+        for number, (label, variant) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):
             first = jax.tree.map(lambda x, i=number * settings.seeds: x[i], local._replace(step=None))
-            learner = agents.get(settings.agent).make(own, task.data.loaded.spec, task.data.head)
+            learner = agents.get(settings.agent).make(variant, task.data.loaded.spec, task.data.head)
             policy = rollouts.Policy(
                 learner,
                 jax.device_put(first._replace(step=local.step), cpu),

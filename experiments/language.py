@@ -139,7 +139,7 @@ class Task(NamedTuple):
     support: tuple[float, float]
     head: ValueHead
     about: dict[str, Any]  # what result.json says of the log
-    asked: Mapping[int, dialogues.Candidates]  # to be ranked, by line
+    candidate_sets: Mapping[int, dialogues.Candidates]  # to be ranked, by line
     candidates: TokenBatch | None  # all of them, in their order
     prompts: Sequence[dialogues.Prompt]  # to be gone on with
     base: Params | None  # what adapters are on
@@ -167,7 +167,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         folder, state, result = trained(settings, config, task, mesh)
     state = state._replace(optimiser={})  # which makes room
-    if task.asked:
+    if task.candidate_sets:
         rivals = (
             {settings.control: _control(settings, config, task, folder, mesh)} if settings.control else {}
         )
@@ -226,8 +226,10 @@ def export(settings: Settings, config: Any, task: Task, state: State, folder: Pa
     state = state if task.base is None else adapters.merged(state)
     head = HeadSettings(settings.head, *task.support, settings.head_size)
     about = {"log": settings.log or settings.environment, "updates": settings.updates}
-    found, stop = task.pretrained, task.words.stop
-    exported.save(folder / POLICY, settings.agent, config, head, found, state, stop=stop, about=about)
+    stop = task.words.stop
+    exported.save(
+        folder / POLICY, settings.agent, config, head, task.pretrained, state, stop=stop, about=about
+    )
 
 
 def _learner(settings: Settings, config: Any, task: Task, params: Params = None) -> Learner:
@@ -288,7 +290,7 @@ def _on_all_hosts(look: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
     """``look``, whose answer is whole on every host."""
     if jax.process_count() == 1:
         return look
-    return lambda *given: shard.fetch_language(look(*given), mesh)
+    return lambda *arguments: shard.fetch_language(look(*arguments), mesh)
 
 
 def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, int]]:
@@ -320,16 +322,16 @@ def use(settings: Settings) -> dict[str, Any]:
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
-        found, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
+        language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
-        found = pretrained.load(settings.model)
-        decoder = generate.decoder(model.make(found.config, _dtype(settings)))
-        params, stop = found.params, None
-    words = _words(found, settings.stop or stop, settings.date, [one.dialogue for one in prompts])
-    prompts = _that_fit(settings, words, prompts, found.config.context)
+        language_model = pretrained.load(settings.model)
+        decoder = generate.decoder(model.make(language_model.config, _dtype(settings)))
+        params, stop = language_model.params, None
+    words = _words(language_model, settings.stop or stop, settings.date, [one.dialogue for one in prompts])
+    prompts = _that_fit(settings, words, prompts, language_model.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
     folder.mkdir(parents=True, exist_ok=True)
-    answer(settings, decoder, params, words, found.config.context, prompts, folder)
+    answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
     return {"folder": str(folder), "last": {}}
 
 
@@ -425,7 +427,7 @@ def _name(settings: Settings) -> str:
 
 def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     """Loads the model and the log, and chooses the head's support from the log where no flag gives it."""
-    asked = dialogues.read_candidates(settings.rank) if settings.rank else {}
+    candidate_sets = dialogues.read_candidates(settings.rank) if settings.rank else {}
     prompts = dialogues.read_prompts(settings.generate) if settings.generate else []
     with warnings.catch_warnings():
         if settings.best < 1:  # which chooses what is imitated
@@ -436,24 +438,25 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     pool = stack.enter_context(Pool()) if tasks else None
     game = environment(settings, tasks, pool)
-    found = pretrained.load(settings.model)
-    lm = model.make(found.config, _dtype(settings), settings.remat)
+    language_model = pretrained.load(settings.model)
+    lm = model.make(language_model.config, _dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    told = [*(read or {}).values(), *(row.dialogue for row in (*asked.values(), *prompts))]
-    words = _words(found, settings.stop or (game and game.end), settings.date, told)
-    limit = settings.length or found.config.context
+    conversations = [*(read or {}).values(), *(row.dialogue for row in (*candidate_sets.values(), *prompts))]
+    words = _words(language_model, settings.stop or (game and game.end), settings.date, conversations)
+    context = language_model.config.context
+    limit = settings.length or context
     if read is None:
         assert game and game.logged  # as `check` has seen to
-        said: _Numbered = list(
+        numbered: _Numbered = list(
             enumerate(game.logged(settings.episodes, np.random.default_rng(settings.seed)), start=1)
         )
     else:
-        said = _judged(settings, read, tasks, pool)
+        numbered = _judged(settings, read, tasks, pool)
     episodes, beyond = _episodes(
-        f"{settings.log}, line" if settings.log else "episode", words, said, limit, settings.overlong
+        f"{settings.log}, line" if settings.log else "episode", words, numbered, limit, settings.overlong
     )
-    if any(isinstance(one, Chat) for _, one in said):
+    if any(isinstance(one, Chat) for _, one in numbered):
         _warn_of_time(words)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
@@ -471,14 +474,14 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
             f"{support[1]:g}] of --head={settings.head}: change --head_low and --head_high"
         )
     length = settings.length or max(len(one.tokens) for one in episodes)
-    if length > found.config.context:
-        raise ValueError(f"--length={length} is more than the model's context of {found.config.context}")
+    if length > context:
+        raise ValueError(f"--length={length} is more than the model's context of {context}")
     order = np.random.default_rng(settings.seed).permutation(len(episodes))
     apart = round(settings.held_out * len(episodes))
     if apart == len(episodes):
         raise ValueError(f"--held_out={settings.held_out} leaves none of {apart} episodes to learn from")
     return Task(
-        found,
+        language_model,
         lm,
         words,
         game,
@@ -487,20 +490,20 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         support,
         head,
         {"episodes": len(episodes), "mean_return": float(np.mean(returns)), "overlong": beyond},
-        asked,
-        _candidates(settings, words, asked, found.config.context),
-        _that_fit(settings, words, prompts, found.config.context) if prompts else [],
-        adapters.frozen(found.params) if settings.lora_rank else None,
+        candidate_sets,
+        _candidates(settings, words, candidate_sets, context),
+        _that_fit(settings, words, prompts, context) if prompts else [],
+        adapters.frozen(language_model.params) if settings.lora_rank else None,
     )
 
 
 def _warn_of_size(task: Task, inner: int) -> None:
     """Says so where Q's outputs for every token of the vocabulary are more than the model itself."""
     rows = 2 * task.pretrained.config.vocabulary * task.head.size * inner
-    own = sum(x.size for x in jax.tree.leaves(task.pretrained.params))
-    if rows > own:
+    size = sum(x.size for x in jax.tree.leaves(task.pretrained.params))
+    if rows > size:
         print(
-            f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {own / 1e6:.0f}M. Less memory is needed "
+            f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {size / 1e6:.0f}M. Less memory is needed "
             "with --head=scalar, a smaller --head_size, --agent.inner or --agent.chunk, or a model of fewer tokens",
             file=sys.stderr,
         )
@@ -541,14 +544,14 @@ def _judged(
         sampled += [(line, task, completion) for completion in one.completions]
     pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
     verdicts = pool.run(pairs) if pool else []
-    found: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
+    numbered: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
     for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
-        found.append((line, programs.dialogue(task, completion, verdict)))
-    return sorted(found, key=lambda numbered: numbered[0])
+        numbered.append((line, programs.dialogue(task, completion, verdict)))
+    return sorted(numbered, key=lambda pair: pair[0])
 
 
 def _episodes(
-    where: str, words: Words, said: _Numbered, limit: int, overlong: str
+    where: str, words: Words, numbered: _Numbered, limit: int, overlong: str
 ) -> tuple[list[Episode], int]:
     """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
 
@@ -556,10 +559,10 @@ def _episodes(
       ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
         and its number.
     """
-    found, beyond = [], 0
+    episodes, beyond = [], 0
     name = where.split(",")[0]
-    with log.progress(len(said), f"tokens of each {name}", delay=3) as bar:
-        for number, each in said:
+    with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
+        for number, each in numbered:
             try:
                 one = speak.episode(words, each)
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
@@ -580,13 +583,13 @@ def _episodes(
                         f"{where} {number}: nothing of the agent's is in its last {limit} tokens: raise --length, or "
                         "leave the line out"
                     )
-            found.append(one)
-    _tell_of_overlong(name, beyond, len(said), limit, overlong)
-    if not found:
+            episodes.append(one)
+    _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
+    if not episodes:
         raise ValueError(
             f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
         )
-    return found, beyond
+    return episodes, beyond
 
 
 def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:
@@ -599,22 +602,22 @@ def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: 
 
 
 def _candidates(
-    settings: Settings, words: Words, asked: Mapping[int, dialogues.Candidates], limit: int
+    settings: Settings, words: Words, candidate_sets: Mapping[int, dialogues.Candidates], limit: int
 ) -> TokenBatch | None:
     """What was said with each of the candidates, one in a row; None where nothing is to be ranked.
 
     None can be left out, or the others would have the wrong scores.
     """
-    if not asked:
+    if not candidate_sets:
         return None
     episodes = []
     overlong = "refuse" if settings.overlong == "skip" else settings.overlong
-    for line, row in asked.items():
-        said = [
+    for line, row in candidate_sets.items():
+        numbered = [
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, said, limit, overlong)[0]
+        episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)[0]
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
 
 
@@ -630,17 +633,18 @@ def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None)
     return programs.game(pool, tasks)
 
 
-def _words(found: Pretrained, stop: str | None, date: str, told: Sequence[Any]) -> Words:
+def _words(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:
     """The model's texts, whose actions end with ``stop``, or else with the model's end of text.
 
-    Its chat template is read where there are chats in what is ``told``.
+    Its chat template is read where there are chats in ``conversations``.
     """
-    if not stop and found.end is None:
+    if not stop and language_model.end is None:
         raise ValueError("the model's files do not say which token ends a text: give --stop")
     template = None
-    if any(isinstance(one, Chat) for one in told):
-        template = chat.read(found.companions, datetime.fromisoformat(date) if date else None)
-    return speak.make(found.tokenizer, stop or found.tokenizer.id_to_token(found.end), found.ends, template)
+    if any(isinstance(one, Chat) for one in conversations):
+        template = chat.read(language_model.companions, datetime.fromisoformat(date) if date else None)
+    end = stop or language_model.tokenizer.id_to_token(language_model.end)
+    return speak.make(language_model.tokenizer, end, language_model.ends, template)
 
 
 # ---- what it learnt -----------------------------------------------------------------------------------------------
@@ -656,8 +660,8 @@ def scorer(
     def score(state: State, number: int) -> dict[str, float]:
         scores: dict[str, float] = {}
         if task.held_out is not None:
-            found = reading.in_batches(look, state, task.held_out, settings.batch_size)
-            scores |= {f"eval/{name}": value for name, value in reading.against_returns(found).items()}
+            readings = reading.in_batches(look, state, task.held_out, settings.batch_size)
+            scores |= {f"eval/{name}": value for name, value in reading.against_returns(readings).items()}
         if play:
             rng = np.random.default_rng([settings.seed, number])
             scores |= play(state, jax.random.fold_in(key, number), rng)
@@ -722,31 +726,31 @@ def rank(
     look = _on_all_hosts(reader(settings, config, task), mesh)
     likely = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
     likely = _on_all_hosts(likely, mesh)
-    found = reading.in_batches(look, state, task.candidates, settings.batch_size)
-    tokens = found["taken"].sum(1)
-    sums = {"scores": found["score"]}
+    readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
+    tokens = readings["taken"].sum(1)
+    sums = {"scores": readings["score"]}
     untrained = task.pretrained.params if task.base is None else task.base
     for name, params in {"log_probabilities": untrained, **rivals}.items():
         sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
-    sums = {name: np.where(found["taken"], each, 0.0).sum(1) for name, each in sums.items()}
+    sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}
     sums |= {f"{name}_per_token": each / tokens for name, each in sums.items()}
-    asked = list(task.asked.values())
-    ends = np.cumsum([len(row.candidates) for row in asked])[:-1]
+    candidate_sets = list(task.candidate_sets.values())
+    ends = np.cumsum([len(row.candidates) for row in candidate_sets])[:-1]
     of_each = {name: np.split(each, ends) for name, each in sums.items()}
     if not shard.is_main():
         return None
     with log.replacing(folder / RANKED) as partial, open(partial, "w", encoding="utf-8") as file:
-        for number, (row, size) in enumerate(zip(asked, np.split(tokens, ends), strict=True)):
-            own = {name: each[number] for name, each in of_each.items()}
-            own |= {"tokens": size, "order": generate.best_of(own["scores"][None], len(size))[0]}
-            out = {**row.row, **{name: values.tolist() for name, values in own.items()}}
+        for number, (row, size) in enumerate(zip(candidate_sets, np.split(tokens, ends), strict=True)):
+            entry = {name: each[number] for name, each in of_each.items()}
+            entry |= {"tokens": size, "order": generate.best_of(entry["scores"][None], len(size))[0]}
+            out = {**row.row, **{name: values.tolist() for name, values in entry.items()}}
             file.write(json.dumps(out) + "\n")
-    known = [number for number, row in enumerate(asked) if row.outcomes]
+    known = [number for number, row in enumerate(candidate_sets) if row.outcomes]
     if not known:
         return None
     report = ranking.report(
         {name: [each[number] for number in known] for name, each in of_each.items()},
-        [np.array(asked[number].outcomes) for number in known],
+        [np.array(candidate_sets[number].outcomes) for number in known],
         against="log_probabilities_per_token",
     )
     log.write_json(folder / RANKING, report)
@@ -765,9 +769,9 @@ def _check_control(task: Task) -> None:
 def _control(settings: Settings, config: Any, task: Task, folder: Path, mesh: Mesh) -> Any:
     """Rejection fine-tuning: likelihood of what is to be imitated, with as many updates of the same kind."""
     workdir = str(folder / CONTROL)
-    own = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
+    control = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
     likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk)
-    return trained(own, likelihood, task._replace(game=None), mesh)[1].params["policy"]
+    return trained(control, likelihood, task._replace(game=None), mesh)[1].params["policy"]
 
 
 def answer(
@@ -799,18 +803,18 @@ def answer(
         top_p=settings.answer_top_p,
     )
     say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
-    asked = [one.dialogue for one in prompts for _ in range(settings.answers)]
-    size = min(settings.batch_size, len(asked))
-    said: list[str] = []
-    with log.progress(len(asked), "answers", delay=3) as bar:
-        for first in range(0, len(asked), size):
-            group = asked[first : first + size]
-            said += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
+    conversations = [one.dialogue for one in prompts for _ in range(settings.answers)]
+    size = min(settings.batch_size, len(conversations))
+    texts: list[str] = []
+    with log.progress(len(conversations), "answers", delay=3) as bar:
+        for first in range(0, len(conversations), size):
+            group = conversations[first : first + size]
+            texts += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
             bar.update(len(group))
     with log.replacing(folder / GENERATED) as partial, open(partial, "w", encoding="utf-8") as file:
         for number, one in enumerate(prompts):
-            own = said[number * settings.answers : (number + 1) * settings.answers]
-            file.write(json.dumps({**one.row, "answers": own}, ensure_ascii=False) + "\n")
+            answers = texts[number * settings.answers : (number + 1) * settings.answers]
+            file.write(json.dumps({**one.row, "answers": answers}, ensure_ascii=False) + "\n")
 
 
 def _that_fit(
@@ -822,7 +826,7 @@ def _that_fit(
         raise ValueError(
             f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
         )
-    kept = []
+    remaining = []
     for one in prompts:
         try:
             size = len(speak.history(words, one.dialogue))
@@ -834,12 +838,12 @@ def _that_fit(
                 f"{settings.answer_tokens} leaves of the model's context: lower it, or give --overlong=truncate or skip"
             )
         if size <= room or settings.overlong == "truncate":
-            kept.append((one, size))
-    beyond = len(prompts) - sum(size <= room for _, size in kept)
+            remaining.append((one, size))
+    beyond = len(prompts) - sum(size <= room for _, size in remaining)
     _tell_of_overlong(settings.generate, beyond, len(prompts), room, settings.overlong)
-    if not kept:
+    if not remaining:
         raise ValueError(f"{settings.generate}: all prompts have more than {room} tokens, and none is left")
-    return [one for one, _ in kept]
+    return [one for one, _ in remaining]
 
 
 def main(_: list[str]) -> None:
@@ -853,9 +857,9 @@ def main(_: list[str]) -> None:
             print(f"{name.removeprefix('eval/')}: {value:.4g}")
     if result.get("ranking"):
         print(ranking.table(result["ranking"]))
-    for asked, name in ((settings.rank, RANKED), (settings.generate, GENERATED)):
-        if asked:
-            print(f"What {Path(asked).name} asked for is in {Path(result['folder']) / name}.")
+    for file, name in ((settings.rank, RANKED), (settings.generate, GENERATED)):
+        if file:
+            print(f"What {Path(file).name} asked for is in {Path(result['folder']) / name}.")
     if result["last"]:
         common.show_folder(result)
 

@@ -168,7 +168,7 @@ def loop(
     run_keys: Key,
     mesh: jax.sharding.Mesh,
     measure: Callable[[State, int], Mapping[str, Any]],
-    **kept: Any,
+    **parts: Any,
 ) -> State:
     """All epochs that are left, each followed by its scores, its log and a checkpoint; returns the last state.
 
@@ -180,7 +180,7 @@ def loop(
       run_keys: [S].
       mesh: the run's.
       measure: (state, number of the epoch, from 1) -> what to log beside its report.
-      kept: what checkpoints hold beside the state.
+      parts: what checkpoints hold beside the state.
     """
     done, last = start.step // settings.eval_every, start.tree["state"]
     epochs = train.epochs(
@@ -193,5 +193,5 @@ def loop(
     for number, (state, report) in enumerate(epochs, done + 1):
         step, last = number * settings.eval_every, state
         session.write(step, measure(state, number), report)
-        session.keep(step, {"state": state, **kept})
+        session.keep(step, {"state": state, **parts})
     return last

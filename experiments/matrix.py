@@ -85,7 +85,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
         )
         for agent, head in pairs(CONFIGS, heads.NAMES)
     }
-    asked = [
+    names = [
         f"{agent}-{head}" for agent, head in pairs(settings.agents.split(","), settings.heads.split(","))
     ]
 
@@ -96,7 +96,7 @@ def run(settings: Settings) -> list[dict[str, Any]]:
             partial.write_text(table(cells, "success") + "\n\n" + table(cells, "return") + "\n")
         return cells
 
-    studies.train(settings, {name: grid[name] for name in asked}, "cells", write)
+    studies.train(settings, {name: grid[name] for name in names}, "cells", write)
     return write()
 
 
@@ -140,8 +140,8 @@ def table(cells: Sequence[dict[str, Any]], score: str) -> str:
     columns = list(dict.fromkeys(cell["settings"]["head"] for cell in cells))
     rows = []
     for agent in dict.fromkeys(cell["agent"] for cell in cells):
-        found = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
-        rows.append([f"`{agent}`", *(_cell(found[c], score) if c in found else "" for c in columns)])
+        of_head = {cell["settings"]["head"]: cell for cell in cells if cell["agent"] == agent}
+        rows.append([f"`{agent}`", *(_cell(of_head[c], score) if c in of_head else "" for c in columns)])
     return studies.table([score, *columns], rows)
 
 

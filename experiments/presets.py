@@ -87,12 +87,12 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         ):
             continue
         chosen |= block["flags"]
-        own = [x for pattern, x in block.get("each", {}).items() if fnmatch.fnmatchcase(name, pattern)]
-        for values in own:
+        matches = [x for pattern, x in block.get("each", {}).items() if fnmatch.fnmatchcase(name, pattern)]
+        for values in matches:
             chosen |= values
         sources.append(block["source"])
         missing += [block["missing"]] if "missing" in block else []
-        missing += [f"what was tuned for {name} alone"] if "each" in block and not own else []
+        missing += [f"what was tuned for {name} alone"] if "each" in block and not matches else []
     return Preset(chosen, sources, missing) if chosen else None
 
 
@@ -101,31 +101,31 @@ def resolve(
     settings: S,
     config_of: Callable[[str], Any],
     task: str,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
 ) -> tuple[S, Any]:
-    """Settings and the agent's hyper-parameters: ``given`` over the preset over the defaults.
+    """Settings and the agent's hyper-parameters: ``overrides`` over the preset over the defaults.
 
     Args:
       script: as `find` takes it.
-      settings: the script's defaults; their ``preset`` is what is asked for where ``given`` has none.
+      settings: the script's defaults; their ``preset`` is what is asked for where ``overrides`` has none.
       config_of: an agent's name -> its defaults.
       task: the field of ``settings`` that names the task.
-      given: {flag: value}; the agent's own are called agent.NAME.
+      overrides: {flag: value}; the agent's own are called agent.NAME.
 
     Raises:
       ValueError: an unknown preset, a protocol without this agent and task, a field that does not exist, or a value of
         another type.
     """
-    asked: Any = flags.with_fields(settings, _plain(given))
+    request: Any = flags.with_fields(settings, _plain(overrides))
     known = (PAPER, *protocols(), NONE)
-    if asked.preset not in known:
-        raise ValueError(f"--preset={asked.preset} is none of {', '.join(known)}")
-    preset = _of_settings(script, asked, task)
-    if preset is None and asked.preset in protocols():
-        raise ValueError(_outside(script, asked, task))
-    chosen = {**(preset.flags if preset else {}), **given, "preset": asked.preset if preset else NONE}
+    if request.preset not in known:
+        raise ValueError(f"--preset={request.preset} is none of {', '.join(known)}")
+    preset = _of_settings(script, request, task)
+    if preset is None and request.preset in protocols():
+        raise ValueError(_outside(script, request, task))
+    chosen = {**(preset.flags if preset else {}), **overrides, "preset": request.preset if preset else NONE}
     return flags.with_fields(settings, _plain(chosen)), flags.with_fields(
-        config_of(asked.agent), _own(chosen)
+        config_of(request.agent), _own(chosen)
     )
 
 
@@ -138,9 +138,9 @@ def from_flags(
 ) -> tuple[S, Any]:
     """`resolve` with the flags of the command line; prints the preset."""
     config = config_of(flags.read(settings, values=values).agent)  # type: ignore[attr-defined]
-    own = {f"agent.{name}": value for name, value in flags.given(config, "agent.", values).items()}
-    given = {**flags.given(settings, values=values), **own}
-    settings, config = resolve(script, settings, config_of, task, given)
+    agent_flags = {f"agent.{name}": value for name, value in flags.given(config, "agent.", values).items()}
+    overrides = {**flags.given(settings, values=values), **agent_flags}
+    settings, config = resolve(script, settings, config_of, task, overrides)
     preset = stored(script, settings, task)
     if preset and shard.is_main():
         chosen = " ".join(f"--{name}={_text(value)}" for name, value in preset["flags"].items())
@@ -179,12 +179,12 @@ def _several(names: str | list[str]) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if not name.startswith("agent.")}
+def _plain(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: x for name, x in overrides.items() if not name.startswith("agent.")}
 
 
-def _own(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix("agent."): value for name, value in given.items() if name.startswith("agent.")}
+def _own(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix("agent."): x for name, x in overrides.items() if name.startswith("agent.")}
 
 
 def _text(value: Any) -> str:

@@ -98,9 +98,9 @@ def _draw(workdir: Path) -> None:
 def main(_: list[str]) -> None:
     settings = flags.read(Settings())
     result = run(settings)
-    for agent, own in result["agents"].items():
+    for agent, outcome in result["agents"].items():
         for name in ("success", "return"):
-            last = own["scores"][name]["last"]
+            last = outcome["scores"][name]["last"]
             low, high = last["ci95"]
             print(f"{agent:4s} {name:8s} {last['mean']:9.3f}   95 % interval [{low:.3f}, {high:.3f}]")
     verdict = "do not overlap" if result["intervals_apart"] else "overlap"

@@ -98,7 +98,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
     _check_metric(parts, score, plans)
     cells = _cells(parts, score)
     against = _baselines(parts, baseline)
-    found = {
+    outcome = {
         "score": score,
         "rate": score in lifecycle.RATES,
         "unit": sweeps.SCRIPTS[plans[0].script].length,
@@ -116,7 +116,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "curves": _curves(parts, score),
     }
     settings = Settings(tuple(plan.file for plan in plans), out, baseline)
-    result = studies.finish(settings, found, report)
+    result = studies.finish(settings, outcome, report)
     draw(Path(out), result)
     return result
 
@@ -132,10 +132,10 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
         for place, program in plan.programs.items()
         for i, single in enumerate(program.apart())
     ]
-    given = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
-    varied = _varied(given, {script.task, script.length, "seed", "agent"})
+    configs = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
+    varied = _varied(configs, {script.task, script.length, "seed", "agent"})
     states = {place: _checked_state(program, place) for place, program in plan.programs.items()}
-    for (place, i, program, single), parameters in zip(runs, given, strict=True):
+    for (place, i, program, single), parameters in zip(runs, configs, strict=True):
         settings, *_ = sweeps.arguments(program, place)
         state, where, index, count = states[place], place, i, program.runs
         result = None
@@ -163,13 +163,13 @@ def _task(name: str) -> str:
     return Path(name).name if name.endswith((".hdf5", ".h5", ".npz", ".jsonl")) else name
 
 
-def _varied(given: Sequence[Mapping[str, Any]], without: set[str]) -> list[str]:
+def _varied(configs: Sequence[Mapping[str, Any]], without: set[str]) -> list[str]:
     """The parameters in which the runs of a sweep differ, in the order of its file."""
-    names = dict.fromkeys(name for parameters in given for name in parameters)
+    names = dict.fromkeys(name for parameters in configs for name in parameters)
     return [
         name
         for name in names
-        if name not in without and len({str(parameters.get(name)) for parameters in given}) > 1
+        if name not in without and len({str(parameters.get(name)) for parameters in configs}) > 1
     ]
 
 
@@ -195,12 +195,12 @@ def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
 
 def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, Any]:
     """A program's state, for result.json."""
-    own = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
-    state = own[0].state
+    group = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
+    state = group[0].state
     return {
         "folder": str(place),
-        "variants": [part.variant for part in own],
-        "task": own[0].task,
+        "variants": [part.variant for part in group],
+        "task": group[0].task,
         "state": state.name,
         "share": state.step / state.total,
         "error": state.error,
@@ -269,7 +269,7 @@ def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
 
 def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """{task: transitions and mean score} of data that were made here, where they lie now."""
-    found = {}
+    data = {}
     for part in parts:
         settings, *_ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
         name = getattr(settings, "dataset", "")
@@ -278,11 +278,11 @@ def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
             folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
             card = recipes.read_card(folder / recipe.file)
             if card:
-                found[part.task] = {
+                data[part.task] = {
                     "transitions": card["transitions"],
                     "normalized_return": card.get("normalized_return_d4rl"),
                 }
-    return found
+    return data
 
 
 def _other_data(parts: Sequence[Part]) -> list[str]:
@@ -291,19 +291,19 @@ def _other_data(parts: Sequence[Part]) -> list[str]:
     for part in parts:
         if part.result and part.result.get("digest"):
             digests.setdefault(part.task, set()).add(str(part.result["digest"]))
-    return [task for task, found in digests.items() if len(found) > 1]
+    return [task for task, task_digests in digests.items() if len(task_digests) > 1]
 
 
 def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
     """What finished runs were made with: commit, hardware, and how many of them."""
     results = {part.folder: part.result for part in parts if part.result and "hardware" in part.result}
-    found: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], int] = {}
     for result in results.values():
-        own = result["hardware"]
-        machine = own["cpu"] if own["backend"] == "cpu" else f"{own['devices']} {own['device']}"
-        key = (str(result["commit"]), f"{machine}, {own['cores']} cores")
-        found[key] = found.get(key, 0) + 1
-    return [{"commit": commit, "hardware": machine, "programs": n} for (commit, machine), n in found.items()]
+        host = result["hardware"]
+        machine = host["cpu"] if host["backend"] == "cpu" else f"{host['devices']} {host['device']}"
+        key = (str(result["commit"]), f"{machine}, {host['cores']} cores")
+        counts[key] = counts.get(key, 0) + 1
+    return [{"commit": commit, "hardware": machine, "programs": n} for (commit, machine), n in counts.items()]
 
 
 def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
@@ -338,20 +338,20 @@ def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
         except (KeyError, FileNotFoundError):
             continue
         each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
-        own = np.split(each, part.runs, 1)[part.index]
-        groups.setdefault((part.variant, part.task), []).append((steps, own))
+        run_scores = np.split(each, part.runs, 1)[part.index]
+        groups.setdefault((part.variant, part.task), []).append((steps, run_scores))
         if part.scores is None:
             unfinished.add((part.variant, part.task))
     curves = []
-    for (variant, task), found in groups.items():
-        length = min(len(steps) for steps, _ in found)
+    for (variant, task), group in groups.items():
+        length = min(len(steps) for steps, _ in group)
         curves.append(
             {
                 "variant": variant,
                 "task": task,
                 "finished": (variant, task) not in unfinished,
-                "steps": found[0][0][:length],
-                "scores": np.concatenate([scores[:length] for _, scores in found], 1),
+                "steps": group[0][0][:length],
+                "scores": np.concatenate([scores[:length] for _, scores in group], 1),
             }
         )
     return curves
@@ -368,18 +368,18 @@ def _baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
     of = {part.variant: _identity(part) for part in parts}
     choices = [baseline] if baseline else ["agent=bc", "head=scalar"]
     for name, value in (choice.split("=", 1) if "=" in choice else (choice, "") for choice in choices):
-        with_it = [variant for variant, own in of.items() if str(own.get(name)) == value]
+        with_it = [variant for variant, identity in of.items() if str(identity.get(name)) == value]
         others = {
             variant: next(
-                (base for base in with_it if of[base] == {**own, name: of[base][name]}),
+                (base for base in with_it if of[base] == {**identity, name: of[base][name]}),
                 with_it[0] if len(with_it) == 1 else "",
             )
-            for variant, own in of.items()
+            for variant, identity in of.items()
             if variant not in with_it
         }
-        found = {variant: base for variant, base in others.items() if base}
-        if found:
-            return found
+        baselines = {variant: base for variant, base in others.items() if base}
+        if baselines:
+            return baselines
     if baseline:
         raise ValueError(
             f"--baseline={baseline}: no run of these sweeps has that, beside others to compare with it. Write "
@@ -407,8 +407,8 @@ def _better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> l
                 "variant": variant,
                 "baseline": base,
                 "tasks": tasks,
-                "better": [task for task, (own, other) in pairs.items() if own[0] > other[1]],
-                "worse": [task for task, (own, other) in pairs.items() if own[1] < other[0]],
+                "better": [task for task, (interval, other) in pairs.items() if interval[0] > other[1]],
+                "worse": [task for task, (interval, other) in pairs.items() if interval[1] < other[0]],
             }
         )
     return rows
@@ -424,15 +424,16 @@ def _aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any
     for cell in cells:
         done.setdefault(cell["variant"], {})[cell["task"]] = np.asarray(cell["last"]["each"])
     most = max((len(tasks) for tasks in done.values()), default=0)
-    kept = {variant: tasks for variant, tasks in done.items() if 2 * len(tasks) >= most}
+    included = {variant: tasks for variant, tasks in done.items() if 2 * len(tasks) >= most}
     tasks = [
-        task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in kept.values())
+        task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in included.values())
     ]
     empty = {"aggregate_tasks": tasks, "aggregates": {}, "improvement": [], "profiles": {}}
     if len(tasks) < 2:
         return empty
     matrices = {
-        variant: _matrix(variant, {task: own[task] for task in tasks}) for variant, own in kept.items()
+        variant: _matrix(variant, {task: scores[task] for task in tasks})
+        for variant, scores in included.items()
     }
     optimum = _OPTIMA.get(score)
     statistic = {name: getattr(statistics, name) for name in AGGREGATES}
@@ -463,14 +464,14 @@ def _aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any
     }
 
 
-def _matrix(variant: str, own: Mapping[str, np.ndarray]) -> np.ndarray:
+def _matrix(variant: str, scores: Mapping[str, np.ndarray]) -> np.ndarray:
     """Scores [S, K]."""
-    counts = {task: len(each) for task, each in own.items()}
+    counts = {task: len(each) for task, each in scores.items()}
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"{variant} has different numbers of seeds on its tasks, {counts}: report files of one number together"
         )
-    return np.stack(list(own.values()), 1)
+    return np.stack(list(scores.values()), 1)
 
 
 def _thresholds(matrices: Any, optimum: float | None) -> np.ndarray:
@@ -479,10 +480,10 @@ def _thresholds(matrices: Any, optimum: float | None) -> np.ndarray:
     return np.linspace(min(0.0, low) if optimum else low, max(optimum or high, high), _THRESHOLDS)
 
 
-def _bootstrapped(function: Any, *given: Any) -> dict[str, Any]:
+def _bootstrapped(function: Any, *arguments: Any) -> dict[str, Any]:
     """A statistic of [S, K] matrices and its 95 % interval; a number at the end is how many resamples to take."""
-    matrices = [x for x in given if isinstance(x, np.ndarray)]
-    resamples = next((x for x in given if isinstance(x, int)), _RESAMPLES)
+    matrices = [x for x in arguments if isinstance(x, np.ndarray)]
+    resamples = next((x for x in arguments if isinstance(x, int)), _RESAMPLES)
     value = function(*matrices)
     interval = statistics.bootstrap(function, *matrices, resamples=resamples)
     return {"value": value, "ci95": [np.broadcast_to(bound, np.shape(value)) for bound in interval]}
@@ -554,8 +555,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         )
         yield from _provenance(result)
         if result["data"]:
-            counts = [f"{own['transitions']:,} transitions of {task}" for task, own in result["data"].items()]
-            yield f"The data were made here: {', '.join(counts)}. *The data* is their mean score."
+            data = [f"{card['transitions']:,} transitions of {task}" for task, card in result["data"].items()]
+            yield f"The data were made here: {', '.join(data)}. *The data* is their mean score."
         yield from _aggregate_blocks(result)
         for which, title in WHICH.items():
             yield f"## {title}"
@@ -578,9 +579,9 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
     """What the finished runs were made with, unless it is one machine and the report's code; where data differ."""
-    made = result["machines"]
-    if len(made) > 1 or any(own["commit"] != result["commit"] for own in made):
-        rows = [f"{own['programs']} of commit {own['commit'][:12]} on {own['hardware']}" for own in made]
+    machines = result["machines"]
+    if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
+        rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
         yield f"Finished programs: {'; '.join(rows)}."
     if len(result["other_data"]):
         yield (
@@ -628,8 +629,8 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     )
     names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
     rows = [
-        (f"`{variant}`", *(_between(own[n]["value"], own[n]["ci95"], style) for n in names))
-        for variant, own in aggregates.items()
+        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
+        for variant, estimates in aggregates.items()
     ]
     yield studies.table(("", *(AGGREGATES[name] for name in names)), rows)
     yield "![interquartile means](iqm.png)"
@@ -653,22 +654,22 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
 def _table(result: Mapping[str, Any], which: str) -> str:
     """Tasks down, variants across; beside last scores those of the data, and published ones of the same protocol."""
     style = _style(result)
-    found = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
-    columns = [name for name in result["variants"] if any(name == variant for variant, _ in found)]
+    summaries = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
+    columns = [name for name in result["variants"] if any(name == variant for variant, _ in summaries)]
     same = [row for row in result["published"] if not len(row["differs"])] if which == "last" else []
     beside = {(row["variant"], row["task"]): row for row in same}
-    of_data = {task: own.get(result["score"]) for task, own in result["data"].items() if which == "last"}
+    of_data = {task: card.get(result["score"]) for task, card in result["data"].items() if which == "last"}
     logged = ["the data"] if any(x is not None for x in of_data.values()) else []
     reported = [name for name in columns if any(name == variant for variant, _ in beside)]
     rows = []
     for task in result["tasks"]:
-        own = [found.get((name, task)) for name in columns]
-        if any(own):
+        cells = [summaries.get((name, task)) for name in columns]
+        if any(cells):
             rows.append(
                 (
                     task,
                     *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
-                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in own),
+                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in cells),
                     *(_reported(beside.get((name, task)), style) for name in reported),
                 )
             )
@@ -693,7 +694,7 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     apart = [row for row in result["published"] if len(row["differs"])]
     for source in dict.fromkeys(row["source"] for row in apart):
         rows = [row for row in apart if row["source"] == source]
-        found = {(row["variant"], row["task"]): row for row in rows}
+        published = {(row["variant"], row["task"]): row for row in rows}
         names = list(dict.fromkeys(row["variant"] for row in rows))
         differs = "; ".join(dict.fromkeys(word for row in rows for word in row["differs"]))
         yield "## Published under another protocol"
@@ -701,7 +702,7 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield studies.table(
             ("task", *(f"`{name}`" for name in names)),
             [
-                (task, *(_reported(found.get((name, task)), _style(result)) for name in names))
+                (task, *(_reported(published.get((name, task)), _style(result)) for name in names))
                 for task in dict.fromkeys(row["task"] for row in rows)
             ],
         )
@@ -765,8 +766,8 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         plot.bars(
             folder / "iqm.png",
             {
-                variant: (own["iqm"]["value"], *own["iqm"]["ci95"])
-                for variant, own in result["aggregates"].items()
+                variant: (estimates["iqm"]["value"], *estimates["iqm"]["ci95"])
+                for variant, estimates in result["aggregates"].items()
             },
             f"interquartile mean of {score}, 95 % interval",
             title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
@@ -776,8 +777,8 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         plot.lines(
             folder / "profiles.png",
             {
-                name: (thresholds, own["value"], *own["ci95"])
-                for name, own in result["profiles"].items()
+                name: (thresholds, profile["value"], *profile["ci95"])
+                for name, profile in result["profiles"].items()
                 if name != "thresholds"
             },
             f"threshold of {score}",

@@ -195,8 +195,8 @@ def train_rows(
             for key, row, name in planned
             if key in earlier.rows or name in finished.outcomes
         ]
-        found = {"wall_seconds": before + finished.seconds, **parts, "rows": done}
-        return finish(settings, found, report, claims)
+        outcome = {"wall_seconds": before + finished.seconds, **parts, "rows": done}
+        return finish(settings, outcome, report, claims)
 
     train(settings, variants, "seconds of one core", write)
     return write()
@@ -209,10 +209,10 @@ def origin(result: Mapping[str, Any]) -> str:
         "training."
     )
     rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
-    made = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
+    origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
     return text + "".join(
-        f" {made.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
-        for one in dict.fromkeys(made)
+        f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
+        for one in dict.fromkeys(origins)
     )
 
 
@@ -248,7 +248,7 @@ def digest(name: str, variant: Variant) -> str:
     """
     function, functions = variant.train, []
     while isinstance(function, functools.partial):
-        functions += [given for given in function.args if isinstance(given, types.FunctionType)]
+        functions += [argument for argument in function.args if isinstance(argument, types.FunctionType)]
         function = function.func
     code = {}
     for one in (function, *functions):
@@ -286,14 +286,14 @@ def _arrays(value: Any) -> Any:
 def _code(module: str, name: str) -> dict[str, str]:
     """{module: its code} of all that ``name`` in ``module`` runs."""
     needed, imported = _needed(_parsed(module), name)
-    found = {module: "\n".join(ast.dump(part) for part in needed)}
+    code = {module: "\n".join(ast.dump(part) for part in needed)}
     todo = [*imported, *(one for part in needed for one in _imports(part))]
     while todo:
         other = todo.pop()
-        if other not in found and other not in _REPORTING:
-            found[other], imports = _whole(other)
+        if other not in code and other not in _REPORTING:
+            code[other], imports = _whole(other)
             todo += imports
-    return found
+    return code
 
 
 @functools.cache
@@ -435,10 +435,10 @@ def published(name: str) -> dict[str, Any]:
       ValueError: the file does not say where they come from.
     """
     path = _PUBLISHED / f"{name}.yaml"
-    found = yaml.safe_load(path.read_text())
-    if not found.get("source"):
+    entry = yaml.safe_load(path.read_text())
+    if not entry.get("source"):
         raise ValueError(f"{path} has no entry 'source' that says where its numbers were published")
-    return found
+    return entry
 
 
 # ---- tables -----------------------------------------------------------------------------------------------
@@ -507,11 +507,11 @@ def names(flag: str, text: str, known: Collection[str], separator: str = ",") ->
     Raises:
       ValueError: one that is not among ``known``; the message names the flag and all that are.
     """
-    given = text.split(separator)
-    if unknown := set(given) - set(known):
+    selection = text.split(separator)
+    if unknown := set(selection) - set(known):
         listed = f"{separator} ".join(known)
         raise ValueError(f"--{flag}: {', '.join(sorted(unknown))} is none of {listed}")
-    return given
+    return selection
 
 
 def check_seeds(seeds: int, flag: str = "seeds") -> None:
@@ -522,7 +522,7 @@ def check_seeds(seeds: int, flag: str = "seeds") -> None:
 
 def finish(
     settings: Any,
-    found: Mapping[str, Any],
+    outcome: Mapping[str, Any],
     report: Callable[[Mapping[str, Any]], Iterable[str]],
     claims: Callable[[Mapping[str, Any]], Iterable[Claim]] = lambda result: (),
     name: str = REPORT,
@@ -531,12 +531,12 @@ def finish(
 
     Args:
       settings: of the study, with a field ``out``.
-      found: what came out.
+      outcome: what came out.
       report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them.
       claims: what is claimed of a result.
       name: of the report.
     """
-    result = {**log.provenance(), "settings": dataclasses.asdict(settings), **found}
+    result = {**log.provenance(), "settings": dataclasses.asdict(settings), **outcome}
     result["claims"] = judged(claims(result))
     folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -555,10 +555,10 @@ def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
     """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``."""
 
     def command(_: list[str]) -> None:
-        given = flags.read(settings)
-        run(given)
-        print((Path(given.out) / name).read_text())
-        print(f"Everything is in {given.out}; look at {name} first.")
+        run_settings = flags.read(settings)
+        run(run_settings)
+        print((Path(run_settings.out) / name).read_text())
+        print(f"Everything is in {run_settings.out}; look at {name} first.")
 
     app.run(flags.reporting(command), flags_parser=flags.parser(settings))
 

@@ -60,8 +60,8 @@ def outcomes(
                 if waiting.pop(place) and lifecycle.holder(place):
                     waiting[place] = time.time() + PAUSE
                     continue
-                given = dataclasses.asdict(programs[place]), str(place), metric, deadline, os.getcwd()
-                running[remote.options(name=place.name).remote(*given)] = place
+                arguments = dataclasses.asdict(programs[place]), str(place), metric, deadline, os.getcwd()
+                running[remote.options(name=place.name).remote(*arguments)] = place
             if not running:
                 time.sleep(PAUSE)
                 continue
@@ -146,8 +146,8 @@ def _result(ray: ModuleType, reference: Any) -> tuple[str, Any]:
 def _warn_of_resources(ray: ModuleType, cpus: float, gpus: float) -> None:
     """Says so if no machine has what a task needs: it would wait without a word."""
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if not any(own.get("CPU", 0) >= cpus and own.get("GPU", 0) >= gpus for own in machines):
-        have = "; ".join(f"{own.get('CPU', 0):g} and {own.get('GPU', 0):g}" for own in machines)
+    if not any(machine.get("CPU", 0) >= cpus and machine.get("GPU", 0) >= gpus for machine in machines):
+        have = "; ".join(f"{machine.get('CPU', 0):g} and {machine.get('GPU', 0):g}" for machine in machines)
         print(
             f"no machine of the cluster has {cpus:g} CPUs and {gpus:g} GPUs for a program (they have {have}): programs "
             "wait until one joins; --cpus and --gpus change what each asks for",

@@ -189,24 +189,24 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
 def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list[float]]]:
     """What the script's ``run`` takes. Raises ValueError on a parameter that does not exist or has another type."""
     script, module = SCRIPTS[program.script], _module(program.script)
-    given = program.fixed | {"workdir": str(workdir)}
+    fixed = program.fixed | {"workdir": str(workdir)}
     if "workdir" in program.fixed:
         raise ValueError(
             "the sweep sets workdir, which decides where runs are stored: give --workdir to the runner"
         )
     defaults, config_of = _defaults(program.script), _config_of(program.script)
-    config = config_of(str(given.get("agent", defaults.agent)))
-    for name in given:
+    config = config_of(str(fixed.get("agent", defaults.agent)))
+    for name in fixed:
         if name not in config_flags.names(defaults) and name in config_flags.names(config):
             raise ValueError(
                 f"experiments.{program.script} has no setting {name!r}: did you mean 'agent.{name}'?"
             )
     if script.presets:
-        settings, config = presets.resolve(program.script, defaults, config_of, script.task, given)
+        settings, config = presets.resolve(program.script, defaults, config_of, script.task, fixed)
     else:
-        own = {name.removeprefix("agent."): x for name, x in given.items() if name.startswith("agent.")}
-        plain = {name: x for name, x in given.items() if not name.startswith("agent.")}
-        settings, config = config_flags.with_fields(defaults, plain), config_flags.with_fields(config, own)
+        fields = {name.removeprefix("agent."): x for name, x in fixed.items() if name.startswith("agent.")}
+        plain = {name: x for name, x in fixed.items() if not name.startswith("agent.")}
+        settings, config = config_flags.with_fields(defaults, plain), config_flags.with_fields(config, fields)
     module.check(settings, *([config] if program.script == "model_based" else []))
     return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
 
@@ -277,7 +277,7 @@ def check_folder(program: Program, place: Path) -> None:
 
 def load(
     file: str,
-    given: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     workdir: str = "",
     *,
     count: int = 10,
@@ -288,7 +288,7 @@ def load(
 
     Args:
       file: of the sweep.
-      given: {flag: value} in place of what the file says of that flag.
+      overrides: {flag: value} in place of what the file says of that flag.
       workdir: the folder of all its programs; by default runs/sweeps/FILE.
       count, seed: of a random sweep, how many draws, and of which they are.
       together: runs trained as one program, at most.
@@ -296,7 +296,7 @@ def load(
     Raises:
       ValueError: a file or a flag that cannot be used; the message names the file.
     """
-    sweep = overridden(read(file), given)
+    sweep = overridden(read(file), overrides)
     root = expanded(workdir or f"runs/sweeps/{Path(file).stem}")
     runs = list(combinations(sweep, count, seed))
     if not runs:
@@ -452,8 +452,8 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
     return [
-        _row(part, workdir) | {"score": own.mean(), "ci95": list(interval(own))}
-        for part, own in zip(each, scores, strict=True)
+        _row(part, workdir) | {"score": per_seed.mean(), "ci95": list(interval(per_seed))}
+        for part, per_seed in zip(each, scores, strict=True)
     ]
 
 
@@ -595,8 +595,7 @@ def status(planned: Mapping[Path, Program]) -> Iterator[str]:
         share = one.step / one.total
         agent = str(planned[place].fixed.get("agent", ""))
         trained = size * share if one.seconds else 0.0
-        own = np.array([size * (1 - share), trained, one.seconds])
-        work[agent] = work.get(agent, np.zeros(3)) + own
+        work[agent] = work.get(agent, np.zeros(3)) + np.array([size * (1 - share), trained, one.seconds])
         error = f"  {one.error.splitlines()[0]}" if one.error else ""
         yield f"{one.name:8s} {100 * share:4.0f} %  {place.name}{error}"
     left, trained, seconds = sum(work.values())
@@ -605,8 +604,8 @@ def status(planned: Mapping[Path, Program]) -> Iterator[str]:
     if not trained:
         yield "nothing was trained yet that says how long the rest takes"
         return
-    rest = sum(own[0] * (own[2] / own[1] if own[1] else seconds / trained) for own in work.values())
-    unknown = [agent for agent, own in work.items() if own[0] and not own[1]]
+    rest = sum(sums[0] * (sums[2] / sums[1] if sums[1] else seconds / trained) for sums in work.values())
+    unknown = [agent for agent, sums in work.items() if sums[0] and not sums[1]]
     guessed = f", of {', '.join(unknown)} at the mean speed of the others" if unknown else ""
     yield f"the rest takes one process about {timedelta(seconds=round(rest))} at the speed so far{guessed}"
 
@@ -615,13 +614,13 @@ def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:
     """The best rows, with the parameters in which they differ; the last line says how many were left out."""
     shared = set.intersection(*(set(map(str, row["parameters"].items())) for row in rows)) if rows else set()
     for row in rows[:_SHOWN]:
-        own = {name: value for name, value in row["parameters"].items() if str((name, value)) not in shared}
+        varied = {name: x for name, x in row["parameters"].items() if str((name, x)) not in shared}
         score = (
             f"{row['score']:10.4g}  [{row['ci95'][0]:.4g}, {row['ci95'][1]:.4g}]"
             if "score" in row
             else row["error"].splitlines()[0]
         )
-        yield f"{score}  {own}"
+        yield f"{score}  {varied}"
     if len(rows) > _SHOWN:
         yield f"... and {len(rows) - _SHOWN} more runs: all {len(rows)} are in {place}"
 
@@ -636,7 +635,7 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
     """
     planned, metric, goal = sweep.programs, sweep.metric, sweep.goal
     rows = done(sweep)
-    store(ranked([row for own in rows.values() for row in own], goal))
+    store(ranked([row for program_rows in rows.values() for row in program_rows], goal))
     for place, program in planned.items():
         if place in rows:
             continue
@@ -656,7 +655,7 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
         if shard.is_main():
             for error in failures(rows[place])[:1]:
                 print(f"failed: {error}", file=sys.stderr)
-        store(ranked([row for own in rows.values() for row in own], goal))
+        store(ranked([row for program_rows in rows.values() for row in program_rows], goal))
     return True
 
 
@@ -665,7 +664,7 @@ def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues
     from sweeps import cluster
 
     rows, whole = done(sweep), True
-    store(ranked([row for own in rows.values() for row in own], sweep.goal))
+    store(ranked([row for program_rows in rows.values() for row in program_rows], sweep.goal))
     left = {place: program for place, program in sweep.programs.items() if place not in rows}
     if not left:
         return True
@@ -680,7 +679,7 @@ def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues
         lost = [_row(part, place) | {"error": answer} for part in left[place].apart()]
         rows[place] = answer if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
-        store(ranked([row for own in rows.values() for row in own], sweep.goal))
+        store(ranked([row for program_rows in rows.values() for row in program_rows], sweep.goal))
     return whole
 
 
@@ -752,13 +751,13 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         return
     rows: list[dict[str, Any]] = []
 
-    def store(found: list[dict[str, Any]]) -> None:
-        rows[:] = found
+    def store(ranking: list[dict[str, Any]]) -> None:
+        rows[:] = ranking
         if not shard.is_main():
             return
         try:
             sweep.root.mkdir(parents=True, exist_ok=True)
-            log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": found})
+            log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": ranking})
         except OSError as error:
             remedy = f"{error.strerror}: change that, and the same command goes on; what is finished stays as it is"
             raise OSError(error.errno, remedy, str(sweep.root / SWEEP)) from error
@@ -784,11 +783,11 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         raise SystemExit(1)
 
 
-def from_flags(file: str, given: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define_layout`, over which ``given`` wins; `adopt` with --finished."""
+def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
+    """`load` with the flags of `define_layout`, over which ``overrides`` win; `adopt` with --finished."""
     sweep = load(
         file,
-        _overrides(values.set) | given,
+        _overrides(values.set) | overrides,
         values.workdir,
         count=values.count,
         seed=values.seed,
