@@ -78,8 +78,8 @@ def finished(
 ) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
     """The file, the flags and the programs of a board whose runs are all finished; the first tier is of 600 steps."""
     (tmp_path / "locomotion").mkdir()
-    made = {"transitions": 600, "normalized_return_d4rl": 12.34}
-    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", made)
+    record = {"transitions": 600, "normalized_return_d4rl": 12.34}
+    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
     file = board(tmp_path)
     plan = sweeps.load(file, {}, str(tmp_path / "runs"))
     for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
@@ -100,9 +100,9 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     }
     for i, cell in enumerate(result["cells"]):
         for which, values in expected.items():
-            own = values[i // 3, i % 3]
-            np.testing.assert_allclose(cell[which]["each"], own)
-            t = stats.ttest_1samp(own, 0).confidence_interval(0.95)
+            scores = values[i // 3, i % 3]
+            np.testing.assert_allclose(cell[which]["each"], scores)
+            t = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
             np.testing.assert_allclose(cell[which]["ci95"], t)
     bc, iql = expected["last"]  # [task, seed]
     aggregates = result["aggregates"]
@@ -111,7 +111,7 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     assert aggregates["iql"]["optimality_gap"]["value"] == pytest.approx(gap)
     low, high = aggregates["iql"]["mean"]["ci95"]
     rng = np.random.default_rng(1)
-    means = np.mean([rng.choice(own, (50_000, SEEDS)).mean(1) for own in iql], 0)  # within tasks
+    means = np.mean([rng.choice(scores, (50_000, SEEDS)).mean(1) for scores in iql], 0)  # within tasks
     np.testing.assert_allclose([low, high], np.quantile(means, [0.025, 0.975]), atol=0.5)
     (pair,) = [row for row in result["improvement"] if (row["x"], row["y"]) == ("iql", "bc")]
     wins = [a > b for k in range(3) for a in iql[k] for b in bc[k]]
@@ -140,8 +140,8 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}
     beside: dict[int, dict[str, list[str]]] = {}
     for updates in (20, 1_000_000):
-        own = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
-        plan = sweeps.load(board(tmp_path, parameters=own), {}, str(tmp_path / f"{updates}"))
+        all_parameters = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
+        plan = sweeps.load(board(tmp_path, parameters=all_parameters), {}, str(tmp_path / f"{updates}"))
         for place in plan.programs:
             leave(place, SCORES[0, 0])
             stored = log.read_json(place / log.RESULT)
@@ -230,9 +230,9 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
         for name, count in (("bc", 5), ("iql", 3), ("cql", 1))
         for k in range(count)
     ]
-    found = report._aggregated(cells, "return")
-    assert found["aggregate_tasks"] == ["0", "1", "2"] and list(found["aggregates"]) == ["bc", "iql"]
-    assert "optimality_gap" not in found["aggregates"]["bc"]  # of returns nobody knows the optimum
+    summary = report._aggregated(cells, "return")
+    assert summary["aggregate_tasks"] == ["0", "1", "2"] and list(summary["aggregates"]) == ["bc", "iql"]
+    assert "optimality_gap" not in summary["aggregates"]["bc"]  # of returns nobody knows the optimum
     cells[1]["last"]["each"] = np.arange(2.0)
     with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
         report._aggregated(cells, "return")
@@ -295,8 +295,9 @@ def test_finished_runs_of_several_machines_make_one_report(
     places = list(programs)
     machine = {"cpu": "Abacus", "cores": 2, "backend": "cpu", "device": "cpu", "devices": 1}
     for i, place in enumerate(places):  # three on this machine, three on another and on other data
-        own = {"commit": f"{i // 3}" * 40, "digest": f"{i // 5}", "hardware": machine | {"cores": 2 + i // 3}}
-        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | own)
+        hardware = machine | {"cores": 2 + i // 3}
+        provenance = {"commit": f"{i // 3}" * 40, "digest": f"{i // 5}", "hardware": hardware}
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | provenance)
         (place / "checkpoints").mkdir()
     whole = report_on(file, *where, "--store")
     stored = tmp_path / "out" / report.STORED

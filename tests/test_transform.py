@@ -63,14 +63,14 @@ def test_each_array_of_a_dictionary_has_its_own_moments_and_images_stay(dataset:
     )
     fitted = transform.fit(apart, normalize_observations=True)
     seen = transform.from_json(json.loads(json.dumps(transform.to_json(fitted))))
-    found = transform.apply(seen, apart).transitions
+    transitions = transform.apply(seen, apart).transitions
     expected = transform.apply(transform.fit(dataset, normalize_observations=True), dataset).transitions
     for name in ("observation", "next_observation"):
-        parts = getattr(found, name)["parts"]
+        parts = getattr(transitions, name)["parts"]
         np.testing.assert_array_equal(
             np.concatenate([parts["first"], parts["second"]], 1), getattr(expected, name)
         )
-        assert getattr(found, name)["image"] is image
+        assert getattr(transitions, name)["image"] is image
 
 
 def test_entities_share_the_moments_of_a_feature_however_many_there_are_and_end_at_5(
