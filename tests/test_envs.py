@@ -359,9 +359,9 @@ def test_only_the_copies_named_are_reset_and_stepped(processes: int) -> None:
 def test_results_are_not_overwritten_by_later_steps() -> None:
     with envs.vector("toy_environments:Countdown-v0", 2, processes=0) as vector:
         first = vector.reset([0, 1])
-        kept = first.copy()
+        snapshot = first.copy()
         vector.reset([2, 3])
-        np.testing.assert_array_equal(first, kept)
+        np.testing.assert_array_equal(first, snapshot)
 
 
 def test_workers_are_separate_processes_without_jax() -> None:

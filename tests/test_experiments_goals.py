@@ -56,12 +56,12 @@ def test_a_run_says_how_often_each_task_is_reached(
     assert result["environment"] == "goals/TwoRooms-v0" and result["support"] == pytest.approx([-100, 0])
     success = np.array([row["eval/success"] for row in log.read(folder)])  # [T, S, episodes]
     assert success.shape == (3, 2, 2 * 5)
-    found = result["reached"]
-    assert found["updates"] == [2, 4, 6] and [*found["tasks"]] == [*(f"task{i}" for i in range(1, 6)), "all"]
+    rates = result["reached"]
+    assert rates["updates"] == [2, 4, 6] and [*rates["tasks"]] == [*(f"task{i}" for i in range(1, 6)), "all"]
     for task in range(5):
         each = success[:, :, task::5].mean((0, 2))
-        np.testing.assert_allclose(found["tasks"][f"task{task + 1}"]["each"], each)
-    np.testing.assert_allclose(found["tasks"]["all"]["each"], success.mean((0, 2)))
+        np.testing.assert_allclose(rates["tasks"][f"task{task + 1}"]["each"], each)
+    np.testing.assert_allclose(rates["tasks"]["all"]["each"], success.mean((0, 2)))
     rows = log.read(folder)
     assert all(np.isfinite(row["train/value_loss"]).all() for row in rows)
     held_out = np.array([row["validation/value_loss"] for row in rows])
@@ -101,10 +101,10 @@ def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         for step, score in enumerate((0.0, 1.0, 1.0, 0.0)):
             record.write(step, {"eval/success": np.full((2, 10), score) * np.tile([1, 1, 1, 1, 0], 2)})
-    found = goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0")
-    np.testing.assert_array_equal(found["updates"], [1, 2, 3])
-    assert found["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and found["tasks"]["task5"]["mean"] == 0
-    assert found["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
+    rates = goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0")
+    np.testing.assert_array_equal(rates["updates"], [1, 2, 3])
+    assert rates["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and rates["tasks"]["task5"]["mean"] == 0
+    assert rates["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
 
 
 def test_tasks_are_counted_apart_for_every_variant_of_a_sweep(
@@ -185,7 +185,7 @@ def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_pa
         tmp_path / agent, agent=agent, updates=6000, eval_every=1000, eval_episodes=20, batch_size=256
     )
     plain = gcbc.Config(hidden=(64, 64), learning_rate=1e-3)
-    own = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
-    score = goals.run(chosen, own)["reached"]["tasks"]["all"]["mean"]
+    agent_config = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
+    score = goals.run(chosen, agent_config)["reached"]["tasks"]["all"]["mean"]
     cloned = goals.run(dataclasses.replace(chosen, agent="gcbc", workdir=str(tmp_path / "gcbc")), plain)
     assert score > max(least, cloned["reached"]["tasks"]["all"]["mean"] + 0.1)
