@@ -246,7 +246,7 @@ def test_what_the_language_document_shows_runs(tmp_path: Path, monkeypatch: pyte
     assert names["candidates"] == PROGRAMS and names["best"].shape == (1, 1)
     assert steps == [2, 2]  # of which B-Coder's second is of its second stage
     assert names["data"].reward.sum() == pytest.approx(-0.9)
-    assert names["made"].tokens.shape == (1, 3)
+    assert names["sampled"].tokens.shape == (1, 3)
 
 
 # ---- the example of a new agent -----------------------------------------------------------------------------
