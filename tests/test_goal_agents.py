@@ -417,6 +417,21 @@ def test_subgoals_of_hiql_are_the_candidates_represented_most_like_the_proposal(
     assert len(np.unique(np.asarray(chosen), axis=0)) > 1
 
 
+def test_hiql_learns_from_a_state_of_zeros_with_itself_as_a_goal() -> None:
+    """Networks that start without biases represent it by zeros: no direction, which was NaN in all parameters."""
+    config = agents.get("hiql").Config(hidden=(4,))
+    of = agents.get("hiql").make(config, SPEC, heads.make("scalar"), optax.sgd)
+    state = jax.eval_shape(of.init, jax.random.key(0), random_batch())
+    params = jax.tree.map(lambda x: np.full(x.shape, x.ndim > 1, np.float32), state.params)
+    zeros = np.zeros((ROWS, WIDTH), np.float32)
+
+    def total(params: Tree) -> jax.Array:
+        return of.value(state._replace(params=params), goals.conditioned(zeros, zeros), None).sum()
+
+    results = jax.jit(jax.value_and_grad(total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("agent", ORACLES)
 def test_integer_actions_and_entities_have_shapes(agent: str) -> None:
