@@ -306,6 +306,16 @@ def test_random_goals_are_others_in_every_episode_and_do_not_end_it() -> None:
     assert steps == two_rooms.LIMIT and successes > 10
 
 
+def test_random_places_of_an_ant_its_ball_and_the_goal_are_three() -> None:
+    pytest.importorskip("ogbench")
+    env = envs.make("random-goals/antsoccer-arena-v0")
+    env.reset(seed=0)
+    ant, ball = env.unwrapped.get_agent_ball_xy()
+    places = np.stack([ant, ball, env.unwrapped.cur_goal_xy])
+    assert len({tuple(env.unwrapped.xy_to_ij(place)) for place in places}) == 3
+    env.close()
+
+
 def test_random_cubes_do_not_overlap() -> None:
     class Table:
         _num_cubes, _target_sampling_bounds = 4, ((0.3, -0.3), (0.55, 0.3))
