@@ -85,6 +85,7 @@ def test_what_is_published_can_be_run(script: str) -> None:
         ("hopper-medium-replay-regen-v5", "hopper-medium-replay"),
         ("minari:D4RL/door/human-v2", "door-human"),
         ("/data/walker2d-expert-v2.hdf5", "walker2d-expert"),
+        ("/a+b/heavy-cube-double-ppp-v0.npz+entities", "heavy-cube-double-ppp+entities"),
         ("cube-single-play-singletask-task2-v0", "cube-single-play-singletask-task2"),
         ("ALE/Pong-v5", "ALE/Pong"),
         ("Hopper-v5+distractors10-map3", "Hopper+distractors10-map3"),
@@ -137,6 +138,8 @@ def test_a_family_decides() -> None:
 def test_what_was_tuned_for_other_datasets_is_missing() -> None:
     preset = presets.find("offline", "sac_n", "hopper-random-v2", "scalar")
     assert preset and preset.missing == ["what was tuned for hopper-random alone"]
+    preset = presets.find("goals", "hecrl", "heavy-cube-triple-ppp-v0+entities", "scalar")
+    assert preset and not any("tuned for" in missing for missing in preset.missing)
 
 
 def test_an_unknown_preset_is_refused() -> None:
