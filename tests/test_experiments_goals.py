@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from test_experiments import assert_same_bits, files
 
 from experiments import goals
-from rl import agents, log
+from rl import acting, agents, log, shard
 from rl.agents import gcbc
 from rl.envs import two_rooms
 from rl.replay.goals import Goals, Hindsight
+from rl.types import State
 
 TINY: dict[str, Any] = {
     "agent": "gcivl",
@@ -28,6 +32,9 @@ TINY: dict[str, Any] = {
     "batch_size": 8,
     "tensorboard": False,
 }
+
+
+EVEN = Hindsight(value=Goals(geometric=False))  # distances that need no discount
 
 
 def settings(folder: Path, **changes: Any) -> goals.Settings:
@@ -124,6 +131,7 @@ def test_tasks_are_counted_apart_for_every_variant_of_a_sweep(
     assert [one["reached"]["tasks"]["all"]["mean"] for one in variants] == [0.0, 1.0]
     goals.show({"settings": {"protocol": "ogbench"}, "variants": variants, "folder": str(tmp_path)})
     table = capsys.readouterr().out
+    assert "| goals | success, one evaluation [95 % interval] |" in table  # fewer than a score is the mean of
     assert "| alpha=0.1: task5 | 0.000 [" in table and "| alpha=3: all | 1.000 [" in table
 
 
@@ -138,6 +146,30 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
     np.testing.assert_array_equal(
         result["reached"]["tasks"]["all"]["each"], np.mean(row["eval/final_success"], 1)
     )
+
+
+class Silent(two_rooms.TwoRooms):
+    """Two rooms whose steps do not say whether the goal is reached."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        return *super().step(action)[:4], {}
+
+
+gymnasium.register("Silent-v0", Silent, max_episode_steps=2)
+
+
+def test_an_environment_that_does_not_say_what_is_reached_is_refused_by_the_first_evaluation(
+    tmp_path: Path,
+) -> None:
+    """And not at the end of the run, by a metric that nobody has logged."""
+    chosen = settings(tmp_path, environment="Silent-v0")
+    task, mesh = goals.problem(chosen, config(), [config()]), shard.mesh(1, 1)
+    stay = acting.memoryless(lambda state, observation, key: jnp.zeros_like(observation["goal"]))
+    with (
+        goals.scorer(chosen, task, SimpleNamespace(actor=stay), 1, mesh) as score,  # type: ignore[arg-type]
+        pytest.raises(ValueError, match=r"Silent-v0 does not say whether .*--environment"),
+    ):
+        score(State({}, {}, {}, jnp.zeros(())), 1)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +188,7 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
             {},
             "does not fit the data",
         ),
+        ("gcivl", {}, {"discount": 1.0, "goals": EVEN}, "--agent.discount=1.0 must be below 1"),
         ("gcivl", {}, {"goals": Hindsight(value=Goals(0.5, 0.5, 0.5))}, "goals.value: probabilities"),
         ("hiql", {}, {"goals": Hindsight(subgoal_steps=100)}, "subgoal_steps=100 is longer than every"),
     ],
