@@ -51,6 +51,11 @@ _THRESHOLDS = 101  # of a performance profile
 _RESAMPLES = 10_000
 _OTHER = "other code"  # the state of a folder that holds another run than the sweep asks for
 STORED = "finished"  # the folder of a report in which finished runs are stored
+# Settings that do not decide what a run learns, nor when it is evaluated.
+_INDIFFERENT = (
+    *("seed", "seeds", "workdir", "overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
+    *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -216,16 +221,43 @@ def _strangers(plan: sweeps.Sweep) -> list[str]:
 
 
 def _check_apart(parts: Sequence[Part]) -> None:
-    """Raises ValueError if two runs would be the same cell and the same seeds."""
-    seen: dict[tuple[Any, ...], Path] = {}
+    """Raises ValueError if two runs of one cell have the same seeds, or differ in more than seeds."""
+    cells: dict[tuple[str, str], dict[int, Part]] = {}
     for part in parts:
-        key = (part.variant, part.task, part.parameters.get("seed"))
-        if key in seen:
+        seed = getattr(_settings(part)[0], "seed", 0)
+        cell = cells.setdefault((part.variant, part.task), {})
+        if seed in cell:
             raise ValueError(
-                f"{seen[key]} and {part.folder} are both {part.variant} on {part.task} with the same seed: report "
-                "their files apart"
+                f"{cell[seed].folder} and {part.folder} are both {part.variant} on {part.task} with the same seed: "
+                "report their files apart"
             )
-        seen[key] = part.folder
+        first = next(iter(cell.values()), part)
+        if differences := _changed(first, part):
+            raise ValueError(
+                f"{first.folder} and {part.folder} are both {part.variant} on {part.task}, but are no seeds of one "
+                f"run: the second has {' '.join(differences)}. Report their files apart"
+            )
+        cell[seed] = part
+
+
+def _settings(part: Part) -> tuple[Any, Any]:
+    """The settings of a run, and its agent's hyper-parameters."""
+    settings, config, _ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+    return settings, config
+
+
+def _changed(first: Part, second: Part, *without: str) -> list[str]:
+    """The flags of what the second run learns by and the first does not; the task does not count."""
+    indifferent = (*_INDIFFERENT, *without, sweeps.SCRIPTS[second.script].task)
+    flat = []
+    for part in (first, second):
+        settings, config = _settings(part)
+        agent = {f"agent.{name}": value for name, value in dataclasses.asdict(config).items()}
+        flat.append(
+            {name: str(x) for name, x in (dataclasses.asdict(settings) | agent).items()}
+        )  # NaN is NaN
+    before, now = flat
+    return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
 
 
 def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[sweeps.Sweep]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -284,6 +285,28 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
     (place / log.RESULT).unlink()  # of the second half of the seeds: the rest is no score of the run
     result = report.run([plan], str(tmp_path / "out"))
     assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, None),
+        ({"seed": 0}, "with the same seed"),  # the default, which the other file does not write
+        ({"seed": 1, "updates": 40}, "but are no seeds of one run: the second has --updates=40. Report"),
+        ({"seed": 1, "head": "c51", "agent.expectile": 0.9}, "--head=c51 --agent.expectile=0.9"),
+        ({"seed": 1, "eval_every": 20}, "--eval_every=20"),  # whose curves have other steps
+    ],
+)
+def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
+    changed: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    plain = {"agent": "iql", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
+    parts = []
+    for values in (plain, plain | changed):
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        parts += report._parts(sweeps.load(file, {}))
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        report._check_apart(parts)
 
 
 def test_finished_runs_of_several_machines_make_one_report(
