@@ -56,6 +56,8 @@ _INDIFFERENT = (
     *("seed", "seeds", "workdir", "overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
     *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
 )
+# Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
+_SCORING = ("eval_every", "eval_episodes", "policy_estimates", "head", "head_size", "head_low", "head_high")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -563,6 +565,10 @@ def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list
         differs.append(f"{length:,} {script.length}")
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
+        return differs
+    preset = {name: x for name, x in part.parameters.items() if name in ("agent", "preset", script.task)}
+    if changed := _changed(part._replace(parameters=preset), part, script.length, *_SCORING):
+        differs.append(f"other settings than published ({' '.join(changed)})")
     return differs
 
 

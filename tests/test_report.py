@@ -172,6 +172,24 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     assert "here data are not D4RL's own -v2 files." in apart
 
 
+def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: Path) -> None:
+    """IQL's published expectile on these tasks is 0.7."""
+    own = {
+        "dataset": {"value": "hopper-medium-v2"},
+        "updates": {"value": 1_000_000},
+        "eval_every": {"value": 1000},
+        "agent.expectile": {"values": [0.7, 0.9]},
+        "batch_size": {"values": [256, 32]},
+        "head_size": {"value": 51},  # which a scalar head does not read
+    }
+    parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
+    differs = [row["differs"] for part in parts for row in report._published([part], [])]
+    flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
+    assert sorted(map(str, differs)) == sorted(
+        str([f"other settings than published ({flag})"] if flag else []) for flag in flags
+    )
+
+
 def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
     """A name that is misspelt in a file would never be found."""
     tasks = {presets.task_name(name) for name in data.names()}
