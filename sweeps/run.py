@@ -170,8 +170,8 @@ def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[di
 def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> list[Program]:
     """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
-    A value of 0 stays out of a group, because it may switch a term off; so does the discount, on which the
-    support of categorical heads depends.
+    A value of 0 stays out of a group, because it may switch a term off; so do the discounts, by which the support of
+    categorical heads and the returns of chunks are made.
     """
     groups: dict[str, list[Program]] = {}
     for run in runs:
@@ -506,7 +506,7 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
 
 def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) -> bool:
     field = name.removeprefix("agent.")
-    if not SCRIPTS[script].together or field == name or field == "discount":
+    if not SCRIPTS[script].together or field == name or field in ("discount", "chunk_discount"):
         return False
     if type(value) not in (int, float) or value == 0:
         return False
