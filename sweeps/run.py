@@ -13,8 +13,10 @@ only in float hyper-parameters of the agent are trained together as one program,
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
-whatever else was added to the file since. A run that fails leaves failed.json, and the others go on. The same command
-may run several times at once, also on several machines that share the folder: each takes what no other has open.
+whatever else was added to the file since. Runs that are trained together are finished together: another value of one of
+their hyper-parameters makes another program, which trains all of them. A run that fails leaves failed.json, and the
+others go on. The same command may run several times at once, also on several machines that share the folder: each takes
+what no other has open.
 Tiers of locomotion that `experiments.collect` makes, and that are not there yet, are made before their first run.
 """
 
