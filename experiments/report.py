@@ -115,6 +115,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "strangers": [name for plan in plans for name in _strangers(plan)],
         "data": _data(parts),
         "other_data": _other_data(parts),
+        "other_lengths": _other_lengths(parts),
         "machines": _machines(parts),
         "cells": cells,
         "better": _better(cells, against),
@@ -326,6 +327,16 @@ def _other_data(parts: Sequence[Part]) -> list[str]:
         if part.result and part.result.get("digest"):
             digests.setdefault(part.task, set()).add(str(part.result["digest"]))
     return [task for task, task_digests in digests.items() if len(task_digests) > 1]
+
+
+def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+    """{task: {variant: updates, or environment steps}} where the finished runs of a task were not equally long."""
+    lengths: dict[str, dict[str, int]] = {}
+    for part in (part for part in parts if part.scores is not None):
+        script, (settings, config) = sweeps.SCRIPTS[part.script], _settings(part)
+        unit = getattr(config, script.per_unit) if script.per_unit else 1
+        lengths.setdefault(part.task, {})[part.variant] = getattr(settings, script.length) * unit
+    return {task: of_task for task, of_task in lengths.items() if len(set(of_task.values())) > 1}
 
 
 def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -616,7 +627,8 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the finished runs were made with, unless it is one machine and the report's code; where data differ."""
+    """What the finished runs were made with, unless it is one machine and the report's code; where data or lengths
+    differ."""
     machines = result["machines"]
     if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
         rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
@@ -626,6 +638,13 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
             f"**Not the same data:** runs on {', '.join(result['other_data'])} were trained on files that differ, as "
             "their digests say."
         )
+    if result["other_lengths"]:
+        unit = "environment steps" if result["unit"] == "steps" else "updates"
+        tasks = [
+            f"on {task} {', '.join(f'`{variant}` {length:,}' for variant, length in of_task.items())}"
+            for task, of_task in result["other_lengths"].items()
+        ]
+        yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
 
 
 def _style(result: Mapping[str, Any]) -> str:

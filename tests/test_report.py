@@ -327,6 +327,23 @@ def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
         report._check_apart(parts)
 
 
+def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline of a tenth of the updates is no baseline."""
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    plans = []
+    for agent, updates in (("bc", 20), ("iql", 200)):
+        values = {"agent": agent, "dataset": TASKS[0], "updates": updates, "eval_every": 10}
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        plans.append(sweeps.load(file, {}, str(tmp_path / agent)))
+        (place,) = plans[-1].programs
+        leave(place, SCORES[0, 0])
+        log.result(place, {**log.read_json(place / log.RESULT), "updates": updates})
+    result = report.run(plans, str(tmp_path / "out"))
+    blocks = list(report.report(result))
+    assert f"**Not the same number of updates:** on {TASKS[0]} `bc` 20, `iql` 200." in blocks
+    assert report.run(plans[:1], str(tmp_path / "alone"))["other_lengths"] == {}
+
+
 def test_finished_runs_of_several_machines_make_one_report(
     finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
