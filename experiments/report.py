@@ -202,14 +202,17 @@ def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
 
 
 def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, Any]:
-    """A program's state, for result.json."""
+    """A program's state, for result.json, with those of its runs that are not finished, or all if none is left.
+
+    Runs whose program diverged are trained one by one: some may be finished, and the program is not.
+    """
     group = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
-    state = group[0].state
+    state, left = group[0].state, [part for part in group if part.result is None]
     return {
         "folder": str(place),
-        "variants": [part.variant for part in group],
+        "variants": [part.variant for part in left or group],
         "task": group[0].task,
-        "state": state.name,
+        "state": state.name if left else "done",
         "share": state.step / state.total,
         "error": state.error,
     }

@@ -327,6 +327,27 @@ def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
         report._check_apart(parts)
 
 
+def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    parameters = {"agent.expectile": {"values": [0.5, 0.9]}, "dataset": {"value": TASKS[0]}}
+    parameters |= {"updates": {"value": 20}, "eval_every": {"value": 10}}
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    ((place, program),) = plan.programs.items()
+    leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
+    card(program, place)
+    log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
+        leave(place / f"{i:03d}", SCORES[0, i])
+        alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}
+        log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
+        result = report.run([plan], str(tmp_path / "out"))
+        assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
+        missing = "".join(report._missing(result))
+        assert states[1] in missing and "expectile=0.5" not in missing
+
+
 def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of a tenth of the updates is no baseline."""
     monkeypatch.setattr(report, "draw", lambda folder, result: None)
