@@ -165,8 +165,17 @@ def population(
         stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
         return stacked._replace(step=state.step + steps), report
 
-    act = jax.vmap(make(config).act, (STACKED, 0, 0))
-    return Population(init, epoch, act, acting.over_seeds(acting.actor(make(config)), STACKED))
+    def over_seeds(part: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
+        """A function of a learner for all seeds, each with its hyper-parameters: `arsq` acts by a temperature, say."""
+
+        def call(state: State, *arguments: Any) -> Any:
+            one = lambda hyper, state, *arguments: part(learner(hyper))(state, *arguments)
+            return jax.vmap(one, (0, STACKED, *(0 for _ in arguments)))(hypers, state, *arguments)
+
+        return call
+
+    actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
+    return Population(init, epoch, over_seeds(lambda x: x.act), actor)
 
 
 def epochs(

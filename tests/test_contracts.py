@@ -542,6 +542,29 @@ def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
     assert_same_bits(seed(start, 1), alone)
 
 
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Of a policy that needs no training."""
+
+    gain: float = 1.0
+
+
+def test_runs_of_a_sweep_act_with_their_hyper_parameters() -> None:
+    """Policies may depend on them, too: on arsq's temperature, or on hecrl's radius."""
+    none = lambda state, batch, key: (state, {})
+    make = lambda config: Learner(none, none, lambda state, observation, key: config.gain * observation)
+    runs = train.population(make, Gain(), replay.sampler(BATCH), STEPS, sweep={"gain": [2.0, 3.0]})
+    state, seen, keys = (
+        State({}, {}, {}, np.int32(0)),
+        np.ones((2, 1)),
+        jax.random.split(jax.random.key(0), 2),
+    )
+    np.testing.assert_array_equal(runs.act(state, seen, keys), [[2], [3]])
+    memory = runs.actor.start(state, seen)
+    action, _ = runs.actor.act(state, memory, seen, np.ones((2, 1), bool), keys)
+    np.testing.assert_array_equal(action, [[2], [3]])
+
+
 @pytest.mark.parametrize("field", ["hidden", "critics", "layer_norm", "no_such_field"])
 def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
     with pytest.raises(ValueError, match=f"cannot sweep '{field}' in one program"):

@@ -35,7 +35,7 @@ from experiments import (
     online,
     quickstart,
 )
-from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
+from rl import acting, agents, checkpoint, data, fitted_q, log, shard, statistics, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
@@ -166,6 +166,15 @@ def test_quickstart_compares_two_agents_on_data_it_makes(
         assert (tmp_path / agent / "curve.png").exists()
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     assert result["agents"]["bc"]["digest"] == result["agents"]["iql"]["digest"]
+
+
+def test_quickstart_says_nothing_of_intervals_that_one_seed_has_not() -> None:
+    scores = lambda each: {name: {"last": statistics.summary(each)} for name in ("success", "return")}
+    several = {name: {"scores": scores([0.0, 1.0])} for name in quickstart.CONFIGS}
+    one = {name: {"scores": scores([0.5])} for name in quickstart.CONFIGS}
+    assert "overlap" in [*quickstart.summary({"agents": several, "intervals_apart": False}, 2)][-1]
+    lines = [*quickstart.summary({"agents": one, "intervals_apart": False}, 1)]
+    assert not any("nan" in line or "overlap" in line for line in lines) and "not known" in lines[-1]
 
 
 def test_quickstart_calls_intervals_apart_only_if_they_are() -> None:

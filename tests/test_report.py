@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -171,6 +172,24 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     assert "here data are not D4RL's own -v2 files." in apart
 
 
+def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: Path) -> None:
+    """IQL's published expectile on these tasks is 0.7."""
+    own = {
+        "dataset": {"value": "hopper-medium-v2"},
+        "updates": {"value": 1_000_000},
+        "eval_every": {"value": 1000},
+        "agent.expectile": {"values": [0.7, 0.9]},
+        "batch_size": {"values": [256, 32]},
+        "head_size": {"value": 51},  # which a scalar head does not read
+    }
+    parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
+    differs = [row["differs"] for part in parts for row in report._published([part], [])]
+    flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
+    assert sorted(map(str, differs)) == sorted(
+        str([f"other settings than published ({flag})"] if flag else []) for flag in flags
+    )
+
+
 def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
     """A name that is misspelt in a file would never be found."""
     tasks = {presets.task_name(name) for name in data.names()}
@@ -284,6 +303,66 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
     (place / log.RESULT).unlink()  # of the second half of the seeds: the rest is no score of the run
     result = report.run([plan], str(tmp_path / "out"))
     assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, None),
+        ({"seed": 0}, "with the same seed"),  # the default, which the other file does not write
+        ({"seed": 1, "updates": 40}, "but are no seeds of one run: the second has --updates=40. Report"),
+        ({"seed": 1, "head": "c51", "agent.expectile": 0.9}, "--head=c51 --agent.expectile=0.9"),
+        ({"seed": 1, "eval_every": 20}, "--eval_every=20"),  # whose curves have other steps
+    ],
+)
+def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
+    changed: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    plain = {"agent": "iql", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
+    parts = []
+    for values in (plain, plain | changed):
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        parts += report._parts(sweeps.load(file, {}))
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        report._check_apart(parts)
+
+
+def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    parameters = {"agent.expectile": {"values": [0.5, 0.9]}, "dataset": {"value": TASKS[0]}}
+    parameters |= {"updates": {"value": 20}, "eval_every": {"value": 10}}
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    ((place, program),) = plan.programs.items()
+    leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
+    card(program, place)
+    log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
+        leave(place / f"{i:03d}", SCORES[0, i])
+        alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}
+        log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
+        result = report.run([plan], str(tmp_path / "out"))
+        assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
+        missing = "".join(report._missing(result))
+        assert states[1] in missing and "expectile=0.5" not in missing
+
+
+def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline of a tenth of the updates is no baseline."""
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    plans = []
+    for agent, updates in (("bc", 20), ("iql", 200)):
+        values = {"agent": agent, "dataset": TASKS[0], "updates": updates, "eval_every": 10}
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        plans.append(sweeps.load(file, {}, str(tmp_path / agent)))
+        (place,) = plans[-1].programs
+        leave(place, SCORES[0, 0])
+        log.result(place, {**log.read_json(place / log.RESULT), "updates": updates})
+    result = report.run(plans, str(tmp_path / "out"))
+    blocks = list(report.report(result))
+    assert f"**Not the same number of updates:** on {TASKS[0]} `bc` 20, `iql` 200." in blocks
+    assert report.run(plans[:1], str(tmp_path / "alone"))["other_lengths"] == {}
 
 
 def test_finished_runs_of_several_machines_make_one_report(

@@ -259,6 +259,15 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
     assert TRAINED == ["second"]
 
 
+def test_rows_that_were_trained_on_other_data_are_named() -> None:
+    results = [{"data_digests": {"maze": ["b", "c"], "cube": ["d"]}}, {}]  # one is of before they were stored
+    digests = studies.data_digests({"maze": "a", "cube": "d"}, studies.Stored({}, results))
+    assert digests == {"maze": ["a", "b", "c"], "cube": ["d"]}
+    (sentence,) = studies.other_data({"data_digests": digests})
+    assert sentence.startswith("Rows of maze were trained on data that were made again")
+    assert list(studies.other_data({})) == list(studies.other_data({"data_digests": {"cube": ["d"]}})) == []
+
+
 def test_stored_rows_that_do_not_compare_are_refused(tmp_path: Path) -> None:
     train_rows(tmp_path / "few", seeds=2)
     with pytest.raises(ValueError, match=r"few was made with --seeds=2, and this command has 3"):
