@@ -617,8 +617,17 @@ def _candidates(
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)[0]
+        answers, _ = _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
+        episodes += map(_last_action, answers)
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def _last_action(one: Episode) -> Episode:
+    """The episode whose one action is its last: what the agent said before belongs to the prompt, and has no score."""
+    last = np.flatnonzero(one.is_action)[-1]
+    before = np.flatnonzero(~one.is_action[:last])[-1]
+    is_action = one.is_action & (np.arange(len(one.tokens)) > before)
+    return one._replace(is_action=is_action, reward=np.where(is_action, one.reward, 0.0))
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:

@@ -380,6 +380,28 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
+def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) -> None:
+    """What the agent said in the prompt is part of no score; its mean per token would depend on that."""
+    turns = [
+        {"text": "=1"},
+        {"text": "123", "is_action": True, "reward": 1.0},
+        {"text": "=2"},
+    ]
+    messages = [*user(1), {"role": "assistant", "content": "123"}, *user(2)]
+    rows: list[dict[str, Any]] = [{"turns": turns}, {"messages": messages}, {"prompt": "=2"}]
+    asked = write(tmp_path / "asked.jsonl", [{**one, "candidates": ["1", "22"]} for one in rows])
+    with contextlib.ExitStack() as stack:
+        task = script.problem(settings(files, tmp_path, rank=asked), config(), stack)
+    assert task.candidates is not None
+    words = task.words.tokenizer
+    scored = [
+        words.decode(tokens[is_action].tolist(), skip_special_tokens=False)
+        for tokens, is_action in zip(task.candidates.tokens, task.candidates.is_action, strict=True)
+    ]
+    assert scored == ["1<end>", "22<end>"] * 3
+    assert not task.candidates.reward.any() and (task.candidates.discount == 0).sum() == 6
+
+
 @pytest.mark.parametrize(
     ("switch", "rows", "expected"),
     [
