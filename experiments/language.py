@@ -463,11 +463,13 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     returns = [one.reward.sum() for one in episodes]
     discount = getattr(config, "discount", 1.0)
     support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
-    if head.are_values and max(returns) > getattr(config, "maximum", math.inf):
+    # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
+    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
+    # Of what is left of an episode: its return may be less, where it began with a loss.
+    if head.are_values and values.max() > getattr(config, "maximum", math.inf):
         raise ValueError(
-            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {max(returns)}"
+            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {values.max()}"
         )
-    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes])
     if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
         raise ValueError(
             f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "

@@ -582,6 +582,32 @@ def test_settings_that_cannot_be_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path: Path) -> None:
+    """Of a dialogue that earns 1 in all and 2 after its first turn; -0.3 and 0.1 are no numbers of float32."""
+    turns = [
+        {"text": "=1"},
+        {"text": "2", "is_action": True, "reward": -1.0},
+        {"text": "="},
+        {"text": "1", "is_action": True, "reward": 2.0},
+    ]
+
+    def read(log_file: str, maximum: float, **fields: Any) -> script.Task:
+        chosen = settings(files, tmp_path, agent="bcoder", log=log_file, held_out=0.0, **fields)
+        with contextlib.ExitStack() as stack:
+            return script.problem(chosen, config("bcoder", maximum=maximum), stack)
+
+    long = write(tmp_path / "long.jsonl", [{"turns": turns}])
+    with pytest.raises(ValueError, match=r"maximum=1.5 bounds all values, and the log has a return of 2.0"):
+        read(long, 1.5, head="scalar")
+    read(long, 2.0, head="scalar")
+    rows = [
+        {"turns": [turns[0], {**turns[1], "reward": reward}], "imitate": False} for reward in (-0.3, 0.1)
+    ]
+    short = write(tmp_path / "short.jsonl", rows)
+    read(short, 0.1, head="scalar")
+    assert read(short, 1.0, head="c51", head_low=-0.3, head_high=0.1).support == (-0.3, 0.1)
+
+
 @pytest.mark.parametrize(
     ("flag", "bad", "message"),
     [
