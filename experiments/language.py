@@ -758,6 +758,7 @@ def rank(
             file.write(json.dumps(out) + "\n")
     known = [number for number, row in enumerate(candidate_sets) if row.outcomes]
     if not known:
+        (folder / RANKING).unlink(missing_ok=True)  # of other candidates
         return None
     report = ranking.report(
         {name: [each[number] for number in known] for name, each in of_each.items()},

@@ -33,6 +33,7 @@ from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 from rl.programs.pool import Pool
 from rl.programs.problems import read_apps
+from rl.types import State
 
 OWN = {
     "bcoder": {"value_updates": 2, "inner": 8},
@@ -402,6 +403,28 @@ def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) 
     assert not task.candidates.reward.any() and (task.candidates.discount == 0).sum() == 6
 
 
+def test_a_ranking_leaves_no_comparison_of_other_candidates(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What models say of texts is made up here."""
+    asked = write(tmp_path / "asked.jsonl", [{"prompt": "=2", "candidates": ["1", "2"]}])
+    chosen = settings(files, tmp_path, rank=asked)
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    state, mesh = State({"policy": {}}, {}, {}, jnp.zeros(())), shard.grid()
+    assert task.candidates is not None
+    taken = np.asarray(task.candidates.is_action)
+
+    def in_batches(look: Any, params: Any, *_: Any) -> Any:
+        zeros = np.zeros(taken.shape)
+        return {"taken": taken, "score": zeros} if isinstance(params, State) else zeros
+
+    monkeypatch.setattr(script.reading, "in_batches", in_batches)
+    (tmp_path / script.RANKING).write_text("{}")
+    assert script.rank(chosen, config(), task, state, tmp_path, {}, mesh) is None
+    assert not (tmp_path / script.RANKING).exists() and len(ranked(tmp_path)) == 1
+
+
 @pytest.mark.parametrize(
     ("switch", "rows", "expected"),
     [
@@ -600,9 +623,7 @@ def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path:
     with pytest.raises(ValueError, match=r"maximum=1.5 bounds all values, and the log has a return of 2.0"):
         read(long, 1.5, head="scalar")
     read(long, 2.0, head="scalar")
-    rows = [
-        {"turns": [turns[0], {**turns[1], "reward": reward}], "imitate": False} for reward in (-0.3, 0.1)
-    ]
+    rows = [{"turns": [turns[0], {**turns[1], "reward": reward}], "imitate": False} for reward in (-0.3, 0.1)]
     short = write(tmp_path / "short.jsonl", rows)
     read(short, 0.1, head="scalar")
     assert read(short, 1.0, head="c51", head_low=-0.3, head_high=0.1).support == (-0.3, 0.1)
