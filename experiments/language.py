@@ -740,7 +740,7 @@ def rank(
     readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
     tokens = readings["taken"].sum(1)
     sums = {"scores": readings["score"]}
-    untrained = task.pretrained.params if task.base is None else task.base
+    untrained = shard.place_language(task.pretrained.params if task.base is None else task.base, mesh)
     for name, params in {"log_probabilities": untrained, **rivals}.items():
         sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
     sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}

@@ -403,10 +403,10 @@ def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) 
     assert not task.candidates.reward.any() and (task.candidates.discount == 0).sum() == 6
 
 
-def test_a_ranking_leaves_no_comparison_of_other_candidates(
+def test_a_ranking_splits_the_untrained_model_and_leaves_no_comparison_of_other_candidates(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What models say of texts is made up here."""
+    """It lies as the mesh says, though this one has a single device. What models say of texts is made up here."""
     asked = write(tmp_path / "asked.jsonl", [{"prompt": "=2", "candidates": ["1", "2"]}])
     chosen = settings(files, tmp_path, rank=asked)
     with contextlib.ExitStack() as stack:
@@ -414,8 +414,10 @@ def test_a_ranking_leaves_no_comparison_of_other_candidates(
     state, mesh = State({"policy": {}}, {}, {}, jnp.zeros(())), shard.grid()
     assert task.candidates is not None
     taken = np.asarray(task.candidates.is_action)
+    inputs = []
 
     def in_batches(look: Any, params: Any, *_: Any) -> Any:
+        inputs.append(params)
         zeros = np.zeros(taken.shape)
         return {"taken": taken, "score": zeros} if isinstance(params, State) else zeros
 
@@ -423,6 +425,9 @@ def test_a_ranking_leaves_no_comparison_of_other_candidates(
     (tmp_path / script.RANKING).write_text("{}")
     assert script.rank(chosen, config(), task, state, tmp_path, {}, mesh) is None
     assert not (tmp_path / script.RANKING).exists() and len(ranked(tmp_path)) == 1
+    _, untrained = inputs
+    specs = shard.language_specs(task.pretrained.params, mesh)
+    jax.tree.map(lambda x, spec: np.testing.assert_equal(x.sharding.spec, spec), untrained, specs)
 
 
 @pytest.mark.parametrize(
