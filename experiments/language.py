@@ -159,7 +159,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     """
     check(settings)
     if not _learns(settings):
-        return use(settings)
+        return use(settings, config)
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         if settings.control:
@@ -317,13 +317,19 @@ def _whole(task: Task, state: State) -> State:
     return state if task.base is None else adapters.whole(state, task.base)
 
 
-def use(settings: Settings) -> dict[str, Any]:
-    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is."""
+def use(settings: Settings, config: Any) -> dict[str, Any]:
+    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
+
+    Raises:
+      ValueError: ``config`` has something that is neither the default nor what the agent was exported with.
+    """
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
+        _check_unused(settings, config, agent.config)
         language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
+        _check_unused(settings, config)
         language_model = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(language_model.config, _dtype(settings)))
         params, stop = language_model.params, None
@@ -333,6 +339,18 @@ def use(settings: Settings) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
     return {"folder": str(folder), "last": {}}
+
+
+def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:
+    """Raises ValueError on hyper-parameters that were chosen and that a model which learns nothing would ignore."""
+    usual = type(config)()
+    where = f"those of {settings.model} are in its {exported.CARD}" if exported_config else "nothing is learnt"
+    for name in (field.name for field in dataclasses.fields(config)):
+        chosen, default = getattr(config, name), getattr(usual, name)
+        if chosen not in (default, getattr(exported_config, name, default)):
+            raise ValueError(
+                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {where}"
+            )
 
 
 def check(settings: Settings) -> None:

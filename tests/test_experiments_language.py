@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ pytest.importorskip("tokenizers")
 
 from experiments import language as script
 from rl import checkpoint, exported, log, shard, train
-from rl.agents import ilql
+from rl.agents import ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
@@ -666,6 +667,27 @@ def test_rows_that_cannot_be_used(flag: str, bad: Any, message: str, files: Path
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
         script.run(settings(files, tmp_path / "run", answer_tokens=150, **{flag: path}), config())
     assert not (tmp_path / "run").exists()
+
+
+def test_hyper_parameters_of_a_model_that_learns_nothing(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exported agent keeps its own, and another model has none."""
+    shutil.copytree(files / "model", tmp_path / "model")
+    chosen = settings(
+        files, tmp_path / "run", log="", model=str(tmp_path / "model"), generate=str(files / "prompts.jsonl")
+    )
+    with pytest.raises(
+        ValueError, match=r"--agent.steering=8.0 is of what is to be learnt, .*nothing is learnt"
+    ):
+        script.run(chosen, ilql.Config(steering=8.0))
+    (tmp_path / "model" / exported.CARD).touch()
+    own = SimpleNamespace(config=ilql.Config(steering=2.0, inner=16))
+    monkeypatch.setattr(script.exported, "load", lambda *_: own)
+    with pytest.raises(ValueError, match=r"steering=8.0 is of .*those of .*model are in its values.json"):
+        script.run(chosen, ilql.Config(steering=8.0))
+    script._check_unused(chosen, ilql.Config(steering=2.0), own.config)
+    script._check_unused(chosen, lm_bc.Config(), own.config)
 
 
 def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:
