@@ -253,6 +253,17 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     check_damaged_exports(tmp_path / script.POLICY)
 
 
+def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: Path, tmp_path: Path) -> None:
+    """A game's actions end with a line, where ``generate`` of transformers would go on."""
+    found = pretrained.load(files / "model")
+    state = State({"policy": found.params}, {}, {}, jnp.zeros(()))
+    head = exported.HeadSettings("scalar", 0.0, 1.0, 1)
+    for stop, line in (("\n", f"eos_token_id=[0, {found.tokenizer.token_to_id(chr(10))}]"), ("<end>", "")):
+        exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, found, state, stop=stop)
+        text_ = (tmp_path / "README.md").read_text()
+        assert line in text_ and bool(line) == ("eos_token_id" in text_)
+
+
 def check_damaged_exports(folder: Path) -> None:
     card = json.loads((folder / exported.CARD).read_text())
     for bad, message in (
