@@ -203,6 +203,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
     score = scorer(settings, config, task, keys.of(key, "evaluate"), mesh)
     if settings.agent == "ilql" and shard.is_main():
         _warn_of_size(task, config.inner)
+    if settings.agent == "bcoder" and shard.is_main():
+        _warn_of_stages(settings, config)
     with lifecycle.session(this, start) as session:
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
@@ -525,6 +527,16 @@ def _warn_of_size(task: Task, inner: int) -> None:
         print(
             f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {size / 1e6:.0f}M. Less memory is needed "
             "with --head=scalar, a smaller --head_size, --agent.inner or --agent.chunk, or a model of fewer tokens",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_stages(settings: Settings, config: Any) -> None:
+    """Says so where B-Coder's second stage never begins; -1 asks for that."""
+    if config.value_updates >= settings.updates:
+        print(
+            f"note: --agent.value_updates={config.value_updates} leaves no updates of --updates={settings.updates} to the "
+            "policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
 

@@ -465,6 +465,16 @@ def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
         assert found == [("", 0, 5)]
 
 
+def test_a_policy_that_is_left_no_updates_is_said(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder")
+    for updates, says in ((4, True), (18_000, True), (3, False), (-1, False)):
+        script._warn_of_stages(chosen, config("bcoder", value_updates=updates))
+        message = f"note: --agent.value_updates={updates} leaves no updates of --updates=4 to the policy"
+        assert (message in capsys.readouterr().err) == says
+
+
 # ---- several processes --------------------------------------------------------------------------------------------
 
 
