@@ -346,12 +346,14 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
 def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:
     """Raises ValueError on hyper-parameters that were chosen and that a model which learns nothing would ignore."""
     usual = type(config)()
-    where = f"those of {settings.model} are in its {exported.CARD}" if exported_config else "nothing is learnt"
+    reason = "nothing is learnt"
+    if exported_config is not None:
+        reason = f"those of {settings.model} are in its {exported.CARD}"
     for name in (field.name for field in dataclasses.fields(config)):
         chosen, default = getattr(config, name), getattr(usual, name)
         if chosen not in (default, getattr(exported_config, name, default)):
             raise ValueError(
-                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {where}"
+                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {reason}"
             )
 
 
@@ -535,8 +537,8 @@ def _warn_of_stages(settings: Settings, config: Any) -> None:
     """Says so where B-Coder's second stage never begins; -1 asks for that."""
     if config.value_updates >= settings.updates:
         print(
-            f"note: --agent.value_updates={config.value_updates} leaves no updates of --updates={settings.updates} to the "
-            "policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
+            f"note: --agent.value_updates={config.value_updates} leaves no updates of --updates={settings.updates} to "
+            "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
 

@@ -185,7 +185,7 @@ def _end(language_model: Pretrained, stop: str) -> str:
     if end in language_model.ends:
         return ""
     return (
-        f"\nAn answer ends with the token {json.dumps(stop)}, which is none that ends the model's texts. In transformers:\n"
+        f"\nAn answer ends with the token {json.dumps(stop)}, which does not end the model's texts. In transformers:\n"
         f"`model.generate(..., eos_token_id={[*language_model.ends, end]})`.\n"
     )
 

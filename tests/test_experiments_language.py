@@ -255,13 +255,13 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
 
 def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: Path, tmp_path: Path) -> None:
     """A game's actions end with a line, where ``generate`` of transformers would go on."""
-    found = pretrained.load(files / "model")
-    state = State({"policy": found.params}, {}, {}, jnp.zeros(()))
+    base = pretrained.load(files / "model")
+    state = State({"policy": base.params}, {}, {}, jnp.zeros(()))
     head = exported.HeadSettings("scalar", 0.0, 1.0, 1)
-    for stop, line in (("\n", f"eos_token_id=[0, {found.tokenizer.token_to_id(chr(10))}]"), ("<end>", "")):
-        exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, found, state, stop=stop)
-        text_ = (tmp_path / "README.md").read_text()
-        assert line in text_ and bool(line) == ("eos_token_id" in text_)
+    for stop, line in (("\n", f"eos_token_id=[0, {base.tokenizer.token_to_id(chr(10))}]"), ("<end>", "")):
+        exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, base, state, stop=stop)
+        card = (tmp_path / "README.md").read_text()
+        assert line in card and bool(line) == ("eos_token_id" in card)
 
 
 def check_damaged_exports(folder: Path) -> None:
@@ -703,12 +703,12 @@ def test_hyper_parameters_of_a_model_that_learns_nothing(
     ):
         script.run(chosen, ilql.Config(steering=8.0))
     (tmp_path / "model" / exported.CARD).touch()
-    own = SimpleNamespace(config=ilql.Config(steering=2.0, inner=16))
-    monkeypatch.setattr(script.exported, "load", lambda *_: own)
+    agent = SimpleNamespace(config=ilql.Config(steering=2.0, inner=16))
+    monkeypatch.setattr(script.exported, "load", lambda *_: agent)
     with pytest.raises(ValueError, match=r"steering=8.0 is of .*those of .*model are in its values.json"):
         script.run(chosen, ilql.Config(steering=8.0))
-    script._check_unused(chosen, ilql.Config(steering=2.0), own.config)
-    script._check_unused(chosen, lm_bc.Config(), own.config)
+    script._check_unused(chosen, ilql.Config(steering=2.0), agent.config)
+    script._check_unused(chosen, lm_bc.Config(), agent.config)
 
 
 def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:
