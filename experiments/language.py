@@ -48,6 +48,7 @@ from jax.sharding import Mesh
 from experiments import common, flags
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, lm_bc
+from rl.agents.state import require_share
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
 from rl.envs.text import Chat, Dialogue, Game
@@ -484,6 +485,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
     discount = getattr(config, "discount", 1.0)
+    require_share("discount", discount)
     support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
     # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
     values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
