@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from rl import agents, data, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
@@ -262,6 +264,24 @@ def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool
     except train.Diverged:
         return True
     return False
+
+
+def curve(
+    folder: Path, name: str, steps: np.ndarray, seeds: int, diverged: bool, before: float = 0.0
+) -> np.ndarray:
+    """What a run logged of its evaluations at ``steps`` [T], the mean over their episodes, [T, S].
+
+    Of a run that diverged the last evaluation stands for those that it did not reach, and ``before`` if there is none.
+    """
+    means = np.full((len(steps), seeds), before)
+    try:
+        logged = log.series(folder, name)[1].mean(-1)
+    except (FileNotFoundError, KeyError):
+        if not diverged:
+            raise
+    else:
+        means[: len(logged)], means[len(logged) :] = logged, logged[-1]
+    return means
 
 
 def at_least_one(settings: Any, *names: str) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import studies
+from experiments import goals, offline, studies
 from rl import log
+from rl.train import Diverged
 
 TRAINED: list[str] = []
 
@@ -80,7 +81,7 @@ def test_a_changed_setting_or_a_wish_trains_again(tmp_path: Path) -> None:
 
 STUDY = '''
 """A study."""
-from experiments import studies
+from experiments import goals, offline, studies
 from rl import agent, plot as pictures
 from rl.heads import mean
 
@@ -342,3 +343,31 @@ def test_published_numbers_say_where_they_were_published(
     (tmp_path / "a.yaml").write_text("numbers: [1]")
     with pytest.raises(ValueError, match=r"a\.yaml has no entry 'source'"):
         studies.published("a")
+
+
+# ---- runs that diverge -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("evaluated", [0, 1])
+@pytest.mark.parametrize("name", ["heads_and_chunks", "ogbench_goals", "arsq_control"])
+def test_a_run_that_diverges_keeps_its_last_evaluation(
+    name: str, evaluated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or that of no success and of random actions, where it ends before the first one."""
+    paper = importlib.import_module(f"experiments.papers.{name}")
+    script = goals if name == "ogbench_goals" else offline
+    chosen = script.Settings(updates=6, eval_every=2, eval_episodes=1, seeds=2)
+
+    def diverging(chosen: Any, config: Any) -> None:
+        scores = {"eval/success": np.ones((2, 5)), "eval/return": np.full((2, 5), 30.0)}
+        with log.open_run(chosen.workdir, {}, tensorboard=False) as opened:
+            for number in range(evaluated):
+                opened.write(2 * number + 2, scores)
+        raise Diverged("critic_loss is not finite")
+
+    monkeypatch.setattr(script, "run", diverging)
+    arguments = (diverging, chosen, None, (10.0, 50.0)) if name == "arsq_control" else (chosen, None)
+    outcome = paper.trained(*arguments, studies.Work(tmp_path / "run", lambda steps: None))
+    assert outcome["diverged"] and outcome["curve"]["steps"].tolist() == [2, 4, 6]
+    score = outcome["curve"]["score" if name == "arsq_control" else "success"]
+    np.testing.assert_allclose(score, np.full((3, 2), evaluated * (50.0 if name == "arsq_control" else 1.0)))

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import common, offline, online, presets, studies
-from rl import data, evaluate, log, plot, statistics
+from rl import data, evaluate, plot, statistics
 from rl.data import d4rl, recipes
 
 PUBLISHED = studies.published("arsq_control")
@@ -329,8 +329,10 @@ def trained(
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
     diverged = common.diverges(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
-    steps, returns = log.series(work.folder, "eval/return")
-    scores = evaluate.normalize(returns.mean(-1), reference)
+    end = chosen.steps if isinstance(chosen, online.Settings) else chosen.updates
+    steps = np.arange(chosen.eval_every, end + 1, chosen.eval_every)
+    returns = common.curve(work.folder, "eval/return", steps, chosen.seeds, diverged, before=reference[0])
+    scores = evaluate.normalize(returns, reference)
     return {
         "last": statistics.summary(scores[-1]),
         "best": statistics.summary(scores.max(0)),

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from experiments import common, offline, presets, studies
-from rl import log, plot
+from rl import plot
 from rl.data import recipes
 from rl.values import heads
 
@@ -158,11 +158,11 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
     diverged = common.diverges(offline.run, chosen, config)
-    steps, success = log.series(work.folder, "eval/success")
-    curve = success.mean(-1)
+    steps = np.arange(chosen.eval_every, chosen.updates + 1, chosen.eval_every)
+    success = common.curve(work.folder, "eval/success", steps, chosen.seeds, diverged)
     return {
-        "success": curve[-EVALUATIONS:].mean(0),
-        "curve": {"steps": steps, "success": curve},
+        "success": success[-EVALUATIONS:].mean(0),
+        "curve": {"steps": steps, "success": success},
         "diverged": diverged,
     }
 

@@ -27,7 +27,7 @@ import numpy as np
 from scipy.stats import spearmanr
 
 from experiments import common, goals, presets, studies
-from rl import agents, log, plot
+from rl import agents, plot, statistics
 from rl.data import recipes
 
 PUBLISHED = studies.published("ogbench_goals")
@@ -147,12 +147,18 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
     diverged = common.diverges(goals.run, chosen, config)
-    steps, success = log.series(work.folder, "eval/success")
-    tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
+    steps = np.arange(chosen.eval_every, chosen.updates + 1, chosen.eval_every)
+    success = common.curve(work.folder, "eval/success", steps, chosen.seeds, diverged)
+    try:
+        tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
+    except (FileNotFoundError, KeyError):
+        if not diverged:
+            raise
+        tasks = {"all": statistics.summary(success[-1], rate=True)}
     return {
         "success": tasks.pop("all"),
         "tasks": tasks,
-        "curve": {"steps": steps, "success": success.mean(-1)},
+        "curve": {"steps": steps, "success": success},
         "diverged": diverged,
     }
 

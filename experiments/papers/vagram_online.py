@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import common, flags, mbpo, online, studies
-from rl import evaluate, log, plot, statistics, train
+from rl import evaluate, plot, statistics, train
 from rl.data import d4rl
 
 
@@ -299,14 +299,10 @@ def trained(
     except (train.Diverged, FloatingPointError) as error:
         diverged = str(error)  # which is a result here
     steps = np.arange(chosen.eval_every, chosen.steps + 1, chosen.eval_every)
-    scores = np.zeros((len(steps), chosen.seeds))
-    try:
-        known = evaluate.normalize(log.series(work.folder, "eval/return")[1].mean(-1), reference)
-    except (FileNotFoundError, KeyError):
-        if not diverged:
-            raise
-    else:
-        scores[: len(known)], scores[len(known) :] = known, known[-1]
+    returns = common.curve(
+        work.folder, "eval/return", steps, chosen.seeds, bool(diverged), before=reference[0]
+    )
+    scores = evaluate.normalize(returns, reference)
     return outcome(steps, scores, diverged)
 
 
