@@ -165,8 +165,19 @@ def population(
         stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
         return stacked._replace(step=state.step + steps), report
 
-    act = jax.vmap(make(config).act, (STACKED, 0, 0))
-    return Population(init, epoch, act, acting.over_seeds(acting.actor(make(config)), STACKED))
+    def of_all(function: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
+        """A function of each learner as one of all, stacked; hyper-parameters may matter to how it acts, too."""
+
+        def stacked(state: State, *rest: Any) -> Any:
+            one = lambda hyper, state, *rest: function(learner(hyper))(state, *rest)
+            return jax.vmap(one, (0, STACKED, *(0 for _ in rest)))(hypers, state, *rest)
+
+        return stacked
+
+    actor = Actor(
+        of_all(lambda learner: acting.actor(learner).start), of_all(lambda learner: acting.actor(learner).act)
+    )
+    return Population(init, epoch, of_all(lambda learner: learner.act), actor)
 
 
 def epochs(

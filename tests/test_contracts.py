@@ -19,6 +19,7 @@ import pytest
 
 from rl import agents, checkpoint, train
 from rl import keys as streams
+from rl.agents import td3
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.networks import entity
@@ -526,6 +527,25 @@ def test_a_sweep_in_one_program_trains_what_separate_programs_train(batched: boo
         alone = separately(index, **{name: values[index] for name, values in sweep.items()})
         assert_close(seed(together, index).params, alone.params)
     assert moved(seed(together, 0).params, seed(together, 1).params)
+
+
+def test_each_variant_of_a_sweep_acts_with_its_own_hyper_parameters() -> None:
+    """As ARSQ does with its temperature, and HECRL with its radius."""
+
+    def make(config: td3.Config) -> Learner:
+        init = lambda key, batch: State({}, {}, {}, jnp.zeros((), jnp.int32))
+        return Learner(init, lambda *_: None, lambda state, seen, key: config.discount * seen)
+
+    runs = train.population(make, td3.Config(), lambda *_: None, 1, sweep={"discount": (0.5, 0.25)})
+    state, keys = (
+        runs.init(jax.random.split(jax.random.key(0), 2), None),
+        jax.random.split(jax.random.key(1), 2),
+    )
+    seen, first = np.ones((2, 3, 1), np.float32), np.zeros((2, 3), bool)
+    expected = seen * np.float32([0.5, 0.25])[:, None, None]
+    np.testing.assert_array_equal(runs.act(state, seen, keys), expected)
+    memory = runs.actor.start(state, seen)
+    np.testing.assert_array_equal(runs.actor.act(state, memory, seen, first, keys)[0], expected)
 
 
 @functools.cache
