@@ -204,7 +204,8 @@ def scorer(
 def export(path: Path, state: State, *, slow: bool = False) -> None:
     """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
 
-    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
+    An agent that has neither acts by several networks (``fql`` by the best draws of its flow): those of all. With
+    ``slow`` those of the slow copy, by which an agent acts whose config has ``slow_policy``.
     """
     acting = state.target if slow else state.params
-    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
+    checkpoint.export(path, acting.get("policy", acting.get("q", acting)))

@@ -761,6 +761,20 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         online.transformation(online.Settings(reward_scale="return_range"), None)
 
 
+def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path: Path) -> None:
+    """FQL acts by the best draws of its flow (QC): neither "policy" nor "q" is among its networks."""
+    both = {"critic": {"kernel": np.ones((1, 2))}, "flow": {"kernel": np.zeros((1, 3))}}
+    state = State(both, {}, {}, 0)
+    interaction.export(tmp_path / "1.npz", state)
+    with np.load(tmp_path / "1.npz") as file:
+        assert {name: file[name].shape for name in file} == {"critic/kernel": (1, 2), "flow/kernel": (1, 3)}
+    interaction.export(
+        tmp_path / "2.npz", state._replace(params=both | {"policy": {"kernel": np.ones((1, 4))}})
+    )
+    with np.load(tmp_path / "2.npz") as file:
+        assert list(file) == ["kernel"]
+
+
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 
