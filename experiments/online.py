@@ -329,13 +329,14 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
             f"and at most --seeds={there['seeds']}"
         )
-    swept = card.get("sweep", {}).get("discount")
-    discount = swept[0] if swept else card["config"].get("discount")
-    if discount != getattr(config, "discount", None):
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with --agent.discount={discount}, and its values are of "
-            f"such returns: give --agent.discount={discount}, not {config.discount}"
-        )
+    for name in ("discount", "chunk_discount") if length > 1 else ("discount",):
+        swept = card.get("sweep", {}).get(name)
+        discount = swept[0] if swept else card["config"].get(name)
+        if discount != getattr(config, name, None):
+            raise ValueError(
+                f"--init_from={settings.init_from} was trained with --agent.{name}={discount}, and its values are of "
+                f"such returns: give --agent.{name}={discount}, not {getattr(config, name)}"
+            )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     leaves = []
     for name, leaf in checkpoint.named({"state": like}).items():

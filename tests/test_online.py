@@ -761,6 +761,16 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         online.transformation(online.Settings(reward_scale="return_range"), None)
 
 
+def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_path: Path) -> None:
+    """Its values are of returns with both: DEAS has one within a chunk and one from chunk to chunk."""
+    there = {"agent": "deas", "config": {"discount": 0.999, "chunk_discount": 0.9}, "transform": {}}
+    there["settings"] = {"head": "scalar", "seeds": 1, "chunk": 2}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, there)
+    chosen = online.Settings(agent="deas", chunk=2, init_from=str(tmp_path))
+    with pytest.raises(ValueError, match=r"give --agent.chunk_discount=0.9, not 0.99"):
+        online.initial(chosen, config("deas", chunk_discount=0.99), counter(), Spec((4,), 2))
+
+
 def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path: Path) -> None:
     """FQL acts by the best draws of its flow (QC): neither "policy" nor "q" is among its networks."""
     both = {"critic": {"kernel": np.ones((1, 2))}, "flow": {"kernel": np.zeros((1, 3))}}
