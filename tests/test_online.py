@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 from collections import deque
@@ -759,6 +760,29 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
     assert online.transformation(online.Settings(), None) == Transform()
     with pytest.raises(ValueError, match=r"--reward_scale=return_range .* give --offline_data"):
         online.transformation(online.Settings(reward_scale="return_range"), None)
+
+
+def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_before(
+    tmp_path: Path,
+) -> None:
+    """An online run that was itself continued has no flags of its own to say it."""
+
+    def card(name: str, **entries: Any) -> str:
+        unset = {"head": "hl_gauss", "head_low": math.nan, "head_high": math.nan}
+        about = {"settings": unset, "transform": {}} | entries
+        checkpoint.save(tmp_path / name / "checkpoints", 1, {"x": np.zeros(1)}, about)
+        return str(tmp_path / name)
+
+    source = card("offline", support=(-5.0, 10.0))
+    chosen = online.Settings(init_from=source, head="hl_gauss")
+    assert online.support(chosen) == online.support(dataclasses.replace(chosen, head_low=-5.0)) == (-5, 10)
+    assert online.support(dataclasses.replace(chosen, head="scalar")) is None
+    with pytest.raises(ValueError, match=r"trained with --head_high=10, .*: leave out --head_high=100"):
+        online.support(dataclasses.replace(chosen, head_high=100.0))
+    silent = dataclasses.replace(chosen, init_from=card("silent"))
+    with pytest.raises(ValueError, match="does not say which support its head has: give --head_low"):
+        online.support(silent)
+    assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
 
 
 def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_path: Path) -> None:
