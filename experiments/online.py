@@ -116,7 +116,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             settings.steps,
             task=settings.env,
             identity=_IDENTITY,
-            card={"transform": transform.to_json(seen)},
+            card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
             about={"preset": presets.stored("online", settings, "env"), "support": support(settings)},
             unit="steps",
             axis="environment steps",

@@ -785,6 +785,14 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
     assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
 
 
+def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the log holds, as offline: a file that was made again in between is another run's."""
+    monkeypatch.setattr(interaction, "train", lambda settings, run, *_, **__: run.card)
+    mixed = settings(tmp_path / "mixed", offline_data="synthetic-continuous")
+    assert online.run(mixed, config())["digest"] == data.load("synthetic-continuous").digest
+    assert online.run(settings(tmp_path / "alone"), config())["digest"] is None
+
+
 def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_path: Path) -> None:
     """Its values are of returns with both: DEAS has one within a chunk and one from chunk to chunk."""
     there = {"agent": "deas", "config": {"discount": 0.999, "chunk_discount": 0.9}, "transform": {}}
