@@ -213,7 +213,16 @@ def of_decisions(config: Any, length: int) -> Any:
 
 
 def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> tuple[float, float]:
-    """The support that data give for values of chunks of so many actions."""
+    """The support that data give for values of chunks of so many actions.
+
+    Raises:
+      ValueError: ``gamma`` is 1, and values are without bounds.
+    """
+    if gamma >= 1:
+        raise ValueError(
+            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and so would their returns: "
+            "give less than 1"
+        )
     if length == 1 or within == gamma:
         return replay.value_bounds(dataset, gamma)
     return chunks.value_bounds(dataset, length, gamma, within)
