@@ -354,13 +354,17 @@ def evaluator(
 
 def check_fit(loaded: data.Loaded, environment: Spec) -> None:
     """Raises ValueError if policies trained on the data cannot act in the environment."""
-    spec = loaded.spec
-    if spec.discrete:  # the largest integer actions may never have been logged
-        spec = spec._replace(action_size=max(spec.action_size, environment.action_size))
-    if spec != environment:
+    if not fits(loaded.spec, environment):
         raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {spec}"
+            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {loaded.spec}"
         )
+
+
+def fits(logged: Spec, environment: Spec) -> bool:
+    """Whether logged data are of the environment, whose largest integer actions may never have been logged."""
+    if logged.discrete:
+        logged = logged._replace(action_size=max(logged.action_size, environment.action_size))
+    return logged == environment
 
 
 def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -257,7 +257,7 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         environment=settings.env,
         shuffled=settings.shuffled,
     )
-    if loaded.spec != spec:
+    if not common.fits(loaded.spec, spec):
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )

@@ -550,6 +550,7 @@ def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> N
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     found = data.load("synthetic-discrete")
     common.check_fit(found, Spec((8,), 5, True))
+    assert online.mixture(online.Settings(offline_data="synthetic-discrete"), Spec((8,), 5, True)) is not None
     with pytest.raises(ValueError, match="does not fit"):
         common.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
