@@ -165,12 +165,16 @@ def population(
         stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
         return stacked._replace(step=state.step + steps), report
 
+    settled = {
+        name: np.asarray(values) for name, values in hypers.items()
+    }  # on no device: policies may act on another
+
     def of_all(function: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
         """A function of each learner as one of all, stacked; hyper-parameters may matter to how it acts, too."""
 
         def stacked(state: State, *rest: Any) -> Any:
             one = lambda hyper, state, *rest: function(learner(hyper))(state, *rest)
-            return jax.vmap(one, (0, STACKED, *(0 for _ in rest)))(hypers, state, *rest)
+            return jax.vmap(one, (0, STACKED, *(0 for _ in rest)))(settled, state, *rest)
 
         return stacked
 
