@@ -58,11 +58,11 @@ def settings(path: str) -> str:
     """A table of the fields of a dataclass, ``package.module.Class``: name, default, and the comment on its line."""
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
-    said = flags.comments(kind)
+    comments = flags.comments(kind)
     rows = ["| setting | default | what |", "|---|---|---|"]
     for field in dataclasses.fields(kind):
         default = None if field.default is dataclasses.MISSING else field.default
-        rows.append(f"| `{field.name}` | {_default(default)} | {_cell(said.get(field.name, ''))} |")
+        rows.append(f"| `{field.name}` | {_default(default)} | {_cell(comments.get(field.name, ''))} |")
     return "\n".join(rows)
 
 

@@ -161,11 +161,16 @@ def check(settings: Settings) -> None:
 
 
 def check_agent(settings: Settings, config: Any) -> None:
-    """Raises ValueError, naming the flag, on an agent that cannot learn to reach goals, or not with this head."""
+    """Raises ValueError, naming the flag, on an agent that cannot learn to reach goals, or not by its settings."""
     if not isinstance(getattr(config, "goals", None), goals.Hindsight):
         raise ValueError(
             f"--agent={settings.agent} learns from rewards and not from goals: run it with python -m "
             f"experiments.offline; agents with goals are {', '.join(agents.GOALS)}"
+        )
+    if common.discount(config) >= 1:
+        raise ValueError(
+            f"--agent.discount={common.discount(config)} must be below 1: with it, a goal that is never reached has no "
+            "finite value"
         )
     if settings.head != "scalar" and not hasattr(agents.get(settings.agent), "target_range"):
         raise ValueError(
@@ -280,6 +285,12 @@ def scorer(
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
             scores = episodes(local, index) if episodes else {}
+            if episodes and f"eval/{PROTOCOLS[settings.protocol][1]}" not in scores:
+                raise ValueError(
+                    f"environment {task.environment} does not say whether a goal is reached: the info of each step "
+                    "needs success (rl.envs.goals); evaluate in one that has it (--environment), or not at all "
+                    "(--eval_episodes=0)"
+                )
             if PROTOCOLS[settings.protocol][1] != "success":  # which would count what was lost again
                 scores.pop("eval/success", None)
             return scores
@@ -388,13 +399,16 @@ PUBLISHED = Settings(preset=presets.PAPER)
 def show(result: Mapping[str, Any]) -> None:
     """Prints how often the goals of each task were reached, and where everything lies."""
     score = PROTOCOLS[result["settings"]["protocol"]][1].replace("_", " ")
+    parts = [(label, part["reached"]) for label, part in common.parts(result) if part["reached"]]
     rows = [
         (f"{label}: {name}" if label else name, studies.between(scores, ".3f"))
-        for label, part in common.parts(result)
-        for name, scores in part["reached"].get("tasks", {}).items()
+        for label, part in parts
+        for name, scores in part["tasks"].items()
     ]
     if rows:
-        print(studies.table(("goals", f"{score}, mean of {EVALUATIONS} evaluations [95 % interval]"), rows))
+        count = len(parts[0][1]["updates"])
+        mean = f"mean of {count} evaluations" if count > 1 else "one evaluation"
+        print(studies.table(("goals", f"{score}, {mean} [95 % interval]"), rows))
     else:
         print(common.UNSCORED)
     common.show_folder(result)

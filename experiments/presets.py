@@ -50,8 +50,8 @@ def task_name(task: str) -> str:
     """
     if task.startswith("minari:"):
         task = "-".join(task.removeprefix("minari:").split("/")[1:])
-    if task.endswith((".hdf5", ".h5", ".npz")):
-        task = Path(task).stem
+    if file := re.fullmatch(r"(.*)\.(?:hdf5|h5|npz)(\+[^/]*)?", task):
+        task = Path(file[1]).name + (file[2] or "")
     return re.sub(r"(-regen)?-v\d+(?=$|\+)", "", task)
 
 

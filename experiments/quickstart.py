@@ -11,6 +11,7 @@ result.json with both.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -95,16 +96,23 @@ def _draw(workdir: Path) -> None:
     plot.learning_curve(workdir / "curve.png", means, ylabel="success", title=TASK, rate=True)
 
 
-def main(_: list[str]) -> None:
-    settings = flags.read(Settings())
-    result = run(settings)
+def summary(result: dict[str, Any], seeds: int) -> Iterator[str]:
+    """The last scores of both agents in lines, and whether they differ."""
     for agent, outcome in result["agents"].items():
         for name in ("success", "return"):
             last = outcome["scores"][name]["last"]
             low, high = last["ci95"]
-            print(f"{agent:4s} {name:8s} {last['mean']:9.3f}   95 % interval [{low:.3f}, {high:.3f}]")
+            spread = f"   95 % interval [{low:.3f}, {high:.3f}]" if seeds > 1 else ""
+            yield f"{agent:4s} {name:8s} {last['mean']:9.3f}{spread}"
     verdict = "do not overlap" if result["intervals_apart"] else "overlap"
-    print(f"Over {settings.seeds} seeds, the 95 % intervals of the return {verdict}.")
+    known = f"Over {seeds} seeds, the 95 % intervals of the return {verdict}."
+    yield known if seeds > 1 else "One seed has no interval: whether the agents differ is not known."
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    for line in summary(run(settings), settings.seeds):
+        print(line)
     print(f"Everything is in {settings.workdir}; look at curve.png first.")
 
 

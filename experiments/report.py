@@ -51,6 +51,13 @@ _THRESHOLDS = 101  # of a performance profile
 _RESAMPLES = 10_000
 _OTHER = "other code"  # the state of a folder that holds another run than the sweep asks for
 STORED = "finished"  # the folder of a report in which finished runs are stored
+# Settings that do not decide what a run learns, nor when it is evaluated.
+_INDIFFERENT = (
+    *("seed", "seeds", "workdir", "overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
+    *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
+)
+# Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
+_SCORING = ("eval_every", "eval_episodes", "policy_estimates", "head", "head_size", "head_low", "head_high")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +115,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "strangers": [name for plan in plans for name in _strangers(plan)],
         "data": _data(parts),
         "other_data": _other_data(parts),
+        "other_lengths": _other_lengths(parts),
         "machines": _machines(parts),
         "cells": cells,
         "better": _better(cells, against),
@@ -194,14 +202,17 @@ def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
 
 
 def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, Any]:
-    """A program's state, for result.json."""
+    """A program's state, for result.json, with those of its runs that are not finished, or all if none is left.
+
+    Runs whose program diverged are trained one by one: some may be finished, and the program is not.
+    """
     group = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
-    state = group[0].state
+    state, left = group[0].state, [part for part in group if part.result is None]
     return {
         "folder": str(place),
-        "variants": [part.variant for part in group],
+        "variants": [part.variant for part in left or group],
         "task": group[0].task,
-        "state": state.name,
+        "state": state.name if left else "done",
         "share": state.step / state.total,
         "error": state.error,
     }
@@ -216,16 +227,43 @@ def _strangers(plan: sweeps.Sweep) -> list[str]:
 
 
 def _check_apart(parts: Sequence[Part]) -> None:
-    """Raises ValueError if two runs would be the same cell and the same seeds."""
-    seen: dict[tuple[Any, ...], Path] = {}
+    """Raises ValueError if two runs of one cell have the same seeds, or differ in more than seeds."""
+    cells: dict[tuple[str, str], dict[int, Part]] = {}
     for part in parts:
-        key = (part.variant, part.task, part.parameters.get("seed"))
-        if key in seen:
+        seed = getattr(_settings(part)[0], "seed", 0)
+        cell = cells.setdefault((part.variant, part.task), {})
+        if seed in cell:
             raise ValueError(
-                f"{seen[key]} and {part.folder} are both {part.variant} on {part.task} with the same seed: report "
-                "their files apart"
+                f"{cell[seed].folder} and {part.folder} are both {part.variant} on {part.task} with the same seed: "
+                "report their files apart"
             )
-        seen[key] = part.folder
+        first = next(iter(cell.values()), part)
+        if differences := _changed(first, part):
+            raise ValueError(
+                f"{first.folder} and {part.folder} are both {part.variant} on {part.task}, but are no seeds of one "
+                f"run: the second has {' '.join(differences)}. Report their files apart"
+            )
+        cell[seed] = part
+
+
+def _settings(part: Part) -> tuple[Any, Any]:
+    """The settings of a run, and its agent's hyper-parameters."""
+    settings, config, _ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+    return settings, config
+
+
+def _changed(first: Part, second: Part, *without: str) -> list[str]:
+    """The flags of what the second run learns by and the first does not; the task does not count."""
+    indifferent = (*_INDIFFERENT, *without, sweeps.SCRIPTS[second.script].task)
+    flat = []
+    for part in (first, second):
+        settings, config = _settings(part)
+        agent = {f"agent.{name}": value for name, value in dataclasses.asdict(config).items()}
+        flat.append(
+            {name: str(x) for name, x in (dataclasses.asdict(settings) | agent).items()}
+        )  # NaN is NaN
+    before, now = flat
+    return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
 
 
 def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[sweeps.Sweep]) -> None:
@@ -292,6 +330,16 @@ def _other_data(parts: Sequence[Part]) -> list[str]:
         if part.result and part.result.get("digest"):
             digests.setdefault(part.task, set()).add(str(part.result["digest"]))
     return [task for task, task_digests in digests.items() if len(task_digests) > 1]
+
+
+def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
+    """{task: {variant: updates, or environment steps}} where the finished runs of a task were not equally long."""
+    lengths: dict[str, dict[str, int]] = {}
+    for part in (part for part in parts if part.scores is not None):
+        script, (settings, config) = sweeps.SCRIPTS[part.script], _settings(part)
+        unit = getattr(config, script.per_unit) if script.per_unit else 1
+        lengths.setdefault(part.task, {})[part.variant] = getattr(settings, script.length) * unit
+    return {task: of_task for task, of_task in lengths.items() if len(set(of_task.values())) > 1}
 
 
 def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
@@ -531,6 +579,10 @@ def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list
         differs.append(f"{length:,} {script.length}")
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
+        return differs
+    preset = {name: x for name, x in part.parameters.items() if name in ("agent", "preset", script.task)}
+    if changed := _changed(part._replace(parameters=preset), part, script.length, *_SCORING):
+        differs.append(f"other settings than published ({' '.join(changed)})")
     return differs
 
 
@@ -578,7 +630,8 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
-    """What the finished runs were made with, unless it is one machine and the report's code; where data differ."""
+    """What the finished runs were made with, unless it is one machine and the report's code; where data or lengths
+    differ."""
     machines = result["machines"]
     if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
         rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
@@ -588,6 +641,13 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
             f"**Not the same data:** runs on {', '.join(result['other_data'])} were trained on files that differ, as "
             "their digests say."
         )
+    if result["other_lengths"]:
+        unit = "environment steps" if result["unit"] == "steps" else "updates"
+        tasks = [
+            f"on {task} {', '.join(f'`{variant}` {length:,}' for variant, length in of_task.items())}"
+            for task, of_task in result["other_lengths"].items()
+        ]
+        yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
 
 
 def _style(result: Mapping[str, Any]) -> str:

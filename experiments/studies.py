@@ -165,6 +165,29 @@ def _check_comparable(settings: Any, folder: Path, earlier: Mapping[str, Any]) -
             )
 
 
+def data_digests(digests: Mapping[str, str], earlier: Stored) -> dict[str, list[str]]:
+    """{data: all digests of what rows were trained on}, for a result of `train_rows`.
+
+    Args:
+      digests: {data: digest} of what rows are trained on here.
+      earlier: rows that other commands trained.
+    """
+    known = {name: {digest} for name, digest in digests.items()}
+    for result in earlier.results:
+        for name, several in result.get("data_digests", {}).items():
+            known.setdefault(name, set()).update(several)
+    return {name: sorted(several) for name, several in known.items()}
+
+
+def other_data(result: Mapping[str, Any]) -> Iterator[str]:
+    """A sentence on data of which rows of a result were trained on several versions, by its `data_digests`."""
+    if several := [name for name, digests in result.get("data_digests", {}).items() if len(digests) > 1]:
+        yield (
+            f"Rows of {', '.join(several)} were trained on data that were made again on another machine, by the same "
+            "policies and seed but not to the same bits."
+        )
+
+
 def train_rows(
     settings: Any,
     variants: Mapping[str, Variant],

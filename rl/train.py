@@ -165,23 +165,17 @@ def population(
         stacked, report = jax.lax.scan(in_place, state._replace(step=None), (indices, run_keys, hypers))
         return stacked._replace(step=state.step + steps), report
 
-    settled = {
-        name: np.asarray(values) for name, values in hypers.items()
-    }  # on no device: policies may act on another
+    def over_seeds(part: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
+        """A function of a learner for all seeds, each with its hyper-parameters: `arsq` acts by a temperature, say."""
 
-    def of_all(function: Callable[[Learner], Callable[..., Any]]) -> Callable[..., Any]:
-        """A function of each learner as one of all, stacked; hyper-parameters may matter to how it acts, too."""
+        def call(state: State, *arguments: Any) -> Any:
+            one = lambda hyper, state, *arguments: part(learner(hyper))(state, *arguments)
+            return jax.vmap(one, (0, STACKED, *(0 for _ in arguments)))(hypers, state, *arguments)
 
-        def stacked(state: State, *rest: Any) -> Any:
-            one = lambda hyper, state, *rest: function(learner(hyper))(state, *rest)
-            return jax.vmap(one, (0, STACKED, *(0 for _ in rest)))(settled, state, *rest)
+        return call
 
-        return stacked
-
-    actor = Actor(
-        of_all(lambda learner: acting.actor(learner).start), of_all(lambda learner: acting.actor(learner).act)
-    )
-    return Population(init, epoch, of_all(lambda learner: learner.act), actor)
+    actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
+    return Population(init, epoch, over_seeds(lambda x: x.act), actor)
 
 
 def epochs(

@@ -13,8 +13,10 @@ only in float hyper-parameters of the agent are trained together as one program,
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
-whatever else was added to the file since. A run that fails leaves failed.json, and the others go on. The same command
-may run several times at once, also on several machines that share the folder: each takes what no other has open.
+whatever else was added to the file since. Runs that are trained together are finished together: another value of one of
+their hyper-parameters makes another program, which trains all of them. A run that fails leaves failed.json, and the
+others go on. The same command may run several times at once, also on several machines that share the folder: each takes
+what no other has open.
 Tiers of locomotion that `experiments.collect` makes, and that are not there yet, are made before their first run.
 """
 
@@ -170,8 +172,8 @@ def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[di
 def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> list[Program]:
     """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
-    A value of 0 stays out of a group, because it may switch a term off; so does the discount, on which the
-    support of categorical heads depends.
+    A value of 0 stays out of a group, because it may switch a term off; so do the discounts, by which the support of
+    categorical heads and the returns of chunks are made.
     """
     groups: dict[str, list[Program]] = {}
     for run in runs:
@@ -506,7 +508,7 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
 
 def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) -> bool:
     field = name.removeprefix("agent.")
-    if not SCRIPTS[script].together or field == name or field == "discount":
+    if not SCRIPTS[script].together or field == name or field in ("discount", "chunk_discount"):
         return False
     if type(value) not in (int, float) or value == 0:
         return False

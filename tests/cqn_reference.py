@@ -19,10 +19,10 @@ def standardised(x: np.ndarray, norm: Any) -> np.ndarray:
 
 def stream(params: Any, seen: np.ndarray, centres: np.ndarray, one_hot: np.ndarray) -> np.ndarray:
     trunk, dense = params["trunk"], params["dense"]
-    kept = np.tanh(
+    hidden = np.tanh(
         standardised(seen @ trunk["Dense_0"]["kernel"] + trunk["Dense_0"]["bias"], trunk["LayerNorm_0"])
     )
-    x = np.concatenate([kept, centres, np.broadcast_to(one_hot, (*kept.shape[:-1], len(one_hot)))], -1)
+    x = np.concatenate([hidden, centres, np.broadcast_to(one_hot, (*hidden.shape[:-1], len(one_hot)))], -1)
     layers = sum(name.startswith("Dense") for name in dense)
     for i in range(layers - 1):
         x = x @ dense[f"Dense_{i}"]["kernel"] + dense[f"Dense_{i}"]["bias"]
@@ -66,8 +66,8 @@ def walk(
 def follow(action: np.ndarray) -> Callable[..., np.ndarray]:
     """Zooms to where ``action`` [N, D] lies."""
 
-    def choose(found: np.ndarray, low: np.ndarray, high: np.ndarray, level: int) -> np.ndarray:
-        bins = found.shape[2]
+    def choose(output: np.ndarray, low: np.ndarray, high: np.ndarray, level: int) -> np.ndarray:
+        bins = output.shape[2]
         return np.clip(np.floor((action - low) / ((high - low) / bins)), 0, bins - 1).astype(int)
 
     return choose
@@ -75,12 +75,12 @@ def follow(action: np.ndarray) -> Callable[..., np.ndarray]:
 
 def greedy(value: Callable[[np.ndarray], np.ndarray]) -> Callable[..., np.ndarray]:
     """Zooms into the bins whose outputs have the greatest ``value``."""
-    return lambda found, low, high, level: value(found).argmax(-1)
+    return lambda output, low, high, level: value(output).argmax(-1)
 
 
-def picked(found: np.ndarray, bins: np.ndarray) -> np.ndarray:
+def picked(output: np.ndarray, bins: np.ndarray) -> np.ndarray:
     """Of outputs [L, N, D, B, K] those [L, N, D, K] of ``bins`` [L, N, D]."""
-    result = np.empty((*bins.shape, found.shape[-1]), found.dtype)
+    result = np.empty((*bins.shape, output.shape[-1]), output.dtype)
     for index in np.ndindex(bins.shape):
-        result[index] = found[index][bins[index]]
+        result[index] = output[index][bins[index]]
     return result

@@ -956,9 +956,9 @@ def reading(layout: Layout, path: Path, show: bool) -> tuple[str, str]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
-    told = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
-    if told:
-        return "refused", f"{path.name}: {told[0]}"
+    messages = [str(warning.message) for warning in caught if issubclass(warning.category, UserWarning)]
+    if messages:
+        return "refused", f"{path.name}: {messages[0]}"
     return ("read", "") if not isinstance(result, Loaded) or sound(result) else ("accepted", "not sound")
 
 

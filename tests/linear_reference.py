@@ -120,7 +120,7 @@ def nelder_mead(objective: Callable, *, minimise: bool = False, least: float = 0
     sign = 1.0 if minimise else -1.0
 
     def estimate(rows: np.ndarray, v: np.ndarray, horizon: float) -> np.ndarray:
-        found = [
+        minima = [
             optimize.minimize(
                 lambda cut, row=row: sign * float(objective(row, v, np.atleast_1d(cut))),
                 horizon / 2,
@@ -129,7 +129,7 @@ def nelder_mead(objective: Callable, *, minimise: bool = False, least: float = 0
             ).fun
             for row in rows
         ]
-        return sign * np.array(found)
+        return sign * np.array(minima)
 
     return estimate
 

@@ -65,7 +65,7 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
     states = runs.init(jax.random.split(jax.random.key(0), 2), None)
     states = states._replace(params={"scale": jnp.array([1.0, -2.0])})
     with evaluate.evaluator(runs.actor, COUNTDOWN, seeds=2, episodes=9, copies=3, processes=0) as evaluator:
-        found = evaluator(states)["return"]
+        returns = evaluator(states)["return"]
         again = evaluator(states)["return"]
     env, expected = envs.make(COUNTDOWN), np.zeros((2, 9))
     for s, scale in enumerate((1.0, -2.0)):
@@ -74,8 +74,8 @@ def test_memory_starts_anew_with_every_episode_of_every_environment(which: str) 
             length = int(env.reset(seed=int(start))[0][0])
             actions = by_hand(which, [length - time for time in range(length)])
             expected[s, e] = sum(1 + 3 * scale * action for action in actions)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_array_equal(found, again)
+    np.testing.assert_allclose(returns, expected, rtol=1e-5)
+    np.testing.assert_array_equal(returns, again)
 
 
 def test_plans_are_made_in_groups_where_one_is_due_and_nowhere_else() -> None:

@@ -884,9 +884,9 @@ def float64(tree: Tree) -> Tree:
     return jax.tree.map(wide, tree)
 
 
-def assert_close(path: Any, found: Any, expected: Any) -> None:
+def assert_close(path: Any, actual: Any, expected: Any) -> None:
     name = jax.tree_util.keystr(path)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=3e-6, err_msg=name)
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=3e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("step", [0, 1])
@@ -940,9 +940,9 @@ def test_critics_say_what_their_parameters_do(case: Case) -> None:
         expected = q_learning(setting)[2](setting.params["q"])[None]
     else:
         expected = setting.q(setting.params["critic"])
-    found = jax.jit(case.learner.critics)(case.state, case.batch.observation, case.batch.action)
-    assert found.shape == expected.shape and found.shape[1:] == case.batch.reward.shape
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    values = jax.jit(case.learner.critics)(case.state, case.batch.observation, case.batch.action)
+    assert values.shape == expected.shape and values.shape[1:] == case.batch.reward.shape
+    np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("agent", ["fql", "ifql", "iql"])
@@ -951,7 +951,7 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     fields = {"candidates": 5} if agent == "iql" else {}
     learner, batch = build("continuous", agent, network=Architecture(), **fields)
     state, key, rows = start(learner, batch), jax.random.key(3), random_batch(False).observation
-    found = jax.jit(learner.act)(state, rows, key)
+    result = jax.jit(learner.act)(state, rows, key)
     params = float64(state.params)
     if agent == "fql":
         noise = np.asarray(jax.random.normal(key, (8, 2)))
@@ -966,7 +966,7 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     actions = np.clip(np.stack(drawn), -1, 1)
     q = np.stack([critics(params["critic"], rows, action)[..., 0].min(0) for action in actions])
     expected = actions[q.argmax(0), np.arange(8)]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-5)
     assert agent == "fql" or len(set(q.argmax(0))) > 1
 
 
@@ -1096,12 +1096,12 @@ def build(
 
 def layers(params: Tree) -> dict[str, Tree]:
     """{path: kernel and bias} of all dense layers."""
-    found: dict[str, Tree] = {}
+    dense: dict[str, Tree] = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(params):
         *outer, name = (str(part.key) for part in path)
         if outer and outer[-1].startswith("Dense"):
-            found.setdefault("/".join(outer), {})[name] = leaf
-    return found
+            dense.setdefault("/".join(outer), {})[name] = leaf
+    return dense
 
 
 @pytest.mark.parametrize(("kind", "agent"), EVERY)
@@ -1168,8 +1168,8 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
         learner, batch = build(kind, agent, shape, hidden, network=Architecture(shift=2))
         state = jax.eval_shape(learner.init, key, batch)
         after, metrics = jax.eval_shape(learner.update, state, batch, key)
-        kept = jax.tree.map(lambda one, two: (one.shape, one.dtype) == (two.shape, two.dtype), state, after)
-        assert all(jax.tree.leaves(kept)) and all(metric.shape == () for metric in metrics.values())
+        same = jax.tree.map(lambda one, two: (one.shape, one.dtype) == (two.shape, two.dtype), state, after)
+        assert all(jax.tree.leaves(same)) and all(metric.shape == () for metric in metrics.values())
         one = jax.eval_shape(learner.act, state, jax.tree.map(lambda x: x[0], batch.observation), key)
         many = jax.eval_shape(learner.act, state, batch.observation, key)
         assert (one.shape, many.shape) == (batch.action.shape[1:], batch.action.shape)
@@ -1439,9 +1439,9 @@ def conservative_values(mdp: Table, weight: float) -> np.ndarray:
         pushed = special.softmax(q, -1) * n.sum(1, keepdims=True) - n
         return (2 * n * (q - mdp.backup(q.max(1))) + weight * pushed).ravel()
 
-    found = optimize.root(gradient, iterate(lambda q: mdp.backup(q.max(1))).ravel(), tol=1e-12)
-    assert found.success
-    return found.x.reshape(n.shape)
+    solution = optimize.root(gradient, iterate(lambda q: mdp.backup(q.max(1))).ravel(), tol=1e-12)
+    assert solution.success
+    return solution.x.reshape(n.shape)
 
 
 def test_discrete_cql_stops_where_its_objective_is_stationary() -> None:
@@ -1570,8 +1570,8 @@ def test_cqn_finds_the_mean_of_every_interval_and_continues_with_the_best() -> N
         inside = at_level == best
         expected = expected + np.array([mean[number] + 0.5 * mean[best] / 0.5 for number in at_level]) / 2
     assert learner.critics is not None
-    found = np.asarray(jax.jit(learner.critics)(state, batch.observation, batch.action))[0]
-    np.testing.assert_allclose(found, expected, atol=0.02)
+    values = np.asarray(jax.jit(learner.critics)(state, batch.observation, batch.action))[0]
+    np.testing.assert_allclose(values, expected, atol=0.02)
     assert greedy(learner, state) == pytest.approx((2 * best + 1) / 9 - 1)
 
 

@@ -170,9 +170,9 @@ def test_exploring_draws_bins_in_proportion_to_the_smaller_advantages() -> None:
         for t in range(4):
             smallest = advantages(e, list(sequence[:t])).min(0)[:, 0] / ALPHA
             expected[i] *= special.softmax(smallest)[sequence[t]]
-    found = np.bincount(cells, minlength=81)[known] / draws
+    frequencies = np.bincount(cells, minlength=81)[known] / draws
     np.testing.assert_allclose(expected.sum(), 1, rtol=1e-6)
-    assert np.abs(found - expected).max() < 4 * np.sqrt(0.25 / draws)
+    assert np.abs(frequencies - expected).max() < 4 * np.sqrt(0.25 / draws)
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ def test_cloning_is_for_demonstrations_alone_and_is_divided_by_their_number() ->
     assert arsq.Config().demonstrations == 0  # logged data, where there are several sources
 
     def metrics(origin: list[int], action: np.ndarray = rows.action) -> dict[str, float]:
-        found = update(state, rows._replace(origin=np.int32(origin), action=action), KEY)[1]
-        return {name: float(metric) for name, metric in found.items()}
+        values = update(state, rows._replace(origin=np.int32(origin), action=action), KEY)[1]
+        return {name: float(metric) for name, metric in values.items()}
 
     every, none = metrics([2] * 6), metrics([1] * 6)
     assert every["bc_loss"] == pytest.approx(logged["bc_loss"], rel=1e-6)

@@ -81,8 +81,8 @@ def test_the_nature_network_has_the_papers_size() -> None:
 
 
 def published(head: str) -> tuple[online.Settings, dqn.Config]:
-    given = {"agent": "dqn", "env": PONG, "head": head}
-    return presets.resolve("online", online.PUBLISHED, common.config, "env", given)
+    flags = {"agent": "dqn", "env": PONG, "head": head}
+    return presets.resolve("online", online.PUBLISHED, common.config, "env", flags)
 
 
 @pytest.mark.parametrize("head", ["scalar", "hl_gauss"])

@@ -56,8 +56,8 @@ def test_side_by_side_and_one_after_another_every_token_is_its_block_of_a_plain_
     np.testing.assert_allclose(network.every(params, begun, contexts), expected, rtol=1e-4, atol=1e-5)
     step = jax.jit(network.step)
     for token in range(4):
-        found = step(params, begun, contexts[:, :, token], jnp.asarray(token))
-        np.testing.assert_allclose(found, expected[:, :, token], rtol=1e-4, atol=1e-5)
+        outputs = step(params, begun, contexts[:, :, token], jnp.asarray(token))
+        np.testing.assert_allclose(outputs, expected[:, :, token], rtol=1e-4, atol=1e-5)
     alone = step(params, network.begin(params, features[0]), contexts[0, 0, 1], jnp.asarray(1))
     np.testing.assert_allclose(alone, expected[0, 0, 1], rtol=1e-4, atol=1e-5)
 
@@ -74,8 +74,8 @@ def test_members_differ_and_one_encoder_of_each_serves_value_and_advantages() ->
     np.testing.assert_allclose(network.values(params, observation), v, rtol=1e-5)
     begun = network.begin(params, observation)
     for token in range(4):
-        found = network.step(params, begun, contexts[:, token], jnp.asarray(token))
-        np.testing.assert_allclose(found, u[:, :, token], rtol=1e-3, atol=1e-4)
+        outputs = network.step(params, begun, contexts[:, token], jnp.asarray(token))
+        np.testing.assert_allclose(outputs, u[:, :, token], rtol=1e-3, atol=1e-4)
     assert (np.abs(np.diff(v, axis=0)).max((1, 2)) > 1e-3).all()
     # Its three convolutions, and no more, are in the program of both.
     program = str(jax.make_jaxpr(network.both)(params, observation, contexts))

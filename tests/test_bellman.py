@@ -112,9 +112,9 @@ def test_q_learning_agrees_with_rlax() -> None:
             ("quantile", "double"): quantile(s),
         }
 
-    found, expected = compiled(ours, *inputs), compiled(theirs, *inputs, action)
-    assert found.keys() == expected.keys()
-    for name, loss in found.items():
+    actual, expected = compiled(ours, *inputs), compiled(theirs, *inputs, action)
+    assert actual.keys() == expected.keys()
+    for name, loss in actual.items():
         np.testing.assert_allclose(loss, expected[name], rtol=1e-5, err_msg=str(name))
 
 
@@ -224,21 +224,21 @@ def test_pessimism_is_the_mean_less_so_many_deviations_in_targets_and_values(nam
     reward, discount = normal(8, BATCH), np.full(BATCH, 0.5, np.float32)
 
     def ask(outputs: jax.Array) -> tuple[Any, ...]:
-        found = {}
+        aggregates = {}
         for aggregation in bellman.AGGREGATIONS:
             one, off = bellman.aggregate(head, outputs, aggregation, 0.7)
-            found[aggregation] = head.value(one) - off
+            aggregates[aggregation] = head.value(one) - off
         one, off = bellman.aggregate(head, outputs, "pessimistic", 0.7)
         values = head.value(outputs)
         direct = {a: bellman.aggregate_values(values, a, 0.7) for a in bellman.AGGREGATIONS}
-        return found, direct, values, head.target(reward - discount * off, discount, one)
+        return aggregates, direct, values, head.target(reward - discount * off, discount, one)
 
-    found, direct, values, target = compiled(ask, outputs)
+    aggregates, direct, values, target = compiled(ask, outputs)
     values = np.float64(values)
     deviation = np.sqrt(((values - values.mean(0)) ** 2).mean(0))
     expected = {"min": values.min(0), "mean": values.mean(0), "pessimistic": values.mean(0) - 0.7 * deviation}
     for aggregation, value in expected.items():
-        np.testing.assert_allclose(found[aggregation], value, atol=2e-5, err_msg=aggregation)
+        np.testing.assert_allclose(aggregates[aggregation], value, atol=2e-5, err_msg=aggregation)
         np.testing.assert_allclose(direct[aggregation], value, rtol=1e-6, atol=1e-6, err_msg=aggregation)
     if name == "scalar":
         np.testing.assert_allclose(target, reward + discount * expected["pessimistic"], atol=1e-6)
@@ -383,9 +383,9 @@ def test_backups_compose_and_carry_no_gradient(name: str) -> None:
         target = head.target(returns + discounts * bonus[there], discounts, mixture[there])
         return head.loss(outputs, target).sum()
 
-    gradient, own = compiled(jax.grad(objective, argnums=(0, 1)), slow, outputs)
+    gradient, to_outputs = compiled(jax.grad(objective, argnums=(0, 1)), slow, outputs)
     np.testing.assert_array_equal(gradient, 0)
-    assert np.abs(own).max() > 1e-3
+    assert np.abs(to_outputs).max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["c51", "quantile"])  # the two ways to mix

@@ -47,9 +47,9 @@ def test_a_gradient_has_two_products_per_layer_but_none_for_the_input() -> None:
     def loss(params, x):
         return jnp.square(jax.nn.relu(x @ params[0]) @ params[1]).sum()
 
-    found = products.find(jax.grad(loss), [shape(5, 16), shape(16, 3)], shape(8, 5))
-    assert products.flops(found) == mlp_flops(8, (5, 16, 3), "w")
-    assert len(found) == 5
+    matmuls = products.find(jax.grad(loss), [shape(5, 16), shape(16, 3)], shape(8, 5))
+    assert products.flops(matmuls) == mlp_flops(8, (5, 16, 3), "w")
+    assert len(matmuls) == 5
 
 
 @pytest.mark.parametrize("seeds", [1, 3])
@@ -57,7 +57,7 @@ def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
     population = cases._population(cases.subject(iql), 32, 1)
     keys, dataset = jax.random.split(jax.random.key(0), seeds), cases.synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
-    found = products.find(population.epoch, state, dataset, keys)
+    matmuls = products.find(population.epoch, state, dataset, keys)
     critic, value, policy = (23, 256, 256, 1), (17, 256, 256, 1), (17, 256, 256, 6)
     by_hand = (
         2 * mlp_flops(32, critic)  # the slow critics
@@ -66,7 +66,7 @@ def test_products_of_iql_are_those_of_its_losses(seeds: int) -> None:
         + mlp_flops(32, value, "w")
         + mlp_flops(32, policy, "w")
     )
-    assert products.flops(found) == seeds * by_hand
+    assert products.flops(matmuls) == seeds * by_hand
 
 
 def test_repeats_count_once_and_unused_products_not_at_all() -> None:
@@ -97,8 +97,8 @@ def test_scan_counts_every_iteration_and_cond_its_largest_branch() -> None:
         y, _ = jax.lax.scan(lambda c, s: (c @ w + s, None), x, xs)
         return jax.lax.cond(y.sum() > 0, lambda a: a @ w @ w, lambda a: a @ w, y)
 
-    found = products.find(function, shape(4, 4), shape(4, 4), shape(3, 4, 4))
-    assert len(found) == 3 + 2
+    matmuls = products.find(function, shape(4, 4), shape(4, 4), shape(3, 4, 4))
+    assert len(matmuls) == 3 + 2
 
 
 def test_a_product_that_cannot_be_counted_is_an_error() -> None:
@@ -116,12 +116,12 @@ def test_program_chains_the_products_of_the_function() -> None:
     def function(x, w1, w2):
         return jax.nn.relu(x @ w1 + 1) @ w2
 
-    found = products.find(function, shape(8, 5), shape(5, 16), shape(16, 3))
-    given = products.operands(found, jax.random.key(0))
-    assert [x.shape for x in given] == [(8, 5), (5, 16), (16, 3)]
-    (changed,), (result,) = jax.jit(products.program(found, 4))(given)
-    x, w1, w2 = map(np.asarray, given)
-    smallest = min(given[:2], key=lambda a: a.size)
+    matmuls = products.find(function, shape(8, 5), shape(5, 16), shape(16, 3))
+    operands = products.operands(matmuls, jax.random.key(0))
+    assert [x.shape for x in operands] == [(8, 5), (5, 16), (16, 3)]
+    (changed,), (result,) = jax.jit(products.program(matmuls, 4))(operands)
+    x, w1, w2 = map(np.asarray, operands)
+    smallest = min(operands[:2], key=lambda a: a.size)
     assert changed.shape == smallest.shape
     x = x.copy()
     x[0, 0] = 3 / 4  # at the last of 4 steps
@@ -134,10 +134,10 @@ def test_compiler_keeps_every_product_in_the_loop() -> None:
     def loss(params, x):
         return jnp.square(jax.nn.relu(x @ params[0]) @ params[1]).sum()
 
-    found = products.find(jax.grad(loss), [shape(48, 64), shape(64, 32)], shape(40, 48))
-    given = products.operands(found, jax.random.key(0))
-    text = jax.jit(products.program(found, 7)).lower(given).compile().as_text()
-    assert len(re.findall(r"\bdot\(", text)) == len(found) == 5
+    matmuls = products.find(jax.grad(loss), [shape(48, 64), shape(64, 32)], shape(40, 48))
+    operands = products.operands(matmuls, jax.random.key(0))
+    text = jax.jit(products.program(matmuls, 7)).lower(operands).compile().as_text()
+    assert len(re.findall(r"\bdot\(", text)) == len(matmuls) == 5
     assert "dot_general" not in text[text.index("ENTRY") :]
 
 
@@ -146,8 +146,8 @@ def test_products_of_products_stay_in_range() -> None:
     population = cases._population(cases.subject(iql), 16, 1)
     keys, dataset = jax.random.split(jax.random.key(0), 1), cases.synthetic(2)
     state = jax.eval_shape(population.init, keys, dataset.transitions)
-    found = products.find(population.epoch, state, dataset, keys)
-    _, results = jax.jit(products.program(found, 2))(products.operands(found, jax.random.key(0)))
+    matmuls = products.find(population.epoch, state, dataset, keys)
+    _, results = jax.jit(products.program(matmuls, 2))(products.operands(matmuls, jax.random.key(0)))
     assert all(1e-9 < np.abs(r).max() < 1e3 for r in results)
 
 
@@ -280,9 +280,9 @@ def test_pytorchs_cqn_has_our_losses(head: str) -> None:
         for network, name in zip(networks, ("advantage", "value"), strict=True):
             loaded_into(network, ours[name])
     metrics = jax.jit(learner.update)(state, batch, jax.random.key(0))[1]
-    found = theirs.update(batch)
-    assert set(found) == set(metrics) - {"clipped"}
-    for name, value in found.items():
+    losses = theirs.update(batch)
+    assert set(losses) == set(metrics) - {"clipped"}
+    for name, value in losses.items():
         assert value == pytest.approx(float(metrics[name]), rel=1e-4), name
 
 
@@ -299,10 +299,10 @@ def test_pytorchs_arsq_has_our_losses(bc: str) -> None:
             loaded_into(member[0], jax.tree.map(lambda x, i=i: x[i], ours["value"]))
             loaded_into(member[1], jax.tree.map(lambda x, i=i: x[i, 0], ours["advantage"]))
     metrics = jax.jit(learner.update)(state, batch, jax.random.key(0))[1]
-    found = theirs.update(batch)
+    losses = theirs.update(batch)
     for name in ("critic_loss", "bc_loss"):
-        assert found[f"{name}0"] + found[f"{name}1"] == pytest.approx(float(metrics[name]), rel=1e-4), name
-    assert (found["q0"] + found["q1"]) / 2 == pytest.approx(float(metrics["q"]), rel=1e-4, abs=1e-5)
+        assert losses[f"{name}0"] + losses[f"{name}1"] == pytest.approx(float(metrics[name]), rel=1e-4), name
+    assert (losses["q0"] + losses["q1"]) / 2 == pytest.approx(float(metrics["q"]), rel=1e-4, abs=1e-5)
 
 
 def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_every_part_is_a_command_that_exists_with_the_flags_it_is_given(tiny: bo
     assert sum(part.share for part in listed if part.share < 1) <= 1.05
 
 
-def quick(monkeypatch: pytest.MonkeyPatch, *given: Part) -> None:
+def quick(monkeypatch: pytest.MonkeyPatch, *parts: Part) -> None:
     """These parts in place of all; they are of timeit, a command that runs what it is given."""
-    monkeypatch.setattr(accelerator, "parts", lambda settings: given)
+    monkeypatch.setattr(accelerator, "parts", lambda settings: parts)
     monkeypatch.setattr(accelerator, "_LEAST", 0.01)
 
 

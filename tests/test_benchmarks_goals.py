@@ -69,9 +69,9 @@ def test_every_loop_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         )
     )
     assert json.loads(out.read_text())["rows"] == json.loads(json.dumps(results["rows"]))
-    found = [(row["agent"], row["seeds"], row["loop"]) for row in results["rows"]]
+    rows = [(row["agent"], row["seeds"], row["loop"]) for row in results["rows"]]
     loops = (cases.LIMIT, *goals.MODES)
-    assert found == [("gcbc, batches of 4", seeds, loop) for seeds in (1, 2) for loop in loops]
+    assert rows == [("gcbc, batches of 4", seeds, loop) for seeds in (1, 2) for loop in loops]
     text = out.with_suffix(".md").read_text()
     assert "gcbc, batches of 4, 2 at once: scan does" in text and "hecrl: " not in text
     assert (

@@ -40,12 +40,12 @@ def ours() -> tuple[State, dict[str, float], State]:
 def test_one_hot_selectors_compute_the_same_update() -> None:
     state, expected, after = ours()
     learner = language_peer.one_hot(model.make(CONFIG))
-    found, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
+    updated, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
     for name, value in metrics.items():
         assert float(value) == pytest.approx(expected[name], rel=1e-4), name
     for name in ("q", "v"):
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), found.params[name], after.params[name]
+            lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), updated.params[name], after.params[name]
         )
 
 
@@ -54,7 +54,7 @@ def test_one_hot_selectors_compute_the_same_update() -> None:
 def test_one_hot_selectors_compute_the_same_update_of_bcoder(stage: str) -> None:
     state, expected, after = coder(stage)
     learner = language_peer.one_hot_bcoder(model.make(CONFIG), stage)
-    found, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
+    updated, metrics = jax.jit(learner.update)(state, batch(), jax.random.key(0))
     for name, value in metrics.items():
         assert float(value) == pytest.approx(float(expected[name]), rel=1e-4), name
 
@@ -63,7 +63,7 @@ def test_one_hot_selectors_compute_the_same_update_of_bcoder(stage: str) -> None
         return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(change)])
 
     # Adam's first step is nearly the sign of the gradient, which rounding decides where it is all but 0.
-    assert np.linalg.norm(moved(found) - moved(after)) < 0.05 * np.linalg.norm(moved(after))
+    assert np.linalg.norm(moved(updated) - moved(after)) < 0.05 * np.linalg.norm(moved(after))
 
 
 def coder(stage: str) -> tuple[State, Any, State]:
@@ -129,15 +129,15 @@ def test_torch_computes_the_same_losses_as_bcoder(stage: str, tmp_path: Path) ->
 
     policy = load("policy", state.params["policy"])
     residual, old, head = (language_peer.torch_head(CONFIG, policy, 1) for _ in range(3))
-    given = (state.params["residual"], state.target["residual"], state.params["value"]["head"])
-    for one, params in zip((residual, old, head), given, strict=True):
+    parameters = (state.params["residual"], state.target["residual"], state.params["value"]["head"])
+    for one, params in zip((residual, old, head), parameters, strict=True):
         fill(one, layers(params))
     trunk = load("value", state.params["value"]["lm"], transformers.AutoModel)
     parts = {"policy": policy, "residual": residual, "trunk": trunk, "head": head}
     frozen = load("old", state.target["policy"]), old
-    found = language_peer.torch_bcoder(CONFIG, batch(), stage, parts, frozen)()
-    assert "critic_loss" in found
-    for name, value in found.items():
+    losses = language_peer.torch_bcoder(CONFIG, batch(), stage, parts, frozen)()
+    assert "critic_loss" in losses
+    for name, value in losses.items():
         assert value == pytest.approx(float(expected[name]), rel=1e-3), name
 
 
@@ -178,9 +178,9 @@ ROWS = [
 def test_the_table_holds_rates_of_medians() -> None:
     hardware = {"cpu": "X", "cores": 2, "memory_gib": 1.0, "backend": "cpu", "device": "cpu"}
     versions = dict.fromkeys(("python", "jax", "jaxlib"), "1")
-    given = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
+    provenance = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
     settings = {"batch": 8, "length": 125, "peak_tflops": 10.0}
-    results = given | {
+    results = provenance | {
         "settings": settings,
         "peer": {"torch": "2"},
         "rows": ROWS,
@@ -201,6 +201,6 @@ def test_the_table_holds_rates_of_medians() -> None:
 
 
 def test_an_example_is_one_episode_a_row() -> None:
-    found = batch()
-    assert found.is_action.sum() == 12 and found.reward.sum() == 2
-    np.testing.assert_array_equal(np.argwhere(found.discount == 0), [[0, 6], [1, 6]])
+    rows = batch()
+    assert rows.is_action.sum() == 12 and rows.reward.sum() == 2
+    np.testing.assert_array_equal(np.argwhere(rows.discount == 0), [[0, 6], [1, 6]])

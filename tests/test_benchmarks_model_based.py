@@ -83,8 +83,8 @@ def test_the_peers_critics_and_diversity_are_ours() -> None:
         theirs.critic.weights[index].data = torch.tensor(np.asarray(layer["kernel"]))
         theirs.critic.biases[index].data = torch.tensor(np.asarray(layer["bias"]))[:, None]
     tensors = torch.tensor(np.asarray(batch.observation)), torch.tensor(np.asarray(batch.action))
-    found = theirs.value(theirs.critic, *tensors).detach().numpy()
-    np.testing.assert_allclose(found, critics(state, batch.observation, batch.action), atol=1e-5)
+    values = theirs.value(theirs.critic, *tensors).detach().numpy()
+    np.testing.assert_allclose(values, critics(state, batch.observation, batch.action), atol=1e-5)
 
     def value(action: jax.Array, member: int) -> jax.Array:
         return critics(state, batch.observation, action)[member].sum()
@@ -98,7 +98,7 @@ def test_the_limit_of_a_fit_is_an_epoch_of_updates_and_one_check(monkeypatch: py
     """Of two blocks, for three seeds; forward and twice backward, but for the inputs of the first layer."""
     done = []
     monkeypatch.setattr(
-        model_based, "_limit", lambda found, steps: done.append(products.flops(found) * steps)
+        model_based, "_limit", lambda matmuls, steps: done.append(products.flops(matmuls) * steps)
     )
     steps = cases.synthetic(2 * model_based.BLOCK).transitions
     columns = steps.observation, steps.action, steps.reward, steps.discount, steps.next_observation
@@ -116,7 +116,7 @@ def test_the_peer_learns_online() -> None:
 
     torch.manual_seed(0)
     agent, model = peer.Agent(cases.SPEC, 2, 0.0, 16, "cpu"), peer.Model(cases.SPEC, "cpu", 16)
-    taken, made = (peer.Buffer(cases.SPEC, size, "cpu") for size in (300, 400))
+    taken, rollouts = (peer.Buffer(cases.SPEC, size, "cpu") for size in (300, 400))
     env = model_based.envs.make(model_based.ENVIRONMENT, seed=0)
     peer.explore(env, taken, 280)
     inputs = torch.cat(taken.columns[:2], -1)[:50]
@@ -124,9 +124,9 @@ def test_the_peer_learns_online() -> None:
     before = sum(model.errors(inputs, outputs))
     peer.refit(model, taken, 20)
     assert sum(model.errors(inputs, outputs)) < before
-    peer.rollouts(agent, model, made, taken.columns[0][:280], 1)
+    peer.rollouts(agent, model, rollouts, taken.columns[0][:280], 1)
     weight = agent.critic.weights[0].clone()
-    peer.steps(env, agent, taken, made, 2, 1, 0.5)
+    peer.steps(env, agent, taken, rollouts, 2, 1, 0.5)
     assert taken.count == 282 and (agent.critic.weights[0] != weight).any()
 
 
@@ -137,16 +137,16 @@ def test_the_peer_learns() -> None:
     torch.manual_seed(0)
     agent = peer.Agent(cases.SPEC, 2, 1.0, 16, "cpu")
     model, logged = peer.Model(cases.SPEC, "cpu"), peer.Buffer(cases.SPEC, 300, "cpu")
-    made = peer.Buffer(cases.SPEC, 60, "cpu")
+    rollouts = peer.Buffer(cases.SPEC, 60, "cpu")
     state, action, reward = torch.randn(300, 17), torch.rand(300, 6), torch.ones(300, 1)
     logged.add(state, action, reward, state, torch.ones(300, 1))
-    peer.rollouts(agent, model, made, state[:20], 5)
-    assert made.count == 60 and made.head == 100 % 60
+    peer.rollouts(agent, model, rollouts, state[:20], 5)
+    assert rollouts.count == 60 and rollouts.head == 100 % 60
     before = agent.update(logged.sample(64))["critic_loss"]
     for _ in range(60):
         after = agent.update(logged.sample(64))["critic_loss"]
     assert after - 2 < before - 2  # the diversity term is at most 2
-    peer.updates(agent, logged, made, 2, 20, 0.5)
+    peer.updates(agent, logged, rollouts, 2, 20, 0.5)
     errors = [model.update(torch.randn(7, 32, 23), torch.zeros(7, 32, 18)) for _ in range(30)]
     assert errors[-1] < errors[0]
     inputs, outputs = torch.randn(9, 23), torch.randn(9, 18)

@@ -20,8 +20,8 @@ ROWS = [
 def test_the_table_holds_rates_of_medians() -> None:
     hardware = {"cpu": "X", "cores": 2, "memory_gib": 1.0, "backend": "cpu", "device": "cpu"}
     versions = dict.fromkeys(("python", "jax", "jaxlib"), "1")
-    given = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
-    results = given | {"settings": {"steps": 100}, "peer": {online.PEER: "2"}, "rows": ROWS}
+    provenance = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
+    results = provenance | {"settings": {"steps": 100}, "peer": {online.PEER: "2"}, "rows": ROWS}
     lines = online.render(results).splitlines()
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if "A-v1" in line]
     assert cells == [

@@ -51,29 +51,29 @@ def test_d3rlpy_makes_our_updates(agent: str, changed: dict[str, Any], tolerance
     learner = get(agent).make(config, spec, heads.scalar())
     sample = replay.sampler(batch_size)
     state = learner.init(jax.random.key(1), sample(data, jax.random.key(0)))
-    made = peer.learner(agent, config, spec, batch_size, 0)
+    peer_learner = peer.learner(agent, config, spec, batch_size, 0)
     start = jax.device_get(state.params)
-    peer.load(made, start)
+    peer.load(peer_learner, start)
     blank = jax.tree.map(np.zeros_like, start)
-    for name, own in peer.weights(made, blank).items():
+    for name, weights in peer.weights(peer_learner, blank).items():
         if not name.startswith("log_"):
-            jax.tree.map(np.testing.assert_array_equal, own, start[name])
+            jax.tree.map(np.testing.assert_array_equal, weights, start[name])
     update = jax.jit(learner.update)
     for i in range(6):
         batch = jax.device_get(sample(data, jax.random.key(i)))
         state, ours = update(state, batch, jax.random.key(100 + i))
-        theirs = peer.update(made, agent, config, batch)
+        theirs = peer.update(peer_learner, agent, config, batch)
         due = i % 2 == 1 or agent in ("iql", "cql")
         assert set(theirs) == (set(parity.LOSSES[agent]) if due else {"critic_loss"})
         # Ours is scaled so that its mean over all updates is that over the updates in which the policy moved.
         scale = 1 if agent in ("iql", "cql") else 2
         for name, loss in theirs.items():
-            own = float(ours[name]) / (1 if name == "critic_loss" else scale)
-            assert loss == pytest.approx(own, rel=tolerance, abs=tolerance), (i, name)
+            expected = float(ours[name]) / (1 if name == "critic_loss" else scale)
+            assert loss == pytest.approx(expected, rel=tolerance, abs=tolerance), (i, name)
     if agent != "cql":
-        for name, own in peer.weights(made, blank).items():
+        for name, weights in peer.weights(peer_learner, blank).items():
             moved = lambda x, y, z: np.testing.assert_allclose(x - z, y - z, atol=5e-6)
-            jax.tree.map(moved, own, jax.device_get(state.params[name]), start[name])
+            jax.tree.map(moved, weights, jax.device_get(state.params[name]), start[name])
 
 
 def test_what_d3rlpy_does_not_have_is_refused() -> None:
@@ -97,9 +97,9 @@ def test_rows_that_both_draw_are_those_of_d3rlpy() -> None:
     theirs = [pick(e, i) for e in buffer.episodes for i in range(e.transition_count)]
     assert 40 < len(theirs) < 60 and len(theirs) == len(ours.reward)
     for name in ("observation", "action", "next_observation", "next_action"):
-        own = getattr(ours, name)
-        goes_on = ours.discount > 0 if name.startswith("next") else np.ones(len(own), bool)
-        np.testing.assert_array_equal(np.stack([getattr(t, name) for t in theirs])[goes_on], own[goes_on])
+        column = getattr(ours, name)
+        goes_on = ours.discount > 0 if name.startswith("next") else np.ones(len(column), bool)
+        np.testing.assert_array_equal(np.stack([getattr(t, name) for t in theirs])[goes_on], column[goes_on])
     np.testing.assert_array_equal([t.terminal for t in theirs], 1 - ours.discount)
     np.testing.assert_array_equal(np.ravel([t.reward for t in theirs]), ours.reward)
 
@@ -133,14 +133,14 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against scipy's paired test; the report of half the runs says what it can; what is finished is not trained."""
-    found = {
+    outcomes = {
         ("iql", TIER, library, seed): outcome(np.random.default_rng(seed), shift * (seed + 1))
         for library, shift in ((parity.OURS, 0.0), (parity.THEIRS, 0.5))
         for seed in range(4)
     }
-    (block,) = parity.compared(found)["blocks"]
+    (block,) = parity.compared(outcomes)["blocks"]
     ours, theirs = (
-        np.array([found["iql", TIER, x, s]["returns"] for s in range(4)])
+        np.array([outcomes["iql", TIER, x, s]["returns"] for s in range(4)])
         for x in (parity.OURS, parity.THEIRS)
     )
     for w in range(2):
@@ -149,7 +149,7 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
     t = stats.ttest_rel(theirs.mean(1), ours.mean(1)).confidence_interval(0.95)
     np.testing.assert_allclose(block["returns"]["whole"]["difference"]["ci95"], t)
     assert (
-        parity.compared({key: x for key, x in found.items() if key[3] == 0 or key[2] == parity.OURS})[
+        parity.compared({key: x for key, x in outcomes.items() if key[3] == 0 or key[2] == parity.OURS})[
             "blocks"
         ]
         == []
@@ -162,7 +162,7 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
             raise KeyboardInterrupt
         library = {parity.ours: parity.OURS, parity.theirs: parity.THEIRS}[steps]
         trained.append((library, seed))
-        return found[agent, tier, library, seed]
+        return outcomes[agent, tier, library, seed]
 
     monkeypatch.setattr(parity, "train_one", fake)
     monkeypatch.setattr(parity, "check", lambda settings: (["iql"], [TIER]))
@@ -198,9 +198,9 @@ def test_what_cannot_be_compared_is_refused_by_name(
     changed: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "missing", lambda: None)
-    asked = {"agents": "iql", "tiers": TIER, "updates": 1000, "eval_every": 500} | changed
+    fields = {"agents": "iql", "tiers": TIER, "updates": 1000, "eval_every": 500} | changed
     with pytest.raises(ValueError, match=message):
-        parity.check(parity.Settings(**asked))
+        parity.check(parity.Settings(**fields))
     monkeypatch.setattr(peers, "missing", lambda: "d3rlpy is left out; `make bench` installs it")
     with pytest.raises(ValueError, match="nothing to compare with: d3rlpy is left out"):
         parity.check(parity.Settings())

@@ -108,9 +108,9 @@ def test_pytorchs_updates_have_our_losses(name: str, head: str) -> None:
         take = lambda shape, drawn=drawn: torch.tensor(np.asarray(next(drawn))).view(*shape)
         theirs.flow.normal = theirs.flow.uniform = take
         state, metrics = update(state, batch, key)
-        found = theirs.update(batch)
-        assert set(found) == set(metrics) - {"clipped"}
-        for label, value in found.items():
+        losses = theirs.update(batch)
+        assert set(losses) == set(metrics) - {"clipped"}
+        for label, value in losses.items():
             assert value == pytest.approx(float(metrics[label]), rel=1e-4, abs=1e-5), label
 
 

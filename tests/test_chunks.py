@@ -70,7 +70,7 @@ def walk(dataset: Dataset, row: int, length: int) -> dict[str, Any] | None:
     }
 
 
-def check(found: Transition, index: int, dataset: Dataset, row: int, length: int) -> None:
+def check(batch: Transition, index: int, dataset: Dataset, row: int, length: int) -> None:
     chunk = walk(dataset, row, length)
     assert chunk is not None
     following = walk(dataset, chunk["end"] + 1, length) if chunk["whole"] else None
@@ -81,7 +81,7 @@ def check(found: Transition, index: int, dataset: Dataset, row: int, length: int
         "has_next_action": float(following is not None),
     }
     for name, value in expected.items():
-        np.testing.assert_allclose(getattr(found, name)[index], value, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(getattr(batch, name)[index], value, rtol=1e-5, atol=1e-6, err_msg=name)
 
 
 logs = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 1, 1]), st.booleans()), min_size=4)
@@ -99,12 +99,12 @@ def test_chunks_of_a_log_are_those_of_a_walk_along_it(rows: list[Any], length: i
         with pytest.raises(ValueError, match=f"--chunk={length} is longer than every episode.* {longest} st"):
             chunks.make(dataset, length, GAMMA)
         return
-    made = chunks.make(dataset, length, GAMMA, WITHIN)
+    log_chunks = chunks.make(dataset, length, GAMMA, WITHIN)
     drawn = [row for row in range(len(last)) if walk(dataset, row, length)]
-    assert made.starts.tolist() == drawn
-    found = chunks.take(made, np.array(drawn), length)  # not compiled: each log has another size
+    assert log_chunks.starts.tolist() == drawn
+    batch = chunks.take(log_chunks, np.array(drawn), length)  # not compiled: each log has another size
     for index, row in enumerate(drawn):
-        check(found, index, dataset, row, length)
+        check(batch, index, dataset, row, length)
 
 
 def steps() -> Dataset:
@@ -116,8 +116,8 @@ def steps() -> Dataset:
 
 
 def test_draws_are_uniform_over_what_is_whole_and_nothing_else() -> None:
-    made = jax.device_put(chunks.make(steps(), 3, GAMMA))
-    batch = jax.jit(chunks.sampler(4000, 3))(made, jax.random.key(0))
+    log_chunks = jax.device_put(chunks.make(steps(), 3, GAMMA))
+    batch = jax.jit(chunks.sampler(4000, 3))(log_chunks, jax.random.key(0))
     rows, counts = np.unique(batch.observation[:, 0], return_counts=True)
     assert rows.tolist() == [row for row in range(21) if row not in (5, 6, 19, 20)]  # of time limits
     assert (np.abs(counts - 4000 / 17) < 5 * np.sqrt(4000 / 17)).all()
@@ -128,19 +128,19 @@ def test_a_ring_reads_the_chunks_that_a_log_of_the_same_steps_has(stride: int) -
     """Where no episode goes on after a success; the end of the ring cuts as a time limit does."""
     dataset, length = steps(), 3
     dataset.transitions.discount[16] = 1
-    made = chunks.make(dataset, length, GAMMA, WITHIN)
+    log_chunks = chunks.make(dataset, length, GAMMA, WITHIN)
     rows = ring.Row(*dataset.transitions[:5], np.r_[True, dataset.last[:-1]])
     memory = ring.empty(jax.tree.map(lambda x: x[0], rows), 21 * stride + 1)
     # Another environment beside it, if there is one, is one step behind.
     for time in range(21):
         block = jax.tree.map(lambda x, t=time: np.stack([np.roll(x, i, 0)[t] for i in range(stride)]), rows)
         memory = INSERT(memory, block)
-    slots = stride * made.starts
+    slots = stride * log_chunks.starts
     whole = WHOLE(memory, stride * np.arange(21), length, stride)
-    assert np.flatnonzero(whole).tolist() == made.starts.tolist()
-    found = READ(memory, slots, length, GAMMA, stride, WITHIN)
+    assert np.flatnonzero(whole).tolist() == log_chunks.starts.tolist()
+    batch = READ(memory, slots, length, GAMMA, stride, WITHIN)
     for name, a, b in zip(
-        Transition._fields, found, TAKE(jax.device_put(made), made.starts, length), strict=True
+        Transition._fields, batch, TAKE(jax.device_put(log_chunks), log_chunks.starts, length), strict=True
     ):
         if name != "origin":
             np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
@@ -148,7 +148,7 @@ def test_a_ring_reads_the_chunks_that_a_log_of_the_same_steps_has(stride: int) -
     assert np.asarray(WHOLE(memory, drawn, length, stride)).all()
     slots, counts = np.unique(drawn, return_counts=True)
     expected = 3000 / len(slots)
-    assert len(slots) >= len(made.starts) and (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
+    assert len(slots) >= len(log_chunks.starts) and (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
 
 
 def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:

@@ -49,12 +49,12 @@ class Fake:
             pass
 
     def __init__(self, task: Callable[..., Any]):
-        self.task, self.asked = task, []
+        self.task, self.calls = task, []
 
     def remote(self, **options: Any) -> Any:
-        self.asked.append(options)
+        self.calls.append(options)
         return lambda work: types.SimpleNamespace(
-            options=lambda name: types.SimpleNamespace(remote=lambda *given: (name, *given[1:2]))
+            options=lambda name: types.SimpleNamespace(remote=lambda *args: (name, *args[1:2]))
         )
 
     def wait(self, references: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
@@ -67,7 +67,7 @@ class Fake:
         return [{"Alive": True, "Resources": {"CPU": 2.0}}]
 
     def shutdown(self) -> None:
-        self.asked.append("shutdown")
+        self.calls.append("shutdown")
 
 
 def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
@@ -91,24 +91,24 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     monkeypatch.setattr(lifecycle, "holder", lambda place: calls.append("looked") or next(held))
     programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
-    found = list(cluster.outcomes(programs, "eval/return", "auto", 1.0, 2.0, float("inf")))
+    outcomes = list(cluster.outcomes(programs, "eval/return", "auto", 1.0, 2.0, float("inf")))
     assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
-    assert found == [
+    assert outcomes == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
         (tmp_path / "wrong", cluster.LOST, "TypeError: no such sum"),
         (tmp_path / "free", cluster.ROWS, ["free"]),
         (tmp_path / "busy", cluster.ROWS, ["busy"]),
     ]
-    assert fake.asked == [{"num_cpus": 1.0, "num_gpus": 2.0, "max_calls": 1, "max_retries": 10}, "shutdown"]
-    said = capsys.readouterr().err
-    assert "waits for another process: process 7" in said and "x = None + 1" in said
-    assert "no machine of the cluster has 1 CPUs and 2 GPUs for a program (they have 2 and 0)" in said
+    assert fake.calls == [{"num_cpus": 1.0, "num_gpus": 2.0, "max_calls": 1, "max_retries": 10}, "shutdown"]
+    stderr = capsys.readouterr().err
+    assert "waits for another process: process 7" in stderr and "x = None + 1" in stderr
+    assert "no machine of the cluster has 1 CPUs and 2 GPUs for a program (they have 2 and 0)" in stderr
 
 
 def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def said(attempt: Callable[[], Any], seconds: float = 100.0) -> tuple[str, Any]:
+    def outcome(attempt: Callable[[], Any], seconds: float = 100.0) -> tuple[str, Any]:
         monkeypatch.setattr(sweeps, "attempt", lambda program, place, metric: attempt())
         fields = {"fixed": {"seed": 3}, "swept": {}, "script": "offline"}
         return cluster.work(fields, "x", "eval/return", time.time() + seconds, str(tmp_path))
@@ -124,12 +124,12 @@ def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pyt
         time.sleep(0.15)
         raise KeyboardInterrupt
 
-    assert said(lambda: [1]) == (cluster.ROWS, [1])
-    assert said(fail(lifecycle.InUse("process 7"))) == (cluster.IN_USE, "process 7")
-    assert said(fail(sweeps.MetricError("no"))) == (cluster.METRIC, "no")
-    assert said(late, 0.1) == (cluster.OVER, None) and said(lambda: [1], -1.0) == (cluster.OVER, None)
+    assert outcome(lambda: [1]) == (cluster.ROWS, [1])
+    assert outcome(fail(lifecycle.InUse("process 7"))) == (cluster.IN_USE, "process 7")
+    assert outcome(fail(sweeps.MetricError("no"))) == (cluster.METRIC, "no")
+    assert outcome(late, 0.1) == (cluster.OVER, None) and outcome(lambda: [1], -1.0) == (cluster.OVER, None)
     with pytest.raises(KeyboardInterrupt):  # not by the deadline
-        said(fail(KeyboardInterrupt()))
+        outcome(fail(KeyboardInterrupt()))
 
 
 # ---- a cluster of this machine --------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ def until(what: Callable[[], Any], seconds: float = 240.0) -> None:
 @pytest.mark.long
 def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) -> None:
     updates, every = 40_000, 2000
-    given = {"agent": "iql", "dataset": "synthetic-continuous", "seeds": 1, "updates": updates}
-    given |= {"eval_every": every, "eval_episodes": 0, "batch_size": 64, "tensorboard": False}
-    parameters = {name: {"value": value} for name, value in {**given, "agent.hidden": "32,32"}.items()}
+    settings = {"agent": "iql", "dataset": "synthetic-continuous", "seeds": 1, "updates": updates}
+    settings |= {"eval_every": every, "eval_episodes": 0, "batch_size": 64, "tensorboard": False}
+    parameters = {name: {"value": value} for name, value in {**settings, "agent.hidden": "32,32"}.items()}
     parameters["seed"] = {"values": [0, 1]}
     sweep = {"method": "grid", "parameters": parameters, "metric": {"name": "train/critic_loss"}}
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(sweep))
@@ -202,9 +202,9 @@ def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) 
     first.communicate()
     assert not (one / log.RESULT).exists()
     second = driver()
-    said, _ = second.communicate(timeout=300)
-    assert second.returncode == 0, said
-    assert resumed(one) == 2 and before == 0 and f"{one}: done" in said
+    output, _ = second.communicate(timeout=300)
+    assert second.returncode == 0, output
+    assert resumed(one) == 2 and before == 0 and f"{one}: done" in output
     for place in (one, other):
         assert lines(place) == list(range(every, updates + 1, every))
         assert log.read_json(place / log.RESULT)["updates"] == updates

@@ -19,7 +19,6 @@ import pytest
 
 from rl import agents, checkpoint, train
 from rl import keys as streams
-from rl.agents import td3
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.networks import entity
@@ -529,25 +528,6 @@ def test_a_sweep_in_one_program_trains_what_separate_programs_train(batched: boo
     assert moved(seed(together, 0).params, seed(together, 1).params)
 
 
-def test_each_variant_of_a_sweep_acts_with_its_own_hyper_parameters() -> None:
-    """As ARSQ does with its temperature, and HECRL with its radius."""
-
-    def make(config: td3.Config) -> Learner:
-        init = lambda key, batch: State({}, {}, {}, jnp.zeros((), jnp.int32))
-        return Learner(init, lambda *_: None, lambda state, seen, key: config.discount * seen)
-
-    runs = train.population(make, td3.Config(), lambda *_: None, 1, sweep={"discount": (0.5, 0.25)})
-    state, keys = (
-        runs.init(jax.random.split(jax.random.key(0), 2), None),
-        jax.random.split(jax.random.key(1), 2),
-    )
-    seen, first = np.ones((2, 3, 1), np.float32), np.zeros((2, 3), bool)
-    expected = seen * np.float32([0.5, 0.25])[:, None, None]
-    np.testing.assert_array_equal(runs.act(state, seen, keys), expected)
-    memory = runs.actor.start(state, seen)
-    np.testing.assert_array_equal(runs.actor.act(state, memory, seen, first, keys)[0], expected)
-
-
 @functools.cache
 def separately(index: int, **fields: float) -> State:
     """That seed of `loop` after an epoch in a program of its own."""
@@ -560,6 +540,29 @@ def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
     (loaded, make), (_, start, keys, _) = iql(), loop()
     alone = make(small("iql")).init(streams.of(keys[1], "init"), replay.take(loaded.dataset, np.arange(2)))
     assert_same_bits(seed(start, 1), alone)
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Of a policy that needs no training."""
+
+    gain: float = 1.0
+
+
+def test_runs_of_a_sweep_act_with_their_hyper_parameters() -> None:
+    """Policies may depend on them, too: on arsq's temperature, or on hecrl's radius."""
+    none = lambda state, batch, key: (state, {})
+    make = lambda config: Learner(none, none, lambda state, observation, key: config.gain * observation)
+    runs = train.population(make, Gain(), replay.sampler(BATCH), STEPS, sweep={"gain": [2.0, 3.0]})
+    state, seen, keys = (
+        State({}, {}, {}, np.int32(0)),
+        np.ones((2, 1)),
+        jax.random.split(jax.random.key(0), 2),
+    )
+    np.testing.assert_array_equal(runs.act(state, seen, keys), [[2], [3]])
+    memory = runs.actor.start(state, seen)
+    action, _ = runs.actor.act(state, memory, seen, np.ones((2, 1), bool), keys)
+    np.testing.assert_array_equal(action, [[2], [3]])
 
 
 @pytest.mark.parametrize("field", ["hidden", "critics", "layer_norm", "no_such_field"])

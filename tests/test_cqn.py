@@ -58,7 +58,7 @@ def random_state(learner: Learner) -> State:
     )
 
 
-def made(**fields: Any) -> tuple[Learner, State]:
+def build(**fields: Any) -> tuple[Learner, State]:
     learner = cqn.make(config(**fields), SPEC, HEAD)
     return learner, random_state(learner)
 
@@ -72,7 +72,7 @@ def expected_value(logits: np.ndarray) -> np.ndarray:
 
 def test_one_level_acts_on_the_best_of_all_actions() -> None:
     """Dimensions are independent: of all B^D actions the greedy one has the greatest mean over dimensions."""
-    learner, state = made(levels=1, slow_policy=False)
+    learner, state = build(levels=1, slow_policy=False)
     centres = np.float32([-2 / 3, 0, 2 / 3])
     every = np.float32(list(itertools.product(centres, repeat=2)))  # [9, 2]
     assert learner.critics is not None
@@ -84,25 +84,25 @@ def test_one_level_acts_on_the_best_of_all_actions() -> None:
 
 def test_acting_zooms_into_the_best_bin_of_every_level() -> None:
     """Against NumPy, which cuts one interval after another; and the critic says of this action what was seen there."""
-    learner, state = made()
+    learner, state = build()
     act = jax.jit(learner.act)
     choose = cqn_reference.greedy(expected_value)
     for params in (state.target["q"], state.params["q"]):
         exact = jax.tree.map(np.float64, params)
         every, bins, action = cqn_reference.walk(exact, BATCH.observation, choose, 2, 2)
-        found = act(state._replace(target={"q": params}), BATCH.observation, KEY)  # acts by the slow copy
-        np.testing.assert_allclose(found, action, atol=1e-6)
+        result = act(state._replace(target={"q": params}), BATCH.observation, KEY)  # acts by the slow copy
+        np.testing.assert_allclose(result, action, atol=1e-6)
         assert len(np.unique(bins)) == BINS
     seen = expected_value(cqn_reference.picked(every, bins)).mean((0, 2))
     assert learner.critics is not None
     np.testing.assert_allclose(
-        jax.jit(learner.critics)(state, BATCH.observation, found)[0], seen, rtol=1e-4, atol=1e-5
+        jax.jit(learner.critics)(state, BATCH.observation, result)[0], seen, rtol=1e-4, atol=1e-5
     )
 
 
 def test_value_is_what_targets_continue_with() -> None:
     """The slow copy's values of the bins that the network itself zooms into, over all levels and dimensions."""
-    learner, state = made()
+    learner, state = build()
     exact = jax.tree.map(np.float64, state)
     seen, choose = BATCH.next_observation, cqn_reference.greedy(expected_value)
     action = cqn_reference.walk(exact.params["q"], seen, choose, 2, 2)[2]
@@ -121,7 +121,7 @@ def test_ties_are_drawn_from_what_is_within_a_ten_thousandth() -> None:
 
 def test_exploration_is_noise_on_the_grid() -> None:
     """Centres of the last intervals, inside the box, and more than the greedy ones of the same observations."""
-    learner, state = made(exploration_noise=0.5)
+    learner, state = build(exploration_noise=0.5)
     assert learner.explore is not None
     explored = np.asarray(
         jax.jit(learner.explore)(state, np.tile(BATCH.observation, (50, 1)), KEY), np.float64
@@ -133,7 +133,7 @@ def test_exploration_is_noise_on_the_grid() -> None:
 
 def test_all_bins_start_alike_and_ties_are_then_all_of_them() -> None:
     """As published, the last layers start at 0: the first actions that it collects are uniform."""
-    learner, _ = made(exploration_noise=0.0, levels=1)
+    learner, _ = build(exploration_noise=0.0, levels=1)
     state = jax.jit(learner.init)(KEY, BATCH)
     assert learner.explore is not None
     explored = jax.jit(learner.explore)(state, np.tile(BATCH.observation, (40, 1)), KEY)
@@ -152,12 +152,12 @@ def updates() -> dict[str, Any]:
         "td": {"dominance_weight": 0.0, "margin_weight": 0.0},
         "endless": {"ignore_terminals": True},
     }
-    return {name: jax.jit(made(**of_one)[0].weighted) for name, of_one in fields.items()}
+    return {name: jax.jit(build(**of_one)[0].weighted) for name, of_one in fields.items()}
 
 
 def updated(which: str, weight: Any = None, **fields: Any) -> tuple[State, dict[str, Any], Any]:
     rows = BATCH._replace(**{"origin": np.zeros(ROWS, np.int32)} | fields)
-    return updates()[which](made()[1], rows, np.ones(ROWS, np.float32) if weight is None else weight, KEY)
+    return updates()[which](build()[1], rows, np.ones(ROWS, np.float32) if weight is None else weight, KEY)
 
 
 @pytest.mark.slow
@@ -225,6 +225,6 @@ def test_demonstrations_that_no_row_is_are_refused() -> None:
     with pytest.raises(ValueError, match=r"there are no logged data: .* margin_weight=0 for none"):
         agents.check_data("cqn", config(demonstrations=1), None)
     agents.check_data("cqn", config(demonstrations=1, dominance_weight=0.0, margin_weight=0.0), None)
-    learner, state = made(demonstrations=1)
+    learner, state = build(demonstrations=1)
     with pytest.raises(ValueError, match="the data do not say where their rows are from"):
         jax.eval_shape(learner.update, state, BATCH, KEY)

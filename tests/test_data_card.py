@@ -30,8 +30,8 @@ def log(discrete: bool = False) -> tuple[Loaded, dict[str, np.ndarray]]:
 
 
 def test_episodes_are_those_of_the_log() -> None:
-    given, steps = log()
-    card = cards.describe(given)
+    logged, steps = log()
+    card = cards.describe(logged)
     bounds = [(0, 4), (4, 9), (9, 12)]
     assert card.lengths.tolist() == [4, 5, 3]
     assert card.terminated.tolist() == [True, False, False]
@@ -39,29 +39,29 @@ def test_episodes_are_those_of_the_log() -> None:
 
 
 def test_coverage_is_a_histogram_of_every_dimension() -> None:
-    given, steps = log()
-    card = cards.describe(given)
+    logged, steps = log()
+    card = cards.describe(logged)
     for column, share in zip(steps["actions"].T, card.coverage, strict=True):
         expected, _ = np.histogram(column, cards.BINS, (-1, 1))
         np.testing.assert_allclose(share, expected / 12)
-    at_bounds = given.dataset.transitions._replace(action=np.array([[-1, 1], [1, -1]] * 6, np.float32))
-    coverage = cards.describe(given._replace(dataset=given.dataset._replace(transitions=at_bounds))).coverage
+    extremes = logged.dataset.transitions._replace(action=np.array([[-1, 1], [1, -1]] * 6, np.float32))
+    coverage = cards.describe(logged._replace(dataset=logged.dataset._replace(transitions=extremes))).coverage
     assert coverage.shape == (2, cards.BINS)
     assert coverage[:, [0, -1]].tolist() == [[0.5, 0.5]] * 2
 
 
 def test_discrete_actions_are_counted_with_those_never_taken() -> None:
-    given, steps = log(discrete=True)
-    assert cards.describe(given).coverage.tolist() == [np.mean(steps["actions"] == a) for a in range(4)]
-    text = cards.text(cards.describe(given), given)
+    logged, steps = log(discrete=True)
+    assert cards.describe(logged).coverage.tolist() == [np.mean(steps["actions"] == a) for a in range(4)]
+    text = cards.text(cards.describe(logged), logged)
     assert "4 actions" in text
     assert "3: 0.0%" in text
 
 
 def test_the_text_has_the_numbers() -> None:
-    given, steps = log()
-    card = cards.describe(given._replace(note="beware"))
-    text = cards.text(card, given._replace(note="beware"))
+    logged, steps = log()
+    card = cards.describe(logged._replace(note="beware"))
+    text = cards.text(card, logged._replace(note="beware"))
     assert text.startswith("a test\n")
     assert "12; observation [3], action [2]" in text
     assert "3: 1 terminated, 2 cut" in text
@@ -69,7 +69,7 @@ def test_the_text_has_the_numbers() -> None:
     assert f"normalised   mean {25 * (card.returns.mean() + 1):.1f} (0 is a return of -1, 100 of 3)" in text
     assert f"{steps['actions'][:, 1].std():.3f}" in text
     assert "beware" in text
-    parts = given._replace(spec=given.spec._replace(observation_shape={"goal": (2,), "task": {"at": (1,)}}))
+    parts = logged._replace(spec=logged.spec._replace(observation_shape={"goal": (2,), "task": {"at": (1,)}}))
     assert "12; observation {'goal': [2], 'task': {'at': [1]}}, action [2]" in cards.text(card, parts)
 
 
@@ -117,8 +117,8 @@ def test_wrong_shapes(tmp_path: Path) -> None:
 
 def test_every_reader_gives_what_a_card_needs() -> None:
     for name in ("synthetic-continuous", "synthetic-discrete"):
-        given = data.load(name)
-        card = cards.describe(given)
-        assert card.lengths.sum() == len(given.dataset.last)
-        assert card.coverage.sum() == pytest.approx(1 if given.spec.discrete else given.spec.action_size)
-        assert cards.text(card, given)
+        logged = data.load(name)
+        card = cards.describe(logged)
+        assert card.lengths.sum() == len(logged.dataset.last)
+        assert card.coverage.sum() == pytest.approx(1 if logged.spec.discrete else logged.spec.action_size)
+        assert cards.text(card, logged)

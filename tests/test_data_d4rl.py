@@ -188,10 +188,10 @@ def test_named_files_are_found_where_the_d4rl_package_keeps_them(tmp_path, monke
 
 
 def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch):
-    log, asked = write(tmp_path / "log.hdf5", steps()), []
+    log, urls = write(tmp_path / "log.hdf5", steps()), []
 
     def server(request, timeout):
-        asked.append(request.full_url)
+        urls.append(request.full_url)
         return open_url(f"file://{log}")
 
     open_url = download.urllib.request.urlopen
@@ -199,7 +199,7 @@ def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch
     folder = tmp_path / "cache"
     first = data.load("door-human-v1", folder=folder)
     assert data.load("door-human-v1", folder=folder).digest == first.digest
-    assert asked == ["http://rail.eecs.berkeley.edu/datasets/offline_rl/hand_dapg_v1/door-human-v1.hdf5"]
+    assert urls == ["http://rail.eecs.berkeley.edu/datasets/offline_rl/hand_dapg_v1/door-human-v1.hdf5"]
     with (folder / "door-human-v1.hdf5").open("ab") as file:
         file.write(b"x")
     with pytest.raises(DataError, match="the file has changed"):
@@ -280,6 +280,6 @@ def test_human_demonstrations_load_clipped(data_file):
     assert np.abs(transitions.action).max() == 1
     assert (transitions.discount == 1).all() and (transitions.has_next_action == 1).all()
     with h5py.File(path) as file:
-        kept = ~file["timeouts"][:]
-        np.testing.assert_array_equal(transitions.reward, file["rewards"][:][kept])
-        np.testing.assert_array_equal(transitions.action, np.clip(file["actions"][:], -1, 1)[kept])
+        mask = ~file["timeouts"][:]
+        np.testing.assert_array_equal(transitions.reward, file["rewards"][:][mask])
+        np.testing.assert_array_equal(transitions.action, np.clip(file["actions"][:], -1, 1)[mask])

@@ -36,14 +36,14 @@ def test_rows_arrive(tmp_path: Path) -> None:
         1: Dialogue((Turn("2+2="), Turn("4", True, 1.0)), terminated=True, imitate=0.0),
         3: Dialogue((Turn("ä"),), terminated=False, imitate=0.5),
     }
-    said = Dialogue((Turn("2+2="),))
+    prompt = Dialogue((Turn("2+2="),))
     rows = [
         {"prompt": "2+2=", "candidates": ["4", "5"]},
         {"prompt": "2+2=", "candidates": ["4"], "outcomes": [True]},
     ]
     assert dialogues.read_candidates(write(tmp_path / "asked.jsonl", *rows)) == {
-        1: (rows[0], said, ("4", "5"), ()),
-        2: (rows[1], said, ("4",), (True,)),
+        1: (rows[0], prompt, ("4", "5"), ()),
+        2: (rows[1], prompt, ("4",), (True,)),
     }
     prompts = [
         {"prompt": "2+2="},
@@ -52,7 +52,7 @@ def test_rows_arrive(tmp_path: Path) -> None:
     ]
     read = dialogues.read_prompts(write(tmp_path / "prompts.jsonl", prompts[0], "\n", *prompts[1:]))
     assert [one.line for one in read] == [1, 3, 4] and [one.row for one in read] == prompts
-    assert [one.dialogue for one in read] == [said, said, Chat(({"role": "user", "content": "2"},))]
+    assert [one.dialogue for one in read] == [prompt, prompt, Chat(({"role": "user", "content": "2"},))]
 
 
 def test_messages_arrive(tmp_path: Path) -> None:

@@ -77,5 +77,5 @@ def test_an_absent_ogbench_is_named_with_its_extra(tmp_path, monkeypatch):
 def test_importing_the_readers_imports_no_optional_package():
     optional = ("h5py", "minari", "ogbench", "gymnasium", "mujoco")
     code = f"import sys, rl.data; print([m for m in {optional} if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

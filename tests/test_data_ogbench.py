@@ -69,15 +69,15 @@ def test_equals_the_ogbench_loader(name, task, tmp_path):
     episodes = 200
     for seed, suffix in enumerate(("", "-val")):
         write(tmp_path / f"{name}{suffix}.npz", episodes=episodes, seed=seed, **FILES[name])
-    asked = f"{name.removesuffix('-v0')}-singletask{task}-v0"
+    dataset_name = f"{name.removesuffix('-v0')}-singletask{task}-v0"
     env, theirs, their_validation = package.make_env_and_datasets(
-        asked, dataset_path=str(tmp_path / f"{name}.npz"), disable_env_checker=True
+        dataset_name, dataset_path=str(tmp_path / f"{name}.npz"), disable_env_checker=True
     )
     env.close()
-    loaded = data.load(asked, folder=tmp_path, validation=True)
+    loaded = data.load(dataset_name, folder=tmp_path, validation=True)
     for ours, published in ((loaded.dataset, theirs), (loaded.validation, their_validation)):
         transitions, last = ours
-        for found, expected in (
+        for actual, expected in (
             (transitions.observation, published["observations"]),
             (transitions.action, published["actions"]),
             (transitions.next_observation, published["next_observations"]),
@@ -85,7 +85,7 @@ def test_equals_the_ogbench_loader(name, task, tmp_path):
             (transitions.discount, published["masks"]),
             (last, published["terminals"]),
         ):
-            np.testing.assert_array_equal(found, expected)
+            np.testing.assert_array_equal(actual, expected)
         assert len(np.unique(transitions.reward)) > 1  # or the comparison would show nothing
     assert loaded.environment == env.spec.id
     assert loaded.note == ""
@@ -151,16 +151,16 @@ def test_folders_are_searched_in_order_and_the_source_is_told(tmp_path, monkeypa
     name = "cube-single-play-v0"
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("HEADWAY_HOME", raising=False)
-    made, cached, mine = tmp_path / ".headway" / "ogbench", tmp_path / ".ogbench" / "data", tmp_path / "mine"
-    for seed, folder in enumerate((made, cached, mine)):
+    ours, cached, mine = tmp_path / ".headway" / "ogbench", tmp_path / ".ogbench" / "data", tmp_path / "mine"
+    for seed, folder in enumerate((ours, cached, mine)):
         folder.mkdir(parents=True)
         write(folder / f"{name}.npz", seed=seed)
-    (made / f"{name}.json").write_text(json.dumps({"regenerated": True}))
+    (ours / f"{name}.json").write_text(json.dumps({"regenerated": True}))
     digests = []
     for folder, source in (
         (mine, "OGBench (downloaded): cube-single-play-v0"),
         (cached, "OGBench (downloaded): cube-single-play-v0"),
-        (made, "OGBench layout, regenerated: cube-single-play-v0"),
+        (ours, "OGBench layout, regenerated: cube-single-play-v0"),
     ):
         loaded = data.load(name, folder=mine)
         assert loaded.source == source

@@ -72,8 +72,8 @@ def test_pairs_like_a_walk_over_the_episodes(log):
     )
     *columns, origin = dataset.transitions
     assert origin is None
-    for found, expected in zip(columns, zip(*rows, strict=True), strict=True):
-        np.testing.assert_array_equal(found, np.array(expected))
+    for actual, expected in zip(columns, zip(*rows, strict=True), strict=True):
+        np.testing.assert_array_equal(actual, np.array(expected))
     np.testing.assert_array_equal(dataset.last, last)
     assert dataset.transitions.action.dtype == (np.int32 if discrete else np.float32)
     fields = dict(zip(Transition._fields, columns, strict=False))
@@ -231,10 +231,10 @@ def test_entries_of_a_dictionary_are_paired_as_one_array_is(with_next):
         }
     dataset = from_steps(**log, source="log")
     for name in ("observation", "next_observation"):
-        expected, found = getattr(plain.transitions, name), getattr(dataset.transitions, name)
-        assert list(found) == ["inner", "step"] and found["inner"]["image"].dtype == np.uint8
-        np.testing.assert_array_equal(found["step"], expected[:, 1:])
-        np.testing.assert_array_equal(found["inner"]["image"], expected[:, :1])
+        expected, actual = getattr(plain.transitions, name), getattr(dataset.transitions, name)
+        assert list(actual) == ["inner", "step"] and actual["inner"]["image"].dtype == np.uint8
+        np.testing.assert_array_equal(actual["step"], expected[:, 1:])
+        np.testing.assert_array_equal(actual["inner"]["image"], expected[:, :1])
     np.testing.assert_array_equal(dataset.last, plain.last)
     spec = loaded(dataset, environment=None, source="log").spec
     assert spec == ({"inner": {"image": (1,)}, "step": (1,)}, 2, False)

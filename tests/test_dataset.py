@@ -54,9 +54,9 @@ def test_returns_to_go_is_the_sum_of_discounted_rewards(log, discount, bootstrap
     reward, alive, last = (np.array(column) for column in zip(*log, strict=True))
     last[-1] = True
     expected = brute_force(reward, alive, last, discount, bootstrap)
-    found = returns_to_go(make(reward, alive, last), discount, bootstrap)
-    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
-    assert found.dtype == np.float64
+    returns = returns_to_go(make(reward, alive, last), discount, bootstrap)
+    np.testing.assert_allclose(returns, expected, rtol=1e-9, atol=1e-9)
+    assert returns.dtype == np.float64
 
 
 def test_a_success_inside_an_episode_stops_the_return_but_not_the_episode():
@@ -138,9 +138,9 @@ def test_logged_transitions_over_several_steps_are_those_that_a_replay_reads(n) 
     steps = steps._replace(next_action=following[:, None])
     held = ring.Ring(ring.Row(*steps[:5], np.r_[True, last[:-1]]), np.int32(0), np.int32(40))
     expected = ring.transitions(jax.device_put(held), np.arange(40), n, 0.9)._replace(origin=steps.origin)
-    found = n_step(Dataset(steps, last), n, 0.9)
-    np.testing.assert_array_equal(found.last, last)
-    for name, a, b in zip(Transition._fields, found.transitions, expected, strict=True):
+    dataset = n_step(Dataset(steps, last), n, 0.9)
+    np.testing.assert_array_equal(dataset.last, last)
+    for name, a, b in zip(Transition._fields, dataset.transitions, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6, err_msg=name)
         assert a.dtype == b.dtype, name
 

@@ -165,10 +165,10 @@ def test_two_states_learn_their_closed_form() -> None:
 
 
 def small(agent: str, kind: str, **fields: Any) -> Any:
-    own = {"hidden": (8,), "critics": 2, "samples": 2, "flow_steps": 2} | fields
+    values = {"hidden": (8,), "critics": 2, "samples": 2, "flow_steps": 2} | fields
     config = agents.get(agent).Config
     known = {field.name for field in dataclasses.fields(config)}
-    return config(**{name: value for name, value in own.items() if name in known})
+    return config(**{name: value for name, value in values.items() if name in known})
 
 
 load = functools.cache(synthetic.load)
@@ -365,8 +365,8 @@ CONFIG = agents.get("iql").Config(hidden=(8,))
 def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     from orbax.checkpoint import v1 as ocp
 
-    found = ocp.load(workdir / "checkpoints" / str(step) / "arrays")
-    return {name: np.asarray(value) for name, value in found.items() if name != "seconds"}
+    leaves = ocp.load(workdir / "checkpoints" / str(step) / "arrays")
+    return {name: np.asarray(value) for name, value in leaves.items() if name != "seconds"}
 
 
 @pytest.mark.slow
@@ -432,13 +432,13 @@ def test_worlds_change_what_they_say_and_nothing_else() -> None:
         "pole mass": {"body_mass", "body_inertia"},
         "joint friction": {"dof_damping"},
     }.items():
-        found = of(robust_deep.build(world, 3.0))
-        assert {name for name in names if (found[name] != nominal[name]).any()} == changed
+        perturbed = of(robust_deep.build(world, 3.0))
+        assert {name for name in names if (perturbed[name] != nominal[name]).any()} == changed
         for name in changed:
-            own, theirs = (
-                x[-1] for x in (found[name], nominal[name])
+            scaled, original = (
+                x[-1] for x in (perturbed[name], nominal[name])
             )  # of the pole, where there are several
-            np.testing.assert_allclose(own, 3 * theirs)
+            np.testing.assert_allclose(scaled, 3 * original)
     np.testing.assert_array_equal(
         of(robust_deep.build("pole mass", 3.0))["body_mass"][:-1], nominal["body_mass"][:-1]
     )

@@ -18,7 +18,7 @@ def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None
     """Episodes of random lengths, some longer than the ring; half of them succeed, several at once too."""
     rng, capacity, environments = np.random.default_rng(0), 17, 3
     memory = demonstrations.empty(jnp.zeros(()), capacity)
-    kept: deque[dict[str, Any]] = deque(maxlen=capacity)
+    buffer: deque[dict[str, Any]] = deque(maxlen=capacity)
     episode, lengths = np.arange(environments) * 1000, np.zeros(environments, np.int32)
     ever, together, cut = 0, 0, 0
 
@@ -29,11 +29,11 @@ def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None
 
     for time in range(120):
         rows = np.float32(1 + time * environments + np.arange(environments))
-        kept.extend({"row": row, "episode": episode[e], "marked": False} for e, row in enumerate(rows))
+        buffer.extend({"row": row, "episode": episode[e], "marked": False} for e, row in enumerate(rows))
         lengths += 1
         joins = (rng.random(environments) < 0.15) & (rng.random(environments) < 0.5)
         for e in np.flatnonzero(joins):
-            steps = [step for step in kept if step["episode"] == episode[e]]
+            steps = [step for step in buffer if step["episode"] == episode[e]]
             cut += len(steps) < lengths[e]
             for step in steps:
                 step["marked"] = True
@@ -41,12 +41,12 @@ def test_the_steps_of_an_episode_are_marked_until_they_are_overwritten() -> None
         lengths = np.where(joins | (rng.random(environments) < 0.05), 0, lengths)
         episode = episode + (lengths == 0)
         held = np.asarray(memory.ring.rows)
-        slots = np.array([np.flatnonzero(held == step["row"])[0] for step in kept])
-        expected = [step["marked"] for step in kept]
+        slots = np.array([np.flatnonzero(held == step["row"])[0] for step in buffer])
+        expected = [step["marked"] for step in buffer]
         assert np.asarray(demonstrations.is_marked(memory, slots)).tolist() == expected
         assert demonstrations.count(memory) == sum(expected)
         if any(expected):
-            assert {*held[np.asarray(drawn)]} <= {step["row"] for step in kept if step["marked"]}
+            assert {*held[np.asarray(drawn)]} <= {step["row"] for step in buffer if step["marked"]}
         ever, together = ever + joins.sum(), together + (joins.sum() > 1)
     assert ever > 5 and cut > 0 and together > 0
 

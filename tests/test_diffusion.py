@@ -30,7 +30,7 @@ def best(process: Process) -> Callable[[jax.Array, jax.Array], jax.Array]:
     return predict
 
 
-def kept(steps: int) -> np.ndarray:
+def alphas(steps: int) -> np.ndarray:
     """[S], the share of variance that each step keeps, 1 - beta: Nichol & Dhariwal's equation 17, with its bound."""
     share = [np.cos((t / steps + 0.008) / 1.008 * np.pi / 2) ** 2 for t in range(steps + 1)]
     return np.array([1 - min(1 - share[t + 1] / share[t], 0.999) for t in range(steps)])
@@ -40,8 +40,8 @@ def kept(steps: int) -> np.ndarray:
 def test_marginals_are_those_of_the_chain_of_steps(steps: int) -> None:
     process = diffusion.cosine(steps)
     mean, variance = np.full(3, MEAN), np.array([0.0, DEVIATION**2, 1.0])
-    for t, keep in enumerate(kept(steps)):
-        mean, variance = np.sqrt(keep) * mean, keep * variance + 1 - keep
+    for t, alpha in enumerate(alphas(steps)):
+        mean, variance = np.sqrt(alpha) * mean, alpha * variance + 1 - alpha
         a, s = process.signal[t], process.noise[t]
         np.testing.assert_allclose(a * MEAN, mean, rtol=1e-5)
         np.testing.assert_allclose(a**2 * np.array([0.0, DEVIATION**2, 1.0]) + s**2, variance, rtol=1e-5)
@@ -60,15 +60,15 @@ def test_rows_are_noised_each_for_its_own_time() -> None:
 
 def ddpm(steps: int) -> tuple[float, float]:
     """Mean and deviation of the last of Ho et al.'s steps (their equation 7), from N(0, 1) by the best denoiser."""
-    keep, mean, variance = kept(steps), 0.0, 1.0
-    total = np.cumprod(keep)
+    alpha, mean, variance = alphas(steps), 0.0, 1.0
+    total = np.cumprod(alpha)
     for t in reversed(range(steps)):
         before = total[t - 1] if t else 1.0
         gain = np.sqrt(total[t]) * DEVIATION**2 / (total[t] * DEVIATION**2 + 1 - total[t])
-        of_data = np.sqrt(before) * (1 - keep[t]) / (1 - total[t])
-        slope = of_data * gain + np.sqrt(keep[t]) * (1 - before) / (1 - total[t])
+        of_data = np.sqrt(before) * (1 - alpha[t]) / (1 - total[t])
+        slope = of_data * gain + np.sqrt(alpha[t]) * (1 - before) / (1 - total[t])
         mean = slope * mean + of_data * MEAN * (1 - gain * np.sqrt(total[t]))
-        variance = slope**2 * variance + (1 - keep[t]) * (1 - before) / (1 - total[t])
+        variance = slope**2 * variance + (1 - alpha[t]) * (1 - before) / (1 - total[t])
     return mean, np.sqrt(variance)
 
 

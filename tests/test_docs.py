@@ -48,12 +48,12 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 def commands() -> list[tuple[str, str, list[str]]]:
     """(where, module, arguments) of every ``python -m`` line; what a shell would add is left out."""
-    found = []
+    invocations = []
     for path in SOURCES:
         for module, rest in COMMAND.findall(path.read_text()):
             plain = re.split(r"\s{2,}[#(]|[|>;&]|\"$|\)", rest.replace("\\\n", " "))[0]
-            found.append((f"{path.name}:{module}", module, shlex.split(plain.rstrip(" :.,\"'"))))
-    return found
+            invocations.append((f"{path.name}:{module}", module, shlex.split(plain.rstrip(" :.,\"'"))))
+    return invocations
 
 
 @pytest.mark.parametrize(("where", "text"), [pytest.param(*block, id=block[0]) for block in blocks("python")])
@@ -123,26 +123,26 @@ def test_links_lead_somewhere(path: Path) -> None:
 # ---- what the site says that the code says ------------------------------------------------------------------
 
 
-def said(text: str) -> list[str]:
+def fragments(text: str) -> list[str]:
     """What is fixed in a message that a page quotes: dots, and words in brackets, stand for what differs."""
     return [part for part in re.split(r"\s*(?:\.\.\.|\[[^\]]*\])\s*", text) if len(part) > 1]
 
 
 def messages() -> list[str]:
     """Every string in the code, with a gap where an f-string has a value."""
-    folders, found = ("rl", "experiments", "sweeps"), [(ROOT / "Makefile").read_text()]
+    folders, strings = ("rl", "experiments", "sweeps"), [(ROOT / "Makefile").read_text()]
     for path in (path for folder in folders for path in ROOT.glob(f"{folder}/**/*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                found.append(
+                strings.append(
                     "".join(
                         str(getattr(part, "value", "")) * isinstance(part, ast.Constant)
                         for part in node.values
                     )
                 )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
-    return found
+                strings.append(node.value)
+    return strings
 
 
 def test_troubleshooting_quotes_messages_that_exist() -> None:
@@ -153,7 +153,7 @@ def test_troubleshooting_quotes_messages_that_exist() -> None:
     assert len(quoted) > 15
     for text in quoted:
         if not text.startswith(("No module named", "train/")):  # Python's, and a metric
-            assert any(all(part in message for part in said(text)) for message in known), text
+            assert any(all(part in message for part in fragments(text)) for message in known), text
 
 
 def test_settings_on_the_site_are_those_of_the_code() -> None:
@@ -233,12 +233,12 @@ def test_what_the_language_document_shows_runs(tmp_path: Path, monkeypatch: pyte
     Path("samples.jsonl").write_text(json.dumps({"task_id": "MBPP/601", "prompt": "", "samples": PROGRAMS}))
 
     shown = [text for name, text in blocks("python") if name.startswith("language.md")]
-    assert all(any(said in text for text in shown) for said in CHEAPER)
+    assert all(any(snippet in text for text in shown) for snippet in CHEAPER)
     names: dict[str, Any] = {}
     steps = []
     for text in shown:
-        for said, cheap in CHEAPER.items():
-            text = text.replace(said, cheap)
+        for snippet, cheap in CHEAPER.items():
+            text = text.replace(snippet, cheap)
         exec(compile(text, "language.md", "exec"), names)
         if "range(2)" in text:
             steps.append(int(names["state"].step))
@@ -246,7 +246,7 @@ def test_what_the_language_document_shows_runs(tmp_path: Path, monkeypatch: pyte
     assert names["candidates"] == PROGRAMS and names["best"].shape == (1, 1)
     assert steps == [2, 2]  # of which B-Coder's second is of its second stage
     assert names["data"].reward.sum() == pytest.approx(-0.9)
-    assert names["made"].tokens.shape == (1, 3)
+    assert names["sampled"].tokens.shape == (1, 3)
 
 
 # ---- the example of a new agent -----------------------------------------------------------------------------

@@ -126,8 +126,8 @@ def test_loss_is_the_published_one(deterministic: bool) -> None:
     if not deterministic:
         expected += 0.01 * (params["bounds"]["max"].sum() - params["bounds"]["min"].sum())
     objective = functools.partial(loss.objective, config, loss.weighted(lambda context, *_: context))
-    found = jax.jit(objective)(params, batch, weight, KEY)
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    result = jax.jit(objective)(params, batch, weight, KEY)
+    np.testing.assert_allclose(result, expected, rtol=1e-5)
 
 
 def test_initial_parameters_are_the_published_ones() -> None:
@@ -213,7 +213,7 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
     steps = log(300).transitions
     observations, rewards = map(np.asarray, world.propose(model, steps.observation, steps.action, KEY))
     observation, reward = map(np.asarray, world.step(model, steps.observation, steps.action, KEY))
-    chosen = np.asarray([(observation == own).all(-1) for own in observations])
+    chosen = np.asarray([(observation == proposal).all(-1) for proposal in observations])
     assert (chosen.sum(0) == 1).all() and 0.4 < chosen[0].mean() < 0.6
     np.testing.assert_array_equal(reward, np.where(chosen[0], *rewards))
 
@@ -299,12 +299,12 @@ def test_every_held_out_row_counts_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert sizes.chunks == 3
     params = {"members": model.members, "bounds": model.bounds}
     error = jax.jit(functools.partial(loss.holdout_error, SMALL, loss.weighted(squared_gradient)))
-    found = error(params, data, sizes, np.float32([1, 3]))
+    errors = error(params, data, sizes, np.float32([1, 3]))
     batch = jax.tree.map(lambda x: np.asarray(x)[np.asarray(data.order[:80])], data.rows)
     inputs = np.broadcast_to(batch.inputs, (3, 80, 3))
     mean, _ = jax.jit(network.distribution)(model.members, model.bounds, inputs)
     weight = np.column_stack([np.square(batch.next_observation * [1, 3]) / 2, np.ones(80)])
-    np.testing.assert_allclose(found, (weight * np.square(mean - batch.outputs)).sum(2).mean(1), rtol=1e-5)
+    np.testing.assert_allclose(errors, (weight * np.square(mean - batch.outputs)).sum(2).mean(1), rtol=1e-5)
 
 
 def test_other_statistics_change_no_prediction(
@@ -328,9 +328,9 @@ def test_inputs_that_begin_or_cease_to_vary_do_not_swamp_the_others(
     kernel = np.asarray(model.members[0]["kernel"])
     constant = model._replace(deviation=np.float32([np.inf, 1e-4, 1]))
     changed = jax.jit(network.restandardize)(constant, model.mean, np.float32([2, 1, np.inf]))
-    found = np.asarray(changed.members[0]["kernel"])
-    assert not found[:, 0].any() and not found[:, 2].any()
-    np.testing.assert_allclose(found[:, 1], 10 * kernel[:, 1], rtol=1e-6)
+    changed_kernel = np.asarray(changed.members[0]["kernel"])
+    assert not changed_kernel[:, 0].any() and not changed_kernel[:, 2].any()
+    np.testing.assert_allclose(changed_kernel[:, 1], 10 * kernel[:, 1], rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -446,9 +446,9 @@ def test_a_constant_observation_stays_finite() -> None:
     model = jax.device_get(model)
     assert np.isfinite(model.error).all() and np.isinf(model.deviation).tolist() == [False, True, False]
     left = np.array([[0.3, 0.0], [0.3, 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
-    found = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
-    assert all(np.isfinite(array).all() for array in jax.tree.leaves(found))
-    mean = np.asarray(found[0][0])[..., [0, 2]]  # what never varied is ignored
+    outputs = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
+    assert all(np.isfinite(array).all() for array in jax.tree.leaves(outputs))
+    mean = np.asarray(outputs[0][0])[..., [0, 2]]  # what never varied is ignored
     np.testing.assert_array_equal(mean, mean[:, :1].repeat(3, 1))
 
 

@@ -106,9 +106,9 @@ def outputs() -> dict[str, dict[str, np.ndarray]]:
     return others | {case: {name: x[i] for name, x in stacked.items()} for i, case in enumerate(ALIKE)}
 
 
-def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
-    assert found.shape == expected.shape
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    assert actual.shape == expected.shape
+    np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=2e-4 * np.abs(expected).max())
 
 
 # ---- against NumPy, in float64 ------------------------------------------------------------------------------
@@ -149,12 +149,12 @@ def norm(p: Tree, x: np.ndarray, c: np.ndarray | None) -> tuple[np.ndarray, Any]
 
 def attention(p: Tree, x: np.ndarray, context: np.ndarray) -> np.ndarray:
     query, key, value = (linear(p[n], y) for n, y in (("query", x), ("key", context), ("value", context)))
-    size, found = x.shape[-1] // SHAPE.heads, []
+    size, heads = x.shape[-1] // SHAPE.heads, []
     for head in range(SHAPE.heads):
         part = slice(head * size, (head + 1) * size)
         weight = special.softmax(query[:, part] @ key[:, part].T / np.sqrt(size), -1)
-        found.append(weight @ value[:, part])
-    return linear(p["out"], np.concatenate(found, -1))
+        heads.append(weight @ value[:, part])
+    return linear(p["out"], np.concatenate(heads, -1))
 
 
 def block(

@@ -306,6 +306,16 @@ def test_random_goals_are_others_in_every_episode_and_do_not_end_it() -> None:
     assert steps == two_rooms.LIMIT and successes > 10
 
 
+def test_random_places_of_an_ant_its_ball_and_the_goal_are_three() -> None:
+    pytest.importorskip("ogbench")
+    env = envs.make("random-goals/antsoccer-arena-v0")
+    env.reset(seed=0)
+    ant, ball = env.unwrapped.get_agent_ball_xy()
+    places = np.stack([ant, ball, env.unwrapped.cur_goal_xy])
+    assert len({tuple(env.unwrapped.xy_to_ij(place)) for place in places}) == 3
+    env.close()
+
+
 def test_random_cubes_do_not_overlap() -> None:
     class Table:
         _num_cubes, _target_sampling_bounds = 4, ((0.3, -0.3), (0.55, 0.3))
@@ -359,9 +369,9 @@ def test_only_the_copies_named_are_reset_and_stepped(processes: int) -> None:
 def test_results_are_not_overwritten_by_later_steps() -> None:
     with envs.vector("toy_environments:Countdown-v0", 2, processes=0) as vector:
         first = vector.reset([0, 1])
-        kept = first.copy()
+        snapshot = first.copy()
         vector.reset([2, 3])
-        np.testing.assert_array_equal(first, kept)
+        np.testing.assert_array_equal(first, snapshot)
 
 
 def test_workers_are_separate_processes_without_jax() -> None:

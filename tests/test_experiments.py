@@ -35,7 +35,7 @@ from experiments import (
     online,
     quickstart,
 )
-from rl import acting, agents, checkpoint, data, fitted_q, log, shard, train
+from rl import acting, agents, checkpoint, data, fitted_q, log, shard, statistics, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
@@ -113,8 +113,8 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, stdout, stderr
 
 
-def arguments(chosen: offline.Settings, *own: str) -> list[str]:
-    return [f"--{name}={value}" for name, value in dataclasses.asdict(chosen).items()] + list(own)
+def arguments(chosen: offline.Settings, *agent_flags: str) -> list[str]:
+    return [f"--{name}={value}" for name, value in dataclasses.asdict(chosen).items()] + list(agent_flags)
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -153,7 +153,7 @@ def test_quickstart_compares_two_agents_on_data_it_makes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("ogbench")
-    small = {name: dataclasses.replace(own, hidden=(8, 8)) for name, own in quickstart.CONFIGS.items()}
+    small = {name: dataclasses.replace(large, hidden=(8, 8)) for name, large in quickstart.CONFIGS.items()}
     monkeypatch.setattr(quickstart, "CONFIGS", small)
     chosen = quickstart.Settings(
         transitions=2000, seeds=2, updates=3, eval_every=3, eval_episodes=2, workdir=str(tmp_path)
@@ -166,6 +166,15 @@ def test_quickstart_compares_two_agents_on_data_it_makes(
         assert (tmp_path / agent / "curve.png").exists()
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG"
     assert result["agents"]["bc"]["digest"] == result["agents"]["iql"]["digest"]
+
+
+def test_quickstart_says_nothing_of_intervals_that_one_seed_has_not() -> None:
+    scores = lambda each: {name: {"last": statistics.summary(each)} for name in ("success", "return")}
+    several = {name: {"scores": scores([0.0, 1.0])} for name in quickstart.CONFIGS}
+    one = {name: {"scores": scores([0.5])} for name in quickstart.CONFIGS}
+    assert "overlap" in [*quickstart.summary({"agents": several, "intervals_apart": False}, 2)][-1]
+    lines = [*quickstart.summary({"agents": one, "intervals_apart": False}, 1)]
+    assert not any("nan" in line or "overlap" in line for line in lines) and "not known" in lines[-1]
 
 
 def test_quickstart_calls_intervals_apart_only_if_they_are() -> None:
@@ -203,26 +212,26 @@ def parse(*argv: str) -> absl_flags.FlagValues:
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
 )
 def test_every_setting_says_what_it_is(owner: type) -> None:
-    said = flags.comments(owner)
+    comments = flags.comments(owner)
     for field in dataclasses.fields(owner):
-        assert said.get(field.name), f"{owner.__module__}.{field.name} has no comment"
+        assert comments.get(field.name), f"{owner.__module__}.{field.name} has no comment"
 
 
 def test_help_names_every_choice() -> None:
-    said = flags.comments(offline.Settings)
-    assert all(name in said["agent"] for name in agents.AGENTS if name not in agents.GOALS)
+    comments = flags.comments(offline.Settings)
+    assert all(name in comments["agent"] for name in agents.AGENTS if name not in agents.GOALS)
     assert all(name in flags.comments(goals.Settings)["agent"] for name in agents.GOALS)
-    assert all(name in said["head"] for name in heads.NAMES)
+    assert all(name in comments["head"] for name in heads.NAMES)
 
 
 def test_flags_arrive_with_their_types() -> None:
     values = parse("--agent=cql", "--agent.hidden=8,16", "--agent.max_backup", "--updates=5", "--head_low=-3")
     chosen = flags.read(offline.Settings(), values=values)
-    own = flags.read(agents.get("cql").Config(), "agent.", values)
+    agent_config = flags.read(agents.get("cql").Config(), "agent.", values)
     assert chosen == dataclasses.replace(
         offline.Settings(), agent="cql", updates=5, head_low=-3.0, head_high=chosen.head_high
     )
-    assert own == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
+    assert agent_config == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
 
 
 def test_flags_reach_the_settings_of_networks_and_optimisers() -> None:
@@ -301,8 +310,8 @@ def test_a_mistyped_command_ends_with_the_nearest_right_one(
     with pytest.raises(SystemExit) as stopped:
         parse(*argv)
     assert stopped.value.code == 2
-    said = capsys.readouterr().err
-    assert message in said and "--help" in said
+    stderr = capsys.readouterr().err
+    assert message in stderr and "--help" in stderr
 
 
 @pytest.mark.parametrize(
@@ -349,10 +358,10 @@ def test_at_the_command_line() -> None:
     """The wiring of the above: exit codes, streams, and no traceback."""
     wrong_flag = start("--agent.expectil=0.9")
     wrong_data = start("--dataset=hoper-medium-v2")
-    code, _, said = end(wrong_flag)
-    assert code == 2 and "agent.expectile" in said and "Traceback" not in said
-    code, _, said = end(wrong_data)
-    assert code == 1 and "did you mean hopper-medium-v2" in said and "Traceback" not in said
+    code, _, stderr = end(wrong_flag)
+    assert code == 2 and "agent.expectile" in stderr and "Traceback" not in stderr
+    code, _, stderr = end(wrong_data)
+    assert code == 1 and "did you mean hopper-medium-v2" in stderr and "Traceback" not in stderr
 
 
 # A process of its own for all scripts: every one of them is started in a fork, after what all of them import.
@@ -407,11 +416,11 @@ def test_every_script_has_help(tmp_path: Path) -> None:
             name
         )
     names = [name for name in names if name not in papers[1:]]
-    asked = json.dumps(
+    commands = json.dumps(
         [[name, *(["--agent=cql"] if name == "experiments.offline" else [])] for name in names]
     )
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HELP, asked, str(tmp_path / "out")],
+        [sys.executable, "-W", "ignore", "-c", HELP, commands, str(tmp_path / "out")],
         cwd=root,
         capture_output=True,
         text=True,
@@ -533,8 +542,8 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
     with h5py.File(path, "w") as file:
         file.update(log)
     for read in (
-        lambda **given: offline.problem(settings(tmp_path, dataset=str(path), **given), [config()]).loaded,
-        lambda **given: online.mixture(online.Settings(offline_data=str(path), **given), Spec((3,), 1)),
+        lambda **fields: offline.problem(settings(tmp_path, dataset=str(path), **fields), [config()]).loaded,
+        lambda **fields: online.mixture(online.Settings(offline_data=str(path), **fields), Spec((3,), 1)),
     ):
         with pytest.raises(DataError, match=r"for 39 of 39 steps .*--shuffled"):
             read()
@@ -548,17 +557,17 @@ def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> N
 
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
-    found = data.load("synthetic-discrete")
-    common.check_fit(found, Spec((8,), 5, True))
+    loaded = data.load("synthetic-discrete")
+    common.check_fit(loaded, Spec((8,), 5, True))
     assert online.mixture(online.Settings(offline_data="synthetic-discrete"), Spec((8,), 5, True)) is not None
     with pytest.raises(ValueError, match="does not fit"):
-        common.check_fit(found._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+        common.check_fit(loaded._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        common.check_fit(found, Spec((8,), 2, False))
+        common.check_fit(loaded, Spec((8,), 2, False))
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (DataError("empty log"), 1, "DataError: empty log"),
         (checkpoint.CheckpointError("another run"), 1, "CheckpointError: another run"),
@@ -571,7 +580,7 @@ def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     ids=lambda x: type(x).__name__ if isinstance(x, BaseException) else "",
 )
 def test_errors_end_with_their_message(
-    error: BaseException, code: int, said: str, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def main(_: Sequence[str]) -> None:
         raise error
@@ -579,7 +588,7 @@ def test_errors_end_with_their_message(
     with pytest.raises(SystemExit) as stopped:
         flags.reporting(main)([])
     assert stopped.value.code == code
-    assert capsys.readouterr().err.startswith(said)
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_a_lost_process_is_said_and_not_waited_for(
@@ -593,9 +602,9 @@ def test_a_lost_process_is_said_and_not_waited_for(
     with pytest.raises(SystemExit) as stopped:
         flags.reporting(main)([])
     assert stopped.value.code == 1
-    said = capsys.readouterr().err
-    assert said.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
-    assert "start the same command again on every host" in said and "C++" not in said
+    error = capsys.readouterr().err
+    assert error.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
+    assert "start the same command again on every host" in error and "C++" not in error
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback() -> None:
@@ -613,9 +622,9 @@ def test_warnings_come_without_the_code_behind_them(capsys: pytest.CaptureFixtur
 
 def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     common.show({"scores": {}, "folder": str(tmp_path)})
-    said = capsys.readouterr().out
-    assert "no episodes were played" in said and "--eval_episodes" in said
-    assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in said
+    stdout = capsys.readouterr().out
+    assert "no episodes were played" in stdout and "--eval_episodes" in stdout
+    assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
 
 
 # ---- what a run leaves --------------------------------------------------------------------------------
@@ -682,8 +691,8 @@ def test_losses_on_held_out_data_are_logged_and_nobody_trains_on_them(
 
     @jax.jit
     @jax.vmap
-    def likelihood(own: Any) -> jax.Array:
-        return policy.apply(own, row.transitions.observation).log_prob(row.transitions.action)
+    def likelihood(weights: Any) -> jax.Array:
+        return policy.apply(weights, row.transitions.observation).log_prob(row.transitions.action)
 
     expected = -np.asarray(likelihood(params["state"]["params"]["policy"]))[:, 0]
     np.testing.assert_allclose(log.read(tmp_path / "with")[-1]["validation/policy_loss"], expected, rtol=1e-5)
@@ -704,11 +713,11 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     act = lambda state, seen, keys: state * seen[..., :1]
     population = train.Population(None, None, act, acting.memoryless(act))
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
-        found = score(jnp.float32(0.1), 1)
-    steps = found["eval/length"]
+        metrics = score(jnp.float32(0.1), 1)
+    steps = metrics["eval/length"]
     assert steps.shape == (2, 2)
     expected = [sum(1 + 3 * 0.1 * (left - 4) / 2 for left in range(1, n + 1)) for n in steps.ravel()]
-    np.testing.assert_allclose(found["eval/return"].ravel(), expected, rtol=1e-5)
+    np.testing.assert_allclose(metrics["eval/return"].ravel(), expected, rtol=1e-5)
 
 
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:
@@ -775,8 +784,8 @@ def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(
     with pytest.raises(SystemExit) as stopped:
         flags.reporting(lambda _: offline.run(chosen, config(learning_rate=1e30)) and None)([])
     assert stopped.value.code == 1
-    said = capsys.readouterr().err
-    assert "Diverged" in said and "critic_loss" in said and "not finite at update 1 (seeds [0, 1])" in said
+    error = capsys.readouterr().err
+    assert "Diverged" in error and "critic_loss" in error and "not finite at update 1 (seeds [0, 1])" in error
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["1"]
     assert all(np.isfinite(value).all() for name, value in state(tmp_path, 1).items() if "params" not in name)
     assert [row["step"] for row in log.read(tmp_path)] == [1]
@@ -788,8 +797,8 @@ def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(
 
 def checkpoints(folder: Path) -> int:
     """The newest step that was saved, 0 for none."""
-    found = (folder / "checkpoints").glob("*[0-9]")
-    return max((int(path.name) for path in found), default=0)
+    paths = (folder / "checkpoints").glob("*[0-9]")
+    return max((int(path.name) for path in paths), default=0)
 
 
 @pytest.mark.long
@@ -809,10 +818,10 @@ def test_kill_and_ctrl_c_at_any_time_resume_to_the_same_bits(
     process = start(*chosen)
     wait_for(lambda: checkpoints(tmp_path) > killed, process)
     os.killpg(process.pid, signal.SIGINT)
-    code, _, said = end(process)
-    assert code == 130 and "Traceback" not in said
+    code, _, stderr = end(process)
+    assert code == 130 and "Traceback" not in stderr
     reached = checkpoints(tmp_path)
-    assert killed < reached < 60 and f"stopped at update {reached}; the same command continues" in said
+    assert killed < reached < 60 and f"stopped at update {reached}; the same command continues" in stderr
     assert log.read(tmp_path)[-1]["step"] == reached and not (tmp_path / log.RESULT).exists()
     assert offline.run(long_run(tmp_path), config())["updates"] == 60
     assert_same_bits(uninterrupted, tmp_path, 60)
@@ -842,15 +851,15 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         "JAX_PLATFORMS": "cpu",
         "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
     }
-    own = ["--agent.hidden=8,8"]
-    processes = [start(*arguments(chosen, *own), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    agent_flags = ["--agent.hidden=8,8"]
+    processes = [start(*arguments(chosen, *agent_flags), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
     try:
         ends = [end(process) for process in processes]
     finally:
         processes[1].kill()
     assert [code for code, _, _ in ends] == [0, 0], ends
     (_, first, _), (_, second, progress) = ends
-    assert not any("sign of life" in said for _, _, said in ends)
+    assert not any("sign of life" in stderr for _, _, stderr in ends)
     assert "return: " in first and "return: " not in second and "it/s" not in progress  # one of them speaks
     hardware = json.loads((tmp_path / "two" / log.RESULT).read_text())["hardware"]
     assert (hardware["processes"], hardware["devices"]) == (2, 4)
@@ -862,6 +871,6 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
     for name, value in one.items():
         np.testing.assert_allclose(two[name], value, rtol=2e-4, atol=1e-6, err_msg=name)
     for name in ("train/critic_loss", "eval/return"):
-        steps, found = log.series(tmp_path / "two", name)
+        steps, values = log.series(tmp_path / "two", name)
         assert steps.tolist() == [3, 6, 9]
-        np.testing.assert_allclose(found, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)
+        np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)

@@ -50,13 +50,13 @@ def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
 
 def test_reads_one_seed_of_a_run_without_its_warm_up(tmp_path: Path) -> None:
     snapshots = write_run(tmp_path, [100, 200, 1300])
-    found = actors.read(tmp_path, 1)
-    assert found.steps.tolist() == [200, 1300]
-    for layer, (kernel, bias) in enumerate(zip(found.kernels, found.biases, strict=True)):
+    policies = actors.read(tmp_path, 1)
+    assert policies.steps.tolist() == [200, 1300]
+    for layer, (kernel, bias) in enumerate(zip(policies.kernels, policies.biases, strict=True)):
         expected = snapshots[2][f"Dense_{layer}"]
         np.testing.assert_array_equal(kernel[1], np.asarray(expected["kernel"][1], np.float16))
         np.testing.assert_array_equal(bias[1], np.asarray(expected["bias"][1], np.float16))
-    assert (found.card["seed"], found.card["member"], found.card["random_steps"]) == (4, 1, 100)
+    assert (policies.card["seed"], policies.card["member"], policies.card["random_steps"]) == (4, 1, 100)
 
 
 def test_writes_what_the_recipes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,9 +128,9 @@ def test_the_replay_buffer_is_written_as_d4rl_writes_it(tmp_path: Path) -> None:
     assert np.isin([9, 19, 29, 34], np.flatnonzero(last)).all()
     assert (loaded.environment, loaded.reference) == ("Hopper-v5", (-20.272305, 3234.3))
     whole = rows["reward"][:30].reshape(3, 10).sum(1)
-    made = data.d4rl.recorded(tmp_path / "hopper-medium-replay-buffer-v5.hdf5")
-    assert made["return_mean"] == pytest.approx(whole.mean())
-    assert made["stages"] == [{"policy": "replay buffer", "transitions": 35}]
+    card = data.d4rl.recorded(tmp_path / "hopper-medium-replay-buffer-v5.hdf5")
+    assert card["return_mean"] == pytest.approx(whole.mean())
+    assert card["stages"] == [{"policy": "replay buffer", "transitions": 35}]
 
 
 def test_a_replay_that_is_just_full_has_kept_all(tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import gymnasium
+import jax.numpy as jnp
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from test_experiments import assert_same_bits, files
 
 from experiments import goals
-from rl import agents, log
+from rl import acting, agents, log, shard
 from rl.agents import gcbc
 from rl.envs import two_rooms
 from rl.replay.goals import Goals, Hindsight
+from rl.types import State
 
 TINY: dict[str, Any] = {
     "agent": "gcivl",
@@ -28,6 +32,9 @@ TINY: dict[str, Any] = {
     "batch_size": 8,
     "tensorboard": False,
 }
+
+
+EVEN = Hindsight(value=Goals(geometric=False))  # distances that need no discount
 
 
 def settings(folder: Path, **changes: Any) -> goals.Settings:
@@ -56,12 +63,12 @@ def test_a_run_says_how_often_each_task_is_reached(
     assert result["environment"] == "goals/TwoRooms-v0" and result["support"] == pytest.approx([-100, 0])
     success = np.array([row["eval/success"] for row in log.read(folder)])  # [T, S, episodes]
     assert success.shape == (3, 2, 2 * 5)
-    found = result["reached"]
-    assert found["updates"] == [2, 4, 6] and [*found["tasks"]] == [*(f"task{i}" for i in range(1, 6)), "all"]
+    rates = result["reached"]
+    assert rates["updates"] == [2, 4, 6] and [*rates["tasks"]] == [*(f"task{i}" for i in range(1, 6)), "all"]
     for task in range(5):
         each = success[:, :, task::5].mean((0, 2))
-        np.testing.assert_allclose(found["tasks"][f"task{task + 1}"]["each"], each)
-    np.testing.assert_allclose(found["tasks"]["all"]["each"], success.mean((0, 2)))
+        np.testing.assert_allclose(rates["tasks"][f"task{task + 1}"]["each"], each)
+    np.testing.assert_allclose(rates["tasks"]["all"]["each"], success.mean((0, 2)))
     rows = log.read(folder)
     assert all(np.isfinite(row["train/value_loss"]).all() for row in rows)
     held_out = np.array([row["validation/value_loss"] for row in rows])
@@ -101,10 +108,10 @@ def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         for step, score in enumerate((0.0, 1.0, 1.0, 0.0)):
             record.write(step, {"eval/success": np.full((2, 10), score) * np.tile([1, 1, 1, 1, 0], 2)})
-    found = goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0")
-    np.testing.assert_array_equal(found["updates"], [1, 2, 3])
-    assert found["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and found["tasks"]["task5"]["mean"] == 0
-    assert found["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
+    rates = goals.reached(settings(tmp_path), tmp_path, "goals/TwoRooms-v0")
+    np.testing.assert_array_equal(rates["updates"], [1, 2, 3])
+    assert rates["tasks"]["task1"]["mean"] == pytest.approx(2 / 3) and rates["tasks"]["task5"]["mean"] == 0
+    assert rates["tasks"]["all"]["mean"] == pytest.approx(8 / 15)
 
 
 def test_tasks_are_counted_apart_for_every_variant_of_a_sweep(
@@ -124,6 +131,7 @@ def test_tasks_are_counted_apart_for_every_variant_of_a_sweep(
     assert [one["reached"]["tasks"]["all"]["mean"] for one in variants] == [0.0, 1.0]
     goals.show({"settings": {"protocol": "ogbench"}, "variants": variants, "folder": str(tmp_path)})
     table = capsys.readouterr().out
+    assert "| goals | success, one evaluation [95 % interval] |" in table  # fewer than a score is the mean of
     assert "| alpha=0.1: task5 | 0.000 [" in table and "| alpha=3: all | 1.000 [" in table
 
 
@@ -138,6 +146,30 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
     np.testing.assert_array_equal(
         result["reached"]["tasks"]["all"]["each"], np.mean(row["eval/final_success"], 1)
     )
+
+
+class Silent(two_rooms.TwoRooms):
+    """Two rooms whose steps do not say whether the goal is reached."""
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict]:
+        return *super().step(action)[:4], {}
+
+
+gymnasium.register("Silent-v0", Silent, max_episode_steps=2)
+
+
+def test_an_environment_that_does_not_say_what_is_reached_is_refused_by_the_first_evaluation(
+    tmp_path: Path,
+) -> None:
+    """And not at the end of the run, by a metric that nobody has logged."""
+    chosen = settings(tmp_path, environment="Silent-v0")
+    task, mesh = goals.problem(chosen, config(), [config()]), shard.mesh(1, 1)
+    stay = acting.memoryless(lambda state, observation, key: jnp.zeros_like(observation["goal"]))
+    with (
+        goals.scorer(chosen, task, SimpleNamespace(actor=stay), 1, mesh) as score,  # type: ignore[arg-type]
+        pytest.raises(ValueError, match=r"Silent-v0 does not say whether .*--environment"),
+    ):
+        score(State({}, {}, {}, jnp.zeros(())), 1)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +188,7 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
             {},
             "does not fit the data",
         ),
+        ("gcivl", {}, {"discount": 1.0, "goals": EVEN}, "--agent.discount=1.0 must be below 1"),
         ("gcivl", {}, {"goals": Hindsight(value=Goals(0.5, 0.5, 0.5))}, "goals.value: probabilities"),
         ("hiql", {}, {"goals": Hindsight(subgoal_steps=100)}, "subgoal_steps=100 is longer than every"),
     ],
@@ -185,7 +218,7 @@ def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_pa
         tmp_path / agent, agent=agent, updates=6000, eval_every=1000, eval_episodes=20, batch_size=256
     )
     plain = gcbc.Config(hidden=(64, 64), learning_rate=1e-3)
-    own = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
-    score = goals.run(chosen, own)["reached"]["tasks"]["all"]["mean"]
+    agent_config = config(agent, hidden=(64, 64), learning_rate=1e-3, discount=0.95)
+    score = goals.run(chosen, agent_config)["reached"]["tasks"]["all"]["mean"]
     cloned = goals.run(dataclasses.replace(chosen, agent="gcbc", workdir=str(tmp_path / "gcbc")), plain)
     assert score > max(least, cloned["reached"]["tasks"]["all"]["mean"] + 0.1)

@@ -41,18 +41,18 @@ OWN = {
 }
 
 
-def row(asked: int, said: int) -> dict[str, Any]:
+def row(question: int, reply: int) -> dict[str, Any]:
     """To be repeated is right, and what is near earns something."""
-    answer = {"text": str(said), "is_action": True, "reward": 1 - abs(asked - said) / 2}
-    return {"turns": [{"text": f"={asked}"}, answer], "imitate": asked == said}
+    answer = {"text": str(reply), "is_action": True, "reward": 1 - abs(question - reply) / 2}
+    return {"turns": [{"text": f"={question}"}, answer], "imitate": question == reply}
 
 
 TEMPLATE = """{% for message in messages %}
 {{ '=' + message.content if message.role == 'user' else message.content + '<end>' }}{% endfor %}"""
 
 
-def user(asked: int) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": str(asked)}]
+def user(question: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": str(question)}]
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -70,11 +70,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
     write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
-    asked = [
+    problems = [
         {"prompt": "=1", "candidates": ["1", "3"], "outcomes": [True, False]},
         {"messages": user(3), "candidates": ["1", "2", "3"], "outcomes": [False, False, True]},
     ]
-    write(folder / "asked.jsonl", asked)
+    write(folder / "asked.jsonl", problems)
     write(folder / "prompts.jsonl", [{"prompt": "=2"}, {"messages": user(3)}, {"prompt": "=2"}])
     (folder / "words.txt").write_text("abbey\ndodge\nlodge\n")
     return folder
@@ -125,10 +125,10 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
         == 1.0
         == result["ranking"]["pairs"]["scores"]["mean"]
     )
-    for found in (first, second):
-        assert found["tokens"] == [2] * len(found["scores"])  # the answer and its end
+    for line in (first, second):
+        assert line["tokens"] == [2] * len(line["scores"])  # the answer and its end
         for name in ("scores", "log_probabilities"):
-            np.testing.assert_allclose(found[f"{name}_per_token"], np.array(found[name]) / 2)
+            np.testing.assert_allclose(line[f"{name}_per_token"], np.array(line[name]) / 2)
     assert first["order"] == [0, 1] and second["order"][0] == 2
     assert first["scores"][0] > -0.5 > -3 > first["log_probabilities"][0]
     # Stopped at the first occasion, and continued.
@@ -156,22 +156,24 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 @pytest.mark.slow
 def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
     """What ranks texts with adapters and what the folder holds are one model, which has learnt something."""
-    given = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
-    asked = {"rank": str(files / "asked.jsonl"), "export": True}
-    script.run(dataclasses.replace(given, **asked), config())
-    found = pretrained.load(tmp_path / script.POLICY)
-    read = jax.jit(functools.partial(model.log_probabilities, model.make(found.config)))
+    chosen = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
+    changes = {"rank": str(files / "asked.jsonl"), "export": True}
+    script.run(dataclasses.replace(chosen, **changes), config())
+    loaded = pretrained.load(tmp_path / script.POLICY)
+    read = jax.jit(functools.partial(model.log_probabilities, model.make(loaded.config)))
     lines = ranked(tmp_path)
-    said = [line.get("prompt", "=3") + text_ for line in lines for text_ in line["candidates"]]
-    rows = np.array([[*found.tokenizer.encode(one).ids, 0] for one in said], np.int32)
-    expected = read(found.params, rows, np.ones_like(rows))[:, 2:].sum(1)
-    scores, own = (np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities"))
+    texts = [line.get("prompt", "=3") + text_ for line in lines for text_ in line["candidates"]]
+    rows = np.array([[*loaded.tokenizer.encode(one).ids, 0] for one in texts], np.int32)
+    expected = read(loaded.params, rows, np.ones_like(rows))[:, 2:].sum(1)
+    scores, log_probabilities = (
+        np.concatenate([line[name] for line in lines]) for name in ("scores", "log_probabilities")
+    )
     np.testing.assert_allclose(scores, expected, atol=1e-4)
-    assert (np.abs(scores - own) > 1e-3).all()
+    assert (np.abs(scores - log_probabilities) > 1e-3).all()
     state = checkpoint.inspect(tmp_path / "checkpoints")
     assert state and not [name for name in state["leaves"] if "embedding" in name]
     with pytest.raises(ValueError, match="--lora_rank=-1 must be at least 0"):
-        script.check(dataclasses.replace(given, lora_rank=-1))
+        script.check(dataclasses.replace(chosen, lora_rank=-1))
 
 
 @pytest.mark.slow
@@ -201,8 +203,8 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
         action_tokens=4,
         seed=2,
     )
-    own = config("ilql")
-    result = script.run(chosen, own)
+    agent_config = config("ilql")
+    result = script.run(chosen, agent_config)
     assert "note: Q of all tokens has" in capsys.readouterr().err
     last = result["last"]
     assert tuple(result["support"]) == (0.0, 1.0) and result["mean_return"] == pytest.approx(5 / 9)
@@ -215,17 +217,17 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     assert report["pairs"]["scores"]["mean"] == report["pairs"]["rft_per_token"]["mean"] == 1.0
     assert json.loads((tmp_path / script.CONTROL / log.RESULT).read_text())["agent"] == "lm_bc"
     # Prompts and messages are answered, steered by values.
-    said = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
-    assert [one["answers"] for one in said] == [["2", "2"], ["3", "3"], ["2", "2"]]
-    assert said[1]["messages"] == user(3)
+    generated = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    assert [one["answers"] for one in generated] == [["2", "2"], ["3", "3"], ["2", "2"]]
+    assert generated[1]["messages"] == user(3)
     # What was exported has the same logits and values, and says the same by itself.
     with contextlib.ExitStack() as stack:
-        task = script.problem(chosen, own, stack)
-        _, state, _ = script.trained(chosen, own, task, shard.grid(1, 1))
+        task = script.problem(chosen, agent_config, stack)
+        _, state, _ = script.trained(chosen, agent_config, task, shard.grid(1, 1))
     read = exported.load(tmp_path / script.POLICY)
-    assert (read.agent, read.config, read.stop) == ("ilql", own, "\n")
-    decoder, params = ilql.decoder(own, task.lm, task.head), ilql.decoder_params(state)
-    judge = ilql.judge(own, task.lm, task.head)
+    assert (read.agent, read.config, read.stop) == ("ilql", agent_config, "\n")
+    decoder, params = ilql.decoder(agent_config, task.lm, task.head), ilql.decoder_params(state)
+    judge = ilql.judge(agent_config, task.lm, task.head)
     rows = task.rows.tokens[:8], task.rows.segment[:8]
     logits = [
         jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
@@ -245,7 +247,7 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
         model=str(tmp_path / script.POLICY),
         workdir=str(tmp_path / "alone"),
     )
-    script.run(alone, own)
+    script.run(alone, agent_config)
     assert (tmp_path / "alone" / script.GENERATED).read_text() == (tmp_path / script.GENERATED).read_text()
     assert "exported.load(" in (tmp_path / script.POLICY / "README.md").read_text()
     check_damaged_exports(tmp_path / script.POLICY)
@@ -282,21 +284,21 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
         rank=str(files / "asked.jsonl"),
         export=True,
     )
-    own = config("bcoder")
-    assert [stage for stage, *_ in script.stages(chosen, own, 32)] == ["value", "policy"]
-    last = script.run(chosen, own)["last"]
+    agent_config = config("bcoder")
+    assert [stage for stage, *_ in script.stages(chosen, agent_config, 32)] == ["value", "policy"]
+    last = script.run(chosen, agent_config)["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
     with contextlib.ExitStack() as stack:
-        task = script.problem(chosen, own, stack)
+        task = script.problem(chosen, agent_config, stack)
     read = exported.load(tmp_path / script.POLICY)
     assert read.judge is not None
     rows = jax.tree.map(
         lambda x: np.repeat(x, 2, 0), task.candidates
     )  # each twice: a multiple of --accumulate
     judged = jax.jit(read.judge)(read.state, rows).reward.sum(1)[::2]
-    found = [score for row in ranked(tmp_path) for score in row["scores"]]
-    np.testing.assert_allclose(judged, found, rtol=1e-5)
+    scores = [score for row in ranked(tmp_path) for score in row["scores"]]
+    np.testing.assert_allclose(judged, scores, rtol=1e-5)
 
 
 def test_a_log_of_messages_is_one_of_turns(files: Path, tmp_path: Path) -> None:
@@ -334,9 +336,9 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
     log_file = write(tmp_path / "log.jsonl", rows)
     chosen = settings(files, tmp_path, log=log_file, environment="apps", environment_file="apps.jsonl")
     with Pool(1, isolation="none") as pool:
-        said = script._judged(chosen, dialogues.read(log_file), tasks, pool)
-        assert [line for line, _ in said] == [1, 2, 2, 2, 3]
-        programs = [one for line, one in said if line == 2]
+        judged = script._judged(chosen, dialogues.read(log_file), tasks, pool)
+        assert [line for line, _ in judged] == [1, 2, 2, 2, 3]
+        programs = [one for line, one in judged if line == 2]
         assert [one.turns for one in programs] == [
             (text.Turn("x = 1\n"), text.Turn(sample, True, reward))
             for sample, reward in zip(samples, (1.0, -0.3, -1.0), strict=True)
@@ -354,10 +356,10 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
 ) -> None:
     long = {"turns": [{"text": "=1=2=3"}, {"text": "3", "is_action": True, "reward": 1.0}], "imitate": 0.5}
     path = write(tmp_path / "log.jsonl", [row(1, 1), long, row(2, 2)])
-    asked = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "12"]}])
+    problems = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "12"]}])
 
     def read(overlong: str) -> script.Task:
-        chosen = settings(files, tmp_path, log=path, length=5, held_out=0.0, overlong=overlong, rank=asked)
+        chosen = settings(files, tmp_path, log=path, length=5, held_out=0.0, overlong=overlong, rank=problems)
         with contextlib.ExitStack() as stack:
             return script.problem(chosen, config(), stack)
 
@@ -397,10 +399,10 @@ def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
     chosen = settings(files, tmp_path, agent="bcoder", updates=10)
     assert script.stages(chosen, config("bcoder", value_updates=switch), rows) == expected
     for other in ({"read_once": False}, {"agent": "lm_bc"}):
-        found = script.stages(
+        stages = script.stages(
             dataclasses.replace(chosen, **other), config("bcoder", value_updates=switch), rows
         )
-        assert found == [("", 0, 5)]
+        assert stages == [("", 0, 5)]
 
 
 # ---- several processes --------------------------------------------------------------------------------------------
@@ -409,8 +411,10 @@ def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
 @pytest.mark.long
 def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
     """The same command twice, each with half of every model."""
-    own = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
-    one, two = (settings(files, tmp_path / name, **own, mesh_model=n) for n, name in ((1, "one"), (2, "two")))
+    fields = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
+    one, two = (
+        settings(files, tmp_path / name, **fields, mesh_model=n) for n, name in ((1, "one"), (2, "two"))
+    )
     command = [f"--{name}={value}" for name, value in dataclasses.asdict(two).items()]
     command += [f"--agent.{name}={value}" for name, value in dataclasses.asdict(config("bcoder")).items()]
     program = "import runpy, sys; sys.argv[1:] = {}; runpy.run_module('experiments.language', None, '__main__', True)"
@@ -429,9 +433,9 @@ def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path
 
 
 def test_a_game_makes_a_log(files: Path, tmp_path: Path) -> None:
-    own = {"log": "", "environment": "wordle", "environment_file": str(files / "words.txt"), "episodes": 40}
+    game = {"log": "", "environment": "wordle", "environment_file": str(files / "words.txt"), "episodes": 40}
     with contextlib.ExitStack() as stack:
-        task = script.problem(settings(files, tmp_path, **own, length=160), config("ilql"), stack)
+        task = script.problem(settings(files, tmp_path, **game, length=160), config("ilql"), stack)
     assert task.support[0] >= -6 and task.support[1] == 0
     assert task.rows.segment.max() > 1 and task.held_out is not None
     ends = task.rows.tokens[task.rows.is_action][-1]
@@ -482,8 +486,8 @@ def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
 
     decoder, words = Decoder(lambda rows, slots: (), extend), speak.make(letters, "\n", [end])
     speaker = speak.speaker(decoder, words, 12, steps=6, temperature=0.0)
-    asked = [text.Dialogue((text.Turn(said),)) for said in ("abcb" * 5, "bc")]
-    assert speaker({}, jax.random.key(0))(asked) == ["a", "a"]
+    prompts = [text.Dialogue((text.Turn(prompt),)) for prompt in ("abcb" * 5, "bc")]
+    assert speaker({}, jax.random.key(0))(prompts) == ["a", "a"]
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

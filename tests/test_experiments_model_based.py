@@ -118,14 +118,14 @@ def test_the_truth_needs_no_model_and_makes_no_error(pendulum: Path, tmp_path: P
 @pytest.mark.parametrize("truth", [-1.0, -0.5, 0.0, 0.5])
 def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> None:
     """-1 is the untrained network in the data's units; 0 the fitted one; each step of 1/2 is half-way."""
-    chosen, own = settings(pendulum, tmp_path, truth=truth), config()
-    task = common.problem(chosen, [own], script.target_range)
+    chosen, agent_config = settings(pendulum, tmp_path, truth=truth), config()
+    task = common.problem(chosen, [agent_config], script.target_range)
     run_keys = keys.seeds(jax.random.key(0), 2)
     network = script.ensemble.make(script.ensemble.Config(updates=chosen.model_updates), task.loaded.spec)
     model = jax.vmap(network.init)(jax.random.split(jax.random.key(7), 2))._replace(mean=2 * np.ones((2, 4)))
     untrained_keys = keys.of(run_keys, "untrained_dynamics")
     untrained = jax.vmap(network.init)(untrained_keys)._replace(mean=2 * np.ones((2, 4)))
-    world = script.world(chosen, own, network, run_keys, "Pendulum-v1")
+    world = script.world(chosen, agent_config, network, run_keys, "Pendulum-v1")
     first = jax.tree.map(lambda x: x[0], (world.params(model), model, untrained))
     observation, action = task.dataset.transitions.observation[:5], task.dataset.transitions.action[:5]
     mean = world.dynamics.predict(first[0], observation, action)[0]

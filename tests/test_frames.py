@@ -99,7 +99,7 @@ def test_stacks_are_those_that_were_seen(
 ) -> None:
     game = Game(capacity, environments, times, channels=channels)
     slots = np.unique(np.asarray(frames.draw(game.memory, jax.random.key(0), 2000, DEPTH, n, environments)))
-    found = jax.jit(frames.transitions, static_argnums=(2, 3, 5))(
+    transitions = jax.jit(frames.transitions, static_argnums=(2, 3, 5))(
         game.memory, jnp.asarray(slots), DEPTH, n, GAMMA, environments
     )
     by_slot = {step["slot"]: step for step in game.steps}
@@ -112,23 +112,23 @@ def test_stacks_are_those_that_were_seen(
             if name == "next_observation" and want["discount"] == 0:
                 continue  # no backup looks at it
             np.testing.assert_allclose(
-                getattr(found, name)[i], value, rtol=1e-5, atol=1e-6, err_msg=f"{name} {step}"
+                getattr(transitions, name)[i], value, rtol=1e-5, atol=1e-6, err_msg=f"{name} {step}"
             )
-    assert found.observation.dtype == jnp.uint8
+    assert transitions.observation.dtype == jnp.uint8
 
 
 @pytest.mark.slow
 def test_the_next_action_is_the_one_taken_there() -> None:
     game = Game(60, 1, 50)
     slots = frames.draw(game.memory, jax.random.key(0), 200, DEPTH)
-    found = frames.transitions(game.memory, slots, DEPTH)
+    transitions = frames.transitions(game.memory, slots, DEPTH)
     by_slot = {step["slot"]: step for step in game.steps}
     for i, slot in enumerate(np.asarray(slots)):
         step = by_slot[int(slot)]
         step = (game.later(step, -1) or step) if step["cut"] else step
         after = game.later(step, 1)
-        assert bool(found.has_next_action[i]) == (after is not None)
-        assert found.next_action[i] == (after or step)["action"]
+        assert bool(transitions.has_next_action[i]) == (after is not None)
+        assert transitions.next_action[i] == (after or step)["action"]
 
 
 @pytest.mark.parametrize(("depth", "channels"), [(4, 1), (3, 3)])
@@ -138,8 +138,8 @@ def test_a_million_frames_take_seven_gigabytes_for_each_channel(depth: int, chan
     row = ring.Row(
         blank, jax.ShapeDtypeStruct((), jnp.int32), number, number, blank, jax.ShapeDtypeStruct((), bool)
     )
-    kept = jax.eval_shape(lambda row: frames.compress(row, depth), row)
-    memory = jax.eval_shape(lambda: ring.empty(kept, 1_000_000))
+    compressed = jax.eval_shape(lambda row: frames.compress(row, depth), row)
+    memory = jax.eval_shape(lambda: ring.empty(compressed, 1_000_000))
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(memory.rows))
     assert size == 1_000_000 * (84 * 84 * channels + 3 * 4 + 1)
     with pytest.raises(ValueError, match=r"\(84, 84, \d\) are not stacks of 5 frames"):

@@ -228,8 +228,8 @@ def crl(c: Case) -> Expected:
         return np.mean(every)
 
     def f(p: Tree, x: np.ndarray) -> np.ndarray:
-        own = (members(p["phi"], x) * members(p["psi"], other)).sum(-1) / scale
-        return np.maximum(own.min(0), np.log(1e-6))
+        logit = (members(p["phi"], x) * members(p["psi"], other)).sum(-1) / scale
+        return np.maximum(logit.min(0), np.log(1e-6))
 
     x, critic = see(steps.observation, other), c.params["critic"]
     losses = {"critic": lambda p: contrast(p, with_action(steps.action))}
@@ -286,21 +286,21 @@ def qrl(c: Case) -> Expected:
         "distance_loss": spread(p["distance"]) + multiplier * excess(p["distance"]),
         "multiplier": multiplier,
     }
-    own = p["distance"]
+    online = p["distance"]
     if config.extraction == "awr":
-        lead = d(own, s, c.batch.actor_goal) - d(own, t, c.batch.actor_goal)
+        lead = d(online, s, c.batch.actor_goal) - d(online, t, c.batch.actor_goal)
         losses["distance"] = lambda of: spread(of) + multiplier * excess(of)
         losses["policy"] = lambda pi: -(awr(lead, config.alpha) * log_prob(pi, x, steps.action)).mean()
     else:
-        goal = mlp(own["encoder"], c.batch.actor_goal)
-        q = lambda pi: -distance(own, step(own, p["dynamics"], np.clip(mlp(pi, x), -1, 1)), goal)
+        goal = mlp(online["encoder"], c.batch.actor_goal)
+        q = lambda pi: -distance(online, step(online, p["dynamics"], np.clip(mlp(pi, x), -1, 1)), goal)
         before = q(p["policy"])
         losses["distance"] = lambda of: (
             spread(of) + multiplier * excess(of) + dynamics_loss(of, p["dynamics"])
         )
-        losses["dynamics"] = lambda dynamics: dynamics_loss(own, dynamics)
+        losses["dynamics"] = lambda dynamics: dynamics_loss(online, dynamics)
         losses["policy"] = lambda pi: ddpg_bc(before, config.alpha, q(pi), log_prob(pi, x, steps.action))
-        metrics["dynamics_loss"] = dynamics_loss(own, p["dynamics"])
+        metrics["dynamics_loss"] = dynamics_loss(online, p["dynamics"])
     return Expected(losses, metrics | {"policy_loss": losses["policy"](p["policy"])})
 
 
@@ -351,11 +351,11 @@ def test_one_update_is_the_docstrings_equations(index: int) -> None:
     rate = getattr(c.config, "target_rate", 0.0)
     # Targets follow the parameters before the update
     target = {name: follow(c.target[name], c.params[name], rate) for name in c.target}
-    for before, found, wanted in (
+    for before, after, wanted in (
         (c.params, float64(c.after.params), params),
         (c.target, float64(c.after.target), target),
     ):
-        moves = [jax.tree.map(np.subtract, of, before) for of in (found, wanted)]
+        moves = [jax.tree.map(np.subtract, of, before) for of in (after, wanted)]
         jax.tree.map_with_path(
             lambda path, a, b: np.testing.assert_allclose(
                 a, b, rtol=2e-3, atol=1e-5, err_msg=jax.tree_util.keystr(path)
@@ -415,6 +415,21 @@ def test_subgoals_of_hiql_are_the_candidates_represented_most_like_the_proposal(
         angle = [proposal @ x / np.linalg.norm(x) for x in each]
         np.testing.assert_array_equal(chosen[i], candidates[int(np.argmax(angle))])
     assert len(np.unique(np.asarray(chosen), axis=0)) > 1
+
+
+def test_hiql_learns_from_a_state_of_zeros_with_itself_as_a_goal() -> None:
+    """Networks that start without biases represent it by zeros: no direction, which was NaN in all parameters."""
+    config = agents.get("hiql").Config(hidden=(4,))
+    of = agents.get("hiql").make(config, SPEC, heads.make("scalar"), optax.sgd)
+    state = jax.eval_shape(of.init, jax.random.key(0), random_batch())
+    params = jax.tree.map(lambda x: np.full(x.shape, x.ndim > 1, np.float32), state.params)
+    zeros = np.zeros((ROWS, WIDTH), np.float32)
+
+    def total(params: Tree) -> jax.Array:
+        return of.value(state._replace(params=params), goals.conditioned(zeros, zeros), None).sum()
+
+    results = jax.jit(jax.value_and_grad(total))(params)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(results))
 
 
 @pytest.mark.slow

@@ -104,8 +104,8 @@ def test_goals_are_drawn_as_often_as_their_definition_says(name: str, kind: str)
         expected |= {(episode, t, *goal): p / ROWS for goal, p in of_row.items()}
     goal = batch.value.observation[GOAL] if kind == "value" else batch.actor_goal
     rows = np.concatenate([batch.value.observation[OBSERVATION], goal], -1).astype(int)
-    found, counts = np.unique(rows, axis=0, return_counts=True)
-    frequency = dict(zip(map(tuple, found.tolist()), counts / BATCH, strict=True))
+    pairs, counts = np.unique(rows, axis=0, return_counts=True)
+    frequency = dict(zip(map(tuple, pairs.tolist()), counts / BATCH, strict=True))
     assert frequency.keys() <= {pair for pair, p in expected.items() if p}
     for pair, p in expected.items():
         assert abs(frequency.get(pair, 0.0) - p) < 5 * np.sqrt(p * (1 - p) / BATCH) + 1e-5, pair

@@ -410,8 +410,8 @@ def test_categorical_heads_are_finite_for_any_finite_input(
     outputs, following = (x.astype(jnp.dtype(dtype)) for x in (outputs, following))
     target = TARGET[name](reward, discount, following)
     loss, gradient = loss_and_gradient(name, outputs, target)
-    found = (np.asarray(x, np.float32) for x in (VALUE[name](outputs), target, loss, gradient))
-    value, target, loss, gradient = found
+    arrays = (np.asarray(x, np.float32) for x in (VALUE[name](outputs), target, loss, gradient))
+    value, target, loss, gradient = arrays
     assert all(np.isfinite(x).all() for x in (value, target, loss, gradient))
     assert (np.abs(gradient) <= 1.01).all()  # of a cross-entropy: at most 1 for each logit
     assert (loss >= -1e-2).all()  # 0, but for the rounding of 1e4 * 1e-7
@@ -497,8 +497,8 @@ def test_no_gradient_through_the_target(name: str) -> None:
         both = jax.grad(objective, argnums=(0, 1, 2, 3))(outputs, *backup)
         return both, of_target(*backup), of_loss(head.target(*backup))
 
-    (own, *others), of_target, of_loss = gradients(outputs, reward, discount, following)
-    assert np.abs(own).max() > 1e-3
+    (to_outputs, *others), of_target, of_loss = gradients(outputs, reward, discount, following)
+    assert np.abs(to_outputs).max() > 1e-3
     # Each half alone stops it too: a target, whatever it is used for, and a loss, whatever made its target.
     for gradient in (*others, *of_target, of_loss):
         np.testing.assert_array_equal(gradient, 0)
@@ -633,9 +633,9 @@ def test_dominance_is_the_area_where_one_cumulative_distribution_exceeds_the_oth
     )
     expected = np.maximum(below - above, 0).sum(-1) * (grid[1] - grid[0]) / step
     sorted_outputs = outputs if name in CATEGORICAL else np.sort(outputs, -1)
-    found = np.asarray(jax.jit(partial(heads.dominance, HEADS[name]))(*sorted_outputs))
-    np.testing.assert_allclose(found[:2], expected, rtol=1e-2, atol=2e-2)
-    assert (found > 0).any()
+    areas = np.asarray(jax.jit(partial(heads.dominance, HEADS[name]))(*sorted_outputs))
+    np.testing.assert_allclose(areas[:2], expected, rtol=1e-2, atol=2e-2)
+    assert (areas > 0).any()
 
 
 @every_head

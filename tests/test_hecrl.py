@@ -171,9 +171,9 @@ def test_selection(settings: Any, near: Any, at_once: float, index: int | None, 
         jnp.array([[-5.0, -4.0, -6.0], FAR]),
         jnp.array([-60.0, at_once]),
     )
-    found, whether = hecrl.select(config, *rows, KEY)
-    assert (found[0], whether[0]) == (1, False)
-    assert whether[1] == is_goal and index in (None, found[1])
+    candidate, whether = hecrl.select(config, *rows, KEY)
+    assert (candidate[0], whether[0]) == (1, False)
+    assert whether[1] == is_goal and index in (None, candidate[1])
 
 
 def test_a_random_choice_is_among_all_that_are_feasible() -> None:

@@ -135,13 +135,13 @@ def model_based_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
     def step(observation: Any, action: Any) -> Any:
         return observation, observation[..., 0]
 
-    made = model_based.make(config, learner(note), base.true(step), termination.never)
+    loop = model_based.make(config, learner(note), base.true(step), termination.never)
     run_keys = keys.seeds(jax.random.key(SEED), SEEDS)
     for purpose in ("dynamics", "untrained_dynamics"):
         for key in keys.of(run_keys, purpose):
             note(purpose, key)
-    epoch = jax.jit(model_based.over_seeds(made.epoch, batched=True))
-    carry = jax.vmap(made.init, (0, None))(run_keys, log())
+    epoch = jax.jit(model_based.over_seeds(loop.epoch, batched=True))
+    carry = jax.vmap(loop.init, (0, None))(run_keys, log())
     for _ in range(3):
         carry, _ = epoch(carry, model_based.Inputs(log(), jnp.zeros((SEEDS, 1))), run_keys)
     evaluated(note)
@@ -173,13 +173,13 @@ def mbpo_run(note: Note, monkeypatch: pytest.MonkeyPatch) -> None:
     run_keys = keys.seeds(jax.random.key(SEED), SEEDS)
     noted = network._replace(fit=fit, step=advance)
     rhythm = mbpo.Rhythm(updates=1, period=1, environments=1, learning_starts=10)
-    made = mbpo.make(config, learner(note), noted, termination.never, run_keys, rhythm)
-    loop = online.loop(made.learner, SPEC, made.replay, run_keys)
+    mbpo_loop = mbpo.make(config, learner(note), noted, termination.never, run_keys, rhythm)
+    loop = online.loop(mbpo_loop.learner, SPEC, mbpo_loop.replay, run_keys)
     carry, _ = loop.begin(loop.init(), np.zeros((SEEDS, 1, 3), np.float32), False)
     step = online.Step(np.zeros((2, SEEDS, 1, 3), np.float32), np.zeros((3, SEEDS, 1), np.float32))
     for time in range(40):
-        if made.retraining.due(time):
-            carry, _ = made.retraining.run(carry, time)
+        if mbpo_loop.retraining.due(time):
+            carry, _ = mbpo_loop.retraining.run(carry, time)
         carry, _ = loop.step(carry, step, None, int(time >= 10), False)
     evaluated(note)
 

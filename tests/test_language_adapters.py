@@ -50,11 +50,11 @@ def random_adapters(name: str) -> Any:
 
 def data() -> TokenBatch:
     generator = np.random.default_rng(0)
-    made = []
+    episodes = []
     for number in range(4):
         turns = [Turn([3, 1]), Turn(generator.integers(0, 61, 5).tolist(), True, float(number))]
-        made.append(episode(turns, terminated=True, imitate=1.0))
-    return jax.tree.map(jnp.asarray, replay.pack(made, 8, together=False, bounds=(-9, 9)))
+        episodes.append(episode(turns, terminated=True, imitate=1.0))
+    return jax.tree.map(jnp.asarray, replay.pack(episodes, 8, together=False, bounds=(-9, 9)))
 
 
 def make(agent: str, lm: LM) -> Learner:
@@ -75,7 +75,7 @@ def lm(name: str) -> LM:
 @pytest.mark.parametrize("name", ["qwen2", pytest.param("gpt2", marks=pytest.mark.long)])
 def test_adapted_layers_compute_what_merged_weights_do(name: str) -> None:
     params = adapters.whole(random_adapters(name), base(name))
-    found = logits(lm(name), params)
+    outputs = logits(lm(name), params)
     head = {"inner": np.ones(2, np.float32)}
     state = adapters.merged(
         State({"value": {"lm": params, "head": head}}, {"policy": params}, {"value": ()}, 3)
@@ -84,8 +84,8 @@ def test_adapted_layers_compute_what_merged_weights_do(name: str) -> None:
     np.testing.assert_array_equal(state.params["value"]["head"]["inner"], head["inner"])
     for plain in (adapters.merged(params), state.params["value"]["lm"], state.target["policy"]):
         assert not [layer for layer in plain["blocks"] if layer.endswith(ADAPTER)]
-        np.testing.assert_allclose(found, logits(lm(name), plain), atol=1e-4)
-    assert np.abs(found - logits(lm(name), base(name))).max() > 0.1
+        np.testing.assert_allclose(outputs, logits(lm(name), plain), atol=1e-4)
+    assert np.abs(outputs - logits(lm(name), base(name))).max() > 0.1
 
 
 def test_adapters_start_at_the_frozen_model_which_has_no_gradient() -> None:
@@ -99,13 +99,13 @@ def test_adapters_start_at_the_frozen_model_which_has_no_gradient() -> None:
     start = jax.jit(learner.init)(jax.random.key(0), batch)
     whole = adapters.whole(start, params)
     expected = logits(trunk, params)
-    for given in (whole.params["policy"], whole.params["trunk"], whole.target["trunk"]):
-        np.testing.assert_array_equal(logits(trunk, given), expected)
+    for weights in (whole.params["policy"], whole.params["trunk"], whole.target["trunk"]):
+        np.testing.assert_array_equal(logits(trunk, weights), expected)
     update = jax.jit(learner.update).lower(start, batch, jax.random.key(0)).compile()
     last, _ = update(start, batch, jax.random.key(0))
-    for name, given in adapters.whole(last, params).params.items():
+    for name, weights in adapters.whole(last, params).params.items():
         if name in ("policy", "trunk"):
-            assert np.abs(np.asarray(logits(trunk, given)) - expected).max() > 1e-4
+            assert np.abs(np.asarray(logits(trunk, weights)) - expected).max() > 1e-4
     # Gradients of factors are products of their shapes; those of the frozen layers would be, too.
     shapes = re.findall(r"f32\[([\d,]+)\]\S* dot\(", update.as_text())
     products = {tuple(sorted(map(int, shape.split(",")))) for shape in shapes}
@@ -119,20 +119,20 @@ def test_bytes_of_a_parameter(agent: str) -> None:
     shapes = jax.eval_shape(lambda: adapters.frozen(model.make(smollm2).init(jax.random.key(0))))
     count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
-    def per_parameter(made: Learner, given: Any) -> float:
+    def per_parameter(learner: Learner, batch: Any) -> float:
         """Of models, heads left out."""
-        held = jax.eval_shape(made.init, jax.random.key(0), given), given
+        held = jax.eval_shape(learner.init, jax.random.key(0), batch), batch
         leaves = checkpoint.named(held)
-        own = [leaf for path, leaf in leaves.items() if re.search("/(blocks|norm|embedding)(/|$)", path)]
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in own) / count
+        weights = [leaf for path, leaf in leaves.items() if re.search("/(blocks|norm|embedding)(/|$)", path)]
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in weights) / count
 
     build = functools.partial(make, agent)
     adapted = adapters.learner(build, model.make(smollm2), 8)
-    found = [
+    sizes = [
         per_parameter(build(model.make(smollm2)), data()),
         per_parameter(adapted, adapters.Batch(data(), shapes)),
     ]
-    assert found == pytest.approx([12, 2.22] if agent == "lm_bc" else [28, 2.51], abs=0.01)
+    assert sizes == pytest.approx([12, 2.22] if agent == "lm_bc" else [28, 2.51], abs=0.01)
 
 
 def test_the_same_numbers_as_peft(tmp_path: Path) -> None:
@@ -166,13 +166,13 @@ def test_the_same_numbers_as_peft(tmp_path: Path) -> None:
     @jax.jit
     def ask(params: Any) -> Any:
         def loss(params: Any) -> Any:
-            found = logits(lm("qwen2"), adapters.whole(params, base("qwen2")))
-            return jnp.square(found).mean(), found
+            outputs = logits(lm("qwen2"), adapters.whole(params, base("qwen2")))
+            return jnp.square(outputs).mean(), outputs
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
-    (_, found), gradient = ask(ours)
-    np.testing.assert_allclose(found, out.detach().numpy(), atol=1e-4)
+    (_, outputs), gradient = ask(ours)
+    np.testing.assert_allclose(outputs, out.detach().numpy(), atol=1e-4)
     for (name, index, factor), weight in layers.items():
         expected = weight.grad.numpy().T
         np.testing.assert_allclose(

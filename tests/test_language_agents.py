@@ -105,20 +105,20 @@ def bcoder_start() -> tuple[State, bcoder.Judgement]:
 
 
 def test_bcoder_starts_as_the_language_model() -> None:
-    state, found = bcoder_start()
+    state, judged = bcoder_start()
     batch = data()
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, state.params["policy"], state.target["policy"])))
     assert all(
         jax.tree.leaves(jax.tree.map(np.array_equal, state.params["policy"], state.params["value"]["lm"]))
     )
-    assert (found.q <= found.v).all()  # A <= 0
-    assert (found.q <= 1).all()
+    assert (judged.q <= judged.v).all()  # A <= 0
+    assert (judged.q <= 1).all()
     # Q / alpha are the model's logits up to a constant: differences of Q are differences of logits.
     params = state.params["policy"]
     logits = logits_of(params, batch.tokens)
     best = logits.max(-1)[:, 1]
     chosen = np.take_along_axis(logits[:, 1], batch.tokens[:, 2:3], -1)[:, 0]
-    np.testing.assert_allclose((found.q - found.v)[:, 2], 0.5 * (chosen - best), atol=1e-5)
+    np.testing.assert_allclose((judged.q - judged.v)[:, 2], 0.5 * (chosen - best), atol=1e-5)
 
 
 def test_the_bound_is_met_at_zero() -> None:
@@ -127,13 +127,13 @@ def test_the_bound_is_met_at_zero() -> None:
 
 
 def test_judged_rewards_are_the_inverse_of_the_bellman_operator() -> None:
-    _, found = bcoder_start()
+    _, judged = bcoder_start()
     batch = data()
-    np.testing.assert_allclose(found.reward[:, 1], found.q[:, 1] - 0.9 * found.v[:, 2], atol=1e-6)
-    np.testing.assert_allclose(found.reward[:, 2], found.q[:, 2], atol=1e-6)  # nothing follows the end
-    assert (found.reward[:, [0, 3]] == 0).all()
-    scores = jax.jit(tokens.per_episode, static_argnums=2)(found.reward, batch.segment, 1)
-    np.testing.assert_allclose(np.asarray(scores)[:, 0], found.reward.sum(1), rtol=1e-6)
+    np.testing.assert_allclose(judged.reward[:, 1], judged.q[:, 1] - 0.9 * judged.v[:, 2], atol=1e-6)
+    np.testing.assert_allclose(judged.reward[:, 2], judged.q[:, 2], atol=1e-6)  # nothing follows the end
+    assert (judged.reward[:, [0, 3]] == 0).all()
+    scores = jax.jit(tokens.per_episode, static_argnums=2)(judged.reward, batch.segment, 1)
+    np.testing.assert_allclose(np.asarray(scores)[:, 0], judged.reward.sum(1), rtol=1e-6)
 
 
 @jax.jit
@@ -146,9 +146,9 @@ def plain_values(value: Any, batch: TokenBatch) -> Any:
 def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> float:
     """L_Q written out with all of Q [B, T, A], as in the paper, for the scalar head."""
     checkpoint = logits_of(state.target["policy"], batch.tokens)
-    own = checkpoint if stage == "value" else logits_of(state.params["policy"], batch.tokens)
+    logits = checkpoint if stage == "value" else logits_of(state.params["policy"], batch.tokens)
     v = np.asarray(plain_values(state.params["value"], batch))
-    q = FAST.alpha * (own - own.max(-1, keepdims=True)) + v[..., None]
+    q = FAST.alpha * (logits - logits.max(-1, keepdims=True)) + v[..., None]
     total, count = 0.0, 0
     for row in range(len(batch.tokens)):
         for t in (1, 2):
@@ -157,7 +157,7 @@ def plain_td(state: State, batch: TokenBatch, operator: str, stage: str) -> floa
             if t == 1:
                 token = {
                     "conservative": checkpoint[row, t].argmax(),
-                    "max": own[row, t].argmax(),
+                    "max": logits[row, t].argmax(),
                     "sarsa": batch.tokens[row, t + 1],
                 }[operator]
                 following = float(q[row, t, token])
@@ -177,18 +177,18 @@ def test_td_loss_equals_the_plain_form() -> None:
 
     @jax.jit
     def td_losses(state: State) -> list[Any]:
-        found = []
+        losses = []
         for operator, stage in cases:
             config = dataclasses.replace(
                 FAST, operator=operator, value_updates=int(stage == "value"), chunk=1
             )
             learner = bcoder.make(config, language_model(), head("scalar"))
-            found.append(learner.update(state, batch, jax.random.key(0))[1]["critic_loss"])
-        return found
+            losses.append(learner.update(state, batch, jax.random.key(0))[1]["critic_loss"])
+        return losses
 
-    for (operator, stage), found in zip(cases, td_losses(state), strict=True):
+    for (operator, stage), loss in zip(cases, td_losses(state), strict=True):
         expected = plain_td(state, batch, operator, stage)
-        assert float(found) == pytest.approx(expected, rel=1e-4), (operator, stage)
+        assert float(loss) == pytest.approx(expected, rel=1e-4), (operator, stage)
 
 
 @pytest.mark.slow
@@ -205,12 +205,12 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
         judged = bcoder.judge(config, lm, head(name))(state, batch)
         return judged, first, second, learner.value(state, texts([0, 1]), None)
 
-    found, first, second, value = jax.device_get(answers(state))
+    judged, first, second, value = jax.device_get(answers(state))
     order = np.array(list(REWARDS.values()))
-    assert found.reward.sum(1).argmax() == order.argmax()
-    assert found.v[0, 2] == pytest.approx(1.0, abs=0.2)  # after 1, the best is 1.0
+    assert judged.reward.sum(1).argmax() == order.argmax()
+    assert judged.v[0, 2] == pytest.approx(1.0, abs=0.2)  # after 1, the best is 1.0
     assert first.tolist() == [1, 1] and second.tolist() == [2]
-    np.testing.assert_allclose(value, found.v[0, 2], atol=1e-3)
+    np.testing.assert_allclose(value, judged.v[0, 2], atol=1e-3)
     # What is frozen has not moved.
     start = jax.jit(learner.init)(jax.random.key(0), batch)
     jax.tree.map(np.testing.assert_array_equal, state.target, start.target)
@@ -263,11 +263,11 @@ def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool
     assert values.advantage.shape == (6, 4) and final.outputs.shape == (6, 4, 31)
     assert (final.best is None) == (operator == "sarsa")
     values, final = jax.tree.map(lambda x: x[::-1], (values, final))
-    found, one = update(start, values, key)
-    assert moved(found, start) == {"value"}
+    middle, one = update(start, values, key)
+    assert moved(middle, start) == {"value"}
     ends, other = update(between, final, key)
     assert moved(ends, between) == {"policy", "residual"}
-    jax.tree.map(np.testing.assert_array_equal, (found, one, ends, other), (between, first, last, second))
+    jax.tree.map(np.testing.assert_array_equal, (middle, one, ends, other), (between, first, last, second))
 
 
 def test_unknown_operators() -> None:
@@ -282,7 +282,7 @@ def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
 
     @jax.jit
     def values() -> dict[str, Any]:
-        found = {}
+        v = {}
         for name in heads.NAMES:
             learner = bcoder.make(config, lm, head(name))
             state = learner.init(jax.random.key(7), data())
@@ -290,14 +290,14 @@ def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
                 "head": jax.tree.map(lambda x: 1e3 * x, state.params["value"]["head"])
             }
             state = state._replace(params=state.params | {"value": params})
-            found[name] = learner.value(state, texts([0, 1], [0, 2], [1, 3], [3, 4]), jax.random.key(0))
-        return found
+            v[name] = learner.value(state, texts([0, 1], [0, 2], [1, 3], [3, 4]), jax.random.key(0))
+        return v
 
-    found = jax.device_get(values())
+    v = jax.device_get(values())
     for name in ("scalar", "quantile"):
-        assert (found[name] <= 0.3).all() and found[name].min() < -1, name
+        assert (v[name] <= 0.3).all() and v[name].min() < -1, name
     for name in ("two_hot", "hl_gauss", "c51"):  # from -2 to 1
-        assert 0.3 < found[name].max() < 1.5, name
+        assert 0.3 < v[name].max() < 1.5, name
 
 
 # ---- ILQL --------------------------------------------------------------------------------------------------------
@@ -333,8 +333,8 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     assert list(REWARDS)[generate.best_of(scores[None], 1)[0, 0]] == (1, 2)
     # Sampling goes where acting does.
     sample = generate.generator(ilql.decoder(QUICK, lm, head(name)), 2, temperature=0.0)
-    made = sample(ilql.decoder_params(state), *generate.pad_left([[0]]), jax.random.key(0))
-    assert made.tokens.tolist() == [[1, 2]]
+    generated = sample(ilql.decoder_params(state), *generate.pad_left([[0]]), jax.random.key(0))
+    assert generated.tokens.tolist() == [[1, 2]]
 
 
 def _expectile(values: list[float], level: float) -> float:

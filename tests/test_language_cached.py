@@ -63,14 +63,14 @@ def test_reading_is_that_of_the_whole_text(name: str) -> None:
     below = {**params, "blocks": jax.tree.map(lambda x: x[:1], params["blocks"])}
     features = jax.jit(short.features)(below, rows, np.ones_like(rows))
     lower = (features - params["norm"].get("bias", 0.0)) / params["norm"]["scale"]
-    for row, (answer, found) in enumerate(zip(ANSWERS, readings(name), strict=True)):
+    for row, (answer, reading) in enumerate(zip(ANSWERS, readings(name), strict=True)):
         first = len(PROMPT) - 1
         expected = [log_p[row, first + i, token] for i, token in enumerate(answer)]
-        np.testing.assert_allclose(found.log_prob, expected, atol=1e-4)
-        assert found.activation.shape == (len(answer) + 1, 2, config.shape.width)
+        np.testing.assert_allclose(reading.log_prob, expected, atol=1e-4)
+        assert reading.activation.shape == (len(answer) + 1, 2, config.shape.width)
         expected = lower[row, first : first + len(answer) + 1]
-        np.testing.assert_allclose(found.activation[:, 0], expected, atol=4e-3)
-        np.testing.assert_array_equal(found.best, log_p[row, first : first + len(answer) + 1].argmax(-1))
+        np.testing.assert_allclose(reading.activation[:, 0], expected, atol=4e-3)
+        np.testing.assert_array_equal(reading.best, log_p[row, first : first + len(answer) + 1].argmax(-1))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -78,9 +78,9 @@ def test_it_starts_as_the_frozen_model(name: str) -> None:
     batch, sizes = stored(name)
     build = cached.on_top(CONFIGS[name], random_params(CONFIGS[name]), blocks=2, inner=12, depths=2)
     params = jax.jit(build(batch).init)(jax.random.key(0))
-    found = np.asarray(jax.jit(functools.partial(cached.log_probabilities, build))(params, batch))
+    log_prob = np.asarray(jax.jit(functools.partial(cached.log_probabilities, build))(params, batch))
     for row, (size, reading) in enumerate(zip(sizes, readings(name), strict=True)):
-        np.testing.assert_allclose(found[row, 1:size], reading.log_prob, atol=2e-2)  # kept in 16 bits
+        np.testing.assert_allclose(log_prob[row, 1:size], reading.log_prob, atol=2e-2)  # kept in 16 bits
     assert jax.tree.leaves(params["blocks"])[0].shape[0] == 2
 
 
@@ -93,9 +93,9 @@ def trained(make: Any, batch: Batch, updates: int) -> Any:
 
 def test_a_store_keeps_the_rows_that_are_needed() -> None:
     table = np.arange(20.0).reshape(10, 2)
-    made = cached.store(np.array([7, 3, 7]), np.zeros((3, 1, 2)), np.array([3, 9, 3]), table)
-    np.testing.assert_array_equal(made.unembedding, table[[3, 7, 9]])
-    np.testing.assert_array_equal(made.token, [1, 0, 1])
+    store = cached.store(np.array([7, 3, 7]), np.zeros((3, 1, 2)), np.array([3, 9, 3]), table)
+    np.testing.assert_array_equal(store.unembedding, table[[3, 7, 9]])
+    np.testing.assert_array_equal(store.token, [1, 0, 1])
 
 
 @pytest.mark.slow
@@ -105,14 +105,14 @@ def test_agents_learn_on_it() -> None:
     state = trained(lambda lm: lm_bc.make(config, lm, heads.scalar()), batch, 100)
     build = cached.on_top(CONFIGS["llama"], random_params(CONFIGS["llama"]), 1, 12, 2)
     log_probabilities = jax.jit(functools.partial(cached.log_probabilities, build))
-    found = np.asarray(log_probabilities(state.params["policy"], batch))
-    assert found[1, 1 : sizes[1]].mean() > -0.2 > readings("llama")[1].log_prob.mean()
+    log_prob = np.asarray(log_probabilities(state.params["policy"], batch))
+    assert log_prob[1, 1 : sizes[1]].mean() > -0.2 > readings("llama")[1].log_prob.mean()
 
     values = bcoder.Config(alpha=0.0, value_updates=1000, value_learning_rate=1e-2, inner=16)
     state = trained(lambda lm: bcoder.make(values, lm, heads.scalar()), batch, 250)
     judge = jax.jit(lambda state: bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
-    said = np.asarray(judge(state))
-    last = [said[row, size - 1] for row, size in enumerate(sizes)]
+    v = np.asarray(judge(state))
+    last = [v[row, size - 1] for row, size in enumerate(sizes)]
     # The third answer is one token: its state is the prompt, from which one of five answers earns 1.
     np.testing.assert_allclose(last, [-1.0, 1.0, -0.6, -1.0, -1.0], atol=0.1)
 

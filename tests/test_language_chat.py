@@ -89,14 +89,14 @@ def tokenizer() -> Any:
     merges = [("Ċ", "Ċ"), ("Ċ", "Y"), ("a", "s"), ("Ġ", "Ġ"), ("ċ", "Ċ")]
     merges = [(one, other) for one, other in merges if one in vocabulary and other in vocabulary]
     vocabulary |= {one + other: len(vocabulary) + number for number, (one, other) in enumerate(merges)}
-    made = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges))
-    made.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = package.decoders.ByteLevel()
-    made.add_special_tokens(list(NAMED))
-    made.post_processor = package.processors.TemplateProcessing(
+    bpe = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges))
+    bpe.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = package.decoders.ByteLevel()
+    bpe.add_special_tokens(list(NAMED))
+    bpe.post_processor = package.processors.TemplateProcessing(
         single="<|begin|> $A", special_tokens=[(NAMED[BEGIN], BEGIN)]
     )
-    return made
+    return bpe
 
 
 def companions(template: Any, **others: Any) -> dict[str, str]:
@@ -130,50 +130,50 @@ def test_tokens_and_answers_are_those_of_transformers(
         expected = theirs.apply_chat_template(
             list(messages), tools=list(tools) or None, return_dict=True, return_assistant_tokens_mask=True
         )
-        said = Chat(messages, tools=tools)
+        conversation = Chat(messages, tools=tools)
         for template in (TEMPLATES[name], unmarked(TEMPLATES[name])):
             words = speak.make(tokenizer(), NAMED[STOP], [END], chat.read(companions(template), today))
-            one = speak.episode(words, said)
+            one = speak.episode(words, conversation)
             assert one.tokens.tolist() == expected["input_ids"]
-            assert one.is_action.tolist() == [bool(own) for own in expected["assistant_masks"]]
-            asked = theirs.apply_chat_template(
+            assert one.is_action.tolist() == [bool(mask) for mask in expected["assistant_masks"]]
+            prompt = theirs.apply_chat_template(
                 list(messages[:-1]), tools=list(tools) or None, add_generation_prompt=True, return_dict=True
             )
-            assert speak.history(words, said._replace(messages=messages[:-1])) == asked["input_ids"]
+            assert speak.history(words, conversation._replace(messages=messages[:-1])) == prompt["input_ids"]
 
 
 def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learnt() -> None:
     words = read(unmarked(CHATML))
     answer = {"role": "assistant", "content": "Six<|end|> or so"}  # a model would stop there
-    said = Chat((*MESSAGES[:3], answer), (0.0, 0.5, 0.0, -1.0), False, 0.25)
-    one = speak.episode(words, said)
+    conversation = Chat((*MESSAGES[:3], answer), (0.0, 0.5, 0.0, -1.0), False, 0.25)
+    one = speak.episode(words, conversation)
     text = words.tokenizer.decode(one.tokens.tolist(), skip_special_tokens=False)
     begin = "<|begin|>system\nBe brief.<|end|>\n<|begin|>user\nNaïve"
     assert text.startswith(begin) and text.endswith("<|begin|>assistant\nSix<|end|> or so<|end|>\n")
-    for reward, own in ((0.5, " \n\nYes: 2+2 = 4 ☃ <|end|>"), (-1.0, "Six<|end|>")):
+    for reward, expected in ((0.5, " \n\nYes: 2+2 = 4 ☃ <|end|>"), (-1.0, "Six<|end|>")):
         [last] = np.flatnonzero(one.reward == reward)
         first = last - one.is_action[last::-1].argmin() + 1
         said_there = words.tokenizer.decode(one.tokens[first : last + 1].tolist(), skip_special_tokens=False)
-        assert said_there == own
+        assert said_there == expected
     assert (one.terminated, one.imitate) == (False, 0.25)
-    asked = speak.history(words, said._replace(messages=said.messages[:3]))
-    assert asked == one.tokens[: len(asked)].tolist() and one.is_action[len(asked)]
-    assert one.is_action[: len(asked)].sum() == (one.reward == 0.5).argmax() + 1 - one.is_action.argmax()
+    prompt = speak.history(words, conversation._replace(messages=conversation.messages[:3]))
+    assert prompt == one.tokens[: len(prompt)].tolist() and one.is_action[len(prompt)]
+    assert one.is_action[: len(prompt)].sum() == (one.reward == 0.5).argmax() + 1 - one.is_action.argmax()
 
 
 def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:
     words = read(TRIMMED)
-    said = Chat(MESSAGES[:2], (0.0, 1.0))
-    whole = speak.episode(words, said)
+    conversation = Chat(MESSAGES[:2], (0.0, 1.0))
+    whole = speak.episode(words, conversation)
     room = int(whole.is_action.sum()) - 3
-    one = speak.shortened(words, said, whole, room)
+    one = speak.shortened(words, conversation, whole, room)
     assert one.tokens.tolist() == [BEGIN, *whole.tokens[1 - room :].tolist()]
     assert one.is_action.tolist() == [False, *[True] * (room - 1)] and one.reward.tolist()[-1] == 1.0
-    asked = said._replace(messages=MESSAGES[:1])
-    assert speak._fitting(words, asked, 7) == [BEGIN, *speak.history(words, asked)[-6:]]
+    prompt = conversation._replace(messages=MESSAGES[:1])
+    assert speak._fitting(words, prompt, 7) == [BEGIN, *speak.history(words, prompt)[-6:]]
     # Without one, what is left of an answer starts with a token that has nothing before it.
     words = words._replace(template=words.template._replace(first=""))
-    one = speak.shortened(words, said, whole, 5)
+    one = speak.shortened(words, conversation, whole, 5)
     assert one.tokens.tolist() == whole.tokens[-5:].tolist() and one.is_action.tolist() == [
         False,
         *[True] * 4,
@@ -181,7 +181,7 @@ def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:
 
 
 def test_templates_are_found_where_models_have_them() -> None:
-    said = Chat(({"role": "user", "content": "a"},))
+    conversation = Chat(({"role": "user", "content": "a"},))
     several = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "talk"}]
     for files, tools, text in (
         (companions("inside") | {"chat_template.jinja": "beside"}, (), "beside"),
@@ -195,7 +195,7 @@ def test_templates_are_found_where_models_have_them() -> None:
         ),
     ):
         template = chat.read(files)
-        assert template and template.write(said.messages, tools, False) == text
+        assert template and template.write(conversation.messages, tools, False) == text
     assert chat.read({}) is None and chat.read(companions(None)) is None
     assert set(huggingface.COMPANIONS) >= {
         "chat_template.jinja",

@@ -81,16 +81,16 @@ def by_transformers(folder: Path, config: Config, params: Any, tokens: np.ndarra
 
 
 def store() -> None:
-    found = pretrained.load()
-    ids = np.array([found.tokenizer.encode(QUESTION).ids])
+    loaded = pretrained.load()
+    ids = np.array([loaded.tokenizer.encode(QUESTION).ids])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
-        made = {
+        parts = {
             name: by_transformers(path / name, config, random_params(config), TOKENS)[1][FEW]
             for name, config in CONFIGS.items()
         }
-        made[pretrained.SMOLLM2] = by_transformers(path / "real", found.config, found.params, ids)[1][SOME]
-    np.savez(STORED, **made)
+        parts[pretrained.SMOLLM2] = by_transformers(path / "real", loaded.config, loaded.params, ids)[1][SOME]
+    np.savez(STORED, **parts)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -199,14 +199,14 @@ def test_safetensors_cut_short(folder: Path, size: int) -> None:
         huggingface.load(folder)
 
 
-@pytest.mark.parametrize("found", ["[]", "null", '{"a": 1}', '{"a": {"data_offsets": []}}'])
-def test_files_that_are_json_of_something_else(folder: Path, found: str) -> None:
+@pytest.mark.parametrize("content", ["[]", "null", '{"a": 1}', '{"a": {"data_offsets": []}}'])
+def test_files_that_are_json_of_something_else(folder: Path, content: str) -> None:
     path = folder / "model.safetensors"
-    path.write_bytes(len(found).to_bytes(8, "little") + found.encode())
+    path.write_bytes(len(content).to_bytes(8, "little") + content.encode())
     with pytest.raises(WeightsError, match=r"does not say where its tensors are .*download it again"):
         huggingface.load(folder)
-    if not found.startswith("{"):
-        (folder / "config.json").write_text(found)
+    if not content.startswith("{"):
+        (folder / "config.json").write_text(content)
         with pytest.raises(WeightsError, match="holds no object that describes a model"):
             huggingface.load(folder)
 
@@ -268,13 +268,13 @@ def test_a_folder_keeps_its_templates_tokens_and_sampling(folder: Path) -> None:
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    found = pretrained.load(folder)
-    assert found.tokenizer.encode("w1 w2 w3").ids == [1, 2, 3]  # neither cut nor padded
-    assert (found.end, found.ends, found.companions) == (7, (7, 8, 9), texts)
+    loaded = pretrained.load(folder)
+    assert loaded.tokenizer.encode("w1 w2 w3").ids == [1, 2, 3]  # neither cut nor padded
+    assert (loaded.end, loaded.ends, loaded.companions) == (7, (7, 8, 9), texts)
     copy = folder / "copy"
-    huggingface.save(copy, found.config, found.params, found.tokenizer, found.ends, found.companions)
+    huggingface.save(copy, loaded.config, loaded.params, loaded.tokenizer, loaded.ends, loaded.companions)
     assert {name: (copy / name).read_text(encoding="utf-8") for name in texts} == texts
-    assert pretrained.load(copy)[3:] == found[3:]
+    assert pretrained.load(copy)[3:] == loaded[3:]
     (folder / "generation_config.json").write_text('{"eos_token_id": 61}')
     with pytest.raises(WeightsError, match="token 61 is to end texts, and there are 61"):
         pretrained.load(folder)
@@ -405,19 +405,19 @@ def test_gguf_rotation_order(arch: str, tmp_path: Path) -> None:
 def test_gguf_model_with_its_tokenizer(tmp_path: Path) -> None:
     pytest.importorskip("tokenizers")
     config = write_gguf(tmp_path / "m.gguf", "llama")
-    found = pretrained.load(tmp_path / "m.gguf")
-    assert found.config == config
-    assert (found.end, found.ends) == (0, (0,))
-    assert json.loads(found.companions["tokenizer_config.json"])["eos_token"] == "<|end|>"
-    encoded = found.tokenizer.encode("abba 12<|end|>")
+    loaded = pretrained.load(tmp_path / "m.gguf")
+    assert loaded.config == config
+    assert (loaded.end, loaded.ends) == (0, (0,))
+    assert json.loads(loaded.companions["tokenizer_config.json"])["eos_token"] == "<|end|>"
+    encoded = loaded.tokenizer.encode("abba 12<|end|>")
     assert encoded.tokens == ["ab", "b", "a", "Ġ", "1", "2", "<|end|>"]
-    assert found.tokenizer.decode(encoded.ids) == "abba 12"
+    assert loaded.tokenizer.decode(encoded.ids) == "abba 12"
     # In a folder it is the same model.
-    huggingface.save(tmp_path / "folder", found.config, found.params, found.tokenizer, found.ends)
+    huggingface.save(tmp_path / "folder", loaded.config, loaded.params, loaded.tokenizer, loaded.ends)
     again = pretrained.load(tmp_path / "folder")
-    assert (again.config, again.end) == (found.config, found.end)
-    assert again.tokenizer.encode("ab 1").ids == found.tokenizer.encode("ab 1").ids
-    assert_same(again.params, found.params)
+    assert (again.config, again.end) == (loaded.config, loaded.end)
+    assert again.tokenizer.encode("ab 1").ids == loaded.tokenizer.encode("ab 1").ids
+    assert_same(again.params, loaded.params)
 
 
 def test_gguf_cut_short_anywhere(tmp_path: Path) -> None:
@@ -489,11 +489,11 @@ def test_characters_of_a_game() -> None:
     assert letters.encode("ab<end>").ids[-1] == 0
     with pytest.raises(Exception, match="UNK"):
         letters.encode("d")
-    made = tokenizer.episode(letters, [Turn("a\n"), Turn("b c", True, -1.0), Turn(" ")], terminated=False)
-    assert letters.decode(made.tokens.tolist()) == "a\nb c "
-    assert made.is_action.tolist() == [False, False, True, True, True, False]
-    assert made.reward.tolist() == [0, 0, 0, 0, -1, 0]
-    assert not made.terminated
+    episode = tokenizer.episode(letters, [Turn("a\n"), Turn("b c", True, -1.0), Turn(" ")], terminated=False)
+    assert letters.decode(episode.tokens.tolist()) == "a\nb c "
+    assert episode.is_action.tolist() == [False, False, True, True, True, False]
+    assert episode.reward.tolist() == [0, 0, 0, 0, -1, 0]
+    assert not episode.terminated
 
 
 def test_only_an_episodes_first_turn_has_what_stands_before_texts() -> None:
@@ -506,9 +506,9 @@ def test_only_an_episodes_first_turn_has_what_stands_before_texts() -> None:
         single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)]
     )
     turns = [Turn("ab"), Turn("b", True, 1.0), Turn("a"), Turn("<end>", True)]
-    made = tokenizer.episode(words, turns, terminated=True)
-    assert made.tokens.tolist() == [3, 1, 2, 2, 1, 0]
-    assert made.is_action.tolist() == [False, False, False, True, False, True]
+    episode = tokenizer.episode(words, turns, terminated=True)
+    assert episode.tokens.tolist() == [3, 1, 2, 2, 1, 0]
+    assert episode.is_action.tolist() == [False, False, False, True, False, True]
     ended = tokenizer.episode(words, turns[:3], terminated=True, end=0)
     assert ended.tokens.tolist() == [3, 1, 2, 2, 0, 1]
     assert ended.reward.tolist() == [0, 0, 0, 0, 1, 0]
@@ -549,20 +549,20 @@ def test_splits_of_gguf_tokenizers(
 ) -> None:
     """By hand from the published patterns: what stands alone, and what a merge may join."""
     pytest.importorskip("tokenizers")
-    made = gguf_tokenizer(before)
+    words = gguf_tokenizer(before)
     first = ["<|bos|>"] if before == "llama-bpe" else []
     cases = {"1234": digits, "it'S": genitive, "\n\na": lines, "abc": word, "e\u0301": accent}
     for text, expected in cases.items():
-        assert made.encode(text).tokens == [*first, *expected], text
-    assert made.encode("a<tool>a<|bos|>").tokens == [*first, "a", "<tool>", "a", "<|bos|>"]
-    assert made.decode(made.encode("1234 it's\n\nabc").ids) == "1234 it's\n\nabc"
+        assert words.encode(text).tokens == [*first, *expected], text
+    assert words.encode("a<tool>a<|bos|>").tokens == [*first, "a", "<tool>", "a", "<|bos|>"]
+    assert words.decode(words.encode("1234 it's\n\nabc").ids) == "1234 it's\n\nabc"
 
 
 def test_the_first_token_of_a_gguf_tokenizer_is_as_its_file_says() -> None:
     pytest.importorskip("tokenizers")
     for before, add in (("qwen2", True), ("llama-bpe", False)):
-        made = gguf_tokenizer(before, **{"tokenizer.ggml.add_bos_token": add})
-        assert made.encode("a").tokens == ["<|bos|>"] * add + ["a"]
+        words = gguf_tokenizer(before, **{"tokenizer.ggml.add_bos_token": add})
+        assert words.encode("a").tokens == ["<|bos|>"] * add + ["a"]
     with pytest.raises(ValueError, match=r"'deepseek' is not supported: .* gpt-2, smollm, qwen2, llama-bpe"):
         gguf_tokenizer("deepseek")
 
@@ -598,10 +598,10 @@ def test_smollm2_answers_as_transformers_did(smollm2: pretrained.Pretrained) -> 
     )
 
 
-def chats(found: pretrained.Pretrained) -> speak.Words:
-    assert found.end is not None
+def chats(loaded: pretrained.Pretrained) -> speak.Words:
+    assert loaded.end is not None
     return speak.make(
-        found.tokenizer, found.tokenizer.id_to_token(found.end), found.ends, chat.read(found.companions)
+        loaded.tokenizer, loaded.tokenizer.id_to_token(loaded.end), loaded.ends, chat.read(loaded.companions)
     )
 
 
@@ -615,8 +615,8 @@ def test_smollm2_in_transformers(smollm2: pretrained.Pretrained, tmp_path: Path)
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert theirs(QUESTION).input_ids == ids
-    own = speak.episode(chats(smollm2), CHAT).tokens.tolist()
-    assert own == theirs.apply_chat_template(list(CHAT.messages), return_dict=True)["input_ids"]
-    asked = CHAT._replace(messages=CHAT.messages[:3])
-    expected = theirs.apply_chat_template(list(asked.messages), add_generation_prompt=True, return_dict=True)
-    assert speak.history(chats(smollm2), asked) == expected["input_ids"]
+    tokens = speak.episode(chats(smollm2), CHAT).tokens.tolist()
+    assert tokens == theirs.apply_chat_template(list(CHAT.messages), return_dict=True)["input_ids"]
+    prompt = CHAT._replace(messages=CHAT.messages[:3])
+    expected = theirs.apply_chat_template(list(prompt.messages), add_generation_prompt=True, return_dict=True)
+    assert speak.history(chats(smollm2), prompt) == expected["input_ids"]

@@ -121,13 +121,13 @@ def test_logits_of_bfloat16_are_summed_in_float32() -> None:
 
     @jax.jit
     def ask(features: Array, rows: Array, cotangent: Array) -> Any:
-        found, back = jax.vjp(model._products, features, rows)
-        return found, back(cotangent.astype(jnp.float32))
+        products, back = jax.vjp(model._products, features, rows)
+        return products, back(cotangent.astype(jnp.float32))
 
-    found, (to_features, to_rows) = ask(features, rows, cotangent)
-    assert (found.dtype, to_features.dtype, to_rows.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
+    products, (to_features, to_rows) = ask(features, rows, cotangent)
+    assert (products.dtype, to_features.dtype, to_rows.dtype) == (jnp.float32, jnp.bfloat16, jnp.float32)
     x, w, g = (np.asarray(np.asarray(one, jnp.bfloat16), np.float64) for one in (features, rows, cotangent))
-    np.testing.assert_allclose(found, x @ w.T, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(products, x @ w.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.asarray(to_features, np.float64), g @ w, rtol=2**-8, atol=1e-6)
     np.testing.assert_allclose(to_rows, g.T @ x, rtol=1e-5, atol=1e-5)
     text = jax.jit(model._products).lower(features, rows).as_text()
@@ -206,9 +206,9 @@ def test_generation_equals_decoding_without_a_cache(name: str, sampling: dict[st
 def test_top_p_keeps_the_smallest_sufficient_set() -> None:
     logits = np.log(np.float32([[0.1, 0.4, 0.2, 0.3]]))
     keys = jax.random.split(jax.random.key(0), 200)
-    for top_p, kept in ((0.3, {1}), (0.5, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
+    for top_p, expected in ((0.3, {1}), (0.5, {1, 3}), (0.75, {1, 3, 2}), (1.0, {0, 1, 2, 3})):
         drawn = jax.jit(jax.vmap(lambda key, p=top_p: generate.choose(logits, key, top_p=p)))(keys)
-        assert set(np.unique(drawn).tolist()) == kept
+        assert set(np.unique(drawn).tolist()) == expected
     # Of equally likely tokens no more than it takes, from the front.
     ties = jnp.zeros((1, 4))
     for top_p, count in ((0.25, 1), (0.3, 2), (0.5, 2), (0.51, 3), (1.0, 4)):
@@ -259,8 +259,8 @@ def test_texts_without_their_stop_token() -> None:
         def decode_batch(self, rows: list[list[int]]) -> list[str]:
             return [" ".join(map(str, row)) for row in rows]
 
-    made = generate.Texts(jnp.array([[5, 7, 0], [5, 6, 5]]), jnp.array([2, 3]), jnp.zeros((2, 3)))
-    assert generate.texts(made, Words(), STOP) == ["5", "5 6 5"]
+    texts = generate.Texts(jnp.array([[5, 7, 0], [5, 6, 5]]), jnp.array([2, 3]), jnp.zeros((2, 3)))
+    assert generate.texts(texts, Words(), STOP) == ["5", "5 6 5"]
 
 
 # ---- best of n ---------------------------------------------------------------------------------------------------

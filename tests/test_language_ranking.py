@@ -19,36 +19,36 @@ SCORES = [
 
 def test_shares_and_pairs_are_what_counting_gives() -> None:
     other = [-each for each in SCORES]
-    found = ranking.report({"scores": SCORES, "other": other}, RIGHT, against="other")
-    assert (found["problems"], found["mixed_problems"], found["candidates"], found["right"]) == (
+    report = ranking.report({"scores": SCORES, "other": other}, RIGHT, against="other")
+    assert (report["problems"], report["mixed_problems"], report["candidates"], report["right"]) == (
         4,
         2,
         15,
         6 / 15,
     )
-    assert list(found["pass_at"]["scores"]) == ["1", "2"]  # of three candidates the best three are all
+    assert list(report["pass_at"]["scores"]) == ["1", "2"]  # of three candidates the best three are all
     for k in (1, 2):
         by_chance = [
             np.mean([each[list(c)].any() for c in itertools.combinations(range(len(each)), k)])
             for each in RIGHT
         ]
-        one = found["pass_at"]["random"][str(k)]
+        one = report["pass_at"]["random"][str(k)]
         assert one["mean"] == pytest.approx(np.mean(by_chance))
         assert one["ci95"] == pytest.approx(statistics.rate_interval(by_chance))
-    assert found["pass_at"]["scores"]["1"]["mean"] == pytest.approx((1 + 1 / 3 + 0 + 1) / 4)
+    assert report["pass_at"]["scores"]["1"]["mean"] == pytest.approx((1 + 1 / 3 + 0 + 1) / 4)
     pairs = []
     for scores, right in zip(SCORES[:2], RIGHT[:2], strict=True):
         of_each = [np.sign(a - b) / 2 + 0.5 for a in scores[right] for b in scores[~right]]
         pairs.append(np.mean(of_each))
     assert (
-        found["pairs"]["scores"]["mean"] == pytest.approx(np.mean(pairs)) == pytest.approx((0.625 + 0.5) / 2)
+        report["pairs"]["scores"]["mean"] == pytest.approx(np.mean(pairs)) == pytest.approx((0.625 + 0.5) / 2)
     )
-    assert found["pairs"]["random"]["mean"] == 0.5
-    difference = found["difference"]["scores"]
+    assert report["pairs"]["random"]["mean"] == 0.5
+    difference = report["difference"]["scores"]
     assert difference["pairs"]["mean"] == pytest.approx(np.mean(2 * np.array(pairs) - 1))
     assert difference["pairs"]["ci95"] == pytest.approx(statistics.interval(2 * np.array(pairs) - 1))
-    assert "other" not in found["difference"]
-    lines = ranking.table(found).splitlines()
+    assert "other" not in report["difference"]
+    lines = ranking.table(report).splitlines()
     assert lines[0].split("  ")[0] == "ranking" and [line.split()[0] for line in lines[1:]] == [
         "random",
         "scores",
@@ -62,6 +62,6 @@ def test_where_there_is_nothing_to_compare() -> None:
         ranking.report({"scores": []}, [])
     with pytest.raises(ValueError, match="a score is not finite"):
         ranking.report({"scores": [np.array([1.0, math.nan])]}, [np.array([True, False])])
-    found = ranking.report({"scores": [np.array([1.0, 0.0])]}, [np.array([False, False])])
-    assert "pairs" not in found and math.isnan(found["pass_at"]["scores"]["1"]["ci95"][0])
-    assert ranking.table(found).splitlines()[2].split() == ["scores", "0.000", "-"]
+    report = ranking.report({"scores": [np.array([1.0, 0.0])]}, [np.array([False, False])])
+    assert "pairs" not in report and math.isnan(report["pass_at"]["scores"]["1"]["ci95"][0])
+    assert ranking.table(report).splitlines()[2].split() == ["scores", "0.000", "-"]

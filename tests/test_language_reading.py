@@ -36,16 +36,16 @@ def test_texts_are_scored_and_compared_with_what_followed() -> None:
     def judge(state: State, batch: TokenBatch) -> Judgement:
         return Judgement(jnp.full(batch.tokens.shape, 0.5), jnp.full(batch.tokens.shape, 0.25))
 
-    found = reading.in_batches(reading.reader(lm, judge, discount=0.5), state, rows, 2)
-    assert {name: x.shape for name, x in found.items()} == dict.fromkeys(found, (3, 4))  # no row of padding
-    np.testing.assert_array_equal(found["taken"], [[False, True, True, False]] * 3)
+    arrays = reading.in_batches(reading.reader(lm, judge, discount=0.5), state, rows, 2)
+    assert {name: x.shape for name, x in arrays.items()} == dict.fromkeys(arrays, (3, 4))  # no row of padding
+    np.testing.assert_array_equal(arrays["taken"], [[False, True, True, False]] * 3)
     returns = np.array([[reward / 2, reward] for reward in rewards])
-    np.testing.assert_allclose(found["returns"][:, 1:3], returns)
-    np.testing.assert_allclose(found["score"][:, 1:3], 0.25)  # Q - V, where nothing says a reward
-    compared = reading.against_returns(found)
+    np.testing.assert_allclose(arrays["returns"][:, 1:3], returns)
+    np.testing.assert_allclose(arrays["score"][:, 1:3], 0.25)  # Q - V, where nothing says a reward
+    compared = reading.against_returns(arrays)
     assert compared["value_error"] == pytest.approx(np.sqrt(np.mean((0.5 - returns) ** 2)))
     assert compared["return_deviation"] == pytest.approx(returns.std())
-    assert compared["log_probability"] == pytest.approx(found["log_probability"][:, 1:3].mean())
+    assert compared["log_probability"] == pytest.approx(arrays["log_probability"][:, 1:3].mean())
     logits = lm.logits(state.params["policy"], lm.features(state.params["policy"], rows.tokens, rows.segment))
     by_hand = jax.nn.log_softmax(logits)[:, [0, 1], [1, 2]]
-    np.testing.assert_allclose(found["log_probability"][:, 1:3], by_hand, rtol=1e-5)
+    np.testing.assert_allclose(arrays["log_probability"][:, 1:3], by_hand, rtol=1e-5)

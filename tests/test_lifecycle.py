@@ -26,8 +26,8 @@ TOTAL = 6
 
 
 def run(folder: Path, total: int = TOTAL, **changes: Any) -> lifecycle.Run:
-    given = {"card": {"agent": "counter", "config": {"rate": 2}}, "tensorboard": False, "label": "counter"}
-    return lifecycle.Run(folder, total=total, **given | changes)
+    fields = {"card": {"agent": "counter", "config": {"rate": 2}}, "tensorboard": False, "label": "counter"}
+    return lifecycle.Run(folder, total=total, **fields | changes)
 
 
 def learn(
@@ -117,22 +117,22 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     scores = [[1.0, 1.0], [1.0, 0.5], [1.0, 1.0]]  # of three seeds, two episodes each
     line = {"step": 0, "eval/success": scores, "eval/return": scores}
     (tmp_path / log.METRICS).write_text(json.dumps(line) + "\n")
-    found = lifecycle.summary(tmp_path)
-    assert found["return"]["last"]["ci95"][1] > 1  # Student's
-    low, high = found["success"]["last"]["ci95"]
+    summary = lifecycle.summary(tmp_path)
+    assert summary["return"]["last"]["ci95"][1] > 1  # Student's
+    low, high = summary["success"]["last"]["ci95"]
     assert 0 < low < 11 / 12 < high <= 1
 
 
 def test_variants_are_no_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves, scores and intervals of runs that train together are apart; also of one that is read again."""
     drawn, draw = [], lifecycle.plot.learning_curve
-    monkeypatch.setattr(lifecycle.plot, "learning_curve", lambda *given, **more: drawn.append((given, more)))
+    monkeypatch.setattr(lifecycle.plot, "learning_curve", lambda *args, **more: drawn.append((args, more)))
     this = run(tmp_path, variants=({"rate": 0.5}, {"rate": 2.0}), tensorboard=True, title="toy")
     result = learn(this)
     assert "scores" not in result
-    for found in (result, log.read_json(tmp_path / log.RESULT), learn(this)):
-        assert [one["parameters"] for one in found["variants"]] == [{"rate": 0.5}, {"rate": 2.0}]
-        last = [one["scores"]["return"]["last"] for one in found["variants"]]
+    for outcome in (result, log.read_json(tmp_path / log.RESULT), learn(this)):
+        assert [one["parameters"] for one in outcome["variants"]] == [{"rate": 0.5}, {"rate": 2.0}]
+        last = [one["scores"]["return"]["last"] for one in outcome["variants"]]
         assert [score["mean"] for score in last] == [6.5, 7.5]
         assert all(np.isnan(score["ci95"]).all() for score in last)  # of one seed each
     ((path, curves), more) = drawn[0]
@@ -199,7 +199,7 @@ def test_a_request_at_the_last_step_changes_nothing(whole: Path, tmp_path: Path)
 
 def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All hosts leave after the same epoch: nobody asked this one."""
-    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda own: np.array([own, True]))
+    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda local: np.array([local, True]))
     with pytest.raises(train.Interrupted, match="stopped at update 1;"):
         learn(run(tmp_path))
 
@@ -381,9 +381,9 @@ def test_a_resume_under_other_versions_warns_once_and_goes_on(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         learn(run(tmp_path))
-    (said,) = [str(one.message) for one in caught if "other versions" in str(one.message)]
-    assert f"jax: '{now['jax']}' in the checkpoint, '0.1'" in said and "device: " in said
-    assert "numpy" not in said
+    (message,) = [str(one.message) for one in caught if "other versions" in str(one.message)]
+    assert f"jax: '{now['jax']}' in the checkpoint, '0.1'" in message and "device: " in message
+    assert "numpy" not in message
     assert_same(whole, tmp_path)
     warnings.simplefilter("error")
     assert learn(run(tmp_path))["updates"] == 6  # it is now of these

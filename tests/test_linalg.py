@@ -46,8 +46,8 @@ def test_a_batch_is_solved_and_factorised_as_numpy_does():
 
 def test_a_shared_matrix_is_solved_for_a_batch_of_vectors():
     matrix = _matrices(1)[0]
-    found = jax.vmap(linalg.solve, (None, 0))(matrix, jnp.eye(len(matrix)))
-    np.testing.assert_allclose(found @ matrix, np.eye(len(matrix)), atol=1e-4)
+    inverse = jax.vmap(linalg.solve, (None, 0))(matrix, jnp.eye(len(matrix)))
+    np.testing.assert_allclose(inverse @ matrix, np.eye(len(matrix)), atol=1e-4)
 
 
 def test_orthogonal_kernels_are_those_of_flax():

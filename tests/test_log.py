@@ -279,14 +279,14 @@ def events(folder: Path) -> list:
     """Every event of the folder, decoded from the record format itself."""
     from tensorboardX.proto.event_pb2 import Event
 
-    found = []
+    records = []
     for path in sorted(folder.glob("events.out.tfevents.*")):
         data = path.read_bytes()
         while data:  # length 8 bytes, its checksum 4, the event, its checksum 4
             length = int.from_bytes(data[:8], "little")
-            found.append(Event.FromString(data[12 : 12 + length]))
+            records.append(Event.FromString(data[12 : 12 + length]))
             data = data[12 + length + 4 :]
-    return found
+    return records
 
 
 def test_tensorboard_has_the_mean_over_seeds(tmp_path: Path):

@@ -365,8 +365,8 @@ def test_contrastive_losses_of_known_logits() -> None:
     size, c = 4, 3.0
     logits = jnp.stack([jnp.zeros((size, size)), c * jnp.eye(size)])
     binary, symmetric = compiled(lambda x: (losses.binary_nce(x), losses.symmetric_info_nce(x)), logits)
-    own, others = np.log1p(np.exp(-c)) / size, np.log(2) * (size - 1) / size
-    np.testing.assert_allclose(binary, [np.log(2), own + others], rtol=1e-5)
+    positives, negatives = np.log1p(np.exp(-c)) / size, np.log(2) * (size - 1) / size
+    np.testing.assert_allclose(binary, [np.log(2), positives + negatives], rtol=1e-5)
     np.testing.assert_allclose(symmetric, [np.log(size), np.log(np.exp(c) + size - 1) - c], rtol=1e-5)
     # A goal that all rows expect: rows find theirs no better, goals theirs no worse
     column = jnp.zeros((size, size)).at[:, 0].set(c)

@@ -89,14 +89,14 @@ def test_the_share_follows_the_step_at_which_an_update_is_made(
     updates: int, period: int, environments: int, starts: int
 ) -> None:
     """Against the rule by which `rl.interaction.Trainer` makes updates, step by step."""
-    made = [
+    expected = [
         step - starts
         for step in range(environments, 100, environments)
         if step > starts and step % (environments * period) == 0
         for _ in range(updates)
     ]
     rhythm = mbpo.Rhythm(updates, period, environments, starts)
-    assert [mbpo._steps_learned(rhythm, number) for number in range(len(made))] == made
+    assert [mbpo._steps_learned(rhythm, number) for number in range(len(expected))] == expected
 
 
 # ---- batches ---------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_rows_of_rollouts_obey_length_and_ends_and_are_finite() -> None:
     steps = ring.Ring(ring.Row(seen, *columns), jnp.int32(0), jnp.int32(4))
     row = Transition(seen[0], jnp.zeros(1), *[jnp.zeros(())] * 2, seen[0], jnp.zeros(1), jnp.zeros(()))
     for length in (1, 2, 3):
-        filled, said = imagine(
+        filled, metrics = imagine(
             ring.empty(row, 64), steps, (), State({}, {}, {}, 0), jax.random.key(0), length
         )
         count = int(filled.count)
@@ -199,18 +199,18 @@ def test_rows_of_rollouts_obey_length_and_ends_and_are_finite() -> None:
         stored = zip(
             rows.observation, rows.reward, rows.discount, rows.next_observation, rows.action, strict=True
         )
-        found = collections.Counter(
+        actual = collections.Counter(
             (*map(float, o), float(r), float(d), *map(float, n), pytest.approx(float(a[0])).expected)
             for o, r, d, n, a in stored
         )
         rounded = lambda counter: {tuple(np.round(key, 4)): n for key, n in counter.items()}
-        assert rounded(found) == rounded(expected)
+        assert rounded(actual) == rounded(expected)
         assert sum(starts.values()) == 16 and len(starts) == 4
-        assert said["rollout_length"] == count / 16
+        assert metrics["rollout_length"] == count / 16
         # Rollouts from (0, 99) step to 100 once and are then infinite.
         lost = starts[0.0, 99.0] * (length - 1)
-        assert said["lost"] == pytest.approx(lost / (lost + count))
-        np.testing.assert_allclose(said["rollout_reward"], rows.reward.mean(), rtol=1e-5)
+        assert metrics["lost"] == pytest.approx(lost / (lost + count))
+        np.testing.assert_allclose(metrics["rollout_reward"], rows.reward.mean(), rtol=1e-5)
 
 
 # ---- a run -------------------------------------------------------------------------------------------------------
@@ -236,18 +236,18 @@ def course() -> Iterator[dict[str, Any]]:
             loop = script.make_loop(chosen, config(), stream.spec, script.termination_rule(chosen.env))
         trainer = script.make_trainer(chosen, stream, loop)
         trainer.start(None)
-        said: dict[int, Any] = {}
-        kept: dict[Any, Any] = {}
+        metrics: dict[int, Any] = {}
+        states: dict[Any, Any] = {}
         compiled: dict[int, list[str]] = {}
         for step in (20, 21, 22, 40, 41, 43, 44, 60):
             with compilations() as compiled[step]:
                 trainer.advance(step, tqdm.tqdm(disable=True), [])
-            said[step] = trainer.read()
-            kept[step] = jax.tree.map(np.array, trainer.saved()), trainer.notes()
+            metrics[step] = trainer.read()
+            states[step] = jax.tree.map(np.array, trainer.saved()), trainer.notes()
             if step == 40:  # where a run is left if its environment fails in the next step
                 trainer._retrain()
-                kept["fitted"] = jax.tree.map(np.array, trainer.saved()), trainer.notes()
-        yield {"trainer": trainer, "said": said, "kept": kept, "compiled": compiled, "fits": list(fits)}
+                states["fitted"] = jax.tree.map(np.array, trainer.saved()), trainer.notes()
+        yield {"trainer": trainer, "said": metrics, "kept": states, "compiled": compiled, "fits": list(fits)}
 
 
 @pytest.mark.slow
@@ -266,9 +266,9 @@ def test_every_program_compiles_once_while_schedules_move(course: dict[str, Any]
 @pytest.mark.slow
 def test_the_share_is_that_of_the_schedule_to_the_step(course: dict[str, Any]) -> None:
     share = {
-        step: said["train/model_share"]
-        for step, said in course["said"].items()
-        if "train/model_share" in said
+        step: metrics["train/model_share"]
+        for step, metrics in course["said"].items()
+        if "train/model_share" in metrics
     }
     for step in (21, 22, 40, 41, 43):  # up to 23 steps after learning began
         np.testing.assert_array_equal(share[step], 0.0)

@@ -75,11 +75,11 @@ def sac(**fields: Any) -> Learner:
 
 
 def run(
-    made: model_based.Loop, epochs: int, data: Dataset | None = None, world: Any = ()
+    training_loop: model_based.Loop, epochs: int, data: Dataset | None = None, world: Any = ()
 ) -> tuple[Any, list[Any]]:
     source = jax.device_put(model_based.Inputs(data or logged(), world))
-    carry, reports = jax.jit(made.init)(KEY, source.dataset), []
-    step = jax.jit(made.epoch)
+    carry, reports = jax.jit(training_loop.init)(KEY, source.dataset), []
+    step = jax.jit(training_loop.epoch)
     for _ in range(epochs):
         carry, report = step(carry, source, KEY)
         reports.append(report)
@@ -130,9 +130,9 @@ def test_the_buffer_keeps_the_newest_rows_and_none_after_an_episodes_end() -> No
         propose=base.true(plane.step).propose,
         step=lambda number, o, a, key: (plane.step(o, a)[0], jnp.broadcast_to(number, o.shape[:-1])),
     )
-    made = loop(learner=learner, world=numbered, terminates=ends)
+    training_loop = loop(learner=learner, world=numbered, terminates=ends)
     data = jax.device_put(logged())
-    carry, step = jax.jit(made.init)(KEY, data), jax.jit(made.epoch)
+    carry, step = jax.jit(training_loop.init)(KEY, data), jax.jit(training_loop.epoch)
     written = 0.0
     for number in range(12):
         carry, report = step(carry, model_based.Inputs(data, jnp.float32(number)), KEY)
@@ -156,9 +156,9 @@ def test_rollouts_start_from_logged_states_and_follow_the_policy() -> None:
 
 
 def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
-    made = loop(learner=stub(), world=base.true(plane.step))
+    training_loop = loop(learner=stub(), world=base.true(plane.step))
     source = jax.device_put(model_based.Inputs(logged(), ()))
-    step, start = jax.jit(made.epoch), jax.jit(made.init)(KEY, source.dataset)
+    step, start = jax.jit(training_loop.epoch), jax.jit(training_loop.init)(KEY, source.dataset)
     first, _ = step(start, source, KEY)
     again, _ = step(start, source, KEY)
     jax.tree.map(np.testing.assert_array_equal, first, again)
@@ -170,21 +170,21 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
 @pytest.mark.slow
 def test_a_seed_of_many_is_that_seed_alone() -> None:
     """Whether seeds advance together or one after another."""
-    made = loop(change(updates=3), sac())
+    training_loop = loop(change(updates=3), sac())
     source = jax.device_put(model_based.Inputs(logged(), np.zeros((2, 1), np.float32)))
 
     @jax.jit
     def epoch_alone(keys: jax.Array) -> Any:
-        start = made.init(keys[1], source.dataset)
-        return made.epoch(start, model_based.Inputs(source.dataset, ()), keys[1])
+        start = training_loop.init(keys[1], source.dataset)
+        return training_loop.epoch(start, model_based.Inputs(source.dataset, ()), keys[1])
 
     keys = jax.random.split(KEY, 2)
     alone, report = epoch_alone(keys)
-    start = jax.jit(jax.vmap(made.init, (0, None)))(keys, source.dataset)
+    start = jax.jit(jax.vmap(training_loop.init, (0, None)))(keys, source.dataset)
     close = lambda one, other: np.testing.assert_allclose(one[1], other, rtol=2e-4, atol=1e-5)
     for batched in (True, False):
         many, reports = jax.device_get(
-            jax.jit(model_based.over_seeds(made.epoch, batched=batched))(start, source, keys)
+            jax.jit(model_based.over_seeds(training_loop.epoch, batched=batched))(start, source, keys)
         )
         jax.tree.map(close, (many.learner, many.buffer.rows), (alone.learner, alone.buffer.rows))
         close(reports.metrics["q"], report.metrics["q"])
@@ -199,12 +199,12 @@ def test_a_seed_of_many_is_that_seed_alone() -> None:
 )  # the others are these with less, or tested below
 def test_every_method_is_a_setting(method: str) -> None:
     of_agent, of_loop = model_based.METHODS[method]
-    made = ensemble.make(ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0)), plane.SPEC)
+    network = ensemble.make(ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0)), plane.SPEC)
     learner = sac(**of_agent | {"critics": min(3, of_agent["critics"])})
-    trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=base.learned(made))
+    trained = loop(change(updates=2, **{"real": 0.3} | of_loop), learner, world=base.learned(network))
     data = jax.device_put(logged())
     carry, report = jax.jit(trained.epoch)(
-        jax.jit(trained.init)(KEY, data), model_based.Inputs(data, made.init(KEY)), KEY
+        jax.jit(trained.init)(KEY, data), model_based.Inputs(data, network.init(KEY)), KEY
     )
     assert carry.learner.step == 2
     assert all(np.isfinite(value).all() for value in report.metrics.values())
@@ -249,11 +249,11 @@ def marked(rows: int = 12) -> Transition:
 def members(count: int, identical: bool = False) -> tuple[ensemble.Ensemble, ensemble.Model]:
     """An ensemble that was not fitted."""
     config = ensemble.Config(members=count, elites=count, hidden=(8,), decay=(0.0, 0.0))
-    made = ensemble.make(config, plane.SPEC)
-    model = jax.device_get(jax.jit(made.init)(KEY))
+    network = ensemble.make(config, plane.SPEC)
+    model = jax.device_get(jax.jit(network.init)(KEY))
     if identical:
         model = model._replace(members=jax.tree.map(lambda x: np.repeat(x[:1], count, 0), model.members))
-    return made, model
+    return network, model
 
 
 def rewards() -> Learner:
@@ -270,9 +270,9 @@ def rewards() -> Learner:
 
 @pytest.mark.slow
 def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model() -> None:
-    made, model = members(5, identical=True)
+    network, model = members(5, identical=True)
     # 5 members times 4 samples times 12 rows fill whole vectors: what is left over may be rounded differently.
-    doubted = mobile.make(rewards(), lambda o, a: made.predict(model, o, a), 1.0, samples=4)
+    doubted = mobile.make(rewards(), lambda o, a: network.predict(model, o, a), 1.0, samples=4)
     batch = marked()
     metrics = jax.jit(lambda: doubted.update(doubted.init(KEY, batch), batch, KEY)[1])()
     assert metrics["doubt"] == 0
@@ -282,9 +282,9 @@ def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model
 @pytest.mark.slow
 def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     """One member and sample at a time; in a weighted update the same."""
-    made, model = members(3)
+    network, model = members(3)
     learner = rewards()
-    doubted = mobile.make(learner, lambda o, a: made.predict(model, o, a), 0.5, samples=4)
+    doubted = mobile.make(learner, lambda o, a: network.predict(model, o, a), 0.5, samples=4)
     batch = marked()
     state = jax.device_get(jax.jit(learner.init)(KEY, batch))
     # Target critics that differ from the others tell which of them were asked; these are less flat.
@@ -292,7 +292,7 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     _, metrics = jax.jit(doubted.update)(state, batch, KEY)
     noise_key, action_key = jax.random.split(jax.random.split(KEY)[0])
     noise = np.asarray(jax.random.normal(noise_key, (4, 1, 12, 2)))[:, 0]
-    mean, deviation = map(np.asarray, jax.jit(made.predict)(model, batch.observation, batch.action))
+    mean, deviation = map(np.asarray, jax.jit(network.predict)(model, batch.observation, batch.action))
     slow = state._replace(params={**state.params, "critic": state.target["critic"]})
     explore, critics = jax.jit(learner.explore), jax.jit(learner.critics)
     values = np.zeros((3, 12))
@@ -351,15 +351,15 @@ def test_diagnosis_by_hand() -> None:
         diagnose = model_based.diagnosis(stub(), critics, world, edge, truth)
         return diagnose(stub().init(KEY, None), (), rolled(), KEY), finals[0]
 
-    found, (final, trained) = diagnosed()
+    metrics, (final, trained) = diagnosed()
     valid = {0: 3, 1: 7, 2: 5, 3: 20, 5: 30}  # x: where it leads
-    np.testing.assert_allclose(found["edge_share"], 2 / 5)
-    np.testing.assert_allclose(found["edge_q"], 25)
-    np.testing.assert_allclose(found["elsewhere_q"], 5)
-    np.testing.assert_allclose(found["spread"], 3)
-    np.testing.assert_allclose(found["aleatoric"], 6)
-    np.testing.assert_allclose(found["spread_aleatoric"], 1, rtol=1e-5)
-    np.testing.assert_allclose(found["reward_error"], np.mean([7 - x for x in valid]))
+    np.testing.assert_allclose(metrics["edge_share"], 2 / 5)
+    np.testing.assert_allclose(metrics["edge_q"], 25)
+    np.testing.assert_allclose(metrics["elsewhere_q"], 5)
+    np.testing.assert_allclose(metrics["spread"], 3)
+    np.testing.assert_allclose(metrics["aleatoric"], 6)
+    np.testing.assert_allclose(metrics["spread_aleatoric"], 1, rtol=1e-5)
+    np.testing.assert_allclose(metrics["reward_error"], np.mean([7 - x for x in valid]))
     assert final.tolist() == [False] * 3 + [True] * 3
     assert trained.tolist() == [
         0,
@@ -375,8 +375,8 @@ def test_a_perfect_model_is_correlated_with_nothing() -> None:
     world = base.true(plane.step)
     critics = lambda state, observation, action: jnp.stack([observation[:, 0], action[:, 0]])
     diagnose = model_based.diagnosis(stub(), critics, world)
-    found = jax.jit(lambda: diagnose(stub().init(KEY, None), (), rolled(), KEY))()
-    assert found["aleatoric"] == 0 == found["spread_aleatoric"] and "reward_error" not in found
+    metrics = jax.jit(lambda: diagnose(stub().init(KEY, None), (), rolled(), KEY))()
+    assert metrics["aleatoric"] == 0 == metrics["spread_aleatoric"] and "reward_error" not in metrics
 
 
 def test_final_states_unlike_all_that_was_trained_are_unfamiliar() -> None:
@@ -470,5 +470,5 @@ def test_a_single_logged_episode_is_enough() -> None:
     data = logged(7)._replace(last=np.arange(7) == 6)
     config = ensemble.Config(members=2, elites=2, hidden=(8,), decay=(0.0, 0.0), updates=20)
     network = ensemble.make(config, Spec((2,), 2))
-    carry, [found] = run(loop(world=base.learned(network)), 1, data, network.fit(data, KEY))
-    assert int(carry.buffer.count) == 48 and np.isfinite(found.metrics["rollout_reward"])
+    carry, [report] = run(loop(world=base.learned(network)), 1, data, network.fit(data, KEY))
+    assert int(carry.buffer.count) == 48 and np.isfinite(report.metrics["rollout_reward"])

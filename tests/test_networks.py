@@ -108,13 +108,13 @@ def test_every_network_is_dense_layers_and_relus(leading: tuple[int, ...], layer
             for (network, inputs, *_), params in zip(cases, parameters, strict=True)
         ]
 
-    for (*_, joined_inputs, finish), params, found in zip(cases, parameters, apply(parameters), strict=True):
+    for (*_, joined_inputs, finish), params, output in zip(cases, parameters, apply(parameters), strict=True):
         assert {name.split("_")[0] for name in params} == (
             {"Dense", "LayerNorm"} if layer_norm else {"Dense"}
         )
         expected = finish(dense(params, joined_inputs, layer_norm))
-        assert found.shape == expected.shape and found.dtype == jnp.float32
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert output.shape == expected.shape and output.dtype == jnp.float32
+        np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
 
 
 @LEADING
@@ -184,12 +184,12 @@ def test_layer_norm_can_stand_after_activations_and_unit_policies_start_near_zer
     value = mlp.state_value(OUTPUTS, (6,), layer_norm=True, architecture=OGBENCH)
     policy = mlp.unit_policy(Spec((OBSERVATION,), 40), (width,), OGBENCH)
     params = random_params(value, x)
-    found, start = jax.jit(lambda key: (value.apply(params, x), policy.init(key, x)))(KEY)
+    output, start = jax.jit(lambda key: (value.apply(params, x), policy.init(key, x)))(KEY)
     hidden = jax.nn.gelu(x @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"])
     hidden = (hidden - hidden.mean(-1, keepdims=True)) / np.sqrt(hidden.var(-1, keepdims=True) + 1e-6)
     hidden = hidden * params["LayerNorm_0"]["scale"] + params["LayerNorm_0"]["bias"]
     expected = hidden @ params["Dense_1"]["kernel"] + params["Dense_1"]["bias"]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(output, expected, rtol=1e-4, atol=1e-5)
     assert_uniform(start["Dense_0"]["kernel"], np.sqrt(6 / (OBSERVATION + width)))
     assert_uniform(start["Dense_1"]["kernel"], 0.1 * np.sqrt(6 / (width + 40)))
 
@@ -276,8 +276,8 @@ def test_a_policy_drops_units_only_where_it_is_given_a_key() -> None:
     def apply(one: Any, other: Any) -> tuple[jax.Array, ...]:
         return policy.apply(params, x), *(policy.apply(params, x, key=key) for key in (one, other))
 
-    kept, one, other = map(np.arctanh, map(np.asarray, apply(jax.random.key(0), jax.random.key(1))))
-    np.testing.assert_allclose(kept, 0.5, rtol=1e-5)
+    without_key, one, other = map(np.arctanh, map(np.asarray, apply(jax.random.key(0), jax.random.key(1))))
+    np.testing.assert_allclose(without_key, 0.5, rtol=1e-5)
     one, other = one * 800 * 0.75, other * 800 * 0.75
     np.testing.assert_allclose(one, np.round(one), atol=1e-2)  # units that stay, each 1 / 0.75 as large
     np.testing.assert_allclose(one.mean(), 300, atol=4 * np.sqrt(400 * 0.25 * 0.75 / 50))
@@ -331,11 +331,11 @@ def test_several_actions_at_an_image_share_its_features(encoder: str) -> None:
     action = normal(3, 4, DIMENSIONS)
     params = jax.jit(network.init)(KEY, image, action[0])
     apply = jax.jit(network.apply)
-    found, others = np.asarray(apply(params, image, action)), np.asarray(apply(params, image[::-1], action))
-    assert found.shape == (3, 4, OUTPUTS)
+    output, others = np.asarray(apply(params, image, action)), np.asarray(apply(params, image[::-1], action))
+    assert output.shape == (3, 4, OUTPUTS)
     again = apply(params, np.broadcast_to(image, (3, *image.shape)), action)
-    np.testing.assert_allclose(found, again, rtol=1e-5, atol=1e-6)
-    assert np.abs(found - others).max() > 1e-4
+    np.testing.assert_allclose(output, again, rtol=1e-5, atol=1e-6)
+    assert np.abs(output - others).max() > 1e-4
 
 
 @LEADING
@@ -355,8 +355,8 @@ def test_a_dictionary_of_vectors_is_their_concatenation(leading: tuple[int, ...]
         params = random_params(plain, vector, *more)
         like = jax.eval_shape(network.init, KEY, observation, *more)
         assert jax.tree.map(jnp.shape, like["dense"]) == jax.tree.map(jnp.shape, params)
-        found = jax.jit(network.apply)({**like, "dense": params}, observation, *more)
-        np.testing.assert_array_equal(found, jax.jit(plain.apply)(params, vector, *more))
+        output = jax.jit(network.apply)({**like, "dense": params}, observation, *more)
+        np.testing.assert_array_equal(output, jax.jit(plain.apply)(params, vector, *more))
 
 
 def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
@@ -376,8 +376,8 @@ def test_every_entry_of_a_dictionary_has_its_own_encoder() -> None:
         features = jnp.concatenate([a, observation["b"], c], -1)
         return mlp.state_value(OUTPUTS, (8,)).apply(params["dense"], features)
 
-    found = jax.jit(network.apply)(params, observation)
-    np.testing.assert_allclose(found, by_parts(params, observation), rtol=1e-5)
+    output = jax.jit(network.apply)(params, observation)
+    np.testing.assert_allclose(output, by_parts(params, observation), rtol=1e-5)
 
 
 def test_observations_of_no_known_shape_are_refused() -> None:
@@ -421,8 +421,8 @@ def log_prob_and_mode(policy: Network, mode: Callable[[Any], jax.Array]) -> Call
     """(parameters, observations, actions) -> log density of the actions, and the mode; compiled."""
 
     def ask(params: Any, observation: Any, action: Any) -> tuple[jax.Array, jax.Array]:
-        found = policy.apply(params, observation)
-        return found.log_prob(action), mode(found)
+        distribution = policy.apply(params, observation)
+        return distribution.log_prob(action), mode(distribution)
 
     return jax.jit(ask)
 
@@ -431,7 +431,8 @@ def test_a_behaviour_policy_is_a_diagonal_normal() -> None:
     policy = mlp.behaviour_policy(CONTINUOUS, HIDDEN)
     observation, action = normal(8, OBSERVATION), np.tanh(normal(8, DIMENSIONS, seed=1))
     params = random_params(policy, observation)
-    log_prob, mode = log_prob_and_mode(policy, lambda found: found.mode())(params, observation, action)
+    ask = log_prob_and_mode(policy, lambda distribution: distribution.mode())
+    log_prob, mode = ask(params, observation, action)
     mean = np.tanh(dense(params["body"], observation))
     expected = stats.norm.logpdf(action, mean, np.exp(params["log_std"])).sum(-1)
     np.testing.assert_allclose(log_prob, expected, rtol=1e-5, atol=1e-5)
@@ -443,7 +444,7 @@ def test_a_discrete_behaviour_policy_is_a_softmax() -> None:
     observation = normal(8, OBSERVATION)
     params = random_params(policy, observation)
     logits = dense(params, observation)
-    ask = log_prob_and_mode(policy, lambda found: found.mode())
+    ask = log_prob_and_mode(policy, lambda distribution: distribution.mode())
     for action in range(ACTIONS):
         expected = special.log_softmax(logits, -1)[:, action]
         log_prob, mode = ask(params, observation, np.full(8, action))
@@ -489,9 +490,9 @@ def test_a_squashed_policys_density_is_the_change_of_variables() -> None:
 @jax.jit
 def squashed_samples(params: Any, grid: Any) -> tuple[jax.Array, ...]:
     """Log densities of `linear` on a grid, samples, and their log densities as they are drawn and asked for."""
-    found = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
-    samples, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(4000,))
-    return jax.vmap(found.log_prob)(grid[:, None]), samples, log_prob, found.log_prob(samples)
+    distribution = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
+    samples, log_prob = distribution.sample_and_log_prob(seed=KEY, sample_shape=(4000,))
+    return jax.vmap(distribution.log_prob)(grid[:, None]), samples, log_prob, distribution.log_prob(samples)
 
 
 @jax.jit
@@ -504,8 +505,8 @@ def squashed_draws(params: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     """Gradient of the sum of 64 samples of `linear` and their log densities, and both."""
 
     def draw(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        found = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
-        action, log_prob = found.sample_and_log_prob(seed=KEY, sample_shape=(64,))
+        distribution = linear(mlp.squashed_policy).apply(params, jnp.zeros(1))
+        action, log_prob = distribution.sample_and_log_prob(seed=KEY, sample_shape=(64,))
         return log_prob.sum() + action.sum(), (action, log_prob)
 
     return jax.grad(draw, has_aux=True)(params)
@@ -534,10 +535,10 @@ def test_a_squashed_policys_density_integrates_to_one_and_its_samples_follow_it(
     np.testing.assert_allclose(log_prob[inner], again[inner], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("said, meant", [(30.0, 2.0), (-30.0, -5.0)])
-def test_a_squashed_policys_deviation_is_bounded(said: float, meant: float) -> None:
-    params = constant(mlp.squashed_policy, bias=[0.0, said])
-    np.testing.assert_allclose(squashed_deviation(params), np.exp(meant), rtol=1e-6)
+@pytest.mark.parametrize("output, log_std", [(30.0, 2.0), (-30.0, -5.0)])
+def test_a_squashed_policys_deviation_is_bounded(output: float, log_std: float) -> None:
+    params = constant(mlp.squashed_policy, bias=[0.0, output])
+    np.testing.assert_allclose(squashed_deviation(params), np.exp(log_std), rtol=1e-6)
 
 
 @pytest.mark.parametrize("mean", [0.0, 9.0, -30.0, 1e6])

@@ -73,16 +73,16 @@ def assert_same_run(one: Path, other: Path, step: int) -> None:
 
 def once(make: Callable[..., Any], key: Callable[..., Any]) -> Callable[..., Any]:
     """``make``, called once for all arguments of which ``key`` says the same."""
-    made: dict[Any, Any] = {}
+    cache: dict[Any, Any] = {}
 
     def of(*arguments: Any) -> Any:
         which = key(*arguments)
-        if which not in made:
-            made[which] = (
+        if which not in cache:
+            cache[which] = (
                 arguments,
                 make(*arguments),
             )  # the arguments are kept, as keys may be their addresses
-        return made[which][1]
+        return cache[which][1]
 
     return of
 
@@ -136,15 +136,15 @@ def test_what_happened_is_what_the_replay_holds() -> None:
         seen, first = stream.observation, np.ones(4, bool)
         for time in range(15):
             action = np.asarray(action)
-            said = stream.step(action.reshape(4, 1))
+            outcome = stream.step(action.reshape(4, 1))
             for copy in range(4):
-                values = (action[copy // 2, copy % 2, 0], said.reward[copy], not said.terminated[copy])
-                row = [*seen[copy], *values, *said.next_observation[copy], first[copy]]
+                values = (action[copy // 2, copy % 2, 0], outcome.reward[copy], not outcome.terminated[copy])
+                row = [*seen[copy], *values, *outcome.next_observation[copy], first[copy]]
                 expected[copy // 2].append(row)
-                rewards.append(said.reward[copy])
-            seen, first = said.observation, said.first
-            both = np.stack([said.next_observation, said.observation]).reshape(2, 2, 2, 3)
-            scalar = np.float32([said.reward, ~said.terminated, said.first]).reshape(3, 2, 2)
+                rewards.append(outcome.reward[copy])
+            seen, first = outcome.observation, outcome.first
+            both = np.stack([outcome.next_observation, outcome.observation]).reshape(2, 2, 2, 3)
+            scalar = np.float32([outcome.reward, ~outcome.terminated, outcome.first]).reshape(3, 2, 2)
             carry, action = loop.step(carry, compiled.Step(both, scalar), None, time % 3, False)
     assert carry.state.step == sum(time % 3 for time in range(15)) and carry.time == 16
     order = (int(carry.memory.head) + np.arange(capacity)) % capacity
@@ -197,11 +197,11 @@ def test_the_replay_is_written_in_place(keep: Any) -> None:
     replay = keep(learner, compiled.steps(), 100_000, 4)
     loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 1))
     carry, _ = loop.begin(loop.init(), np.zeros((1, 1, 3), np.float32), False)
-    said = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
+    step = compiled.Step(np.zeros((2, 1, 1, 3), np.float32), np.zeros((3, 1, 1), np.float32))
     rows = lambda carry: getattr(carry.memory, "ring", carry.memory).rows.observation
     for updates in (0, 2, 0, 2):
         before = rows(carry).unsafe_buffer_pointer()
-        carry, _ = loop.step(carry, said, None, updates, False)
+        carry, _ = loop.step(carry, step, None, updates, False)
         if loop.relabel:
             carry = loop.relabel(carry, np.full((1, 1), updates, np.int32))
         assert rows(carry).unsafe_buffer_pointer() == before
@@ -255,13 +255,13 @@ class Demonstrated:
 
     def step(self) -> tuple[np.ndarray, Experience]:
         """One step of all, and what was seen before it."""
-        before, said, step = self.stream.observation.copy(), [], self.stream.step
-        self.stream.step = lambda actions: said.append(step(actions)) or said[-1]
+        before, outcomes, step = self.stream.observation.copy(), [], self.stream.step
+        self.stream.step = lambda actions: outcomes.append(step(actions)) or outcomes[-1]
         try:
             self.trainer.advance(self.trainer.step + 2, tqdm.tqdm(disable=True), [])
         finally:
             self.stream.step = step
-        return before, said[0]
+        return before, outcomes[0]
 
 
 @pytest.mark.slow
@@ -269,52 +269,53 @@ def test_successful_episodes_join_the_demonstrations() -> None:
     """Row by row of every batch: where it is from, and over two steps the reward, discount and what follows."""
     runs = Demonstrated()
     runs.trainer.start(None)
-    kept: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
+    steps: list[deque[dict[str, Any]]] = [deque(maxlen=runs.CAPACITY) for _ in range(2)]
     joined, drawn, expected_draws, variance = [0, 0], 0, 0.0, 0.0
     see = lambda x: np.float32((x - runs.SEEN.mean) / runs.SEEN.deviation)
     for _ in range(80):
-        before, said = runs.step()
+        before, outcome = runs.step()
         for copy in range(4):
-            kept[copy // 2].append(
+            steps[copy // 2].append(
                 {
                     "copy": copy,
                     "observation": tuple(see(before[copy])),
-                    "reward": 2 * said.reward[copy] - 1,
-                    "alive": not said.terminated[copy],
-                    "next": see(said.next_observation[copy]),
-                    "last": said.first[copy],
+                    "reward": 2 * outcome.reward[copy] - 1,
+                    "alive": not outcome.terminated[copy],
+                    "next": see(outcome.next_observation[copy]),
+                    "last": outcome.first[copy],
                     "demonstration": False,
                 }
             )
         batch = jax.device_get(runs.trainer.carry.state.params)
         for seed in range(2):
-            rows = {step["observation"]: step for step in kept[seed]}
-            shares = [step["demonstration"] for step in kept[seed]]
+            rows = {step["observation"]: step for step in steps[seed]}
+            shares = [step["demonstration"] for step in steps[seed]]
             share = sum(shares) / (sum(shares) + 3)
             expected_draws += runs.LOGGED * share
             variance += runs.LOGGED * share * (1 - share)
             for place in range(runs.BATCH):
-                found = jax.tree.map(lambda x: x[seed, place], batch)  # noqa: B023
-                if found.observation[0] < -0.99 and found.observation[1] == found.observation[0]:
-                    assert place < runs.LOGGED and found.origin == 0 and found.reward == 0
+                sample = jax.tree.map(lambda x: x[seed, place], batch)  # noqa: B023
+                if sample.observation[0] < -0.99 and sample.observation[1] == sample.observation[0]:
+                    assert place < runs.LOGGED and sample.origin == 0 and sample.reward == 0
                     continue
-                step = rows[tuple(found.observation)]
+                step = rows[tuple(sample.observation)]
                 drawn += place < runs.LOGGED
                 assert step["demonstration"] or place >= runs.LOGGED
-                assert found.origin == (0 if step["demonstration"] else 1)
-                later = [other for other in kept[seed] if other["copy"] == step["copy"]]
+                assert sample.origin == (0 if step["demonstration"] else 1)
+                later = [other for other in steps[seed] if other["copy"] == step["copy"]]
                 later = later[later.index(step) :][: 1 if step["last"] else 2]
                 reward = sum(runs.GAMMA**k * other["reward"] for k, other in enumerate(later))
-                np.testing.assert_allclose(found.reward, reward, rtol=1e-5, atol=1e-5)
+                np.testing.assert_allclose(sample.reward, reward, rtol=1e-5, atol=1e-5)
                 weight = runs.GAMMA ** (len(later) - 1) * later[-1]["alive"]
-                np.testing.assert_allclose(found.discount, weight, rtol=1e-6)
-                np.testing.assert_array_equal(found.next_observation, later[-1]["next"])
+                np.testing.assert_allclose(sample.discount, weight, rtol=1e-6)
+                np.testing.assert_array_equal(sample.next_observation, later[-1]["next"])
         # Learning comes first: an episode is a demonstration from the next step on.
-        for copy in np.flatnonzero(said.first):
-            good = said.length[copy] > 5
+        for copy in np.flatnonzero(outcome.first):
+            length = int(outcome.length[copy])
+            good = length > 5
             joined[copy // 2] += good
-            own = [step for step in kept[copy // 2] if step["copy"] == copy][-int(said.length[copy]) :]
-            for step in own:
+            episode = [step for step in steps[copy // 2] if step["copy"] == copy][-length:]
+            for step in episode:
                 step["demonstration"] |= bool(good)
     runs.stream.close()
     assert min(joined) > 3 and runs.trainer.read()["train/relabelled_episodes"].tolist() == joined
@@ -323,7 +324,7 @@ def test_successful_episodes_join_the_demonstrations() -> None:
 
 def test_success_is_what_is_asked_for() -> None:
     """Of four episodes that end and one that does not: reported at some step, at the last one, or by its reward."""
-    said = Experience(
+    outcome = Experience(
         next_observation=None,
         reward=np.array([0.0, 1.0, 0.5, 2.0, 2.0]),
         terminated=np.zeros(5, bool),
@@ -335,7 +336,7 @@ def test_success_is_what_is_asked_for() -> None:
     )
     expected = {"success": [0, 1], "final_success": [1], 0.5: [1, 2, 3], 2.0: [3]}
     for success, episodes in expected.items():
-        assert np.flatnonzero(succeeded(said, success)).tolist() == episodes
+        assert np.flatnonzero(succeeded(outcome, success)).tolist() == episodes
 
 
 @pytest.mark.slow
@@ -629,10 +630,10 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
         learning_starts=19,
     )
     online.run(chosen, config("iql"))
-    found, arrays = checkpoint.read(tmp_path / "offline" / "checkpoints")
+    record, arrays = checkpoint.read(tmp_path / "offline" / "checkpoints")
     after = saved(tmp_path / "online", 20)
     name = "state/params/policy/body/Dense_0/kernel"
-    assert after["state/step"] == found["step"] + 2  # updates at the last two steps
+    assert after["state/step"] == record["step"] + 2  # updates at the last two steps
     moved = np.abs(after[name][0] - arrays[name][0])
     assert 0 < moved.max() < 1e-3 and np.abs(arrays[name][1] - arrays[name][0]).max() > 0.1
     # The environment's rewards and observations, and those of the log, are what they were offline.
@@ -652,7 +653,7 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
     np.testing.assert_allclose(
         mixed.transitions.reward, scale * data.transitions.reward - 1, rtol=1e-4, atol=1e-5
     )
-    assert found["card"]["transform"]["reward_scale"] == pytest.approx(scale)
+    assert record["card"]["transform"]["reward_scale"] == pytest.approx(scale)
 
 
 @pytest.mark.long
@@ -674,9 +675,9 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
     chosen = online.Settings(
         agent="iql", chunk=3, replan_every=2, offline_data="logged", batch_size=8, replay=64
     )
-    spec, own = Spec((4,), 2), config("iql", candidates=2)
-    learner, memory = online.parts(chosen, own, spec)
-    logged = online.demonstrations(chosen, own, Transform(), data.load("synthetic-continuous"))
+    spec, agent_config = Spec((4,), 2), config("iql", candidates=2)
+    learner, memory = online.parts(chosen, agent_config, spec)
+    logged = online.demonstrations(chosen, agent_config, Transform(), data.load("synthetic-continuous"))
     loop = compiled.loop(learner, spec, memory, jax.random.split(jax.random.key(0), 2))
     carry = jax.eval_shape(loop.init)
     assert carry.state.params["policy"]["log_std"].shape == (2, 6)
@@ -736,13 +737,13 @@ def test_what_does_not_fit_what_was_trained_is_refused(
             workdir=str(request.module.trained),
         )
         offline.run(one, config("iql"))
-    own = {"hidden": hidden, "discount": changes.get("discount", 0.99)}
+    agent_changes = {"hidden": hidden, "discount": changes.get("discount", 0.99)}
     changes = {name: value for name, value in changes.items() if name != "discount"}
     chosen = settings(
         tmp_path_factory.mktemp("run"), **{"agent": "iql", "init_from": str(request.module.trained)} | changes
     )
     with pytest.raises(ValueError, match=message):
-        online.run(chosen, config(chosen.agent, **own))
+        online.run(chosen, config(chosen.agent, **agent_changes))
 
 
 def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
@@ -751,10 +752,10 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
     card = {"transform": transform.to_json(seen)}
     checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
     for changes in ({}, {"reward_scale": "2", "reward_shift": -1.0, "clip_rewards": True}):
-        found = online.transformation(online.Settings(init_from=str(tmp_path), **changes), None)
-        assert found[:3] == seen[:3]
-        np.testing.assert_array_equal(found.mean, seen.mean)
-        np.testing.assert_array_equal(found.deviation, seen.deviation)
+        transformation = online.transformation(online.Settings(init_from=str(tmp_path), **changes), None)
+        assert transformation[:3] == seen[:3]
+        np.testing.assert_array_equal(transformation.mean, seen.mean)
+        np.testing.assert_array_equal(transformation.deviation, seen.deviation)
     chosen = online.Settings(reward_scale="0.5", reward_shift=2.0)
     assert online.transformation(chosen, None) == Transform(0.5, 2.0)
     assert online.transformation(online.Settings(), None) == Transform()
@@ -901,7 +902,7 @@ def test_a_process_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, mon
     )
     result = online.run(chosen, config("dqn"))
     assert (result["steps"], result["deaths"]) == (20, 1)
-    assert "killed by SIGKILL" in (said := capsys.readouterr().err) and "nothing is lost" in said
+    assert "killed by SIGKILL" in (stderr := capsys.readouterr().err) and "nothing is lost" in stderr
     rows = saved(tmp_path / "run", 20)
     assert rows["loop/memory/count"] == 20
     # Two steps, and then episodes of five.

@@ -76,9 +76,9 @@ def test_eight_steps_are_those_of_adam_with_what_settings_add(settings: Adam) ->
         return jax.lax.scan(one, (params, optimiser.init(params)), stacked)[0][0]
 
     wide = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), PARAMS)
-    found = run(wide, jax.tree.map(lambda *x: jnp.asarray(np.stack(x), jnp.float32), *gradients))
+    actual = run(wide, jax.tree.map(lambda *x: jnp.asarray(np.stack(x), jnp.float32), *gradients))
     expected = adam(settings, 0.1, PARAMS, gradients)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), actual, expected)
 
 
 def test_a_constant_rate_needs_no_counter_and_a_swept_one_may_be_an_array() -> None:

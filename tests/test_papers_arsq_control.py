@@ -119,10 +119,10 @@ def row(setting: str, tier: str, agent: str, scores: list[float], change: str = 
 
 
 def verdicts(*rows: dict[str, Any], **settings: str) -> dict[str, str]:
-    found = {"settings": dataclasses.asdict(paper.Settings(tiers=HOPPER, **settings)), "rows": rows}
+    outcome = {"settings": dataclasses.asdict(paper.Settings(tiers=HOPPER, **settings)), "rows": rows}
     return {
         judged["claim"].partition(" (")[0]: judged["verdict"]
-        for judged in studies.judged(paper.claims(found))
+        for judged in studies.judged(paper.claims(outcome))
     }
 
 
@@ -138,10 +138,10 @@ def test_claims_are_of_differences_over_seeds() -> None:
         ([20, 22, 23], "YY?N"),
         ([10, 11, 12], "YYNN"),
     ):
-        found = verdicts(*online_rows, row("online", HOPPER, "cqn", cqn))
+        claims = verdicts(*online_rows, row("online", HOPPER, "cqn", cqn))
         marks = {studies.HOLDS: "Y", studies.FAILS: "N", studies.OPEN: "?"}
-        assert "".join(marks[verdict] for verdict in found.values()) == expected, cqn
-        assert list(found)[3].endswith("that terminate: terminations are more than half of ARSQ's lead")
+        assert "".join(marks[verdict] for verdict in claims.values()) == expected, cqn
+        assert list(claims)[3].endswith("that terminate: terminations are more than half of ARSQ's lead")
     behind = verdicts(
         row("online", HOPPER, "arsq", [9, 8, 9]), online_rows[1], row("online", HOPPER, "cqn", [9, 9, 8])
     )

@@ -35,10 +35,10 @@ def test_rows_are_descriptions_and_programs_with_what_they_earned(problems: list
     texts = [study.expression(problems[0]), "sum (", "x", "list ( x )"]
     data = jax.tree.map(np.asarray, study.rows(problems[:4], texts, 24, verdicts, imitate=0.5))
     for row, (problem, text, reward) in enumerate(zip(problems, texts, (1, -0.3, -0.6, -1), strict=False)):
-        said = [study.WORDS[t] for t in data.tokens[row][data.segment[row] > 0]]
-        assert said == [*problem.prompt.split(), "<program>", *text.split(), "<end>"]
+        words = [study.WORDS[t] for t in data.tokens[row][data.segment[row] > 0]]
+        assert words == [*problem.prompt.split(), "<program>", *text.split(), "<end>"]
         assert data.is_action[row].sum() == len(text.split()) + 1 and not data.is_action[row, :4].any()
-        last = len(said) - 1
+        last = len(words) - 1
         assert data.reward[row, last] == np.float32(reward) and data.reward[row].sum() == np.float32(reward)
         assert data.discount[row, last] == 0 and data.imitate[row].max() == 0.5
     assert study.prompts(problems).shape == (6, 4)
@@ -46,19 +46,19 @@ def test_rows_are_descriptions_and_programs_with_what_they_earned(problems: list
 
 def test_a_problems_own_program_passes_and_what_is_no_code_does_not(problems: list[Problem]) -> None:
     with Pool(1, isolation="none") as pool:  # nothing that these words can say does harm
-        asked = [problems[0], problems[0], problems[1]]
+        chosen = [problems[0], problems[0], problems[1]]
         texts = [study.expression(problems[0]), "sum ( <program> )", "x"]
-        assert study.judge(pool, asked, texts).tolist() == [
+        assert study.judge(pool, chosen, texts).tolist() == [
             Verdict.PASSED, Verdict.COMPILE_ERROR, Verdict.FAILED
         ]  # fmt: skip
 
 
 def test_half_of_a_batch_is_of_programs_that_passed(problems: list[Problem]) -> None:
     verdicts = np.array([Verdict.FAILED, Verdict.PASSED, Verdict.FAILED, Verdict.FAILED, Verdict.PASSED] * 4)
-    asked = [problems[i % 6] for i in range(20)]
+    chosen = [problems[i % 6] for i in range(20)]
     texts = ["x " * (1 + i) for i in range(20)]  # told apart by their length
-    everything = study.rows(asked, texts, 30, verdicts, imitate=0.0)
-    anchors, count = study.passing(study.rows(asked, texts, 30, verdicts), verdicts)
+    everything = study.rows(chosen, texts, 30, verdicts, imitate=0.0)
+    anchors, count = study.passing(study.rows(chosen, texts, 30, verdicts), verdicts)
     assert count == 8
     batch = study.halves(400)(((anchors, count), everything), jax.random.key(0), 0)
     length = np.asarray(batch.is_action.sum(1)) - 2
@@ -82,21 +82,21 @@ def test_a_sharpened_model_has_its_temperature() -> None:
 def test_mean_scores_by_kind() -> None:
     scores = np.array([[1.0, 2.0], [3.0, -1.0]])
     verdicts = np.array([[Verdict.PASSED, Verdict.TIMEOUT], [Verdict.PASSED, Verdict.RUNTIME_ERROR]])
-    found = study.class_means(scores, verdicts)
-    assert (found["pass"], found["runtime error"]) == (2.0, 0.5)
-    assert np.isnan(found["fail"]) and np.isnan(found["compile error"])
+    means = study.class_means(scores, verdicts)
+    assert (means["pass"], means["runtime error"]) == (2.0, 0.5)
+    assert np.isnan(means["fail"]) and np.isnan(means["compile error"])
 
 
 def made_up() -> dict[str, Any]:
     """Outcomes that all predictions hold of."""
     noise = np.array([0.0, 0.01, 0.02])
-    found: dict[str, Any] = {}
+    tasks: dict[str, Any] = {}
     for name, random, controls, learnt in (("easy", 0.4, 0.9, 0.9), ("hard", 0.03, 0.2, 0.4)):
         scores = {"random": random + noise, "oracle": 0.95 + 0 * noise}
         scores |= dict.fromkeys(study.CONTROLS, controls + noise[::-1])
         scores |= {coder: learnt + noise for coder in study.MAIN if coder.startswith("B-Coder")}
         kinds = {kind: -float(i) + noise for i, kind in enumerate(study.CLASSES)}
-        found[name] = {
+        tasks[name] = {
             "learnt_from": {kind: np.array([1, 2, 3]) for kind in study.CLASSES},
             "ranked": {who: dict(scores) for who in ("own", "another")},
             "class_means": {who: {study.BCODER: dict(kinds)} for who in ("own", "another")},
@@ -105,38 +105,38 @@ def made_up() -> dict[str, Any]:
                 study.BCODER: {"greedy": 0.9 + noise, "sampled": 0.4 + noise},
             },
         }
-    return found
+    return tasks
 
 
-def failing(found: dict[str, Any]) -> list[str]:
-    rows = studies.judged(study.claims({"tasks": found}))
+def failing(tasks: dict[str, Any]) -> list[str]:
+    rows = studies.judged(study.claims({"tasks": tasks}))
     assert len(rows) == 3 + 2 + 2 * len(study.CONTROLS)
     return [f"{row['claim']}: {row['verdict']}" for row in rows if row["verdict"] != studies.HOLDS]
 
 
 def test_predictions_hold_or_do_not() -> None:
-    found = made_up()
-    assert not failing(found)
-    found["hard"]["ranked"]["another"][study.RFT] = np.array([0.3, 0.5, 0.4])
-    found["easy"]["class_means"]["own"][study.BCODER]["fail"] = np.array([-1.0, -1.0, 9.0])
-    assert failing(found) == [
+    tasks = made_up()
+    assert not failing(tasks)
+    tasks["hard"]["ranked"]["another"][study.RFT] = np.array([0.3, 0.5, 0.4])
+    tasks["easy"]["class_means"]["own"][study.BCODER]["fail"] = np.array([-1.0, -1.0, 9.0])
+    assert failing(tasks) == [
         "easy: mean scores are ordered pass > fail > runtime error > compile error, in every seed (least step): "
         + studies.FAILS,
         f"hard, another programs: {study.CODER_OF_PASSES}, ranks better than RFT (pass@1): {studies.OPEN}",
     ]
-    difference = study.differences(found["hard"]["ranked"])["own"][study.BCODER][study.SFT]
+    difference = study.differences(tasks["hard"]["ranked"])["own"][study.BCODER][study.SFT]
     assert difference["mean"] == pytest.approx(0.2) and difference["ci95"][0] < 0.2 < difference["ci95"][1]
 
 
 def test_figures_and_table(tmp_path: Path) -> None:
-    found = made_up()
-    study.draw(tmp_path, found)
+    tasks = made_up()
+    study.draw(tmp_path, tasks)
     assert {path.stem for path in tmp_path.iterdir()} == {
-        f"{name}_{who}" for name in found for who in ("own", "another")
+        f"{name}_{who}" for name in tasks for who in ("own", "another")
     }
     result = {
         "command": "c", "wall_seconds": 1, "hardware": {"cores": 2}, "settings": dataclasses.asdict(TINY),
-        "tasks": found, "differences": {name: study.differences(own["ranked"]) for name, own in found.items()},
+        "tasks": tasks, "differences": {name: study.differences(task["ranked"]) for name, task in tasks.items()},
     }  # fmt: skip
     lines = "\n".join(study.report(result)).splitlines()
     assert sum(line.startswith(f"| {study.RFT} | 0.9") for line in lines) == 1
@@ -159,12 +159,12 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "CONTROLS", (study.MODEL, study.RFT))
     monkeypatch.setattr(study, "judge", judge)
     result = study.run(dataclasses.replace(TINY, out=str(tmp_path / "new")))
-    own = result["tasks"]["easy"]
-    assert own["learnt_from"]["pass"].tolist() == [3, 3]
-    assert list(own["ranked"]["own"]) == [
+    task = result["tasks"]["easy"]
+    assert task["learnt_from"]["pass"].tolist() == [3, 3]
+    assert list(task["ranked"]["own"]) == [
         "random", "oracle", study.MODEL, study.SHARPENED, study.BCODER, study.RFT
     ]  # fmt: skip
-    assert own["ranked"]["another"]["random"].tolist() == [0.25, 0.25]
+    assert task["ranked"]["another"]["random"].tolist() == [0.25, 0.25]
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stored["differences"]["easy"]["own"].keys() == {study.BCODER}
     assert "| RFT |" in (tmp_path / "new" / "README.md").read_text()

@@ -111,8 +111,8 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     read = sorted((tmp_path / "cache").iterdir())
     assert len(read) == 5
     before = [path.stat().st_mtime_ns for path in read]
-    found = paper.pretrained.load(settings.model)
-    again = paper.prepare(settings, found, found.config, found.params, [1, 2])
+    language_model = paper.pretrained.load(settings.model)
+    again = paper.prepare(settings, language_model, language_model.config, language_model.params, [1, 2])
     assert [path.stat().st_mtime_ns for path in read] == before
     # Two of the reference solutions are candidates, too.
     assert len(again.verdict) == 30 + 2 and again.human[0] == -1
@@ -140,12 +140,12 @@ RIGHT, WRONG = Verdict.PASSED, Verdict.FAILED
 
 
 def test_an_outcome_by_hand() -> None:
-    made = corpus([[RIGHT, WRONG, WRONG, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG, WRONG, WRONG]])
+    data = corpus([[RIGHT, WRONG, WRONG, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG, WRONG, WRONG]])
     fold = paper.Fold(
         development=np.array([]), held_out=np.array([0, 1]), trained_on=np.array([0, 1]), probed=np.array([0])
     )
     scores = np.array([0.5, 0.9, 0.1, 0.1, 0.1, 0.1, 0.3, 0.2, 0.25, 0.0, 0.0, 0.0])
-    arms = paper.outcome(made, fold, {"ours": scores})
+    arms = paper.outcome(data, fold, {"ours": scores})
     assert arms["random"]["pass@1"] == pytest.approx([1 / 6, 2 / 6])
     assert list(arms["ours"]["pass@1"]) == [0, 1] and list(arms["ours"]["pass@5"]) == [1, 1]
     assert arms["ours"]["told apart"] == pytest.approx([4 / 5, 7 / 8])
@@ -202,22 +202,20 @@ def test_a_claim_needs_every_way_of_ranking_by_likelihood_to_be_beaten() -> None
 def test_the_probe_finds_what_tells_the_programs_of_a_problem_apart() -> None:
     """One direction decides within a problem, while problems differ more than their programs."""
     generator = np.random.default_rng(0)
-    made = corpus(
+    data = corpus(
         [[RIGHT if passed else WRONG for passed in row] for row in generator.random((12, 10)) < 0.5]
     )
-    right = (made.verdict == RIGHT.value).astype(float)
+    right = (data.verdict == RIGHT.value).astype(float)
     activation = generator.normal(size=(240, 1, 4)) + np.repeat(5 * generator.normal(size=(12, 1, 4)), 20, 0)
     activation[:, 0, 2] += np.repeat(2 * right, 2)
-    made = made._replace(activation=activation)
-    features = paper.centred(made)
-    assert np.allclose(features[made.candidates].mean(1), 0, atol=1e-6)
+    data = data._replace(activation=activation)
+    features = paper.centred(data)
+    assert np.allclose(features[data.candidates].mean(1), 0, atol=1e-6)
     weights = paper.logistic(features[:80], right[:80], 0.01)
     reference = newton(features[:80], right[:80], 0.01)
     np.testing.assert_allclose(weights, reference, atol=2e-3)
-    told = paper.told_apart(
-        right[made.candidates][8:].astype(bool), (features @ weights)[made.candidates][8:]
-    )
-    assert np.nanmean(told) > 0.75
+    auc = paper.told_apart(right[data.candidates][8:].astype(bool), (features @ weights)[data.candidates][8:])
+    assert np.nanmean(auc) > 0.75
 
 
 def newton(features: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
@@ -264,13 +262,13 @@ def test_scores_by_likelihood_leave_the_end_out() -> None:
 
 
 def test_episodes_are_rewarded_at_their_end() -> None:
-    made = corpus([[RIGHT, WRONG], [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR]])
-    rows, owner = paper.pack(made, made.candidates, 25)
+    data = corpus([[RIGHT, WRONG], [Verdict.COMPILE_ERROR, Verdict.RUNTIME_ERROR]])
+    rows, owner = paper.pack(data, data.candidates, 25)
     np.testing.assert_array_equal(owner, [0, 1])
     np.testing.assert_allclose(rows.reward[:, :4], [[0, 1, 0, -0.3], [0, -1, 0, -0.6]])
     np.testing.assert_array_equal(rows.imitate[:, :4], [[0, 1, 0, 0], [0, 0, 0, 0]])
     np.testing.assert_array_equal(np.sort(rows.tokens[0, :4]), [0, 1, 2, 3])
-    rows, owner = paper.pack(made, np.array([[-1], [2]]), 25)
+    rows, owner = paper.pack(data, np.array([[-1], [2]]), 25)
     np.testing.assert_array_equal(owner, [1])
     np.testing.assert_array_equal(rows.tokens[0, :3], [4, 5, 0])
 

@@ -121,8 +121,8 @@ def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transitio
     one = np.ones(64, np.float32)
     batch = Transition(point, point, 0.5 * one, one, point, point, 0 * one)
     learner = paper.patched(show, paper.Variant(patch=patch))
-    found, _ = jax.jit(learner.update)(State({}, {}, {}, 0), batch, jax.random.key(0))
-    return batch, jax.device_get(found)
+    patched, _ = jax.jit(learner.update)(State({}, {}, {}, 0), batch, jax.random.key(0))
+    return batch, jax.device_get(patched)
 
 
 def true_values(batch: Transition) -> np.ndarray:
@@ -130,34 +130,34 @@ def true_values(batch: Transition) -> np.ndarray:
 
 
 def test_the_oracle_gives_the_values_of_states_at_the_edge_of_reach_alone() -> None:
-    batch, found = patched_batch("edge")
+    batch, patched = patched_batch("edge")
     edge = np.arange(64) % 2 == 0
-    np.testing.assert_array_equal(found.discount, ~edge)
+    np.testing.assert_array_equal(patched.discount, ~edge)
     expected = 0.5 + 0.99 * true_values(batch) * edge
-    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+    np.testing.assert_allclose(patched.reward, expected, rtol=1e-6)
     assert expected[0] > 100
 
 
 def test_the_other_oracles_give_nothing_or_correct_more() -> None:
-    _, found = patched_batch("edge, worth 0", inner=10.5)
-    np.testing.assert_array_equal(found.discount, np.arange(64) % 2)
-    np.testing.assert_array_equal(found.reward, 0.5)
-    _, found = patched_batch("random, worth 0")
-    assert (found.discount == 0).sum() == 32 and (found.reward == 0.5).all()
-    assert 8 < (found.discount[::2] == 0).sum() < 24
-    batch, found = patched_batch("last two steps", inner=10.5)
-    assert not found.discount.any()
+    _, patched = patched_batch("edge, worth 0", inner=10.5)
+    np.testing.assert_array_equal(patched.discount, np.arange(64) % 2)
+    np.testing.assert_array_equal(patched.reward, 0.5)
+    _, patched = patched_batch("random, worth 0")
+    assert (patched.discount == 0).sum() == 32 and (patched.reward == 0.5).all()
+    assert 8 < (patched.discount[::2] == 0).sum() < 24
+    batch, patched = patched_batch("last two steps", inner=10.5)
+    assert not patched.discount.any()
     expected = 0.5 + 0.99 * true_values(batch)
-    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+    np.testing.assert_allclose(patched.reward, expected, rtol=1e-6)
     assert patched_batch("last two steps", inner=9.5)[1].discount.sum() == 32
 
 
 def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
-    batch, found = patched_batch("random")
-    where = np.asarray(found.discount) == 0
+    batch, patched = patched_batch("random")
+    where = np.asarray(patched.discount) == 0
     assert where.sum() == 32 and 8 < where[::2].sum() < 24
     expected = 0.5 + 0.99 * true_values(batch) * where
-    np.testing.assert_allclose(found.reward, expected, rtol=1e-6)
+    np.testing.assert_allclose(patched.reward, expected, rtol=1e-6)
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -20,7 +20,7 @@ CUBE, SCENE = paper.DATASETS
 def rows(value: Any) -> dict[str, Any]:
     """A result with three seeds of every cell on the cube; ``value``: cell -> mean success."""
     settings = dataclasses.asdict(paper.Settings(datasets=CUBE, seeds=3))
-    found = [
+    cells = [
         {
             "dataset": CUBE,
             "agent": agent,
@@ -35,7 +35,7 @@ def rows(value: Any) -> dict[str, Any]:
     ]
     return {
         "settings": settings,
-        "rows": found,
+        "rows": cells,
         "command": "x",
         "hardware": {"cores": 2},
         "wall_seconds": 7200.0,

@@ -58,22 +58,22 @@ def test_measures_by_hand() -> None:
     """Two objects of three displaced, one of them on its way."""
     see = lambda x: movers.observe(np.float32(x)[None], np.arange(3), study.SLOTS)
     pair = study.Pairs(see([[0, 0], [0.5, 0], [0, 0.5]]), see([[0.9, 0], [0.5, 0], [0, 0.5]]))
-    found = study.describe(pair, see([[0.34, 0], [0.5, -0.26], [0.05, 0.5]]))
+    measures = study.describe(pair, see([[0.34, 0], [0.5, -0.26], [0.05, 0.5]]))
     # away: ceil(0.24 / 0.08), ceil(0.16 / 0.08), 0; the goal: ceil(0.8 / 0.08) before, ceil(0.46 / 0.08) + 2 from there
-    assert {name: float(x) for name, x in found.items()} == {"displaced": 2, "steps": 5, "nearer": 10 - 8}
+    assert {name: float(x) for name, x in measures.items()} == {"displaced": 2, "steps": 5, "nearer": 10 - 8}
 
 
 def test_questions_are_what_they_say() -> None:
-    asked = jax.device_get(study.questions(TINY, 0))
-    assert asked.candidates.shape == (16, 4, 3, 7)
-    ids = asked.state[..., 2:]
-    np.testing.assert_array_equal(asked.goal[..., 2:], ids)
-    np.testing.assert_array_equal(asked.candidates[..., 2:], np.broadcast_to(ids[:, None], (16, 4, 3, 5)))
-    s, g, w = (movers.positions(x) for x in asked[:3])
+    questions = jax.device_get(study.questions(TINY, 0))
+    assert questions.candidates.shape == (16, 4, 3, 7)
+    ids = questions.state[..., 2:]
+    np.testing.assert_array_equal(questions.goal[..., 2:], ids)
+    np.testing.assert_array_equal(questions.candidates[..., 2:], np.broadcast_to(ids[:, None], (16, 4, 3, 5)))
+    s, g, w = (movers.positions(x) for x in questions[:3])
     near = movers.steps_between(s[:, None], w)
-    np.testing.assert_array_equal(asked.near, near)
-    np.testing.assert_array_equal(asked.far, movers.steps_between(w, g[:, None]))
-    np.testing.assert_array_equal(asked.steps, movers.steps_between(s, g))
+    np.testing.assert_array_equal(questions.near, near)
+    np.testing.assert_array_equal(questions.far, movers.steps_between(w, g[:, None]))
+    np.testing.assert_array_equal(questions.steps, movers.steps_between(s, g))
     assert near.max() <= TINY.farthest and np.unique(near, axis=1).shape[1] > 1
 
 
@@ -100,9 +100,10 @@ def test_selections_gain_what_a_low_level_can_reach(
     radius: float, gain: Any, beyond: float, goal: float
 ) -> None:
     """By true values."""
-    asked = study.Questions(None, None, None, AT_ONCE, NEAR, FAR)  # type: ignore[arg-type]
-    found = study.gained(study.Settings(competence=20), asked, study.truth(asked), radius)  # type: ignore[arg-type]
-    assert {name: float(x) for name, x in found.items()} == {
+    questions = study.Questions(None, None, None, AT_ONCE, NEAR, FAR)  # type: ignore[arg-type]
+    settings, truth = study.Settings(competence=20), study.truth(questions)
+    measures = study.gained(settings, questions, truth, radius)  # type: ignore[arg-type]
+    assert {name: float(x) for name, x in measures.items()} == {
         "gain": np.mean(gain),
         "beyond": beyond,
         "goal": goal,
@@ -112,14 +113,14 @@ def test_selections_gain_what_a_low_level_can_reach(
 def test_values_are_compared_with_the_truth() -> None:
     assert study.true_value(np.array([0, 1, 2, 3])).tolist() == pytest.approx([0, 0, -1, -1.99], abs=1e-4)
     steps = np.array([[4.0, 2, 9], [5, 5, 5], [3, 8, 1]])
-    asked = study.Questions(None, None, None, steps[:, 0], steps, steps)  # type: ignore[arg-type]
-    exact = jax.device_get(study.truth(asked))
-    found = study.quality(asked, exact)
+    questions = study.Questions(None, None, None, steps[:, 0], steps, steps)  # type: ignore[arg-type]
+    exact = jax.device_get(study.truth(questions))
+    measures = study.quality(questions, exact)
     perfect = {"ranking": 1, "order": 1, "bias": 0, "error": 0, "far_bias": 0}
-    assert found == pytest.approx(perfect, abs=1e-5)
+    assert measures == pytest.approx(perfect, abs=1e-5)
     wrong = study.Answers(exact.value + 2, exact.near + np.array([3.0, 1, -1]), -exact.far)
     expected = perfect | {"ranking": -1, "bias": 1, "error": (11 / 3) ** 0.5, "far_bias": 2}
-    assert study.quality(asked, wrong) == pytest.approx(expected, abs=1e-5)
+    assert study.quality(questions, wrong) == pytest.approx(expected, abs=1e-5)
 
 
 # ---- claims --------------------------------------------------------------------------------------------------------

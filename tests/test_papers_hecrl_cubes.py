@@ -61,6 +61,13 @@ def test_ways_to_act_differ_in_what_they_say() -> None:
     assert at(paper.DIFFUSION, -50) == hecrl.Config(**{**vars(config), "radius": -50.0})
     assert at(paper.DIRECT).subgoals == "none" and at(paper.RANDOM).choice == "random"
     assert not at(paper.UNFILTERED).filtered and at(paper.UNFILTERED).direct
+    regressed = paper.agent_config(paper.Settings(), paper.AWR)
+    acts = paper.acting(regressed, paper.Judged("scalar", paper.AWR, paper.AWR, -30))
+    assert (acts.subgoals, acts.filtered, acts.direct) == (
+        "awr",
+        False,
+        False,
+    )  # its table's EC-SGIQL with AWR
     assert paper.environment(paper.Settings()) == "heavy-cube-double-v0"
     assert paper.environment(paper.Settings(), 1) == "heavy-cube-triple-v0"
 

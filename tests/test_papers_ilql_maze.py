@@ -43,8 +43,8 @@ def test_a_row_is_a_move_in_the_words_of_the_maze() -> None:
             )
     expected = replay.pack(episodes, study.TURN + study.SEEN.shape[1], together=False)
     assert data.valid == len(episodes)
-    for found, wanted in zip(data.rows, expected, strict=True):
-        np.testing.assert_array_equal(found[: data.valid], wanted)
+    for actual, wanted in zip(data.rows, expected, strict=True):
+        np.testing.assert_array_equal(actual[: data.valid], wanted)
     assert data.counts.sum() == data.valid
 
 
@@ -81,10 +81,10 @@ def test_values_in_a_table_are_expectiles(data: study.Log) -> None:
 def test_monte_carlo_averages_what_was_earned(data: study.Log) -> None:
     walks = maze.logged(np.random.default_rng(0))
     returns = study.returns_to_go(walks)
-    found = study.monte_carlo(data)
+    values = study.monte_carlo(data)
     for state, action in ((0, 1), (22, 3), (13, 2)):
         here = walks.valid & (walks.state == state) & (walks.action == action)
-        assert found[state, action] == pytest.approx(0.99 * returns[here].mean(), rel=1e-6)
+        assert values[state, action] == pytest.approx(0.99 * returns[here].mean(), rel=1e-6)
 
 
 def test_expected_returns_are_those_of_walking() -> None:
@@ -139,9 +139,9 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "PUBLISHED", [(study.WORKS, "scalar")])
     monkeypatch.setattr(study, "STEERING", (4.0,))
     result = study.run(dataclasses.replace(TINY, parts="published", out=str(tmp_path / "new")))
-    found = result["parts"]["published"]["ILQL, tau 0.8, scalar"]
-    assert found["errors"].shape == (2, 16) and found["value"].shape == (2, 26)
-    assert ((found["return"] >= -101) & (found["return"] <= study.OPTIMUM)).all()
+    outcome = result["parts"]["published"]["ILQL, tau 0.8, scalar"]
+    assert outcome["errors"].shape == (2, 16) and outcome["value"].shape == (2, 26)
+    assert ((outcome["return"] >= -101) & (outcome["return"] <= study.OPTIMUM)).all()
     stored = json.loads((tmp_path / "new" / "result.json").read_text())
     assert stored["claims"] == result["claims"] and len(result["claims"]) == 2
     monkeypatch.setattr(study, "logged", lambda *_, **__: pytest.fail("a finished variant was trained again"))
@@ -154,12 +154,12 @@ def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def made_up(**last: float) -> dict[str, Any]:
     """Outcomes of the corrected design that all predictions hold of, but for the returns given."""
     returns = {"BC": -90.0, "BC, greedy": -101.0, "exact: ILQL, tau 0.8, beta 4": -7.0, study.SHARP: -98.0}
-    found: dict[str, Any] = {name: {"return": np.full(4, x)} for name, x in returns.items()}
+    outcomes: dict[str, Any] = {name: {"return": np.full(4, x)} for name, x in returns.items()}
     noise = np.array([0.0, 0.1, 0.2, 0.3])
     for name in study.RECIPES:
         for head in heads.NAMES:
             error = (1.0 if head == "hl_gauss" else 3.0) + noise
-            found[f"{name}, {head}"] = {
+            outcomes[f"{name}, {head}"] = {
                 "return": np.full(4, -55.0 if name == study.MC else -7.0),
                 "by_steering": np.full((4, 3), -7.0),
                 "legal": np.ones((4, 3)),
@@ -168,8 +168,8 @@ def made_up(**last: float) -> dict[str, Any]:
                 "exact_value": np.linspace(-10, 0, 26) * np.ones((4, 1)),
             }
     for name, value in last.items():
-        found[name.replace("_", " ")]["return"] = np.full(4, value)
-    return {"corrected": found}
+        outcomes[name.replace("_", " ")]["return"] = np.full(4, value)
+    return {"corrected": outcomes}
 
 
 def judged(parts: dict[str, Any]) -> list[dict[str, str]]:
@@ -182,9 +182,10 @@ def test_predictions_hold_or_do_not() -> None:
         "corrected: no kind of cloning gets half way to the optimum from -101 (medians)",
         "corrected: MC's median return is above cloning's by 15",
     ]
-    some = {name: own for name, own in made_up()["corrected"].items() if "c51" in name or "ILQL" not in name}
-    some["MC, scalar"] = made_up()["corrected"]["MC, scalar"]
-    some["exact: ILQL, tau 0.8, beta 4"] = made_up()["corrected"]["exact: ILQL, tau 0.8, beta 4"]
+    corrected = made_up()["corrected"]
+    some = {name: outcome for name, outcome in corrected.items() if "c51" in name or "ILQL" not in name}
+    some["MC, scalar"] = corrected["MC, scalar"]
+    some["exact: ILQL, tau 0.8, beta 4"] = corrected["exact: ILQL, tau 0.8, beta 4"]
     claims = [row["claim"] for row in judged({"corrected": some})]
     assert [claim for claim in claims if "c51" in claim or "HL-Gauss" in claim] == [
         "corrected, c51: ILQL's median return (tau 0.8) is above MC's by 25",

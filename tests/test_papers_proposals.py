@@ -26,9 +26,9 @@ def test_the_bandit_is_logged_around_its_modes_with_their_shares() -> None:
         rows = study.batch(TINY, jax.random.key(0))
         return rows, study.describe(rows.action), rows.reward - study.reward(rows.action)
 
-    rows, found, noise = jax.device_get(logged())
-    np.testing.assert_allclose(found["modes"], study.SHARES, atol=0.03)
-    assert found["near"] > 0.995 and not np.any(rows.discount)
+    rows, summary, noise = jax.device_get(logged())
+    np.testing.assert_allclose(summary["modes"], study.SHARES, atol=0.03)
+    assert summary["near"] > 0.995 and not np.any(rows.discount)
     assert abs(noise.mean()) < 0.07 and abs(noise.std() - study.NOISE) < 0.05
     assert study.WORTH.argmax() == study.SHARES.argmin() == study.BEST
 
@@ -38,8 +38,8 @@ def test_rewards_and_shares_by_hand() -> None:
     paid = [10, 6 * np.exp(-0.5), 10 * np.exp(-4), 2 * np.exp(-0.16 / 0.0625)]
     np.testing.assert_allclose(study.reward(actions), paid, rtol=1e-4)
     drawn = np.float32([[0.5, 0.5], [0.4, 0.6], [-0.5, -0.31], [0, 0]])
-    found = study.describe(drawn)
-    assert found["modes"].tolist() == [0.5, 0, 0.25, 0] and found["near"] == 0.75
+    summary = study.describe(drawn)
+    assert summary["modes"].tolist() == [0.5, 0, 0.25, 0] and summary["near"] == 0.75
     assert study.expected(0.1, 1) == pytest.approx(0.1)
     assert study.expected(0.1, 32) == pytest.approx(0.9657, abs=1e-4)
 

@@ -19,24 +19,24 @@ G = parts.GAMMA
 
 
 def test_the_chain_has_all_chunks_and_its_values_are_those_of_their_bellman_equation() -> None:
-    made = chunks.make(parts.chain(), parts.LENGTH, G)
-    batch = parts.whole(made, parts.LENGTH)
+    chunked = chunks.make(parts.chain(), parts.LENGTH, G)
+    batch = parts.whole(chunked, parts.LENGTH)
     rows = [
         (int(state.argmax()), tuple(int(x) for x in action))
         for state, action in zip(batch.observation, np.asarray(batch.action), strict=True)
     ]
     assert set(rows) == set(parts.every_chunk()) and len(parts.every_chunk()) == 6 * 16
     # The last state, to the right: it terminates in the first step. All chunks that begin so are worth what that pays.
-    found = dict(zip(parts.every_chunk(), parts.enumerated(batch), strict=True))
+    q = dict(zip(parts.every_chunk(), parts.enumerated(batch), strict=True))
     for rest in itertools.product((-1, 1), repeat=3):
-        assert found[5, (1, *rest)] == pytest.approx(1.0)
+        assert q[5, (1, *rest)] == pytest.approx(1.0)
     # From the first state all to the left: 0.5 in each step, and then a value that is the mean over what was logged.
-    value = [np.mean([found[row] for row in rows if row[0] == state]) for state in range(6)]
-    assert found[0, (-1,) * 4] == pytest.approx(0.5 * (1 - G**4) / (1 - G) + G**4 * value[0], abs=1e-6)
+    value = [np.mean([q[row] for row in rows if row[0] == state]) for state in range(6)]
+    assert q[0, (-1,) * 4] == pytest.approx(0.5 * (1 - G**4) / (1 - G) + G**4 * value[0], abs=1e-6)
     # The same equation for every row of the batch, with the rewards and discounts that the library makes.
     after = np.asarray(batch.next_observation).argmax(-1)
     expected = np.asarray(batch.reward) + G * np.asarray(batch.discount) * np.array(value)[after]
-    np.testing.assert_allclose([found[row] for row in rows], expected, atol=1e-5)
+    np.testing.assert_allclose([q[row] for row in rows], expected, atol=1e-5)
 
 
 def test_several_steps_without_chunks_are_biased_by_what_the_direction_pays() -> None:

@@ -119,10 +119,10 @@ def test_figure_1c_is_at_perturbation_09() -> None:
     """Its DRPVI curve is that of perturbation 0.9, at which the authors' last notebook stands, and not of 1."""
     env, datasets = mdp(0.2)
     published = np.array(paper.FIGURE_C["DRPVI"])[[0, 4, 9]]
-    found = {}
+    returns = {}
     for q in (0.9, 1.0):
         test = linear_mdp.perturbed(env, q)
-        found[q] = [
+        returns[q] = [
             np.mean(
                 [
                     reference.mdp_return(
@@ -133,8 +133,8 @@ def test_figure_1c_is_at_perturbation_09() -> None:
             )
             for radius in paper.SWEEP[[0, 4, 9]]
         ]
-    np.testing.assert_allclose(found[0.9], published, atol=0.02)
-    assert np.abs(np.array(found[1.0]) - published).min() > 0.03
+    np.testing.assert_allclose(returns[0.9], published, atol=0.02)
+    assert np.abs(np.array(returns[1.0]) - published).min() > 0.03
 
 
 # ---- the put option --------------------------------------------------------------------------------------
@@ -252,10 +252,10 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     saved = json.loads((tmp_path / "result.json").read_text())
     assert {"command", "commit", "versions", "hardware", "settings", "seconds"} <= saved.keys()
     np.testing.assert_allclose(saved["1a"][0]["ours"], result["1a"][0]["ours"])
-    for made in result["1a"][:2]:  # PEVI and TV, without a fault, are the paper's
-        np.testing.assert_allclose(made["ours_100_episodes"], made["ours"], atol=0.06)
-        np.testing.assert_allclose(made["published"], made["many"], atol=0.06)
-        assert not made["off"].any()
+    for curve in result["1a"][:2]:  # PEVI and TV, without a fault, are the paper's
+        np.testing.assert_allclose(curve["ours_100_episodes"], curve["ours"], atol=0.06)
+        np.testing.assert_allclose(curve["published"], curve["many"], atol=0.06)
+        assert not curve["off"].any()
     text = "".join((tmp_path / name).read_text() for name in ("comparison.md", "points.md"))
     assert "| 1a | R2PVI-TV | q = 0.50 | 1.2075 |" in text
     assert "their code minimises the chi2 dual" in text and "not published" in text
@@ -267,12 +267,12 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
 def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
     stored = Path(paper.__file__).parents[2] / "results/papers/r2pvi"
     result = studies.load(stored / "result.json")
-    curves = [made for figure in paper.FIGURES for made in result[figure]]
+    curves = [curve for figure in paper.FIGURES for curve in result[figure]]
     first_table = next(block for block in paper.report(result) if block.startswith("|")).splitlines()
     assert len(first_table) == 2 + len(curves) < 40
     assert "| 1a | PEVI | 11 of 11 | 0.0219 |  |" in first_table
     values = next(block for block in paper.points(result) if block.startswith("|")).splitlines()
-    assert len(values) == 2 + sum(len(made["ours"]) for made in curves) > 100
+    assert len(values) == 2 + sum(len(curve["ours"]) for curve in curves) > 100
     assert (stored / "points.md").read_text() == "\n\n".join(paper.points(result)) + "\n"
 
 

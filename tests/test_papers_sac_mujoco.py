@@ -34,15 +34,15 @@ def test_finished_runs_are_laid_beside_the_published_spread(tmp_path, monkeypatc
 
 
 def test_what_is_missing_is_trained(tmp_path, monkeypatch) -> None:
-    asked = []
+    trained = []
 
     def train(settings: study.Settings, name: str, folder) -> None:
-        asked.append((name, settings.steps))
+        trained.append((name, settings.steps))
         finished(folder, [50_000], [300.0])
 
     monkeypatch.setattr(study, "train", train)
     study.run(study.Settings(runs=str(tmp_path), steps=50_000, environments="Walker2d-v5"))
-    assert asked == [("Walker2d-v5", 50_000)]
+    assert trained == [("Walker2d-v5", 50_000)]
 
 
 def test_an_environment_without_published_curves_is_refused() -> None:

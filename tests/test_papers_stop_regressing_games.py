@@ -56,9 +56,9 @@ def test_heads_are_compared_in_shares_of_each_game() -> None:
         "one": {"a": np.array([[0.0, 0.0], [1.0, 3.0]]), "b": np.array([[9.0, 9.0], [4.0, 4.0]])},
         "two": {"a": np.array([[300.0, 300.0]]), "b": np.array([[100.0, 100.0]])},
     }
-    found = paper.relative(scores)
-    np.testing.assert_allclose(found["a"], [(1 / 3 + 1.5) / 2, (1 + 1.5) / 2])
-    np.testing.assert_allclose(found["b"], [(4 / 3 + 0.5) / 2] * 2)
+    ratios = paper.relative(scores)
+    np.testing.assert_allclose(ratios["a"], [(1 / 3 + 1.5) / 2, (1 + 1.5) / 2])
+    np.testing.assert_allclose(ratios["b"], [(4 / 3 + 0.5) / 2] * 2)
 
 
 @pytest.mark.parametrize(

@@ -133,9 +133,9 @@ def test_what_the_toy_charges_has_the_closed_form(name: str) -> None:
     batch = parts.annotated(loss, context, Rows(jnp.zeros((1, count, 0)), outputs, outcome))
     for mean, deviation in ((0.2, 0.5), (-0.3, 0.9)):
         both = lambda x: jnp.zeros_like(outputs).at[..., 0].set(x)
-        said = losses.Prediction(both(mean), both(2 * np.log(deviation)))
+        prediction = losses.Prediction(both(mean), both(2 * np.log(deviation)))
         half = 2 if name == "mle" else 1  # the likelihood is the mean with a reward's, which is certain here
-        charged.append(half * float(loss.train(context, said, batch, jax.random.key(1)).mean()))
+        charged.append(half * float(loss.train(context, prediction, batch, jax.random.key(1)).mean()))
         closed.append(parts.expected(name, mean, deviation))
     np.testing.assert_allclose(charged[1] - charged[0], closed[1] - closed[0], rtol=0.05, atol=0.03)
     assert abs(charged[0] - closed[0] - (0.0 if name == "mle" else 1.0)) < 0.03

@@ -94,11 +94,11 @@ def verdicts(scores: dict[tuple[str, str, str], list[float]]) -> dict[str, str]:
     rows = [
         {**paper.Run("pendulum", *key)._asdict(), "area": {"each": np.array(x)}} for key, x in scores.items()
     ]
-    found = {"settings": {"parts": "pendulum"}, "rows": rows}
+    outcome = {"settings": {"parts": "pendulum"}, "rows": rows}
     marks = {studies.HOLDS: "Y", studies.FAILS: "N", studies.OPEN: "?"}
     return {
         row["claim"].replace("pendulum, ", ""): marks[row["verdict"]]
-        for row in studies.judged(paper.claims(found))
+        for row in studies.judged(paper.claims(outcome))
     }
 
 
@@ -123,14 +123,14 @@ def test_nothing_is_claimed_before_both_sides_are_there() -> None:
 )
 def test_claims_are_of_differences_over_seeds(kind: str, scores: Any, expected: str) -> None:
     methods = dict(zip(("vagram", "mse", "anisotropic"), scores, strict=True))
-    found = verdicts({(kind, "3x64", method): x for method, x in methods.items() if x})
-    assert "".join(found.values()) == expected
+    claims = verdicts({(kind, "3x64", method): x for method, x in methods.items() if x})
+    assert "".join(claims.values()) == expected
 
 
 def test_claims_across_kinds_and_sizes() -> None:
     """Differences of differences, what counts as nothing, and the comparison with SAC alone."""
     flat, high = [50.0, 51.0, 52.0], [70.0, 71.5, 72.0]
-    found = verdicts(
+    claims = verdicts(
         {
             **{("noise", "2x16", method): flat for method in ("vagram", "mse")},
             **{("official", "2x16", method): x for method, x in (("vagram", high), ("mse", flat))},
@@ -140,7 +140,7 @@ def test_claims_across_kinds_and_sizes() -> None:
             ("none", "-", "sac, as many updates"): [80.0, 81.0, 83.0],
         }
     )
-    assert found == {
+    assert claims == {
         "capacity: official distractors, 2x16: vagram scores more than mse (difference)": "Y",
         "noise: 2x16: vagram gains over mse less than 5 points (difference)": "Y",
         "noise: 2x16: vagram gains over mse less than with official distractors (difference of differences)": "Y",
@@ -213,8 +213,8 @@ def test_a_run_that_diverges_before_its_first_evaluation_scores_as_random_action
 
     chosen = paper.training(paper.Settings(), paper.Run("hopper", "none", "3x64", "mle"))[1]
     work = studies.Work(tmp_path / "run", lambda steps: None)
-    found = paper.trained(diverging, chosen, None, (0.0, 1.0), work)
-    assert found["diverged"] and found["area"]["each"].tolist() == [0, 0]
+    scores = paper.trained(diverging, chosen, None, (0.0, 1.0), work)
+    assert scores["diverged"] and scores["area"]["each"].tolist() == [0, 0]
 
 
 @pytest.mark.long

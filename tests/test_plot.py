@@ -38,10 +38,10 @@ def image_size(path: Path) -> tuple[int, int]:
 
 
 def lines(axes) -> dict[str, list]:
-    found: dict[str, list] = {"mean": [], "seed": []}
+    curves: dict[str, list] = {"mean": [], "seed": []}
     for line in axes.get_lines():
-        found["seed" if line.get_label().startswith("_") else "mean"].append(line)
-    return found
+        curves["seed" if line.get_label().startswith("_") else "mean"].append(line)
+    return curves
 
 
 def test_learning_curve_draws_mean_seeds_and_interval(tmp_path: Path, figures: list):

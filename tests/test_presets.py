@@ -61,9 +61,9 @@ def test_every_number_is_a_flag_that_a_known_task_reaches_and_has_a_source(
 
 def test_every_family_is_of_known_tasks_and_no_task_has_two() -> None:
     families = presets.table()["families"]
-    found = {task: [name for name in families if matches(task, families[name])] for task in TASKS}
-    assert all(len(names) <= 1 for names in found.values())
-    assert {name for names in found.values() for name in names} == set(families)
+    families_of = {task: [name for name in families if matches(task, families[name])] for task in TASKS}
+    assert all(len(names) <= 1 for names in families_of.values())
+    assert {name for names in families_of.values() for name in names} == set(families)
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
@@ -85,6 +85,7 @@ def test_what_is_published_can_be_run(script: str) -> None:
         ("hopper-medium-replay-regen-v5", "hopper-medium-replay"),
         ("minari:D4RL/door/human-v2", "door-human"),
         ("/data/walker2d-expert-v2.hdf5", "walker2d-expert"),
+        ("/a+b/heavy-cube-double-ppp-v0.npz+entities", "heavy-cube-double-ppp+entities"),
         ("cube-single-play-singletask-task2-v0", "cube-single-play-singletask-task2"),
         ("ALE/Pong-v5", "ALE/Pong"),
         ("Hopper-v5+distractors10-map3", "Hopper+distractors10-map3"),
@@ -107,11 +108,11 @@ def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
     settings, config = command_line("--agent=rebrac", "--dataset=hopper-medium-regen-v5")
     assert (settings.batch_size, settings.updates, settings.preset) == (1024, 1_000_000, "paper")
     assert (config.policy_cloning, config.critic_cloning) == (0.01, 0.01)
-    said = capsys.readouterr().err
+    stderr = capsys.readouterr().err
     assert (
-        "configs/offline/rebrac" in said
-        and "--batch_size=1024" in said
-        and "--agent.hidden=256,256,256" in said
+        "configs/offline/rebrac" in stderr
+        and "--batch_size=1024" in stderr
+        and "--agent.hidden=256,256,256" in stderr
     )
     settings, config = command_line(
         *("--agent=rebrac", "--dataset=hopper-medium-v2", "--batch_size=64", "--agent.critic_cloning=0.5")
@@ -137,6 +138,8 @@ def test_a_family_decides() -> None:
 def test_what_was_tuned_for_other_datasets_is_missing() -> None:
     preset = presets.find("offline", "sac_n", "hopper-random-v2", "scalar")
     assert preset and preset.missing == ["what was tuned for hopper-random alone"]
+    preset = presets.find("goals", "hecrl", "heavy-cube-triple-ppp-v0+entities", "scalar")
+    assert preset and not any("tuned for" in missing for missing in preset.missing)
 
 
 def test_an_unknown_preset_is_refused() -> None:
@@ -146,13 +149,13 @@ def test_an_unknown_preset_is_refused() -> None:
 
 def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> None:
     """Its own blocks alone, whatever an agent's paper says of the task; and a run's card says which it follows."""
-    given = ("--preset=ogbench-fql", "--dataset=antmaze-giant-navigate-singletask-v0")
-    settings, config = command_line("--agent=fql", *given)
+    arguments = ("--preset=ogbench-fql", "--dataset=antmaze-giant-navigate-singletask-v0")
+    settings, config = command_line("--agent=fql", *arguments)
     assert (config.alpha, config.aggregation, config.discount) == (10.0, "min", 0.995)
     assert settings.preset == "ogbench-fql" and settings.updates == 1_000_000
     stored = presets.stored("offline", settings, "dataset")
     assert stored and "FQL" in stored["sources"][0]
-    for argv in (("--agent=bc", *given), ("--agent=fql", given[0], "--dataset=pen-human-v1")):
+    for argv in (("--agent=bc", *arguments), ("--agent=fql", arguments[0], "--dataset=pen-human-v1")):
         with pytest.raises(
             ValueError, match=r"ogbench-fql has no settings of .* it has fql, ifql, iql, rebrac on ogb"
         ):
@@ -163,9 +166,9 @@ def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> N
 @pytest.mark.parametrize("agent", ["fql", "ifql", "iql", "rebrac"])
 def test_every_agent_of_the_fql_paper_has_its_settings_on_the_manipulation_tasks(agent: str) -> None:
     for task in ("cube-single", "cube-double", "scene", "puzzle-3x3", "puzzle-4x4"):
-        found = presets.find("offline", agent, f"{task}-play-singletask-task1-v0", "hl_gauss", "ogbench-fql")
-        assert found and found.flags["updates"] == 1_000_000
-        assert not any("tuned for" in text and "alone" in text for text in found.missing)
+        preset = presets.find("offline", agent, f"{task}-play-singletask-task1-v0", "hl_gauss", "ogbench-fql")
+        assert preset and preset.flags["updates"] == 1_000_000
+        assert not any("tuned for" in text and "alone" in text for text in preset.missing)
 
 
 def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() -> None:
@@ -207,7 +210,7 @@ def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: py
     }
     table = {"families": {"toy": ["synthetic-continuous"]}, "presets": [block]}
     monkeypatch.setattr(presets, "table", lambda: table)
-    given = {
+    flag_values = {
         "agent": "bc",
         "seeds": 1,
         "updates": 1,
@@ -215,7 +218,7 @@ def test_a_run_stores_its_preset_with_the_source(tmp_path: Path, monkeypatch: py
         "tensorboard": False,
         "workdir": str(tmp_path),
     }
-    settings, config = presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", given)
+    settings, config = presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", flag_values)
     result = offline.run(settings, config)
     assert result["settings"]["batch_size"] == 8
     stored = json.loads((tmp_path / log.CONFIG).read_text())["config"]["preset"]

@@ -125,17 +125,17 @@ def test_weights_undo_the_bias_of_the_draws() -> None:
 @pytest.mark.parametrize(("wait", "spare"), [(0, 0), (4, 0), (2, 6), (4, 4)])
 def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(wait: int, spare: int) -> None:
     capacity, block = 17, 2
-    memory, kept = prioritised.empty(NUMBER, capacity), deque(maxlen=capacity)
+    memory, stored = prioritised.empty(NUMBER, capacity), deque(maxlen=capacity)
     for time in range(25):
         rows = np.float32(block * time + np.arange(block))
         memory = INSERT(memory, rows, wait, spare)
-        kept.extend(rows)
+        stored.extend(rows)
         drawn = np.asarray(memory.ring.rows)[np.asarray(DRAW(memory.tree, KEY, 500))] if time > 5 else []
-        allowed = set(list(kept)[: len(kept) - wait])
-        if len(kept) == capacity:
-            allowed &= set(list(kept)[spare:])
+        allowed = set(list(stored)[: len(stored) - wait])
+        if len(stored) == capacity:
+            allowed &= set(list(stored)[spare:])
         assert set(drawn) <= allowed
-        if len(kept) == capacity or not spare:
+        if len(stored) == capacity or not spare:
             assert time <= 5 or set(drawn) == allowed
     memory = UPDATE(memory, np.array([3]), np.float32([7.0]))
     memory = INSERT(memory, np.zeros(block, np.float32), wait, spare)

@@ -495,12 +495,12 @@ def test_problems_whose_reference_fails_are_refused_by_name(anywhere: Pool) -> N
     assert verdict(anywhere, f"{RIGHT}# refused", problems[0]) == Verdict.PASSED
 
 
-@pytest.mark.parametrize("own", ["lambda x: x", "Own()"])
-def test_what_tests_cannot_hand_over_is_refused(anywhere: Pool, own: str) -> None:
-    problem = Problem("P/7", "", f"class Own: pass\nassert f({own})", ("f",), "")
+@pytest.mark.parametrize("expression", ["lambda x: x", "Own()"])
+def test_what_tests_cannot_hand_over_is_refused(anywhere: Pool, expression: str) -> None:
+    problem = Problem("P/7", "", f"class Own: pass\nassert f({expression})", ("f",), "")
     with pytest.raises(ValueError, match="'P/7' hand the program a function or an object of their own"):
         verdict(anywhere, "def f(x): return True", problem)
-    assert verdict(anywhere, RIGHT + f"# after {own}") == Verdict.PASSED
+    assert verdict(anywhere, RIGHT + f"# after {expression}") == Verdict.PASSED
 
 
 def test_tests_that_expect_an_exception(anywhere: Pool) -> None:
@@ -684,10 +684,10 @@ SLOW = ("answers for ever", "recurses")
 @pytest.mark.parametrize("greed", [*ENDLESS, *GREEDY])
 def test_greed_ends_and_leaves_nothing(isolated: Pool, greed: str) -> None:
     text = textwrap.dedent((ENDLESS | GREEDY)[greed])
-    found = verdict(isolated, text if "def add" in text else f"{text}\n{RIGHT}")
+    outcome = verdict(isolated, text if "def add" in text else f"{text}\n{RIGHT}")
     # What takes memory in small steps may run out of time first.
-    late = greed in ENDLESS or (greed in SLOW and found == Verdict.TIMEOUT)
-    assert found == (Verdict.TIMEOUT if late else Verdict.RUNTIME_ERROR)
+    late = greed in ENDLESS or (greed in SLOW and outcome == Verdict.TIMEOUT)
+    assert outcome == (Verdict.TIMEOUT if late else Verdict.RUNTIME_ERROR)
     assert verdict(isolated, f"{RIGHT}# after: {greed}") == Verdict.PASSED
     # One or two that wait (bubblewrap), the one that forks, and two for the next job.
     assert len(descendants(isolated._workers[0]._process.pid)) <= 5
@@ -699,10 +699,10 @@ def test_an_answer_too_long_to_compare(isolated: Pool) -> None:
 
 
 def descendants(process: int) -> list[int]:
-    found = [process]
-    for parent in found:
-        found += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
-    return found
+    processes = [process]
+    for parent in processes:
+        processes += map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split())
+    return processes
 
 
 # ---- programs that want to get out --------------------------------------------------------------------------------
@@ -1109,8 +1109,8 @@ def test_a_script_does_not_see_what_is_expected(anywhere: Pool) -> None:
     seen = [each for each in gc.get_objects() if 'gNiHtOn' in str(each)[::-1]]
     print('something' if seen else 'nothing')
     """
-    for given, expected in (("asked", Verdict.PASSED), ("nOtHiNg", Verdict.FAILED)):
-        problem = SUMS._replace(cases=((given, "nOtHiNg"),), match="words")
+    for stdin, expected in (("asked", Verdict.PASSED), ("nOtHiNg", Verdict.FAILED)):
+        problem = SUMS._replace(cases=((stdin, "nOtHiNg"),), match="words")
         assert verdict(anywhere, probe, problem) == expected
 
 
@@ -1320,7 +1320,7 @@ def test_codegen_programs(data_file: Callable[[str], Path], real: Pool) -> None:
     pairs = [(problems[one.name], one.prompt + text) for one in samples for text in one.completions[::50]]
     verdicts = real.run(pairs)
     # As HumanEval's own harness does it: program and tests in one process, which says itself how it went.
-    told = [
+    harness_pairs = [
         (
             Problem(problem.name, "", "assert passed()", ("passed",), ""),
             f"{text}\n{problem.tests}\ndef passed(): return True\n",
@@ -1328,6 +1328,6 @@ def test_codegen_programs(data_file: Callable[[str], Path], real: Pool) -> None:
         for problem, text in pairs
     ]
     passed = [verdict == Verdict.PASSED for verdict in verdicts]
-    assert passed == [verdict == Verdict.PASSED for verdict in real.run(told)]
+    assert passed == [verdict == Verdict.PASSED for verdict in real.run(harness_pairs)]
     assert sum(passed) / len(pairs) == pytest.approx(0.207, abs=0.05)  # of all 12,600
     assert set(verdicts) >= set(Verdict) - {Verdict.TIMEOUT}

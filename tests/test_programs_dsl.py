@@ -47,11 +47,11 @@ CANONICAL = dict(
 def answer(description: str, x: list[int]) -> object:
     """What a description asks for, worked out from its words."""
     words = [CANONICAL[word] for word in description.split()]
-    kept = [v for v in x if all(FILTERS[word](v) for word in words if word in FILTERS)]
+    values = [v for v in x if all(FILTERS[word](v) for word in words if word in FILTERS)]
     for word in words:
         if word in MAPS:
-            kept = [MAPS[word](v) for v in kept]
-    return AGGREGATES[words[0]](kept)
+            values = [MAPS[word](v) for v in values]
+    return AGGREGATES[words[0]](values)
 
 
 @pytest.mark.parametrize(("depth", "count"), [(1, 280), (2, 5120)])

@@ -188,25 +188,25 @@ def test_an_ant_is_told_the_way_or_one_that_is_drawn_every_ten_steps(
     kind: str, walker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a policy that was asked again for every stored row, without the noise."""
-    recipe, told = find(f"antmaze-medium-{kind}-v0"), []
+    recipe, observations = find(f"antmaze-medium-{kind}-v0"), []
     policies = behaviour.load(walker, pointmaze.WALKER)
     policy = policies.policy(policies.card["expert"])
 
-    class Told(behaviour.Policy):
+    class Recorder(behaviour.Policy):
         def mode(self, observation: np.ndarray) -> np.ndarray:
-            told.append(observation)
+            observations.append(observation)
             return super().mode(observation)
 
-    monkeypatch.setattr(behaviour, "Policy", Told)
+    monkeypatch.setattr(behaviour, "Policy", Recorder)
     monkeypatch.setattr(pointmaze, "EXPLORE_NOISE", 0.0)
     monkeypatch.setitem(pointmaze.ACTION_NOISE, "antmaze", 0.0)
     goals = []
     maze = pointmaze._make_env(recipe.env)
     monkeypatch.setattr(pointmaze, "_make_env", lambda name: maze)
     reset = maze.reset
-    monkeypatch.setattr(maze, "reset", lambda **given: (reset(**given), goals.append(maze.cur_goal_xy))[0])
+    monkeypatch.setattr(maze, "reset", lambda **inputs: (reset(**inputs), goals.append(maze.cur_goal_xy))[0])
     data = simulator(recipe.dataset, 35, walker)(seed(0)).data
-    seen = np.stack(told)
+    seen = np.stack(observations)
     np.testing.assert_allclose(seen[:, :27], data["observations"][:, 2:], atol=1e-6)
     np.testing.assert_allclose(data["actions"], [policy.mode(row) for row in seen], atol=1e-6)
     directions = seen[:, 27:]

@@ -132,15 +132,15 @@ def chunks(out: Path, dataset: str = DATASET, kind: str = "train") -> list[Path]
 
 def workers(out: Path, dataset: str = DATASET) -> list[str]:
     """Return the ids of worker processes that work in ``out``."""
-    found = []
+    ids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_text().split("\0")
         except OSError:
             continue
         if "-c" in words and str(out / f".{dataset}.partial") in words:
-            found.append(folder.name)
-    return found
+            ids.append(folder.name)
+    return ids
 
 
 def test_makes_the_files_and_then_leaves_them_alone(ask: Ask, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import fnmatch
 import itertools
@@ -78,8 +79,8 @@ def finished(
 ) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
     """The file, the flags and the programs of a board whose runs are all finished; the first tier is of 600 steps."""
     (tmp_path / "locomotion").mkdir()
-    made = {"transitions": 600, "normalized_return_d4rl": 12.34}
-    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", made)
+    record = {"transitions": 600, "normalized_return_d4rl": 12.34}
+    log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
     file = board(tmp_path)
     plan = sweeps.load(file, {}, str(tmp_path / "runs"))
     for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
@@ -100,9 +101,9 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     }
     for i, cell in enumerate(result["cells"]):
         for which, values in expected.items():
-            own = values[i // 3, i % 3]
-            np.testing.assert_allclose(cell[which]["each"], own)
-            t = stats.ttest_1samp(own, 0).confidence_interval(0.95)
+            scores = values[i // 3, i % 3]
+            np.testing.assert_allclose(cell[which]["each"], scores)
+            t = stats.ttest_1samp(scores, 0).confidence_interval(0.95)
             np.testing.assert_allclose(cell[which]["ci95"], t)
     bc, iql = expected["last"]  # [task, seed]
     aggregates = result["aggregates"]
@@ -111,7 +112,7 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     assert aggregates["iql"]["optimality_gap"]["value"] == pytest.approx(gap)
     low, high = aggregates["iql"]["mean"]["ci95"]
     rng = np.random.default_rng(1)
-    means = np.mean([rng.choice(own, (50_000, SEEDS)).mean(1) for own in iql], 0)  # within tasks
+    means = np.mean([rng.choice(scores, (50_000, SEEDS)).mean(1) for scores in iql], 0)  # within tasks
     np.testing.assert_allclose([low, high], np.quantile(means, [0.025, 0.975]), atol=0.5)
     (pair,) = [row for row in result["improvement"] if (row["x"], row["y"]) == ("iql", "bc")]
     wins = [a > b for k in range(3) for a in iql[k] for b in bc[k]]
@@ -140,8 +141,8 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}
     beside: dict[int, dict[str, list[str]]] = {}
     for updates in (20, 1_000_000):
-        own = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
-        plan = sweeps.load(board(tmp_path, parameters=own), {}, str(tmp_path / f"{updates}"))
+        all_parameters = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
+        plan = sweeps.load(board(tmp_path, parameters=all_parameters), {}, str(tmp_path / f"{updates}"))
         for place in plan.programs:
             leave(place, SCORES[0, 0])
             stored = log.read_json(place / log.RESULT)
@@ -169,6 +170,24 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     assert lines[0].endswith("| 67.5 ± 3.8 |") and lines[1].endswith("|  |")
     (apart,) = [block for block in blocks if block.startswith("Not to be compared")]
     assert "here data are not D4RL's own -v2 files." in apart
+
+
+def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: Path) -> None:
+    """IQL's published expectile on these tasks is 0.7."""
+    own = {
+        "dataset": {"value": "hopper-medium-v2"},
+        "updates": {"value": 1_000_000},
+        "eval_every": {"value": 1000},
+        "agent.expectile": {"values": [0.7, 0.9]},
+        "batch_size": {"values": [256, 32]},
+        "head_size": {"value": 51},  # which a scalar head does not read
+    }
+    parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
+    differs = [row["differs"] for part in parts for row in report._published([part], [])]
+    flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
+    assert sorted(map(str, differs)) == sorted(
+        str([f"other settings than published ({flag})"] if flag else []) for flag in flags
+    )
 
 
 def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
@@ -230,9 +249,9 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
         for name, count in (("bc", 5), ("iql", 3), ("cql", 1))
         for k in range(count)
     ]
-    found = report._aggregated(cells, "return")
-    assert found["aggregate_tasks"] == ["0", "1", "2"] and list(found["aggregates"]) == ["bc", "iql"]
-    assert "optimality_gap" not in found["aggregates"]["bc"]  # of returns nobody knows the optimum
+    summary = report._aggregated(cells, "return")
+    assert summary["aggregate_tasks"] == ["0", "1", "2"] and list(summary["aggregates"]) == ["bc", "iql"]
+    assert "optimality_gap" not in summary["aggregates"]["bc"]  # of returns nobody knows the optimum
     cells[1]["last"]["each"] = np.arange(2.0)
     with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
         report._aggregated(cells, "return")
@@ -286,6 +305,66 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
     assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, None),
+        ({"seed": 0}, "with the same seed"),  # the default, which the other file does not write
+        ({"seed": 1, "updates": 40}, "but are no seeds of one run: the second has --updates=40. Report"),
+        ({"seed": 1, "head": "c51", "agent.expectile": 0.9}, "--head=c51 --agent.expectile=0.9"),
+        ({"seed": 1, "eval_every": 20}, "--eval_every=20"),  # whose curves have other steps
+    ],
+)
+def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
+    changed: dict[str, Any], message: str | None, tmp_path: Path
+) -> None:
+    plain = {"agent": "iql", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
+    parts = []
+    for values in (plain, plain | changed):
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        parts += report._parts(sweeps.load(file, {}))
+    with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
+        report._check_apart(parts)
+
+
+def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    parameters = {"agent.expectile": {"values": [0.5, 0.9]}, "dataset": {"value": TASKS[0]}}
+    parameters |= {"updates": {"value": 20}, "eval_every": {"value": 10}}
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    ((place, program),) = plan.programs.items()
+    leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
+    card(program, place)
+    log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
+        leave(place / f"{i:03d}", SCORES[0, i])
+        alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}
+        log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
+        result = report.run([plan], str(tmp_path / "out"))
+        assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
+        missing = "".join(report._missing(result))
+        assert states[1] in missing and "expectile=0.5" not in missing
+
+
+def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A baseline of a tenth of the updates is no baseline."""
+    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    plans = []
+    for agent, updates in (("bc", 20), ("iql", 200)):
+        values = {"agent": agent, "dataset": TASKS[0], "updates": updates, "eval_every": 10}
+        file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
+        plans.append(sweeps.load(file, {}, str(tmp_path / agent)))
+        (place,) = plans[-1].programs
+        leave(place, SCORES[0, 0])
+        log.result(place, {**log.read_json(place / log.RESULT), "updates": updates})
+    result = report.run(plans, str(tmp_path / "out"))
+    blocks = list(report.report(result))
+    assert f"**Not the same number of updates:** on {TASKS[0]} `bc` 20, `iql` 200." in blocks
+    assert report.run(plans[:1], str(tmp_path / "alone"))["other_lengths"] == {}
+
+
 def test_finished_runs_of_several_machines_make_one_report(
     finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -295,8 +374,9 @@ def test_finished_runs_of_several_machines_make_one_report(
     places = list(programs)
     machine = {"cpu": "Abacus", "cores": 2, "backend": "cpu", "device": "cpu", "devices": 1}
     for i, place in enumerate(places):  # three on this machine, three on another and on other data
-        own = {"commit": f"{i // 3}" * 40, "digest": f"{i // 5}", "hardware": machine | {"cores": 2 + i // 3}}
-        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | own)
+        hardware = machine | {"cores": 2 + i // 3}
+        provenance = {"commit": f"{i // 3}" * 40, "digest": f"{i // 5}", "hardware": hardware}
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | provenance)
         (place / "checkpoints").mkdir()
     whole = report_on(file, *where, "--store")
     stored = tmp_path / "out" / report.STORED

@@ -87,7 +87,7 @@ def play(capacity: int, environments: int, times: int, seed: int = 0) -> Played:
     observation, number = np.zeros(1, np.float32), np.float32(0)
     row = ring.Row(observation, number, number, number, observation, np.bool_(False))
     memory = ring.empty(row, capacity)
-    kept: deque[dict[str, Any]] = deque(maxlen=capacity)
+    steps: deque[dict[str, Any]] = deque(maxlen=capacity)
     first, episode, written = np.ones(environments, bool), np.arange(environments) * 1000, 0
     for time in range(times):
         ends, terminates = rng.random(environments) < 0.25, rng.random(environments) < 0.5
@@ -114,9 +114,9 @@ def play(capacity: int, environments: int, times: int, seed: int = 0) -> Played:
             for name in ring.Row._fields
         ]
         memory = INSERT(memory, ring.Row(*rows))
-        kept.extend(block)
+        steps.extend(block)
         first, episode = ends, episode + ends
-    return Played(memory, list(kept), environments)
+    return Played(memory, list(steps), environments)
 
 
 def walk(played: Played, start: dict[str, Any], length: int) -> list[dict[str, Any]]:
@@ -141,11 +141,11 @@ def test_parts_of_a_dictionary_stay_together() -> None:
     )
     slots = DRAW(memory, jax.random.key(0), 16)
     plain = jax.device_get(TRANSITIONS(memory, slots, 2, GAMMA, 3))
-    found = TRANSITIONS(memory._replace(rows=rows), slots, 2, GAMMA, 3)
+    transitions = TRANSITIONS(memory._replace(rows=rows), slots, 2, GAMMA, 3)
     expected = plain._replace(
         observation=split(plain.observation), next_observation=split(plain.next_observation)
     )
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    jax.tree.map(np.testing.assert_array_equal, transitions, expected)
 
 
 @pytest.mark.parametrize("n", [1, 3, 5])
@@ -155,7 +155,7 @@ def test_n_step_transitions_end_with_their_episode(
 ) -> None:
     played = play(capacity, environments, times)
     slots = np.array([step["slot"] for step in played.steps])
-    found = jax.device_get(TRANSITIONS(played.memory, slots, n, GAMMA, environments))
+    transitions = jax.device_get(TRANSITIONS(played.memory, slots, n, GAMMA, environments))
     for i, start in enumerate(played.steps):
         taken, more = walk(played, start, n), walk(played, start, n + 1)
         known = len(more) > len(taken)
@@ -168,8 +168,8 @@ def test_n_step_transitions_end_with_their_episode(
             next_action=more[-1]["action"] if known else start["action"],
             has_next_action=float(known),
         )
-        assert found.origin is None  # of one source
-        for name, got, want in list(zip(Transition._fields, found, expected, strict=True))[:-1]:
+        assert transitions.origin is None  # of one source
+        for name, got, want in list(zip(Transition._fields, transitions, expected, strict=True))[:-1]:
             np.testing.assert_allclose(got[i], want, rtol=1e-5, atol=1e-6, err_msg=f"{name} of {start}")
 
 

@@ -41,12 +41,12 @@ DIVERGENCES: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
 def problems() -> list[tuple[np.ndarray, np.ndarray]]:
     """Supports of 2 to 7 values: generic, with ties, with values that cannot occur, and all equal."""
     rng = np.random.default_rng(0)
-    found = [(rng.normal(size=n) * 3, rng.dirichlet(np.ones(n))) for n in (2, 3, 5, 7)]
+    distributions = [(rng.normal(size=n) * 3, rng.dirichlet(np.ones(n))) for n in (2, 3, 5, 7)]
     ties = np.array([1.0, 0.0, 2.0, 0.0, 2.0, 1.0])
     impossible = (np.array([-9.0, 0.5, 0.1, 9.0, 0.3]), np.array([0.0, 0.2, 0.5, 0.0, 0.3]))
-    found += [(ties, rng.dirichlet(np.ones(6))), impossible, (np.full(3, 0.7), np.full(3, 1 / 3))]
+    distributions += [(ties, rng.dirichlet(np.ones(6))), impossible, (np.full(3, 0.7), np.full(3, 1 / 3))]
     # One shape is one compilation; what fills it up cannot occur.
-    return [tuple(np.pad(x, (0, 7 - len(x))) for x in problem) for problem in found]
+    return [tuple(np.pad(x, (0, 7 - len(x))) for x in problem) for problem in distributions]
 
 
 def minimum(

@@ -181,8 +181,8 @@ def test_sizes_may_differ_between_actions(make) -> None:
             [rowwise(value, mdp.transition[s, a], sizes[s, a]) for a in range(ACTIONS)] for s in range(STATES)
         ]
         value = (mdp.reward + GAMMA * np.array(rows)).max(-1)
-    found = planned(mdp, make, sizes).value
-    np.testing.assert_allclose(found, value, atol=1e-5)
+    actual = planned(mdp, make, sizes).value
+    np.testing.assert_allclose(actual, value, atol=1e-5)
 
 
 @every_set
@@ -291,20 +291,20 @@ def test_iwocs_between_its_bounds(seed: int) -> None:
     members = [jax.tree.map(lambda x, m=m: x[m], mdps) for m in range(4)]
     worst_of = lambda policy: min(mdp.start @ solve(mdp, policy, GAMMA) for mdp in members)
     best = max(map(worst_of, policies(4, 2)))
-    found = robust_vi.iwocs(mdps, GAMMA)
+    result = robust_vi.iwocs(mdps, GAMMA)
     rectangular = planned(hull(mdps), member, 0.0)
     assert mdps.start[0] @ rectangular.value <= best + 1e-6
-    assert found.worst[-1] - 1e-9 <= best <= found.promised[-1] + 1e-4
-    assert (np.diff(found.q, axis=0) <= 0).all() and (found.q[-1] >= rectangular.q - 1e-4).all()
-    assert len(set(found.member)) == len(found.member) <= 4
-    for policy, worst in zip(found.policy, found.worst, strict=True):
+    assert result.worst[-1] - 1e-9 <= best <= result.promised[-1] + 1e-4
+    assert (np.diff(result.q, axis=0) <= 0).all() and (result.q[-1] >= rectangular.q - 1e-4).all()
+    assert len(set(result.member)) == len(result.member) <= 4
+    for policy, worst in zip(result.policy, result.worst, strict=True):
         np.testing.assert_allclose(worst, worst_of(policy), rtol=1e-9)
-    gap = found.promised[-1] - found.worst[-1]
-    if found.converged:
-        assert gap <= 1e-3 and abs(found.worst[-1] - best) <= 1e-3
+    gap = result.promised[-1] - result.worst[-1]
+    if result.converged:
+        assert gap <= 1e-3 and abs(result.worst[-1] - best) <= 1e-3
     else:
-        last = np.argmin([mdp.start @ solve(mdp, found.policy[-1], GAMMA) for mdp in members])
-        assert gap > 1e-3 and last in found.member
+        last = np.argmin([mdp.start @ solve(mdp, result.policy[-1], GAMMA) for mdp in members])
+        assert gap > 1e-3 and last in result.member
 
 
 def test_iwocs_can_be_stuck_and_says_so() -> None:
@@ -315,14 +315,14 @@ def test_iwocs_can_be_stuck_and_says_so() -> None:
 def test_iwocs_on_the_windy_walk() -> None:
     """Two rounds: no wind, then the strongest; its policy is the robust one of the same 25 models."""
     mdps = jax.device_get(jax.jit(jax.vmap(tabular.windy_walk))(np.linspace(0, 0.5, 25)))
-    found = robust_vi.iwocs(mdps, 0.95)
-    assert found.member == [0, 24] and found.converged
+    result = robust_vi.iwocs(mdps, 0.95)
+    assert result.member == [0, 24] and result.converged
     members = [jax.tree.map(lambda x, m=m: x[m], mdps) for m in range(25)]
-    for policy, worst in zip(found.policy, found.worst, strict=True):
+    for policy, worst in zip(result.policy, result.worst, strict=True):
         earned = [mdp.start @ solve(mdp, policy, 0.95) for mdp in members]
         np.testing.assert_allclose(min(earned), worst, rtol=1e-9)
     rectangular = planned(hull(mdps), member, 0.0, gamma=0.95)
-    np.testing.assert_allclose(found.q[-1].max(-1), rectangular.value, atol=1e-4)
+    np.testing.assert_allclose(result.q[-1].max(-1), rectangular.value, atol=1e-4)
 
 
 # ---- bad input --------------------------------------------------------------------------------------------------

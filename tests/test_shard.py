@@ -121,11 +121,11 @@ def on_eight_devices(request: pytest.FixtureRequest) -> Iterator[Callable[[str],
 def succeed(*processes: subprocess.Popen[str]) -> None:
     """Waits for them and shows what a failed one said."""
     try:
-        said = [process.communicate(timeout=600)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
-    for process, text in zip(processes, said, strict=True):
+    for process, text in zip(processes, outputs, strict=True):
         assert process.returncode == 0, text
 
 
@@ -376,11 +376,11 @@ def test_two_processes_compute_what_one_does(tmp_path: Path) -> None:
     init, update = jax.jit(learner.init), jax.jit(learner.update)
     for name, sample in {"rows": uniform, "parts": stratified(4), "seeds": uniform}.items():
         with np.load(tmp_path / f"{name}.npz") as file:
-            found = [file[key] for key in file.files]
+            leaves = [file[key] for key in file.files]
         for index, key in enumerate(run_keys):
             start = init(keys.of(key, "init"), example)
             alone = by_hand(update, sample, start, dataset, key, 2 * STEPS)
-            assert_close([x[index] for x in found], jax.tree.leaves(alone.params))
+            assert_close([x[index] for x in leaves], jax.tree.leaves(alone.params))
 
 
 def on_two_hosts(folder: str) -> None:
@@ -501,9 +501,9 @@ def test_errors_by_which_a_lost_process_shows(monkeypatch: pytest.MonkeyPatch) -
     assert not hosts.is_loss(ValueError("--seeds=3 is not a multiple of --mesh_seed=2"))
 
 
-@pytest.mark.parametrize(("own", "ends", "said"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
+@pytest.mark.parametrize(("index", "ends", "texts"), [("1", False, ["0"]), ("0", False, []), ("1", True, [])])
 def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
-    own: str, ends: bool, said: list[str]
+    index: str, ends: bool, texts: list[str]
 ) -> None:
     ended, heard = threading.Event(), list[str]()
 
@@ -512,8 +512,8 @@ def test_who_has_lost_the_first_process_says_so_unless_it_ends_itself(
             ended.set()
         raise RuntimeError("UNAVAILABLE")
 
-    hosts._listen(SimpleNamespace(key_value_set=fail), own, ended, heard.append)
-    assert heard == said
+    hosts._listen(SimpleNamespace(key_value_set=fail), index, ended, heard.append)
+    assert heard == texts
 
 
 # ---- one device ---------------------------------------------------------------------------------------

@@ -36,12 +36,12 @@ ROWS = 8
 def data() -> TokenBatch:
     """Episodes of very different lengths, some of which are copied."""
     generator = np.random.default_rng(0)
-    made = []
+    episodes = []
     for number in range(ROWS):
         answer = generator.integers(0, 24, 1 + number).tolist()
         turns = [Turn([3, 1]), Turn(answer, True, float(generator.uniform(-1, 1)))]
-        made.append(episode(turns, terminated=number % 2 == 0, imitate=float(number % 3 == 0)))
-    return jax.tree.map(jnp.asarray, replay.pack(made, 12, together=False))
+        episodes.append(episode(turns, terminated=number % 2 == 0, imitate=float(number % 3 == 0)))
+    return jax.tree.map(jnp.asarray, replay.pack(episodes, 12, together=False))
 
 
 def weights() -> Any:
@@ -67,8 +67,8 @@ def learner(name: str, lm: LM, optimiser: Any = optax.sgd, value_updates: int = 
     return ilql.make(config, lm, heads.make("hl_gauss", -2.0, 2.0, 21), optimiser)
 
 
-def epoch(made: Learner, sample: Any, steps: int) -> Any:
-    return train.scan_updates(made.update, sample, steps)
+def epoch(agent: Learner, sample: Any, steps: int) -> Any:
+    return train.scan_updates(agent.update, sample, steps)
 
 
 def everything(data: TokenBatch, key: Any, step: Any) -> TokenBatch:
@@ -117,24 +117,24 @@ def on_eight(name: str) -> None:
     """Two updates on a grid, from one placement to the next and through a checkpoint, beside one device."""
     mesh = shard.grid(data=4, model=2)
     lm, batch = language_model(), data()
-    made = learner(name, model.accumulated(lm, 4), adamw)
-    start = jax.jit(made.init)(jax.random.key(0), batch)
-    alone, _ = jax.jit(epoch(made, everything, 2))(start, batch, jax.random.key(0))
+    agent = learner(name, model.accumulated(lm, 4), adamw)
+    start = jax.jit(agent.init)(jax.random.key(0), batch)
+    alone, _ = jax.jit(epoch(agent, everything, 2))(start, batch, jax.random.key(0))
 
     def init(params: Any, key: Any) -> Any:
         return learner(name, model.pretrained(model.make(CONFIG), params), adamw).init(key, batch)
 
-    given = shard.place_language(weights(), mesh), shard.place(jax.random.key(0), mesh)
-    split = shard.init_language(init, mesh, *given)
+    inputs = shard.place_language(weights(), mesh), shard.place(jax.random.key(0), mesh)
+    split = shard.init_language(init, mesh, *inputs)
     jax.tree.map(np.testing.assert_array_equal, shard.fetch_language(split, mesh), jax.device_get(start))
     # No device ever held more than its part, to be given or made.
-    held = jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, split)).lower(*given).compile()
+    held = jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, split)).lower(*inputs).compile()
     part = held.memory_analysis()
     most = part.argument_size_in_bytes + part.output_size_in_bytes + part.temp_size_in_bytes
     total = sum(leaf.nbytes for leaf in jax.tree.leaves(jax.device_get((weights(), start))))
     assert most < total / 3  # an eighth, what is too small to be split, and what is needed meanwhile
 
-    run = jax.jit(shard.over_grid(epoch(made, shard.data_parallel(everything, mesh), 1), mesh))
+    run = jax.jit(shard.over_grid(epoch(agent, shard.data_parallel(everything, mesh), 1), mesh))
     placed, dataset = shard.place_language(start, mesh), shard.place(batch, mesh)
     key = shard.place(jax.random.key(0), mesh)
     first, _ = run(placed, dataset, key)
@@ -167,19 +167,19 @@ def test_eight_devices_compute_what_one_does(name: str, on_eight_devices: Callab
 def adapters_on_eight() -> None:
     """Two updates of adapters, on a base that is split as well, beside one device."""
     mesh = shard.grid(data=4, model=2)
-    made = adapters.learner(lambda lm: learner("ilql", lm, adamw), model.make(CONFIG), 4)
+    agent = adapters.learner(lambda lm: learner("ilql", lm, adamw), model.make(CONFIG), 4)
     dataset = adapters.Batch(data(), adapters.frozen(weights()))
-    start = jax.jit(made.init)(jax.random.key(0), dataset)
-    alone, _ = jax.jit(epoch(made, everything, 2))(start, dataset, jax.random.key(0))
+    start = jax.jit(agent.init)(jax.random.key(0), dataset)
+    alone, _ = jax.jit(epoch(agent, everything, 2))(start, dataset, jax.random.key(0))
     sample = adapters.sampler(shard.data_parallel(everything, mesh))
-    run = jax.jit(shard.over_grid(epoch(made, sample, 2), mesh))
-    state, key = shard.init_language(made.init, mesh, jax.random.key(0), dataset), jax.random.key(0)
+    run = jax.jit(shard.over_grid(epoch(agent, sample, 2), mesh))
+    state, key = shard.init_language(agent.init, mesh, jax.random.key(0), dataset), jax.random.key(0)
     placed = shard.place_language(dataset, mesh)
     assert placed.base["blocks"]["query"]["kernel"].sharding.spec == P(None, "data", "model")
     last, _ = run(state, placed, shard.place(key, mesh))
     close(shard.gather(last, mesh), jax.device_get(alone))
-    own = last.optimiser["trunk"][0].mu["blocks"]["down_lora"]
-    parts = {name: leaf.addressable_shards[0].data.shape for name, leaf in own.items()}
+    moments = last.optimiser["trunk"][0].mu["blocks"]["down_lora"]
+    parts = {name: leaf.addressable_shards[0].data.shape for name, leaf in moments.items()}
     assert parts == {"a": (2, 12, 4), "b": (2, 4, 4)}
 
 
@@ -200,11 +200,11 @@ class Two(NamedTuple):
 def test_rules_name_every_large_array() -> None:
     lm = language_model()
     for name in ("bcoder", "ilql"):
-        made = learner(name, lm, optax.adamw)
-        state = jax.eval_shape(made.init, jax.random.key(0), data())
+        agent = learner(name, lm, optax.adamw)
+        state = jax.eval_shape(agent.init, jax.random.key(0), data())
         specs = checkpoint.named(state)
-        found = shard.language_specs(state, Two())  # type: ignore[arg-type]
-        flat = jax.tree.leaves(found, is_leaf=lambda x: isinstance(x, P))
+        partition = shard.language_specs(state, Two())  # type: ignore[arg-type]
+        flat = jax.tree.leaves(partition, is_leaf=lambda x: isinstance(x, P))
         split = dict(zip(specs, flat, strict=True))
         for path, leaf in specs.items():
             big = leaf.size >= 16 * 16 and "/head/" not in path and "inner" not in path.split("/")[-1]

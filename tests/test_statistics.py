@@ -233,7 +233,7 @@ def test_importing_it_does_not_import_jax() -> None:
 
 
 def test_a_summary_holds_the_mean_the_interval_and_each() -> None:
-    found = statistics.summary([1, 2, 3])
-    assert found["mean"] == 2.0 and found["ci95"] == list(statistics.interval(np.array([1.0, 2.0, 3.0])))
-    np.testing.assert_array_equal(found["each"], [1.0, 2.0, 3.0])
+    summary = statistics.summary([1, 2, 3])
+    assert summary["mean"] == 2.0 and summary["ci95"] == list(statistics.interval(np.array([1.0, 2.0, 3.0])))
+    np.testing.assert_array_equal(summary["each"], [1.0, 2.0, 3.0])
     assert statistics.summary([1.0, 0.5], rate=True)["ci95"] == list(statistics.rate_interval([1.0, 0.5]))

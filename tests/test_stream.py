@@ -42,27 +42,27 @@ def test_an_episode_follows_the_other_and_its_last_observation_is_not_lost(proce
     with stream(COUNTDOWN, 2, processes) as running:
         seen, returns, lengths = running.observation.copy(), np.zeros(2), np.zeros(2, int)
         for _ in range(40):
-            said = running.step(np.zeros((2, 1)))
-            returns, lengths = returns + said.reward, lengths + 1
-            np.testing.assert_array_equal(said.next_observation[:, 0], seen[:, 0] - 1)
-            np.testing.assert_array_equal(said.terminated, said.next_observation[:, 0] == 0)
-            np.testing.assert_array_equal(said.first, said.terminated)
-            np.testing.assert_array_equal(said.length, lengths)
-            np.testing.assert_array_equal(said.final_success, said.first & (lengths > 5))
-            np.testing.assert_array_equal(said.success, said.final_success)
-            for copy in np.flatnonzero(said.first):
-                assert said.observation[copy, 0] == said.observation[copy, 1]  # all steps are left
+            outcome = running.step(np.zeros((2, 1)))
+            returns, lengths = returns + outcome.reward, lengths + 1
+            np.testing.assert_array_equal(outcome.next_observation[:, 0], seen[:, 0] - 1)
+            np.testing.assert_array_equal(outcome.terminated, outcome.next_observation[:, 0] == 0)
+            np.testing.assert_array_equal(outcome.first, outcome.terminated)
+            np.testing.assert_array_equal(outcome.length, lengths)
+            np.testing.assert_array_equal(outcome.final_success, outcome.first & (lengths > 5))
+            np.testing.assert_array_equal(outcome.success, outcome.final_success)
+            for copy in np.flatnonzero(outcome.first):
+                assert outcome.observation[copy, 0] == outcome.observation[copy, 1]  # all steps are left
                 assert (int(copy), returns[copy], lengths[copy]) in running.finished
-            returns[said.first], lengths[said.first] = 0, 0
-            seen = said.observation.copy()
+            returns[outcome.first], lengths[outcome.first] = 0, 0
+            seen = outcome.observation.copy()
     assert len(running.finished) >= 8
 
 
 def test_a_time_limit_is_no_termination() -> None:
     with stream("toy_environments:Limited-v0", 8) as running:
-        said = [running.step(np.zeros((8, 1))) for _ in range(4)]
-    long = running.observation is not None and said[0].next_observation[:, 1] > 4
-    assert said[3].first[long].all() and not said[3].terminated[long].any()
+        outcomes = [running.step(np.zeros((8, 1))) for _ in range(4)]
+    long = running.observation is not None and outcomes[0].next_observation[:, 1] > 4
+    assert outcomes[3].first[long].all() and not outcomes[3].terminated[long].any()
 
 
 def test_a_copys_episodes_depend_on_its_own_seed_alone() -> None:

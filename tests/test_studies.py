@@ -57,13 +57,13 @@ def test_a_study_that_was_killed_trains_only_what_is_missing(tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, variants(dies="second"))
     assert TRAINED == ["first", "second"]
-    found = train(tmp_path, variants())
-    assert TRAINED == ["first", "second", "second"] and list(found.outcomes) == ["first", "second"]
+    finished = train(tmp_path, variants())
+    assert TRAINED == ["first", "second", "second"] and list(finished.outcomes) == ["first", "second"]
     again = train(tmp_path, variants())
-    assert len(TRAINED) == 3 and again.seconds == found.seconds > 0
-    np.testing.assert_equal(again.outcomes, found.outcomes)
-    np.testing.assert_array_equal(found.outcomes["first"]["returns"], [1, np.nan])
-    assert found.outcomes["second"]["name"] == "second" and found.outcomes["first"]["4.0"] == []
+    assert len(TRAINED) == 3 and again.seconds == finished.seconds > 0
+    np.testing.assert_equal(again.outcomes, finished.outcomes)
+    np.testing.assert_array_equal(finished.outcomes["first"]["returns"], [1, np.nan])
+    assert finished.outcomes["second"]["name"] == "second" and finished.outcomes["first"]["4.0"] == []
 
 
 def test_a_changed_setting_or_a_wish_trains_again(tmp_path: Path) -> None:
@@ -259,6 +259,15 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
     assert TRAINED == ["second"]
 
 
+def test_rows_that_were_trained_on_other_data_are_named() -> None:
+    results = [{"data_digests": {"maze": ["b", "c"], "cube": ["d"]}}, {}]  # one is of before they were stored
+    digests = studies.data_digests({"maze": "a", "cube": "d"}, studies.Stored({}, results))
+    assert digests == {"maze": ["a", "b", "c"], "cube": ["d"]}
+    (sentence,) = studies.other_data({"data_digests": digests})
+    assert sentence.startswith("Rows of maze were trained on data that were made again")
+    assert list(studies.other_data({})) == list(studies.other_data({"data_digests": {"cube": ["d"]}})) == []
+
+
 def test_stored_rows_that_do_not_compare_are_refused(tmp_path: Path) -> None:
     train_rows(tmp_path / "few", seeds=2)
     with pytest.raises(ValueError, match=r"few was made with --seeds=2, and this command has 3"):
@@ -278,10 +287,10 @@ def test_a_study_prints_its_report_and_names_its_folder(
     settings = Settings(out=str(tmp_path))
     monkeypatch.setattr(studies.flags, "read", lambda _: settings)
     monkeypatch.setattr(studies.app, "run", lambda command, flags_parser: command([]))
-    studies.main(settings, lambda given: studies.finish(given, {}, lambda _: ["# Title"]))
-    said = capsys.readouterr().out
-    assert said.startswith("# Title\n")
-    assert said.endswith(f"Everything is in {tmp_path}; look at {studies.REPORT} first.\n")
+    studies.main(settings, lambda chosen: studies.finish(chosen, {}, lambda _: ["# Title"]))
+    stdout = capsys.readouterr().out
+    assert stdout.startswith("# Title\n")
+    assert stdout.endswith(f"Everything is in {tmp_path}; look at {studies.REPORT} first.\n")
 
 
 STORED = {

@@ -93,10 +93,10 @@ def test_the_support_of_a_run_is_wide_enough_for_every_member_of_a_sweep(
     plain = offline.Settings(agent="iql", head="hl_gauss", workdir=str(tmp_path))
     low, high = offline.problem(plain, [agents.get("iql").Config()]).support
     soft = offline.Settings(agent="edac", head="hl_gauss", robust="kl", robust_scale=2.0)
-    found = offline.problem(soft, [agents.get("edac").Config()]).support
+    support = offline.problem(soft, [agents.get("edac").Config()]).support
     size = offline.problem(soft, [agents.get("edac").Config()]).loaded.spec.action_size
     soft_high = high + 99 * size * math.log(2.0)
-    assert found == pytest.approx((low - 99 * size, soft_high + 2 * math.log(6)), rel=1e-5)
+    assert support == pytest.approx((low - 99 * size, soft_high + 2 * math.log(6)), rel=1e-5)
     rebracs = logged.variants(rebrac.Config(), {"critic_cloning": [0.01, 0.5]})
     swept = offline.problem(offline.Settings(agent="rebrac", head="hl_gauss"), rebracs).support
     assert swept == pytest.approx((low - 4 * size * 0.5 * 99, high), rel=1e-5)

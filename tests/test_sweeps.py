@@ -73,9 +73,9 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
         values = absl_flags.FlagValues()
         flags.parser(module.PUBLISHED, of_agent, values)([script, *argv])
         typed, config = presets.from_flags(script, module.PUBLISHED, of_agent, known.task, values)
-        ours, own, _ = sweeps.arguments(sweeps.Program(run, {}, script), Path(typed.workdir))
+        ours, sweep_config, _ = sweeps.arguments(sweeps.Program(run, {}, script), Path(typed.workdir))
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
-        assert own == config
+        assert sweep_config == config
         if known.task == "dataset":
             assert data.ogbench.known(typed.dataset) or typed.dataset in data.names()
 
@@ -90,14 +90,14 @@ def test_a_board_says_what_it_answers_and_how_long_it_takes(path: Path) -> None:
 
 def test_the_classic_board_is_what_the_stored_result_was_made_with(tmp_path: Path) -> None:
     """`experiments.classic_control` has the settings of results/classic_control."""
-    found = {}
+    runs = {}
     for name in ("classic", "classic_sac", "classic_td3"):
         for place, program in sweeps.load(str(ROOT / f"sweeps/boards/{name}.yaml"), {}).programs.items():
             settings, config, _ = sweeps.arguments(program, place)
             label = f"dqn, {settings.head}" if settings.agent == "dqn" else settings.agent
             seeds = classic_control.RUNS[label][0].seeds  # its own --seeds says how many
-            found[label] = str((dataclasses.replace(settings, workdir="", seeds=seeds), config))
-    assert found == {label: str(run) for label, run in classic_control.RUNS.items()}
+            runs[label] = str((dataclasses.replace(settings, workdir="", seeds=seeds), config))
+    assert runs == {label: str(run) for label, run in classic_control.RUNS.items()}
 
 
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
@@ -228,6 +228,8 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert fixed("agent.weight", True, False)  # refused later, by its type
     assert fixed("agent.weight", "5", "6")
     assert fixed("reward_shift", 1.0, 2.0)  # the data's, not the agent's
+    (program, *_) = sweeps.programs([{"agent": "deas", "agent.chunk_discount": x} for x in (0.9, 0.95)], 16)
+    assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 
 
 # ---- mistakes ---------------------------------------------------------------------------------------------
@@ -305,10 +307,10 @@ def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     together = sweeps.Program(SMALL, values)
     rows = sweeps.execute(together, tmp_path / "together", "train/critic_loss")
     for i, (single, row) in enumerate(zip(together.apart(), rows, strict=True)):
-        fixed = SMALL | {name: own[i] for name, own in values.items()}
+        fixed = SMALL | {name: column[i] for name, column in values.items()}
         (alone,) = sweeps.execute(sweeps.Program(fixed, {}), tmp_path / str(i), "train/critic_loss")
         assert row["parameters"] == alone["parameters"] == fixed
-        assert {name: own for name, (own,) in single.swept.items()}.items() <= fixed.items()
+        assert {name: value for name, (value,) in single.swept.items()}.items() <= fixed.items()
         assert row["score"] == pytest.approx(alone["score"], rel=1e-5)
         assert row["ci95"] == pytest.approx(alone["ci95"], rel=1e-4)
     both = log.series(tmp_path / "together", "train/critic_loss")[1]
@@ -337,9 +339,9 @@ def test_a_sweep_ranks_its_runs_and_can_be_repeated(
         assert row["score"] == pytest.approx(logged.reshape(2, 4)[variant].mean())
         assert row["ci95"][0] < row["score"] < row["ci95"][1]
         assert row["parameters"]["updates"] == 2
-    said = capsys.readouterr().out
-    assert "4 runs in 2 programs" in said and said.rstrip().splitlines()[-5].split()[0] == f"{scores[0]:.4g}"
-    assert "'dataset'" not in said.splitlines()[-2]  # only what differs
+    text = capsys.readouterr().out
+    assert "4 runs in 2 programs" in text and text.rstrip().splitlines()[-5].split()[0] == f"{scores[0]:.4g}"
+    assert "'dataset'" not in text.splitlines()[-2]  # only what differs
     folder = Path(result["runs"][0]["workdir"])
     variants = json.loads((folder / log.RESULT).read_text())["variants"]
     assert [one["parameters"] for one in variants] == [{"temperature": 1.0}, {"temperature": 3.0}]
@@ -365,10 +367,10 @@ def test_a_sweep_ranks_its_runs_and_can_be_repeated(
         "cells"
     ]:  # seeds 0 and 1 are seeds of one run there, so that each cell is two rows here
         temperature = float(cell["variant"].removeprefix("iql, temperature="))
-        own = [
+        cell_scores = [
             row["score"] for row in result["runs"] if row["parameters"]["agent.temperature"] == temperature
         ]
-        assert len(cell["last"]["each"]) == 4 and cell["last"]["mean"] == pytest.approx(np.mean(own))
+        assert len(cell["last"]["each"]) == 4 and cell["last"]["mean"] == pytest.approx(np.mean(cell_scores))
     assert len(reported["cells"]) == 2 and [len(c["scores"][0]) for c in reported["curves"]] == [4, 4]
 
 
@@ -420,25 +422,25 @@ def test_a_dry_run_only_says_what_would_run(tmp_path: Path, capsys: pytest.Captu
 
 def tier_sweep(path: Path) -> str:
     sweep = grid(seed=[0, 1], dataset=["hopper-medium-regen-v5", "synthetic-continuous"])
-    own = {"seeds": 2, "updates": 4, "eval_every": 2, "tensorboard": False, "data_folder": str(path / "data")}
-    sweep["parameters"] |= {name: {"value": value} for name, value in own.items()}
+    run = {"seeds": 2, "updates": 4, "eval_every": 2, "tensorboard": False, "data_folder": str(path / "data")}
+    sweep["parameters"] |= {name: {"value": value} for name, value in run.items()}
     return write(path / "sweep.yaml", sweep)
 
 
 def test_a_tier_that_is_not_there_is_made_before_its_first_run(
     counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Path] = []
+    folders: list[Path] = []
 
     def make(name: str, *, out: Path) -> None:
-        assert name == "hopper-medium-regen-v5" and len(counted) == len(made) == 0
-        made.append(out)
+        assert name == "hopper-medium-regen-v5" and len(counted) == len(folders) == 0
+        folders.append(out)
         out.mkdir()
         (out / f"{name}.hdf5").touch()
 
     monkeypatch.setattr(sweeps.recipes, "collect", make)
     start(tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}")
-    assert made == [tmp_path / "data"] and counted == [0, 1, 0, 1]
+    assert folders == [tmp_path / "data"] and counted == [0, 1, 0, 1]
 
 
 def test_data_that_cannot_be_made_stop_no_other_run(
@@ -494,12 +496,12 @@ def test_every_script_can_be_swept(script: str, tmp_path: Path, monkeypatch: pyt
     module = sweeps._module(script)
     signature, trained = inspect.signature(module.run), []
 
-    def fake(*given: Any) -> None:
-        signature.bind(*given)
-        settings = given[0]
+    def fake(*inputs: Any) -> None:
+        signature.bind(*inputs)
+        settings = inputs[0]
         assert type(settings) is module.Settings
         seeds = getattr(settings, "seeds", 1)
-        values = [x for column in (given[2] if len(given) > 2 else {}).values() for x in column] or [1.0]
+        values = [x for column in (inputs[2] if len(inputs) > 2 else {}).values() for x in column] or [1.0]
         trained.append(values)
         with log.open_run(
             settings.workdir, {"agent": settings.agent, "settings": {}}, tensorboard=False

@@ -31,8 +31,8 @@ def test_feedback_by_the_rule() -> None:
     env = wordle.make(WORDS)
     for i, guess in enumerate(WORDS):
         for j, hidden in enumerate(WORDS):
-            said = wordle.feedback_text(env.feedback[i, j])
-            assert said == " ".join(colours(guess, hidden)) + "\n"
+            feedback = wordle.feedback_text(env.feedback[i, j])
+            assert feedback == " ".join(colours(guess, hidden)) + "\n"
     # Duplicates are not counted: all three e of eerie are coloured although crane has one.
     assert wordle.feedback_text(env.feedback[3, 0]) == "y y y b g\n"
     assert (np.diag(env.feedback) == wordle.SOLVED).all()
@@ -209,12 +209,12 @@ def test_cloning_is_optimal_only_on_the_published_design(rng: np.random.Generato
 def test_a_walk_in_words(rng: np.random.Generator) -> None:
     walks = maze.logged(rng, 40)
     for walk in range(40):
-        said = maze.dialogue(walks, walk)
-        actions = [turn for turn in said.turns if turn.is_action]
-        assert len(actions) == walks.valid[walk].sum() and len(said.turns) == 2 * len(actions) + 1
-        assert said.terminated == (actions[-1].reward == 0)
+        dialogue = maze.dialogue(walks, walk)
+        actions = [turn for turn in dialogue.turns if turn.is_action]
+        assert len(actions) == walks.valid[walk].sum() and len(dialogue.turns) == 2 * len(actions) + 1
+        assert dialogue.terminated == (actions[-1].reward == 0)
         assert [maze.parse(turn.text) for turn in actions] == walks.action[walk][walks.valid[walk]].tolist()
-        assert said.turns[2].text == maze.see(walks.next_state[walk, 0])
+        assert dialogue.turns[2].text == maze.see(walks.next_state[walk, 0])
 
 
 # ---- played in words ------------------------------------------------------------------------------------------------
@@ -222,15 +222,15 @@ def test_a_walk_in_words(rng: np.random.Generator) -> None:
 
 def careful(dialogues: list[Dialogue]) -> list[str]:
     """The first word that agrees with all that it was told, in each game."""
-    said = []
+    guesses = []
     for one in dialogues:
-        told = [
+        history = [
             (guess.text[::2].strip(), answer.text[::2].strip())
             for guess, answer in zip(one.turns[1::2], one.turns[2::2], strict=True)
         ]
-        agree = [word for word in WORDS if all(colours(guess, word) == answer for guess, answer in told)]
-        said.append(" ".join(agree[0]))
-    return said
+        agree = [word for word in WORDS if all(colours(guess, word) == answer for guess, answer in history)]
+        guesses.append(" ".join(agree[0]))
+    return guesses
 
 
 def test_wordle_is_played_until_the_word_is_found(rng: np.random.Generator) -> None:
@@ -276,21 +276,21 @@ def test_games_log_what_their_data_policies_do() -> None:
         (maze.game(), lambda rng: maze.dialogue(maze.logged(rng, 3), 2)),
     ):
         assert game.logged is not None
-        found = game.logged(3, np.random.default_rng(5))
-        assert len(found) == 3 and found[2] == again(np.random.default_rng(5))
-        assert all(turn.text.endswith(game.end) for turn in found[2].turns if turn.is_action)
+        dialogues = game.logged(3, np.random.default_rng(5))
+        assert len(dialogues) == 3 and dialogues[2] == again(np.random.default_rng(5))
+        assert all(turn.text.endswith(game.end) for turn in dialogues[2].turns if turn.is_action)
 
 
 class Judge:
     """In place of a pool: passes what says so, and remembers what it was given."""
 
     def __init__(self) -> None:
-        self.given: list[tuple[Problem, str]] = []
+        self.pairs: list[tuple[Problem, str]] = []
 
     def run(self, pairs: Any) -> list[Verdict]:
-        found = list(pairs)
-        self.given += found
-        return [Verdict.PASSED if "right" in program else Verdict.FAILED for _, program in found]
+        pairs = list(pairs)
+        self.pairs += pairs
+        return [Verdict.PASSED if "right" in program else Verdict.FAILED for _, program in pairs]
 
 
 def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generator) -> None:
@@ -303,7 +303,7 @@ def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generat
         rng,
     )
     assert sorted(one.turns[0].text for one in played) == sorted(2 * [task.prompt for task in tasks])
-    assert all(program == task.prompt + "right" * (task.name == "b") for task, program in pool.given)
+    assert all(program == task.prompt + "right" * (task.name == "b") for task, program in pool.pairs)
     for one in played:
         right = "b" in one.turns[0].text
         assert one.terminated and one.turns[1:] == (Turn("right" * right, True, 1.0 if right else -0.3),)
@@ -311,8 +311,8 @@ def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generat
         pool, tasks[:2], ["x", "y"], lambda task, text: text + "right" * (text == "y")
     )
     assert verdicts == [Verdict.FAILED, Verdict.PASSED] and rewards.tolist() == [-0.3, 1.0]
-    said = programs.dialogue(tasks[0], "x", Verdict.COMPILE_ERROR)
-    assert said == Dialogue((Turn("# a\n"), Turn("x", True, -1.0)), terminated=True, imitate=0.0)
+    dialogue = programs.dialogue(tasks[0], "x", Verdict.COMPILE_ERROR)
+    assert dialogue == Dialogue((Turn("# a\n"), Turn("x", True, -1.0)), terminated=True, imitate=0.0)
     assert programs.dialogue(tasks[0], "x", Verdict.PASSED).imitate == 1
 
 

@@ -53,14 +53,14 @@ def test_packing_keeps_every_episode_whole() -> None:
         for n, size in enumerate(generator.randint(1, 12, 40), 1)
     ]
     batch = replay.pack(episodes, 16, bounds=(1, 40))
-    found = []
+    unpacked = []
     for row in range(len(batch.tokens)):
         for number in range(1, batch.segment[row].max() + 1):
             here = batch.segment[row] == number
             one = TokenBatch(*(x[row][here] for x in batch))
-            found.append((one.tokens.tolist(), one.reward.sum(), bool(one.discount[-1] == 0)))
+            unpacked.append((one.tokens.tolist(), one.reward.sum(), bool(one.discount[-1] == 0)))
     wanted = [(e.tokens.tolist(), e.reward.sum(), e.terminated) for e in episodes]
-    assert sorted(found) == sorted(wanted)
+    assert sorted(unpacked) == sorted(wanted)
     total = sum(len(e.tokens) for e in episodes)
     assert len(batch.tokens) <= 1.2 * total / 16  # nearly full
     alone = replay.pack(episodes, 16, together=False)
@@ -112,21 +112,21 @@ def test_sampling_draws_whole_rows() -> None:
     jax.tree.map(lambda x, all_rows: np.testing.assert_array_equal(x, all_rows[which]), batch, data)
 
 
-def said(*rewards: float) -> Episode:
+def rewarded(*rewards: float) -> Episode:
     """An episode of as many turns of the agent, of two tokens each, as rewards."""
     turns = [[Turn([1]), Turn([2, 3], True, reward)] for reward in rewards]
     return episode([turn for pair in turns for turn in pair], terminated=True)
 
 
 def test_returns_of_an_episode_and_the_bounds_of_values_by_hand() -> None:
-    assert replay.returns_to_go(said(-1.0, 2.0), 0.5).tolist() == [-0.25, -0.5, 1.0, 2.0]
+    assert replay.returns_to_go(rewarded(-1.0, 2.0), 0.5).tolist() == [-0.25, -0.5, 1.0, 2.0]
     # One verdict at the end bounds all values; games lose at most as often as the longest did, and win nothing.
-    assert replay.value_bounds([said(-1.0), said(1.0)], 0.9) == (-1.0, 1.0)
-    assert replay.value_bounds([said(-1.0, -1.0, -1.0), said(0.0)], 1.0) == (-3.0, 0.0)
+    assert replay.value_bounds([rewarded(-1.0), rewarded(1.0)], 0.9) == (-1.0, 1.0)
+    assert replay.value_bounds([rewarded(-1.0, -1.0, -1.0), rewarded(0.0)], 1.0) == (-3.0, 0.0)
     # Twice the span of the returns that there were, where rewards would allow more.
-    low, high = replay.value_bounds([said(*[1.0, -1.0] * 10), said(2.0)], 1.0)
+    low, high = replay.value_bounds([rewarded(*[1.0, -1.0] * 10), rewarded(2.0)], 1.0)
     assert (low, high) == (-1.0 - 3.0, 2.0 + 3.0)
-    assert replay.value_bounds([said(0.0)], 1.0) == (-0.5, 0.5)
+    assert replay.value_bounds([rewarded(0.0)], 1.0) == (-0.5, 0.5)
 
 
 def test_the_best_episodes() -> None:
@@ -146,15 +146,15 @@ def test_the_best_episodes() -> None:
 
 def test_steps_by_hand() -> None:
     """State i is where token i + 1 is the action; it leads to the state of the next action, past what is read."""
-    found = tokens.steps(packed())
+    steps = tokens.steps(packed())
     taken = [1, 2, 4, 5, 8, 9, 10]  # actions at 2, 3, 5, 6 and 9, 10, 11
-    np.testing.assert_array_equal(np.flatnonzero(found.taken[0]), taken)
-    np.testing.assert_array_equal(found.action[0, np.array(taken)], [3, 4, 6, 7, 1, 2, 3])
+    np.testing.assert_array_equal(np.flatnonzero(steps.taken[0]), taken)
+    np.testing.assert_array_equal(steps.action[0, np.array(taken)], [3, 4, 6, 7, 1, 2, 3])
     # After the cut episode's last action comes the state at its end (index 7), where no action was logged.
-    np.testing.assert_array_equal(found.next[0, np.array(taken)], [2, 4, 5, 7, 9, 10, 11])
-    np.testing.assert_array_equal(found.has_next[0, np.array(taken)], [1, 1, 1, 0, 1, 1, 0])
-    np.testing.assert_array_equal(found.discount[0, np.array(taken)], [1, 1, 1, 1, 1, 1, 0])
-    np.testing.assert_array_equal(found.reward[0, np.array(taken)], [0, -1, 0, -2, 0, 0, 5])
+    np.testing.assert_array_equal(steps.next[0, np.array(taken)], [2, 4, 5, 7, 9, 10, 11])
+    np.testing.assert_array_equal(steps.has_next[0, np.array(taken)], [1, 1, 1, 0, 1, 1, 0])
+    np.testing.assert_array_equal(steps.discount[0, np.array(taken)], [1, 1, 1, 1, 1, 1, 0])
+    np.testing.assert_array_equal(steps.reward[0, np.array(taken)], [0, -1, 0, -2, 0, 0, 5])
 
 
 def random_batch(rows: int = 6, length: int = 20) -> TokenBatch:
@@ -173,12 +173,12 @@ def random_batch(rows: int = 6, length: int = 20) -> TokenBatch:
 
 def test_steps_against_a_search() -> None:
     batch, length = random_batch(), 20
-    found = tokens.steps(batch)
+    steps = tokens.steps(batch)
     for row, column in np.ndindex(6, length - 1):
         segment = batch.segment[row]
         inside = segment[column] == segment[column + 1] > 0
-        assert found.taken[row, column] == (inside and batch.is_action[row, column + 1])
-        if not found.taken[row, column]:
+        assert steps.taken[row, column] == (inside and batch.is_action[row, column + 1])
+        if not steps.taken[row, column]:
             continue
         state = column + 1
         while (
@@ -187,21 +187,21 @@ def test_steps_against_a_search() -> None:
             and not batch.is_action[row, state + 1]
         ):
             state += 1
-        assert found.next[row, column] == state
+        assert steps.next[row, column] == state
         has_next = state + 1 < length and segment[state + 1] == segment[state]
-        assert found.has_next[row, column] == has_next
+        assert steps.has_next[row, column] == has_next
 
 
 def test_returns_by_hand_and_against_a_loop() -> None:
-    found = tokens.returns_to_go(tokens.steps(packed()), 0.5)
+    returns = tokens.returns_to_go(tokens.steps(packed()), 0.5)
     # -1 comes one action later, -2 three actions later: every action token discounts, what is read does not.
     expected = {1: 0.5 * -1 + 0.125 * -2, 2: -1 + 0.25 * -2, 4: -1.0, 5: -2.0, 8: 1.25, 9: 2.5, 10: 5.0}
     for column in range(13):
-        assert float(found[0, column]) == pytest.approx(expected.get(column, 0.0))
+        assert float(returns[0, column]) == pytest.approx(expected.get(column, 0.0))
 
     batch = random_batch()
     steps = tokens.steps(batch)
-    found = tokens.returns_to_go(steps, 0.9)
+    returns = tokens.returns_to_go(steps, 0.9)
     for row, column in zip(*np.nonzero(steps.taken), strict=True):
         total, weight, at = 0.0, 1.0, column
         while True:
@@ -210,7 +210,7 @@ def test_returns_by_hand_and_against_a_loop() -> None:
             if not steps.has_next[row, at]:
                 break
             at = steps.next[row, at]
-        assert float(found[row, column]) == pytest.approx(float(total), abs=1e-5)
+        assert float(returns[row, column]) == pytest.approx(float(total), abs=1e-5)
 
 
 def test_sums_per_episode() -> None:
@@ -239,8 +239,8 @@ def test_survey_equals_the_plain_form(chunk: int) -> None:
 
     def loss(form: Any) -> Any:
         def total(rows: Any, features: Any) -> Any:
-            found = form(rows, features)
-            return found.chosen.sum() - 2 * found.top.sum() + jnp.square(found.total).sum(), found
+            survey = form(rows, features)
+            return survey.chosen.sum() - 2 * survey.top.sum() + jnp.square(survey.total).sum(), survey
 
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(ROWS, FEATURES)
 
@@ -256,19 +256,19 @@ def test_only_columns_that_are_needed_are_computed(chunk: int) -> None:
     widths: list[int] = []
 
     def look(rows: Any, features: Any) -> Any:
-        found = jnp.tanh(features @ rows.T)
-        jax.debug.callback(lambda x: widths.append(x.shape[1]), found)
-        return found
+        outputs = jnp.tanh(features @ rows.T)
+        jax.debug.callback(lambda x: widths.append(x.shape[1]), outputs)
+        return outputs
 
     def ours(rows: Any, features: Any) -> Any:
         return tokens.in_chunks(functools.partial(look, rows), chunk, features, needed=NEEDED)
 
     def total(form: Any, rows: Any, features: Any) -> tuple[Any, Any]:
-        found = jnp.where(NEEDED[..., None], form(rows, features), 0.0)
-        return jnp.square(found).sum(), found
+        outputs = jnp.where(NEEDED[..., None], form(rows, features), 0.0)
+        return jnp.square(outputs).sum(), outputs
 
-    found = jax.jit(functools.partial(total, ours))(ROWS, FEATURES)
-    jax.block_until_ready(found)
+    result = jax.jit(functools.partial(total, ours))(ROWS, FEATURES)
+    jax.block_until_ready(result)
     jax.effects_barrier()
     assert sum(widths) == min(10, chunk * -(-NEEDED.sum(1).max() // chunk) if chunk < 10 else 10)
     step = functools.partial(jax.jit, static_argnums=0)(jax.value_and_grad(total, (1, 2), has_aux=True))
@@ -280,8 +280,8 @@ def test_only_columns_that_are_needed_are_computed(chunk: int) -> None:
 
 def test_states_that_a_loss_asks_about() -> None:
     """Those before an action token, and the end of the episode that was cut off."""
-    found = tokens.visited(tokens.steps(packed()))
-    np.testing.assert_array_equal(found, [[0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0]])
+    visited = tokens.visited(tokens.steps(packed()))
+    np.testing.assert_array_equal(visited, [[0, 1, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 0, 0]])
 
 
 def test_the_vocabulary_is_held_for_one_chunk_alone() -> None:

@@ -103,10 +103,10 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         run = jax.jit(features)
         return [np.asarray(run(segment)) for segment in (one_text, packed)]
 
-    expected, attention, asked = ask(), jax.nn.dot_product_attention, []
+    expected, attention, implementations = ask(), jax.nn.dot_product_attention, []
 
     def stand_in(*inputs: Any, implementation: str | None = None, **settings: Any) -> Any:
-        asked.append(implementation)
+        implementations.append(implementation)
         return attention(*inputs, **settings)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
@@ -119,12 +119,12 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         half = jnp.bfloat16
         for other in ((shape, jnp.float32, 8), (SMALL, half, 8), (capped, half, 8), (shape, half, 7)):
             assert not transformer._in_cudnn(*other)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *_: True)
     of_one, of_packed = ask()
     text = one_text > 0
     np.testing.assert_allclose(of_one[text], expected[0][text], atol=1e-5)
     np.testing.assert_allclose(of_packed, expected[1], atol=1e-5)
-    assert set(asked) == {"cudnn", None}
+    assert set(implementations) == {"cudnn", None}
 
 
 def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +133,7 @@ def test_cudnn_attends_once_forward_and_once_backward(monkeypatch: pytest.Monkey
     monkeypatch.setattr(cudnn, "check_cudnn_version", lambda: 91002)
     monkeypatch.setattr(cudnn, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(cudnn, "is_cuda_compute_capability_equal", lambda capability: False)
-    monkeypatch.setattr(transformer, "_in_cudnn", lambda *given: True)
+    monkeypatch.setattr(transformer, "_in_cudnn", lambda *_: True)
     trunk = transformer.trunk(dataclasses.replace(SMALL, layers=2, head_size=8, window=32), jnp.bfloat16)
 
     def loss(params: Any, x: Any) -> Any:

@@ -59,8 +59,8 @@ def costs(settings: Settings, names: tuple[str, ...]) -> Any:
 
     def every(context: Context, prediction: Prediction, batch: Rows) -> dict[str, jax.Array]:
         batch = annotated(context.state, batch)
-        made = {name: value_aware.make(name, quadratic, settings) for name in names}
-        return {name: made[name].train(context, prediction, batch, KEY) for name in names}
+        losses = {name: value_aware.make(name, quadratic, settings) for name in names}
+        return {name: losses[name].train(context, prediction, batch, KEY) for name in names}
 
     return jax.jit(every)
 
@@ -92,14 +92,14 @@ def test_members_and_judges_see_the_gradient_at_their_own_rows_in_every_fit() ->
 
         return watched
 
-    made = value_aware.make("vagram", values)
+    model_loss = value_aware.make("vagram", values)
     config = ensemble.Config(
         members=3, elites=1, hidden=(), decay=(0.0,), deterministic=True, batch_size=8, updates=40
     )
     world = ensemble.make(
         config,
         Spec((2,), 1),
-        made._replace(train=watch("train", made.train), judge=watch("judge", made.judge)),
+        model_loss._replace(train=watch("train", model_loss.train), judge=watch("judge", model_loss.judge)),
     )
     rng = np.random.default_rng(0)
     column = lambda *shape: np.concatenate([rng.normal(size=(60, *shape)), np.full((40, *shape), np.nan)])
@@ -362,9 +362,9 @@ def test_a_learners_values_are_its_critics_and_targets_at_an_action_that_stays_w
     observation = jnp.array([[0.5], [-1.0]])
     for target, weights in ((10.0, [1, 3, 10, 30]), (None, [1, 3])):
         state = state_of(1.0, target)
-        found = value_aware.annotate(values, state, observation)
-        np.testing.assert_allclose(found.value, np.outer([0.5, 2.0], weights))
-        np.testing.assert_allclose(found.gradient[..., 0], np.outer([1.0, -2.0], weights))
+        annotation = value_aware.annotate(values, state, observation)
+        np.testing.assert_allclose(annotation.value, np.outer([0.5, 2.0], weights))
+        np.testing.assert_allclose(annotation.gradient[..., 0], np.outer([1.0, -2.0], weights))
     with pytest.raises(ValueError, match="this agent has no critics"):
         value_aware.of_learner(Learner(blank, blank, act))
 
@@ -419,18 +419,18 @@ def test_losses_that_cannot_be_are_refused(
 @pytest.mark.parametrize("name", value_aware.LOSSES)
 def test_a_loss_is_refused_by_an_ensemble_that_it_cannot_fit(name: str) -> None:
     """Variances that are asked for and not predicted, or predicted and never learned."""
-    made = value_aware.make(name, quadratic)
+    model_loss = value_aware.make(name, quadratic)
     meant = ensemble.Config(deterministic=value_aware.is_deterministic(name))
-    ensemble.make(meant, Spec((2,), 1), made)
+    ensemble.make(meant, Spec((2,), 1), model_loss)
     other = ensemble.Config(deterministic=not meant.deterministic)
     if name in ("mle", "calibrated", "mse", "taylor"):
         remedy = (
             "a deterministic ensemble does not have" if other.deterministic else "without ever learning them"
         )
         with pytest.raises(ValueError, match=remedy):
-            ensemble.make(other, Spec((2,), 1), made)
+            ensemble.make(other, Spec((2,), 1), model_loss)
     else:
-        ensemble.make(other, Spec((2,), 1), made)
+        ensemble.make(other, Spec((2,), 1), model_loss)
 
 
 def test_a_context_that_no_value_can_read_is_refused() -> None:

@@ -28,10 +28,10 @@ def test_the_pendulum_is_gymnasiums() -> None:
         env.unwrapped.state = np.array([angle, speed])  # type: ignore[attr-defined]
         observation = np.array([np.cos(angle), np.sin(angle), speed], np.float32)
         action = rng.uniform(-1, 1, 1).astype(np.float32)
-        expected, reward, *_ = env.step(action)
-        following, found = step(observation, action)
+        expected, expected_reward, *_ = env.step(action)
+        following, reward = step(observation, action)
         np.testing.assert_allclose(following, expected, atol=2e-5)
-        np.testing.assert_allclose(found, reward, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(reward, expected_reward, rtol=1e-4, atol=1e-4)
 
 
 def test_the_cart_pole_is_gymnasiums_with_any_force() -> None:
@@ -71,8 +71,8 @@ def test_the_swing_ups_reward_starts_and_track() -> None:
     expected *= (1 + rewards.tolerance(position, margin=2)) / 2
     expected *= (4 + rewards.tolerance(force[:, 0], margin=1, value_at_margin=0, sigmoid="quadratic")) / 5
     expected *= (1 + rewards.tolerance(speed, margin=5)) / 2
-    found = cartpole_swingup.step(jnp.asarray(seen), jnp.asarray(force))[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    reward = cartpole_swingup.step(jnp.asarray(seen), jnp.asarray(force))[1]
+    np.testing.assert_allclose(reward, expected, rtol=1e-4, atol=1e-6)
     start = np.asarray(cartpole_swingup.reset(KEY, 1000))
     moved = np.stack([start[:, 0], start[:, 1], start[:, 3], start[:, 4]])
     assert (
@@ -187,9 +187,9 @@ def test_true_dynamics_are_the_simulators(name: str) -> None:
         observation = env.reset()[0] if terminated else following
     observations, actions, followings, rewards, calm = map(np.asarray, zip(*rows, strict=True))
     step = jax.jit(lambda *x: truth.of(name).step((), *x, KEY))
-    found, reward = jax.device_get(step(observations, actions))
+    predictions, reward = jax.device_get(step(observations, actions))
     assert calm.sum() >= 10
-    np.testing.assert_allclose(found[calm], followings[calm], atol=2e-3)
+    np.testing.assert_allclose(predictions[calm], followings[calm], atol=2e-3)
     np.testing.assert_allclose(reward[calm], rewards[calm], atol=2e-3)
 
 
@@ -233,8 +233,9 @@ def test_the_truth_is_one_answer_without_doubt() -> None:
 
 
 def small_ensemble() -> tuple[base.Dynamics, ensemble.Model]:
-    made = ensemble.make(ensemble.Config(members=3, elites=2, hidden=(8,), decay=(0.0, 0.0)), Spec((3,), 1))
-    return base.learned(made), jax.jit(made.init)(KEY)
+    config = ensemble.Config(members=3, elites=2, hidden=(8,), decay=(0.0, 0.0))
+    network = ensemble.make(config, Spec((3,), 1))
+    return base.learned(network), jax.jit(network.init)(KEY)
 
 
 @pytest.mark.slow
@@ -261,8 +262,8 @@ def test_a_mixture_is_on_the_line_between_its_worlds() -> None:
         return answers, predictions
 
     for share in np.float32([0.0, 0.25, 1.0]):
-        answers, ((mean, deviation), (other, _), (found, spread)) = jax.device_get(ask(share))
-        np.testing.assert_allclose(found, (1 - share) * mean + share * other, rtol=1e-5, atol=1e-6)
+        answers, ((mean, deviation), (other, _), (mixed_mean, spread)) = jax.device_get(ask(share))
+        np.testing.assert_allclose(mixed_mean, (1 - share) * mean + share * other, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(spread, (1 - share) * deviation, rtol=1e-5)
         for of_all in answers.values():
             for a, b, c in zip(*of_all, strict=True):

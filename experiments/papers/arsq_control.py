@@ -163,15 +163,11 @@ def run(settings: Settings) -> dict[str, Any]:
     variants = {run.program.name: variant(settings, run.program, sources[run.task]) for run in missing}
     scores = {task: score for result in earlier.results for task, score in result["data_scores"].items()}
     scores |= {task: of.score for task, of in sources.items()}
-    digests = {task: {of.digest} for task, of in sources.items()}
-    for result in earlier.results:
-        for task, several in result.get("data_digests", {}).items():
-            digests.setdefault(task, set()).update(several)
 
     rows = [(run._asdict(), run.program.name) for run in runs]
     parts = {
         "data_scores": scores,
-        "data_digests": {task: sorted(several) for task, several in digests.items()},
+        "data_digests": studies.data_digests({task: of.digest for task, of in sources.items()}, earlier),
         "skipped": skipped(settings),
     }
     result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
@@ -484,11 +480,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "data and another effort."
     )
     yield from result["skipped"]
-    if several := [task for task, digests in result["data_digests"].items() if len(digests) > 1]:
-        yield (
-            f"Rows of {', '.join(several)} were trained on data that were made again on another machine, by the same "
-            "policies and seed but not to the same bits."
-        )
+    yield from studies.other_data(result)
     yield from fault(result)
     for setting in settings_of(result):
         yield f"## {setting.capitalize()}: last (best)"

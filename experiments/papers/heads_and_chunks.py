@@ -88,7 +88,8 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     variants = {name: variant(settings, *cell, digests[cell[0]]) for name, cell in missing.items()}
     rows = [(dict(zip(names, cell, strict=True)), name) for name, cell in runs.items()]
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier)
+    parts = {"data_digests": studies.data_digests(digests, earlier)}
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
     draw(Path(settings.out), result)
     return result
 
@@ -265,6 +266,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, ± half of Student's "
         "95 % interval over seeds."
     )
+    yield from studies.other_data(result)
     for dataset in scores(result):
         yield f"## {dataset}"
         yield success_table(result, dataset)

@@ -9,7 +9,8 @@ One policy is trained for every head and judged in several ways (Haramati et al.
   ... R         the same at other radii; the one of the paper is -30
   unfiltered    the best candidate by value, feasible or not; the goal still where its value is above
   random        any feasible candidate
-  awr           a subgoal that is regressed with weights (EC-SGIQL-AWR), on the same values and policy
+  awr           a subgoal that is regressed with weights, on the same values and policy; it is pursued as it is, without
+                filter and direct goal (EC-SGIQL-AWR)
 
 Each is judged with as many cubes as in training, from random starts to random goals, which must hold at the last step;
 and some with one more. How many cubes a subgoal moves is counted on held-out pairs of states and goals.
@@ -203,8 +204,11 @@ def environment(settings: Settings, more: int = 0) -> str:
 
 def agent_config(settings: Settings, kind: str) -> hecrl.Config:
     """HECRL's settings at the sizes of this study; ``kind`` is what proposes subgoals."""
+    selects = kind != AWR  # as published: see the table of `rl.agents.hecrl`
     return hecrl.Config(
         subgoals=kind,
+        filtered=selects,
+        direct=selects,
         candidates=settings.candidates,
         radius=float(settings.radius),
         ids=entities.IDS,

@@ -85,7 +85,9 @@ def run(settings: Settings) -> dict[str, Any]:
         name: variant(settings, dataset, agent, *paths[dataset]) for name, (dataset, agent) in missing.items()
     }
     rows = [(dict(zip(names, run, strict=True)), name) for name, run in runs.items()]
-    result = studies.train_rows(settings, variants, rows, report, claims, earlier)
+    digests = {dataset: digest for dataset, (_, digest) in paths.items()}
+    parts = {"data_digests": studies.data_digests(digests, earlier)}
+    result = studies.train_rows(settings, variants, rows, report, claims, earlier, **parts)
     draw(Path(settings.out), result)
     return result
 
@@ -223,6 +225,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"five tasks of {settings['eval_episodes']} episodes and the last {goals.EVALUATIONS} evaluations (published: "
         "50 episodes), and its 95 % interval over seeds; published numbers ± one deviation."
     )
+    yield from studies.other_data(result)
     yield "## Success"
     yield success_table(result)
     yield (

@@ -88,8 +88,11 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     }
 
     def scaled(x: Array) -> Array:
-        """``x`` [..., n] with length sqrt(n)."""
-        return x * (math.sqrt(config.representation) / jnp.linalg.norm(x, axis=-1, keepdims=True))
+        """``x`` [..., n] with length sqrt(n); 0 stays 0."""
+        # Networks that start without biases make it of zeros: it has no direction, and its length no derivative.
+        is_zero = (x == 0).all(-1, keepdims=True)
+        length = jnp.linalg.norm(jnp.where(is_zero, 1.0, x), axis=-1, keepdims=True)
+        return x * (math.sqrt(config.representation) / length)
 
     def seen(params: Params, observation: Any) -> dict[str, Any]:
         """The observation with the representation [..., n] of its goal in place of that."""

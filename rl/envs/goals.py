@@ -71,8 +71,10 @@ def random_task(env: Any, rng: np.random.Generator) -> dict[str, Any] | None:
     """The options of a reset to a start and a goal drawn at random; None where nobody knows how."""
     if hasattr(env, "maze_map"):
         free = [(int(i), int(j)) for i, j in np.argwhere(env.maze_map == 0)]
-        start, goal = rng.choice(len(free), 2, replace=False)
-        return {"task_info": {"init_ij": free[start], "goal_ij": free[goal]}}
+        has_ball = hasattr(env, "get_agent_ball_xy")  # antsoccer
+        names = ("agent_init_ij", "ball_init_ij", "goal_ij") if has_ball else ("init_ij", "goal_ij")
+        cells = rng.choice(len(free), len(names), replace=False)
+        return {"task_info": {name: free[cell] for name, cell in zip(names, cells, strict=True)}}
     if hasattr(env, "_num_cubes"):
         return {"task_info": {name: _cubes(env, rng) for name in ("init_xyzs", "goal_xyzs")}}
     return None

@@ -77,10 +77,16 @@ def fit(
                     raise ValueError(
                         f"{name} of shape {x.shape[1:]} is no set of entities [N, F]: leave entities out"
                     )
-        axes = (0, 1) if entities else 0
-        mean = nest.map_structure(lambda x: None if is_image(x) else x.mean(axes), observation)
+
+        def moment(of: Any, x: np.ndarray) -> Any:
+            if not entities:
+                return of(x, 0)
+            # A sum in float32 over the ten million entities of a dataset loses most of what is added last.
+            return of(x, (0, 1), np.float64).astype(np.float32)
+
+        mean = nest.map_structure(lambda x: None if is_image(x) else moment(np.mean, x), observation)
         deviation = nest.map_structure(
-            lambda x: None if is_image(x) else x.std(axes) + np.float32(1e-3), observation
+            lambda x: None if is_image(x) else moment(np.std, x) + np.float32(1e-3), observation
         )
     clip = ENTITY_CLIP if entities and normalize_observations else 0.0
     return Transform(float(reward_scale), reward_shift, clip_rewards, mean, deviation, clip)
