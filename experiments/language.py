@@ -48,6 +48,7 @@ from jax.sharding import Mesh
 from experiments import common, flags
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, lm_bc
+from rl.agents.state import require_share
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, text, wordle
 from rl.envs.text import Chat, Dialogue, Game
@@ -159,7 +160,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     """
     check(settings)
     if not _learns(settings):
-        return use(settings)
+        return use(settings, config)
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         if settings.control:
@@ -203,6 +204,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
     score = scorer(settings, config, task, keys.of(key, "evaluate"), mesh)
     if settings.agent == "ilql" and shard.is_main():
         _warn_of_size(task, config.inner)
+    if settings.agent == "bcoder" and shard.is_main():
+        _warn_of_stages(settings, config)
     with lifecycle.session(this, start) as session:
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
@@ -317,13 +320,19 @@ def _whole(task: Task, state: State) -> State:
     return state if task.base is None else adapters.whole(state, task.base)
 
 
-def use(settings: Settings) -> dict[str, Any]:
-    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is."""
+def use(settings: Settings, config: Any) -> dict[str, Any]:
+    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
+
+    Raises:
+      ValueError: ``config`` has something that is neither the default nor what the agent was exported with.
+    """
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
+        _check_unused(settings, config, agent.config)
         language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
+        _check_unused(settings, config)
         language_model = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(language_model.config, _dtype(settings)))
         params, stop = language_model.params, None
@@ -333,6 +342,20 @@ def use(settings: Settings) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
     return {"folder": str(folder), "last": {}}
+
+
+def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:
+    """Raises ValueError on hyper-parameters that were chosen and that a model which learns nothing would ignore."""
+    usual = type(config)()
+    reason = "nothing is learnt"
+    if exported_config is not None:
+        reason = f"those of {settings.model} are in its {exported.CARD}"
+    for name in (field.name for field in dataclasses.fields(config)):
+        chosen, default = getattr(config, name), getattr(usual, name)
+        if chosen not in (default, getattr(exported_config, name, default)):
+            raise ValueError(
+                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {reason}"
+            )
 
 
 def check(settings: Settings) -> None:
@@ -462,12 +485,15 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
     discount = getattr(config, "discount", 1.0)
+    require_share("discount", discount)
     support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
-    if head.are_values and max(returns) > getattr(config, "maximum", math.inf):
+    # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
+    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
+    # Of what is left of an episode: its return may be less, where it began with a loss.
+    if head.are_values and values.max() > getattr(config, "maximum", math.inf):
         raise ValueError(
-            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {max(returns)}"
+            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {values.max()}"
         )
-    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes])
     if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
         raise ValueError(
             f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "
@@ -505,6 +531,16 @@ def _warn_of_size(task: Task, inner: int) -> None:
         print(
             f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {size / 1e6:.0f}M. Less memory is needed "
             "with --head=scalar, a smaller --head_size, --agent.inner or --agent.chunk, or a model of fewer tokens",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_stages(settings: Settings, config: Any) -> None:
+    """Says so where B-Coder's second stage never begins; -1 asks for that."""
+    if config.value_updates >= settings.updates:
+        print(
+            f"note: --agent.value_updates={config.value_updates} leaves no updates of --updates={settings.updates} to "
+            "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
 
@@ -617,8 +653,17 @@ def _candidates(
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        episodes += _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)[0]
+        answers, _ = _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
+        episodes += map(_last_action, answers)
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def _last_action(one: Episode) -> Episode:
+    """The episode whose one action is its last: what the agent said before belongs to the prompt, and has no score."""
+    last = np.flatnonzero(one.is_action)[-1]
+    before = np.flatnonzero(~one.is_action[:last])[-1]
+    is_action = one.is_action & (np.arange(len(one.tokens)) > before)
+    return one._replace(is_action=is_action, reward=np.where(is_action, one.reward, 0.0))
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
@@ -729,7 +774,7 @@ def rank(
     readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
     tokens = readings["taken"].sum(1)
     sums = {"scores": readings["score"]}
-    untrained = task.pretrained.params if task.base is None else task.base
+    untrained = shard.place_language(task.pretrained.params if task.base is None else task.base, mesh)
     for name, params in {"log_probabilities": untrained, **rivals}.items():
         sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
     sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}
@@ -747,6 +792,7 @@ def rank(
             file.write(json.dumps(out) + "\n")
     known = [number for number, row in enumerate(candidate_sets) if row.outcomes]
     if not known:
+        (folder / RANKING).unlink(missing_ok=True)  # of other candidates
         return None
     report = ranking.report(
         {name: [each[number] for number in known] for name, each in of_each.items()},

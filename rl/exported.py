@@ -112,7 +112,7 @@ def save(
     }
     write_json(folder / CARD, card)
     with replacing(folder / "README.md") as partial:
-        partial.write_text(_readme(agent, card), encoding="utf-8")
+        partial.write_text(_readme(agent, card) + _end(language_model, stop), encoding="utf-8")
 
 
 def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
@@ -177,6 +177,17 @@ def _values(path: Path, like: Any) -> Any:
             "export the agent again"
         )
     return jax.tree.unflatten(jax.tree.structure(like), [tensors[name] for name in wanted])
+
+
+def _end(language_model: Pretrained, stop: str) -> str:
+    """What the card tells users of transformers whose ``generate`` would not stop where an answer ends."""
+    [end] = language_model.tokenizer.encode(stop, add_special_tokens=False).ids
+    if end in language_model.ends:
+        return ""
+    return (
+        f"\nAn answer ends with the token {json.dumps(stop)}, which does not end the model's texts. In transformers:\n"
+        f"`model.generate(..., eos_token_id={[*language_model.ends, end]})`.\n"
+    )
 
 
 def _readme(agent: str, card: Mapping[str, Any]) -> str:

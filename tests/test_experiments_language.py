@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ pytest.importorskip("tokenizers")
 
 from experiments import language as script
 from rl import checkpoint, exported, log, shard, train
-from rl.agents import ilql
+from rl.agents import ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
@@ -33,6 +34,7 @@ from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 from rl.programs.pool import Pool
 from rl.programs.problems import read_apps
+from rl.types import State
 
 OWN = {
     "bcoder": {"value_updates": 2, "inner": 8},
@@ -253,6 +255,17 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     check_damaged_exports(tmp_path / script.POLICY)
 
 
+def test_an_export_says_which_token_ends_an_answer_if_the_model_does_not(files: Path, tmp_path: Path) -> None:
+    """A game's actions end with a line, where ``generate`` of transformers would go on."""
+    base = pretrained.load(files / "model")
+    state = State({"policy": base.params}, {}, {}, jnp.zeros(()))
+    head = exported.HeadSettings("scalar", 0.0, 1.0, 1)
+    for stop, line in (("\n", f"eos_token_id=[0, {base.tokenizer.token_to_id(chr(10))}]"), ("<end>", "")):
+        exported.save(tmp_path, "lm_bc", lm_bc.Config(), head, base, state, stop=stop)
+        card = (tmp_path / "README.md").read_text()
+        assert line in card and bool(line) == ("eos_token_id" in card)
+
+
 def check_damaged_exports(folder: Path) -> None:
     card = json.loads((folder / exported.CARD).read_text())
     for bad, message in (
@@ -382,6 +395,55 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
+def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) -> None:
+    """What the agent said in the prompt is part of no score; its mean per token would depend on that."""
+    turns = [
+        {"text": "=1"},
+        {"text": "123", "is_action": True, "reward": 1.0},
+        {"text": "=2"},
+    ]
+    messages = [*user(1), {"role": "assistant", "content": "123"}, *user(2)]
+    rows: list[dict[str, Any]] = [{"turns": turns}, {"messages": messages}, {"prompt": "=2"}]
+    asked = write(tmp_path / "asked.jsonl", [{**one, "candidates": ["1", "22"]} for one in rows])
+    with contextlib.ExitStack() as stack:
+        task = script.problem(settings(files, tmp_path, rank=asked), config(), stack)
+    assert task.candidates is not None
+    words = task.words.tokenizer
+    scored = [
+        words.decode(tokens[is_action].tolist(), skip_special_tokens=False)
+        for tokens, is_action in zip(task.candidates.tokens, task.candidates.is_action, strict=True)
+    ]
+    assert scored == ["1<end>", "22<end>"] * 3
+    assert not task.candidates.reward.any() and (task.candidates.discount == 0).sum() == 6
+
+
+def test_a_ranking_splits_the_untrained_model_and_leaves_no_comparison_of_other_candidates(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies as the mesh says, though this one has a single device. What models say of texts is made up here."""
+    asked = write(tmp_path / "asked.jsonl", [{"prompt": "=2", "candidates": ["1", "2"]}])
+    chosen = settings(files, tmp_path, rank=asked)
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    state, mesh = State({"policy": {}}, {}, {}, jnp.zeros(())), shard.grid()
+    assert task.candidates is not None
+    taken = np.asarray(task.candidates.is_action)
+    inputs = []
+
+    def in_batches(look: Any, params: Any, *_: Any) -> Any:
+        inputs.append(params)
+        zeros = np.zeros(taken.shape)
+        return {"taken": taken, "score": zeros} if isinstance(params, State) else zeros
+
+    monkeypatch.setattr(script.reading, "in_batches", in_batches)
+    (tmp_path / script.RANKING).write_text("{}")
+    assert script.rank(chosen, config(), task, state, tmp_path, {}, mesh) is None
+    assert not (tmp_path / script.RANKING).exists() and len(ranked(tmp_path)) == 1
+    _, untrained = inputs
+    specs = shard.language_specs(task.pretrained.params, mesh)
+    jax.tree.map(lambda x, spec: np.testing.assert_equal(x.sharding.spec, spec), untrained, specs)
+
+
 @pytest.mark.parametrize(
     ("switch", "rows", "expected"),
     [
@@ -403,6 +465,16 @@ def test_frozen_models_read_all_rows_before_a_stage_that_draws_as_many(
             dataclasses.replace(chosen, **other), config("bcoder", value_updates=switch), rows
         )
         assert stages == [("", 0, 5)]
+
+
+def test_a_policy_that_is_left_no_updates_is_said(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = settings(files, tmp_path, agent="bcoder")
+    for updates, says in ((4, True), (18_000, True), (3, False), (-1, False)):
+        script._warn_of_stages(chosen, config("bcoder", value_updates=updates))
+        message = f"note: --agent.value_updates={updates} leaves no updates of --updates=4 to the policy"
+        assert (message in capsys.readouterr().err) == says
 
 
 # ---- several processes --------------------------------------------------------------------------------------------
@@ -564,6 +636,30 @@ def test_settings_that_cannot_be_run(
     assert not list(tmp_path.iterdir())
 
 
+def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path: Path) -> None:
+    """Of a dialogue that earns 1 in all and 2 after its first turn; -0.3 and 0.1 are no numbers of float32."""
+    turns = [
+        {"text": "=1"},
+        {"text": "2", "is_action": True, "reward": -1.0},
+        {"text": "="},
+        {"text": "1", "is_action": True, "reward": 2.0},
+    ]
+
+    def read(log_file: str, maximum: float, **fields: Any) -> script.Task:
+        chosen = settings(files, tmp_path, agent="bcoder", log=log_file, held_out=0.0, **fields)
+        with contextlib.ExitStack() as stack:
+            return script.problem(chosen, config("bcoder", maximum=maximum), stack)
+
+    long = write(tmp_path / "long.jsonl", [{"turns": turns}])
+    with pytest.raises(ValueError, match=r"maximum=1.5 bounds all values, and the log has a return of 2.0"):
+        read(long, 1.5, head="scalar")
+    read(long, 2.0, head="scalar")
+    rows = [{"turns": [turns[0], {**turns[1], "reward": reward}], "imitate": False} for reward in (-0.3, 0.1)]
+    short = write(tmp_path / "short.jsonl", rows)
+    read(short, 0.1, head="scalar")
+    assert read(short, 1.0, head="c51", head_low=-0.3, head_high=0.1).support == (-0.3, 0.1)
+
+
 @pytest.mark.parametrize(
     ("flag", "bad", "message"),
     [
@@ -596,6 +692,27 @@ def test_rows_that_cannot_be_used(flag: str, bad: Any, message: str, files: Path
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
         script.run(settings(files, tmp_path / "run", answer_tokens=150, **{flag: path}), config())
     assert not (tmp_path / "run").exists()
+
+
+def test_hyper_parameters_of_a_model_that_learns_nothing(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exported agent keeps its own, and another model has none."""
+    shutil.copytree(files / "model", tmp_path / "model")
+    chosen = settings(
+        files, tmp_path / "run", log="", model=str(tmp_path / "model"), generate=str(files / "prompts.jsonl")
+    )
+    with pytest.raises(
+        ValueError, match=r"--agent.steering=8.0 is of what is to be learnt, .*nothing is learnt"
+    ):
+        script.run(chosen, ilql.Config(steering=8.0))
+    (tmp_path / "model" / exported.CARD).touch()
+    agent = SimpleNamespace(config=ilql.Config(steering=2.0, inner=16))
+    monkeypatch.setattr(script.exported, "load", lambda *_: agent)
+    with pytest.raises(ValueError, match=r"steering=8.0 is of .*those of .*model are in its values.json"):
+        script.run(chosen, ilql.Config(steering=8.0))
+    script._check_unused(chosen, ilql.Config(steering=2.0), agent.config)
+    script._check_unused(chosen, lm_bc.Config(), agent.config)
 
 
 def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:

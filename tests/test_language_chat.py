@@ -64,6 +64,8 @@ FORGETFUL = """
 {%- if add_generation_prompt %}<|begin|>assistant
 {% endif %}"""
 
+MARKED_ALONE = "{{ message['content'] }}{% endgeneration %}{{ '<|end|>' }}"
+
 TEMPLATES = {"chatml": CHATML, "trimmed": TRIMMED, "forgetful": FORGETFUL}
 MESSAGES = (
     {"role": "user", "content": "Naïve  <b>question</b>?\n"},
@@ -159,6 +161,16 @@ def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learnt() ->
     prompt = speak.history(words, conversation._replace(messages=conversation.messages[:3]))
     assert prompt == one.tokens[: len(prompt)].tolist() and one.is_action[len(prompt)]
     assert one.is_action[: len(prompt)].sum() == (one.reward == 0.5).argmax() + 1 - one.is_action.argmax()
+
+
+@pytest.mark.parametrize("content", ["Yes", "Yes ☃", "☃"])
+def test_an_answer_that_is_marked_without_its_end_has_all_bytes_of_its_last_character(content: str) -> None:
+    """A byte-level tokenizer may have several tokens for it."""
+    words = read(CHATML.replace("{{ message['content'] + '<|end|>' }}{% endgeneration %}", MARKED_ALONE))
+    one = speak.episode(words, Chat((MESSAGES[0], {"role": "assistant", "content": content}), (0.0, 1.0)))
+    assert words.tokenizer.decode(one.tokens[one.is_action].tolist()).removeprefix("\n") == content
+    [last] = np.flatnonzero(one.reward)
+    assert one.tokens[last + 1] == END
 
 
 def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:

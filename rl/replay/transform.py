@@ -79,10 +79,8 @@ def fit(
                     )
 
         def moment(of: Any, x: np.ndarray) -> Any:
-            if not entities:
-                return of(x, 0)
-            # A sum in float32 over the ten million entities of a dataset loses most of what is added last.
-            return of(x, (0, 1), np.float64).astype(np.float32)
+            # A sum in float32 over a million rows loses much of what is added last.
+            return of(x, (0, 1) if entities else 0, np.float64).astype(np.float32)
 
         mean = nest.map_structure(lambda x: None if is_image(x) else moment(np.mean, x), observation)
         deviation = nest.map_structure(
