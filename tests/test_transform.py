@@ -44,11 +44,6 @@ def test_steps_in_no_order_have_no_range_of_returns(dataset: Dataset) -> None:
         transform.fit(dataset._replace(last=np.ones(5, bool)), transform.RETURN_RANGE)
 
 
-def test_entities_of_a_large_dataset_have_their_moments(dataset: Dataset) -> None:
-    """Constants, whose mean over four million is 1 % off where they are added up in float32, one after another."""
-    many = np.full((2_000_000, 2, 2), 0.1, np.float32)
-
-
 @pytest.mark.parametrize("shape", [(2_000_000, 2), (1_000_000, 2, 2)])
 def test_a_large_dataset_has_its_moments(shape: tuple[int, ...], dataset: Dataset) -> None:
     """Constants, whose mean over two million is 1 % off where they are added up in float32, one after another."""
