@@ -146,10 +146,11 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint, and so no replay buffer")
     record, arrays = newest
-    settings, head, count = record["card"]["settings"], arrays[f"{_MEMORY}/head"], arrays[f"{_MEMORY}/count"]
-    if head != count or count < steps:
+    settings, count = record["card"]["settings"], arrays[f"{_MEMORY}/count"]
+    kept = count == record["step"]  # of all that were made; one that is just full has its head at the first
+    if not kept or count < steps:
         raise ValueError(
-            f"the replay of {folder} holds {count} steps and has {'' if head == count else 'not '}kept the first: "
+            f"the replay of {folder} holds {count} steps and has {'' if kept else 'not '}kept the first: "
             f"{steps} from the first on are needed; train with --replay no less than --steps"
         )
     seen = transform.to_json(transform.from_json(record["card"]["transform"]))

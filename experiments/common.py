@@ -215,7 +215,16 @@ def of_decisions(config: Any, length: int) -> Any:
 
 
 def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> tuple[float, float]:
-    """The support that data give for values of chunks of so many actions."""
+    """The support that data give for values of chunks of so many actions.
+
+    Raises:
+      ValueError: ``gamma`` is 1, and values are without bounds.
+    """
+    if gamma >= 1:
+        raise ValueError(
+            f"--agent.discount={gamma:g}: episodes that a time limit cuts go on for ever, and so would their returns: "
+            "give less than 1"
+        )
     if length == 1 or within == gamma:
         return replay.value_bounds(dataset, gamma)
     return chunks.value_bounds(dataset, length, gamma, within)
@@ -365,13 +374,17 @@ def evaluator(
 
 def check_fit(loaded: data.Loaded, environment: Spec) -> None:
     """Raises ValueError if policies trained on the data cannot act in the environment."""
-    spec = loaded.spec
-    if spec.discrete:  # the largest integer actions may never have been logged
-        spec = spec._replace(action_size=max(spec.action_size, environment.action_size))
-    if spec != environment:
+    if not fits(loaded.spec, environment):
         raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {spec}"
+            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {loaded.spec}"
         )
+
+
+def fits(logged: Spec, environment: Spec) -> bool:
+    """Whether logged data are of the environment, whose largest integer actions may never have been logged."""
+    if logged.discrete:
+        logged = logged._replace(action_size=max(logged.action_size, environment.action_size))
+    return logged == environment
 
 
 def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -28,6 +28,7 @@ IDENTITY = (
     *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
     *("replay", "batch_size", "eval_every", "eval_episodes"),
 )
+UNBOUNDED = ("scalar", "quantile")  # value heads without a support
 ACTORS = "actors"  # in the run folder: the policy of every evaluation
 _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
@@ -84,7 +85,7 @@ def check(settings: Settings) -> None:
 def check_head(settings: Settings) -> None:
     """Raises ValueError, naming the flags, if a head needs a support and none is given."""
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head not in ("scalar", "quantile") and unbounded:
+    if settings.head not in UNBOUNDED and unbounded:
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: nothing tells them before there are data"
@@ -204,7 +205,8 @@ def scorer(
 def export(path: Path, state: State, *, slow: bool = False) -> None:
     """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
 
-    With ``slow`` those of its slow copy, by which an agent acts whose config has ``slow_policy``.
+    An agent that has neither acts by several networks (``fql`` by the best draws of its flow): those of all. With
+    ``slow`` those of the slow copy, by which an agent acts whose config has ``slow_policy``.
     """
     acting = state.target if slow else state.params
-    checkpoint.export(path, acting["policy" if "policy" in acting else "q"])
+    checkpoint.export(path, acting.get("policy", acting.get("q", acting)))

@@ -116,8 +116,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             settings.steps,
             task=settings.env,
             identity=_IDENTITY,
-            card={"transform": transform.to_json(seen)},
-            about={"preset": presets.stored("online", settings, "env")},
+            card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
+            about={"preset": presets.stored("online", settings, "env"), "support": support(settings)},
             unit="steps",
             axis="environment steps",
             leaves=(interaction.ACTORS,),
@@ -213,8 +213,7 @@ def check_chunk(settings: Settings) -> None:
 
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
     """The learner and its memory."""
-    low, high = support(settings)
-    head = heads.make(settings.head, low, high, settings.head_size)
+    head = heads.make(settings.head, *(support(settings) or ()), size=settings.head_size)
     learner = agents.get(settings.agent).make(config, chunks.spec(spec, settings.chunk), head)
     learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
@@ -258,7 +257,7 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         environment=settings.env,
         shuffled=settings.shuffled,
     )
-    if loaded.spec != spec:
+    if not common.fits(loaded.spec, spec):
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
@@ -300,13 +299,40 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
     return source
 
 
-def support(settings: Settings) -> tuple[float, float]:
-    """The values that a categorical head must represent: as the flags say, or as the run that is continued had."""
-    low, high = settings.head_low, settings.head_high
-    if settings.init_from and (math.isnan(low) or math.isnan(high)):
-        card = _source(settings)[0]["card"]
-        low, high = card.get("support") or (card["settings"]["head_low"], card["settings"]["head_high"])
-    return (0.0, 1.0) if math.isnan(low) or math.isnan(high) else (low, high)  # other heads have none
+def support(settings: Settings) -> tuple[float, float] | None:
+    """The values that a categorical head must represent: as the flags say, or as the run that is continued had.
+
+    None for other heads, which have no support.
+
+    Raises:
+      ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
+    """
+    if settings.head in interaction.UNBOUNDED:
+        return None
+    chosen = settings.head_low, settings.head_high
+    card = _source(settings)[0]["card"] if settings.init_from else None
+    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
+        return (0.0, 1.0) if any(map(math.isnan, chosen)) else chosen
+    low, high = card.get("support") or (card["settings"]["head_low"], card["settings"]["head_high"])
+    if math.isnan(low) or math.isnan(
+        high
+    ):  # it went on with another run, before runs wrote their support down
+        if any(map(math.isnan, chosen)):
+            raise ValueError(
+                f"--init_from={settings.init_from} does not say which support its head has: give --head_low and "
+                "--head_high, those of the run that it went on with itself"
+            )
+        return chosen
+    flags = zip(("head_low", "head_high"), chosen, (low, high), strict=True)
+    wrong = [
+        (n, here, there) for n, here, there in flags if not (math.isnan(here) or math.isclose(here, there))
+    ]
+    if wrong:
+        raise ValueError(
+            f"--init_from={settings.init_from} was trained with {' '.join(f'--{n}={x:g}' for n, _, x in wrong)}, over "
+            f"which its networks say their values: leave out {' '.join(f'--{n}={x:g}' for n, x, _ in wrong)}"
+        )
+    return low, high
 
 
 def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> State:
@@ -329,13 +355,14 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
             f"and at most --seeds={there['seeds']}"
         )
-    swept = card.get("sweep", {}).get("discount")
-    discount = swept[0] if swept else card["config"].get("discount")
-    if discount != getattr(config, "discount", None):
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with --agent.discount={discount}, and its values are of "
-            f"such returns: give --agent.discount={discount}, not {config.discount}"
-        )
+    for name in ("discount", "chunk_discount") if length > 1 else ("discount",):
+        swept = card.get("sweep", {}).get(name)
+        discount = swept[0] if swept else card["config"].get(name)
+        if discount != getattr(config, name, None):
+            raise ValueError(
+                f"--init_from={settings.init_from} was trained with --agent.{name}={discount}, and its values are of "
+                f"such returns: give --agent.{name}={discount}, not {getattr(config, name)}"
+            )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     leaves = []
     for name, leaf in checkpoint.named({"state": like}).items():

@@ -62,6 +62,7 @@ class Evaluator:
 
         Raises:
             FloatingPointError: a policy returned NaN or an infinite action.
+            ValueError: the environment reports success in some episodes, and at the last step of others not.
             RuntimeError: an environment failed or its worker died.
         """
         count, rounds = self._seeds * self._copies, self._rounds
@@ -99,6 +100,12 @@ class Evaluator:
         if self._reference is not None:
             scores["normalized_return"] = normalize(returns, self._reference)
         if not np.isnan(success).all():
+            if np.isnan(final_success).any():
+                raise ValueError(
+                    f'environment {self._name!r} reported info["success"] at the last step of '
+                    f"{np.count_nonzero(~np.isnan(final_success))} of {final_success.size} episodes only: what share "
+                    "succeeds cannot be said; report it at every step, False where there is none"
+                )
             scores |= {"success": success, "final_success": final_success}
         return {name: self._in_order(score) for name, score in scores.items()}
 

@@ -30,6 +30,21 @@ def test_a_name_like_no_other_is_told_where_they_are_listed():
         data.load("@")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mine.npz",
+        "cube-double-play-v0",
+        "cube-double-play-v0+entities",
+        "minari:mine/v0",
+        "synthetic-continuous",
+    ],
+)
+def test_steps_in_no_order_are_refused_where_they_would_be_paired_in_their_order(name):
+    with pytest.raises(DataError, match=r"--shuffled .* is for logs in D4RL's layout"):
+        data.load(name, shuffled=True)
+
+
 def test_names_are_distinct_and_sorted():
     names = data.names()
     assert names == sorted(set(names))

@@ -103,6 +103,15 @@ def test_value_bounds_by_hand():
     assert low < 10 < high and high - low <= 1
 
 
+def test_steps_in_no_order_tell_no_returns_and_the_support_is_what_rewards_allow():
+    """Each is cut off at once: its bootstrapped return is nearly the mean's, and policies have very different ones."""
+    reward = [0.0, 1.0, 2.0, 3.0]
+    assert value_bounds(make(reward, [1, 1, 1, 1], [1, 1, 1, 1]), 0.9) == pytest.approx((0.0, 30.0))
+    assert value_bounds(make(reward, [1, 0, 1, 1], [1, 1, 1, 1]), 0.9) == pytest.approx((0.0, 30.0))
+    # Terminations are known ends.
+    assert value_bounds(make(reward, [0, 0, 0, 0], [1, 1, 1, 1]), 0.9) == (0.0, 6.0)
+
+
 def test_take_and_sample_return_whole_rows():
     dataset = jax.device_put(make(np.arange(10), np.ones(10), np.ones(10)))
     rows = take(dataset, np.array([3, 7]))

@@ -92,6 +92,16 @@ def test_success_is_absent_where_it_is_not_reported() -> None:
         assert set(evaluator(jnp.zeros(1))) == {"return", "length"}
 
 
+def test_success_that_is_reported_only_where_it_is_true_is_refused() -> None:
+    """The share of episodes that succeed would be of those alone that did, or NaN when the run is summed up."""
+    rare = "toy_environments:CountdownRare-v0"
+    with (
+        evaluate.evaluator(act, rare, seeds=1, episodes=20, processes=0) as evaluator,
+        pytest.raises(ValueError, match=r"CountdownRare-v0' reported .* of \d+ of 20 episodes only"),
+    ):
+        evaluator(jnp.zeros(1))
+
+
 def test_two_processes_give_what_one_gives() -> None:
     def noisy(states, observations, keys):
         return act(states, observations, keys) + jax.vmap(lambda k: jax.random.normal(k, (3, 1)))(keys)

@@ -550,9 +550,16 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
         assert read(shuffled=True).dataset.last.all()
 
 
+@pytest.mark.parametrize(("length", "within"), [(1, 1.0), (2, 0.9)])
+def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> None:
+    with pytest.raises(ValueError, match=r"--agent\.discount=1: .* give less than 1"):
+        common.value_bounds(data.load("synthetic-continuous").dataset, length, 1.0, within)
+
+
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     loaded = data.load("synthetic-discrete")
     common.check_fit(loaded, Spec((8,), 5, True))
+    assert online.mixture(online.Settings(offline_data="synthetic-discrete"), Spec((8,), 5, True)) is not None
     with pytest.raises(ValueError, match="does not fit"):
         common.check_fit(loaded._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):

@@ -133,9 +133,16 @@ def test_the_replay_buffer_is_written_as_d4rl_writes_it(tmp_path: Path) -> None:
     assert card["stages"] == [{"policy": "replay buffer", "transitions": 35}]
 
 
+def test_a_replay_that_is_just_full_has_kept_all(tmp_path: Path) -> None:
+    """As the defaults leave it: --replay is --steps."""
+    rows = write_checkpoint(tmp_path, 60)
+    np.testing.assert_array_equal(actors.read_buffer(tmp_path, 1, 60)["rewards"], rows["reward"])
+
+
 @pytest.mark.parametrize(
     ("count", "settings", "message"),
     [
+        (120, {}, "holds 60 steps and has not kept the first"),
         (30, {}, "holds 30 steps and has kept the first"),
         (70, {}, "holds 60 steps and has not kept the first"),
         (50, {"envs": 2}, "--envs=1"),

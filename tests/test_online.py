@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import signal
 from collections import deque
@@ -760,6 +761,61 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
     assert online.transformation(online.Settings(), None) == Transform()
     with pytest.raises(ValueError, match=r"--reward_scale=return_range .* give --offline_data"):
         online.transformation(online.Settings(reward_scale="return_range"), None)
+
+
+def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_before(
+    tmp_path: Path,
+) -> None:
+    """An online run that was itself continued has no flags of its own to say it."""
+
+    def card(name: str, **entries: Any) -> str:
+        unset = {"head": "hl_gauss", "head_low": math.nan, "head_high": math.nan}
+        about = {"settings": unset, "transform": {}} | entries
+        checkpoint.save(tmp_path / name / "checkpoints", 1, {"x": np.zeros(1)}, about)
+        return str(tmp_path / name)
+
+    source = card("offline", support=(-5.0, 10.0))
+    chosen = online.Settings(init_from=source, head="hl_gauss")
+    assert online.support(chosen) == online.support(dataclasses.replace(chosen, head_low=-5.0)) == (-5, 10)
+    assert online.support(dataclasses.replace(chosen, head="scalar")) is None
+    with pytest.raises(ValueError, match=r"trained with --head_high=10, .*: leave out --head_high=100"):
+        online.support(dataclasses.replace(chosen, head_high=100.0))
+    silent = dataclasses.replace(chosen, init_from=card("silent"))
+    with pytest.raises(ValueError, match="does not say which support its head has: give --head_low"):
+        online.support(silent)
+    assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
+
+
+def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the log holds, as offline: a file that was made again in between is another run's."""
+    monkeypatch.setattr(interaction, "train", lambda settings, run, *_, **__: run.card)
+    mixed = settings(tmp_path / "mixed", offline_data="synthetic-continuous")
+    assert online.run(mixed, config())["digest"] == data.load("synthetic-continuous").digest
+    assert online.run(settings(tmp_path / "alone"), config())["digest"] is None
+
+
+def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_path: Path) -> None:
+    """Its values are of returns with both: DEAS has one within a chunk and one from chunk to chunk."""
+    there = {"agent": "deas", "config": {"discount": 0.999, "chunk_discount": 0.9}, "transform": {}}
+    there["settings"] = {"head": "scalar", "seeds": 1, "chunk": 2}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, there)
+    chosen = online.Settings(agent="deas", chunk=2, init_from=str(tmp_path))
+    with pytest.raises(ValueError, match=r"give --agent.chunk_discount=0.9, not 0.99"):
+        online.initial(chosen, config("deas", chunk_discount=0.99), counter(), Spec((4,), 2))
+
+
+def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path: Path) -> None:
+    """FQL acts by the best draws of its flow (QC): neither "policy" nor "q" is among its networks."""
+    both = {"critic": {"kernel": np.ones((1, 2))}, "flow": {"kernel": np.zeros((1, 3))}}
+    state = State(both, {}, {}, 0)
+    interaction.export(tmp_path / "1.npz", state)
+    with np.load(tmp_path / "1.npz") as file:
+        assert {name: file[name].shape for name in file} == {"critic/kernel": (1, 2), "flow/kernel": (1, 3)}
+    interaction.export(
+        tmp_path / "2.npz", state._replace(params=both | {"policy": {"kernel": np.ones((1, 4))}})
+    )
+    with np.load(tmp_path / "2.npz") as file:
+        assert list(file) == ["kernel"]
 
 
 # ---- bad input -----------------------------------------------------------------------------------------------------

@@ -39,6 +39,11 @@ def test_everything_that_depends_on_the_data_becomes_numbers(dataset: Dataset) -
     np.testing.assert_allclose(agent.next_observation[:, 0], later, rtol=1e-5)
 
 
+def test_steps_in_no_order_have_no_range_of_returns(dataset: Dataset) -> None:
+    with pytest.raises(ValueError, match="--reward_scale=return_range is that of the returns of episodes"):
+        transform.fit(dataset._replace(last=np.ones(5, bool)), transform.RETURN_RANGE)
+
+
 @pytest.mark.parametrize("shape", [(2_000_000, 2), (1_000_000, 2, 2)])
 def test_a_large_dataset_has_its_moments(shape: tuple[int, ...], dataset: Dataset) -> None:
     """Constants, whose mean over two million is 1 % off where they are added up in float32, one after another."""

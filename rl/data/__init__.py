@@ -64,8 +64,16 @@ def load(
                 clip_actions=clip_actions,
                 environment=environment and environment.removesuffix(entities.SUFFIX),
                 validation=validation,
+                shuffled=shuffled,
             )
             return _as_entities(name, vectors)
+    if shuffled and (
+        name.startswith("minari:") or ogbench.known(name) or name.endswith(".npz") or name in synthetic.NAMES
+    ):
+        raise DataError(
+            f"--shuffled (shuffled=True) is for logs in D4RL's layout, which may hold next observations, and {name} is "
+            "none: its steps are read in their order; leave it out, or save the log as .hdf5"
+        )
     if name.startswith("minari:"):
         return minari.load(
             name.removeprefix("minari:"),

@@ -87,6 +87,12 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
     )
 
 
+def is_shuffled(dataset: Dataset) -> bool:
+    """Whether most steps are cut off at once, as in a log of single transitions in no order: it tells no returns."""
+    cut = np.asarray(dataset.last) & (np.asarray(dataset.transitions.discount) > 0)
+    return bool(cut.mean() > 0.5)
+
+
 def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:
     """Discounted return from every logged step to the end of its episode, [N] float64, on the host.
 
@@ -122,7 +128,8 @@ def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:
 
     The returns-to-go in the data, widened by their own span on either side for policies better or
     worse than the logged one, but never beyond the bound that rewards alone give,
-    ``[min r, max r] / (1 - discount)`` (with 0 included where episodes terminate).
+    ``[min r, max r] / (1 - discount)`` (with 0 included where episodes terminate). Of steps in no order no returns are
+    known (`is_shuffled`): it is that bound itself.
     """
     reward = np.asarray(dataset.transitions.reward, np.float64)
     returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()))
@@ -130,7 +137,7 @@ def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:
     floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
     if ends:
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
-    return widened(returns, floor, ceiling)
+    return widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
 
 
 def widened(returns: np.ndarray, floor: float, ceiling: float) -> tuple[float, float]:

@@ -58,9 +58,14 @@ def fit(
         that never varied, the id of an object that no episode had, would otherwise be huge.
 
     Raises:
-      ValueError: ``entities``, and an observation is no set of vectors.
+      ValueError: ``entities``, and an observation is no set of vectors; or `RETURN_RANGE` of steps in no order.
     """
     if reward_scale == RETURN_RANGE:
+        if replay.is_shuffled(dataset):
+            raise ValueError(
+                f"--reward_scale={RETURN_RANGE} is that of the returns of episodes, and the log holds single "
+                "transitions in no order: give a number"
+            )
         reward_scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
     mean = deviation = None
     if normalize_observations:
