@@ -31,7 +31,6 @@ from experiments import common, flags, interaction, presets
 from rl import agents, keys, mbpo
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
-from rl.envs import distractors
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
@@ -95,7 +94,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    rule = termination_rule(settings.env)
+    rule = termination.of_environment(settings.env)
     common.check_schedules(config, int(settings.steps * settings.utd))
     with interaction.stepper(settings) as stream:
         loop = make_loop(settings, config, stream.spec, rule)
@@ -230,17 +229,6 @@ def schedule(flag: str, text: str) -> mbpo.Schedule:
             f"--{flag}={text}: a schedule is four numbers, from step, to step, first value, last value, or one value"
         )
     return mbpo.Schedule(int(numbers[0]), int(numbers[1]), *numbers[2:])
-
-
-def termination_rule(environment: str) -> Rule:
-    """Where episodes end, by the part of the observation that is the task's.
-
-    Raises:
-      ValueError: nobody knows.
-    """
-    name = distractors.parse(environment)
-    rule = termination.of(name.base)
-    return (lambda observation: rule(observation[..., : -name.size])) if name.size else rule
 
 
 def check(settings: Settings) -> None:

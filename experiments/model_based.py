@@ -236,7 +236,7 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     if config.real == 1:
         return termination.never
     try:
-        rule = termination.of(name)
+        rule = termination.of_environment(environment) if environment else termination.of(name)
     except ValueError as error:
         if environment:  # the data's own, or the flag's
             raise

@@ -156,6 +156,13 @@ def test_without_a_model_no_rule_and_no_length_is_needed(pendulum: Path, tmp_pat
         script._rule(config(), chosen.environment, chosen.environment)
 
 
+def test_rollouts_beside_distractors_end_as_without_them() -> None:
+    """As in `experiments.mbpo`: whatever a model says of the distractors."""
+    name = "Hopper-v5+noise2"
+    rule = script._rule(config(), name, name)
+    assert not rule(np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan]))
+
+
 def test_data_of_an_unknown_task_have_a_remedy_on_the_command_line() -> None:
     with pytest.raises(
         ValueError, match=r"no termination rule for 'mine.hdf5'.*walker2d\. Give the --environment"

@@ -19,7 +19,7 @@ import tqdm
 from benchmarks.model_based import compilations
 from experiments import mbpo as script
 from rl import agents, checkpoint, log, mbpo, online
-from rl.dynamics import ensemble, value_aware
+from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.ensemble import Ensemble
 from rl.replay import ring, source
 from rl.types import Learner, Spec, State, Transition
@@ -233,7 +233,7 @@ def course() -> Iterator[dict[str, Any]]:
     with script.interaction.stepper(chosen) as stream:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ensemble, "make", watched)
-            loop = script.make_loop(chosen, config(), stream.spec, script.termination_rule(chosen.env))
+            loop = script.make_loop(chosen, config(), stream.spec, termination.of_environment(chosen.env))
         trainer = script.make_trainer(chosen, stream, loop)
         trainer.start(None)
         said: dict[int, Any] = {}
@@ -419,12 +419,6 @@ def test_what_cannot_run_is_refused_before_anything_compiles(
     chosen = settings(tmp_path, **changes)
     with pytest.raises(ValueError, match=message):
         script.run(chosen, agents.get(chosen.agent).Config())
-
-
-def test_what_distractors_do_ends_no_episode() -> None:
-    rule = script.termination_rule("Hopper-v5+noise2")
-    standing = np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan])
-    assert not rule(standing) and rule(np.array([0.6, *standing[1:]]))
 
 
 def test_observations_that_are_no_vectors_are_refused() -> None:

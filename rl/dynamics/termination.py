@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from rl.envs import distractors
 from rl.types import Array
 
 Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
@@ -90,3 +91,13 @@ def of(name: str) -> Rule:
         f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "
         f"for {', '.join(RULES)}"
     )
+
+
+def of_environment(environment: str) -> Rule:
+    """`of` an environment to act in, by the part of its observations that is the task's: distractors end nothing.
+
+    Raises:
+      ValueError: there is no rule, or what follows a ``+`` names no distractors.
+    """
+    rule, size = of(environment), distractors.parse(environment).size
+    return (lambda observation: rule(observation[..., :-size])) if size else rule
