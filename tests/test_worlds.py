@@ -151,7 +151,10 @@ def test_what_is_not_finite_ends_an_episode() -> None:
     assert jax.jit(termination.walker2d)(np.full(17, np.nan, np.float32))
 
 
-@pytest.mark.parametrize("name", ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4"])
+@pytest.mark.parametrize(
+    "name",
+    ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4", "/home/ant/walker2d-mine.hdf5"],
+)
 def test_rules_are_found_by_the_task_in_a_name(name: str) -> None:
     assert termination.of(name) is termination.walker2d
 

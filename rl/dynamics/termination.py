@@ -78,13 +78,17 @@ RULES: dict[str, Rule] = {
 def of(name: str) -> Rule:
     """The rule of an environment or dataset, by the task in its name: ``Hopper-v5``, ``walker2d-medium-v2``.
 
+    Of a path, by the last part that names a task: a folder above it may be called anything.
+
     Raises:
       ValueError: no word of the name is one of `RULES`.
     """
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    for word in words:
-        if word in RULES:
-            return RULES[word]
+    parts = [re.split(r"[^a-z0-9]+", part) for part in name.lower().split("/")]
+    for words in reversed(parts):
+        for word in words:
+            if word in RULES:
+                return RULES[word]
+    words = [word for part in parts for word in part]
     near = difflib.get_close_matches(words[0], RULES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
