@@ -173,6 +173,22 @@ def test_data_of_an_unknown_task_have_a_remedy_on_the_command_line() -> None:
     assert script._truth("Ant-v5", needed=False) is None
 
 
+def test_the_truth_is_that_of_an_environment_and_not_of_a_file(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file called hopper.hdf5 is no name for gymnasium, which would ask for packages that the run does not need."""
+    monkeypatch.setattr(script.truth, "of", lambda name: pytest.fail(f"asked for {name}"))
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    monkeypatch.chdir(pendulum.parent)
+    reached = RuntimeError("rollouts would start")
+    monkeypatch.setattr(model_based, "make", lambda *_, **__: (_ for _ in ()).throw(reached))
+    with pytest.raises(RuntimeError, match="rollouts would start"):
+        script.run(settings(Path(pendulum.name), folder, environment=""), config())
+    with pytest.raises(ValueError, match="--truth above 0 needs true dynamics, and the data name no"):
+        script.run(settings(Path(pendulum.name), folder, environment="", truth=0.5), config())
+
+
 def test_results_without_checkpoints_are_in_the_way_before_the_fit(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
