@@ -111,9 +111,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        return interaction.train(
-            settings, this, make_trainer(settings, stream, loop), loop.learner, Transform()
-        )
+        slow = getattr(config, "slow_policy", False)
+        trainer = make_trainer(settings, stream, loop)
+        return interaction.train(settings, this, trainer, loop.learner, Transform(), slow=slow)
 
 
 def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:

@@ -421,6 +421,18 @@ def test_what_cannot_run_is_refused_before_anything_compiles(
         script.run(chosen, agents.get(chosen.agent).Config())
 
 
+def test_the_policy_that_is_exported_is_the_one_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CQN acts by its slow copy, unless it is told not to."""
+    monkeypatch.setattr(script.interaction, "train", lambda *_, slow=False: {"slow": slow})
+    monkeypatch.setattr(script, "make_trainer", lambda *_: None)
+    chosen = settings(tmp_path, agent="cqn", model_loss="mle")
+    for slow in (True, False):
+        config = dataclasses.replace(agents.get("cqn").Config(), slow_policy=slow)
+        assert script.run(chosen, config)["slow"] == slow
+
+
 def test_observations_that_are_no_vectors_are_refused() -> None:
     """Images, and dictionaries; no environment with a rule has any."""
     for shape in ((84, 84, 3), {"task": (2,), "clock": (1,)}):
