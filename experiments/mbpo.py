@@ -96,6 +96,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     rule = termination.of_environment(settings.env)
     common.check_schedules(config, int(settings.steps * settings.utd))
+    agents.check_data(settings.agent, config, None)
     with interaction.stepper(settings) as stream:
         loop = make_loop(settings, config, stream.spec, rule)
         this = common.run(

@@ -433,6 +433,16 @@ def test_the_policy_that_is_exported_is_the_one_that_acts(
         assert script.run(chosen, config)["slow"] == slow
 
 
+@pytest.mark.parametrize("origin", [source.ONLINE, source.MODEL])
+def test_no_row_is_a_demonstration(origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the agent's steps, which have an origin here, too, nor the model's rows."""
+    monkeypatch.setattr(script.interaction, "stepper", lambda *_: pytest.fail("it would have run"))
+    for agent in ("arsq", "cqn"):
+        demonstrations = dataclasses.replace(agents.get(agent).Config(), demonstrations=origin)
+        with pytest.raises(ValueError, match=rf"demonstrations={origin} .* there are no logged data"):
+            script.run(settings(tmp_path, agent=agent), demonstrations)
+
+
 def test_observations_that_are_no_vectors_are_refused() -> None:
     """Images, and dictionaries; no environment with a rule has any."""
     for shape in ((84, 84, 3), {"task": (2,), "clock": (1,)}):
