@@ -327,6 +327,24 @@ def test_a_model_that_diverged_is_named_with_its_step() -> None:
         mbpo.check_rollouts({"lost": np.array([0.0, 0.25])}, 300)
 
 
+@pytest.mark.parametrize("where", ["run", "check"])
+def test_a_model_whose_rollouts_diverged_is_not_saved(where: str) -> None:
+    """Else the same command would fit it on, and fill the ring of rollouts twice; a fit that failed left no trace."""
+
+    def fail(*_: Any) -> Any:
+        raise FloatingPointError("the dynamics model diverged")
+
+    chosen = settings(Path(), model_loss="mle", seeds=1)
+    with script.interaction.stepper(chosen) as stream:
+        loop = script.make_loop(chosen, config(), stream.spec, termination.never)
+        run = fail if where == "run" else lambda carry, step: ("diverged", {})
+        retraining = loop.retraining._replace(due=lambda step: True, run=run, check=fail)
+        trainer = script.make_trainer(chosen, stream, loop._replace(retraining=retraining))
+        with pytest.raises(FloatingPointError):
+            trainer.advance(20, tqdm.tqdm(disable=True), [])
+    assert trainer.whole == (where == "run") and (trainer.carry == "diverged") == (where == "check")
+
+
 # ---- the script --------------------------------------------------------------------------------------------------
 
 
