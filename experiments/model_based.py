@@ -182,6 +182,11 @@ def check(settings: Settings, config: Config) -> None:
     common.several_episodes(settings)
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
+    if settings.truth and config.real == 1:
+        raise ValueError(
+            f"--truth={settings.truth}: with --agent.real=1 nothing is rolled out in any world: leave it out, or give "
+            "another --agent"
+        )
     if settings.runaway < 0:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")
     if settings.model_deterministic and config.uncertainty == "aleatoric":
