@@ -146,6 +146,10 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint, and so no replay buffer")
     record, arrays = newest
+    if f"{_MEMORY}/head" not in arrays:
+        raise ValueError(
+            f"the checkpoint of {folder} holds no replay as experiments.online keeps it: --buffer is for its runs"
+        )
     settings, head, count = record["card"]["settings"], arrays[f"{_MEMORY}/head"], arrays[f"{_MEMORY}/count"]
     if head != count or count < steps:
         raise ValueError(
