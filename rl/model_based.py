@@ -319,7 +319,8 @@ def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -
     """Raises `RunawayQ` if the mean Q of an epoch exceeds ``factor`` times the ``largest`` value there can be.
 
     Call it on the reports of `rl.train.epochs`; a study of the phenomenon leaves it out. Metrics without ``alpha`` are
-    of an agent without an entropy bonus, those without ``rollout_length`` of one without a model. Below 0 there is no limit: penalties are no part of the logged rewards.
+    of an agent without an entropy bonus, those without ``rollout_length`` of one without a model. Below 0 there is no
+    limit: penalties are no part of the logged rewards.
     """
     q = np.atleast_1d(np.asarray(report.metrics["q"]))
     limit = np.broadcast_to(largest.reward + report.metrics.get("alpha", 0.0) * largest.entropy, q.shape)

@@ -156,7 +156,7 @@ def test_a_run_without_a_checkpoint_or_with_another_replay(tmp_path: Path) -> No
         actors.read_buffer(tmp_path, 0, 35)
     memory = {"environment": {"head": np.zeros(()), "count": np.zeros(())}}
     checkpoint.save(tmp_path / "checkpoints", 1, {"loop": {"memory": memory}}, {"settings": {"envs": 1}})
-    with pytest.raises(ValueError, match="holds no replay as experiments.online keeps it"):
+    with pytest.raises(ValueError, match=r"holds no replay as experiments\.online keeps it"):
         actors.read_buffer(tmp_path, 0, 35)
 
 

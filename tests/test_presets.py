@@ -140,7 +140,7 @@ def test_what_was_tuned_for_other_datasets_is_missing() -> None:
 
 
 def test_each_preset_of_a_model_has_its_sources_rule_of_when_the_fit_stops() -> None:
-    """RAVL's code fits 350 epochs or more, OfflineRL-Kit's, where MOPO's and MOBILE's numbers are from, as few as do."""
+    """RAVL's code fits 350 epochs or more; OfflineRL-Kit's, the source of MOPO's and MOBILE's numbers, has no least."""
     for agent, least in {"base": 350, "ravl": 350, "mopo": 0, "mobile": 0}.items():
         overrides = {"agent": agent, "dataset": "hopper-medium-v2"}
         settings, _ = presets.resolve(
