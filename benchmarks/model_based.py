@@ -244,7 +244,7 @@ def _trainer(settings: Settings, seeds: int) -> tuple[Trainer, mbpo.Loop]:
         retrain_every=10**9,  # not while steps are timed
     )
     stream = interaction.stepper(chosen)
-    loop = online.make_loop(chosen, config, stream.spec, online.termination_rule(ENVIRONMENT))
+    loop = online.make_loop(chosen, config, stream.spec, termination.of_environment(ENVIRONMENT))
     trainer = online.make_trainer(chosen, stream, loop)
     trainer.start(None)
     trainer.advance(settings.steps + 1, tqdm(disable=True), [])

@@ -146,11 +146,15 @@ def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:
     if newest is None:
         raise ValueError(f"{folder} has no checkpoint, and so no replay buffer")
     record, arrays = newest
-    settings, count = record["card"]["settings"], arrays[f"{_MEMORY}/count"]
-    kept = count == record["step"]  # of all that were made; one that is just full has its head at the first
-    if not kept or count < steps:
+    if f"{_MEMORY}/head" not in arrays:
         raise ValueError(
-            f"the replay of {folder} holds {count} steps and has {'' if kept else 'not '}kept the first: "
+            f"the checkpoint of {folder} holds no replay as experiments.online keeps it: --buffer is for its runs"
+        )
+    settings, count = record["card"]["settings"], arrays[f"{_MEMORY}/count"]
+    whole = count == record["step"]  # of all that were made; one that is just full has its head at the first
+    if not whole or count < steps:
+        raise ValueError(
+            f"the replay of {folder} holds {count} steps and has {'' if whole else 'not '}kept the first: "
             f"{steps} from the first on are needed; train with --replay no less than --steps"
         )
     seen = transform.to_json(transform.from_json(record["card"]["transform"]))

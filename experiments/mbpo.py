@@ -31,7 +31,6 @@ from experiments import common, flags, interaction, presets
 from rl import agents, keys, mbpo
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
-from rl.envs import distractors
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
@@ -95,8 +94,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    rule = termination_rule(settings.env)
+    rule = termination.of_environment(settings.env)
     common.check_schedules(config, int(settings.steps * settings.utd))
+    agents.check_data(settings.agent, config, None)
     with interaction.stepper(settings) as stream:
         loop = make_loop(settings, config, stream.spec, rule)
         this = common.run(
@@ -112,9 +112,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        return interaction.train(
-            settings, this, make_trainer(settings, stream, loop), loop.learner, Transform()
-        )
+        slow = getattr(config, "slow_policy", False)
+        trainer = make_trainer(settings, stream, loop)
+        return interaction.train(settings, this, trainer, loop.learner, Transform(), slow=slow)
 
 
 def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:
@@ -230,17 +230,6 @@ def schedule(flag: str, text: str) -> mbpo.Schedule:
             f"--{flag}={text}: a schedule is four numbers, from step, to step, first value, last value, or one value"
         )
     return mbpo.Schedule(int(numbers[0]), int(numbers[1]), *numbers[2:])
-
-
-def termination_rule(environment: str) -> Rule:
-    """Where episodes end, by the part of the observation that is the task's.
-
-    Raises:
-      ValueError: nobody knows.
-    """
-    name = distractors.parse(environment)
-    rule = termination.of(name.base)
-    return (lambda observation: rule(observation[..., : -name.size])) if name.size else rule
 
 
 def check(settings: Settings) -> None:

@@ -123,7 +123,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     )
     of_model = {key: getattr(settings, f"model_{key}") for key in _MODEL}
     network = ensemble.make(ensemble.Config(**of_model), task.loaded.spec)
-    where = world(settings, config, network, run_keys, name)
+    where = world(settings, config, network, run_keys, task.loaded.environment)
     loop = model_based.make(
         config,
         learner,
@@ -182,6 +182,11 @@ def check(settings: Settings, config: Config) -> None:
     common.several_episodes(settings)
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
+    if settings.truth and config.real == 1:
+        raise ValueError(
+            f"--truth={settings.truth}: with --agent.real=1 nothing is rolled out in any world: leave it out, or give "
+            "another --agent"
+        )
     if settings.runaway < 0:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")
     if settings.model_deterministic and config.uncertainty == "aleatoric":
@@ -191,8 +196,14 @@ def check(settings: Settings, config: Config) -> None:
         )
 
 
-def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_keys: Key, name: str) -> World:
-    """The dynamics that ``--truth`` asks for, for all seeds.
+def world(
+    settings: Settings,
+    config: Config,
+    network: ensemble.Ensemble,
+    run_keys: Key,
+    environment: str | None,
+) -> World:
+    """The dynamics that ``--truth`` asks for, for all seeds; the truth is that of the ``environment``.
 
     Raises:
       ValueError: true dynamics are asked for where there are none.
@@ -200,7 +211,7 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_ke
     model = base.learned(network)
     if config.real == 1:
         return World(model, lambda model: (), False, None)
-    true = _truth(name, needed=settings.truth > 0)
+    true = _truth(environment, needed=settings.truth > 0)
     share = jnp.full(len(run_keys), abs(settings.truth))
     if true and settings.truth == 1:
         return World(true, lambda model: (), False, true)
@@ -218,9 +229,16 @@ def world(settings: Settings, config: Config, network: ensemble.Ensemble, run_ke
     return World(model, lambda model: model, True, true)
 
 
-def _truth(name: str, *, needed: bool) -> base.Dynamics | None:
+def _truth(environment: str | None, *, needed: bool) -> base.Dynamics | None:
+    if environment is None:
+        if needed:
+            raise ValueError(
+                "--truth above 0 needs true dynamics, and the data name no environment: give the --environment that "
+                "they are of, such as --environment=Hopper-v5, or leave it at 0"
+            )
+        return None
     try:
-        return truth.of(name)
+        return truth.of(environment)
     except ValueError as error:
         if needed:
             raise ValueError(f"--truth above 0 needs true dynamics: {error}. Leave it at 0") from None
@@ -236,7 +254,7 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     if config.real == 1:
         return termination.never
     try:
-        rule = termination.of(name)
+        rule = termination.of_environment(environment) if environment else termination.of(name)
     except ValueError as error:
         if environment:  # the data's own, or the flag's
             raise

@@ -386,7 +386,8 @@ def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(f"--init_from={settings.init_from}: there is no checkpoint")
     if "transform" not in source[0]["card"]:
         raise ValueError(
-            f"--init_from={settings.init_from} does not say how its agent saw rewards: train it again"
+            f"--init_from={settings.init_from} does not say how its agent saw rewards: it is no run of "
+            "experiments.offline or experiments.online, or an old one; train it again by one of these"
         )
     return source
 

@@ -226,8 +226,9 @@ class Trainer:
         if retraining is None or self.retrained == self.step or not retraining.due(self.step):
             return
         self.carry, metrics = retraining.run(self.carry, self.step)
+        self.whole = False  # what diverged is not saved: a run that goes on would learn from it once more
         retraining.check(metrics, self.step)
-        self.retrained, self.model_metrics = self.step, metrics
+        self.retrained, self.model_metrics, self.whole = self.step, metrics, True
 
     def _begin(self) -> None:
         observation = self._by_seed(self._see(self._stream.observation))

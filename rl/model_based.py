@@ -319,17 +319,24 @@ def check_values(report: train.Report, largest: Largest, factor: float = 10.0) -
     """Raises `RunawayQ` if the mean Q of an epoch exceeds ``factor`` times the ``largest`` value there can be.
 
     Call it on the reports of `rl.train.epochs`; a study of the phenomenon leaves it out. Metrics without ``alpha`` are
-    of an agent without an entropy bonus. Below 0 there is no limit: penalties are no part of the logged rewards.
+    of an agent without an entropy bonus, those without ``rollout_length`` of one without a model. Below 0 there is no
+    limit: penalties are no part of the logged rewards.
     """
     q = np.atleast_1d(np.asarray(report.metrics["q"]))
     limit = np.broadcast_to(largest.reward + report.metrics.get("alpha", 0.0) * largest.entropy, q.shape)
     seeds = np.flatnonzero(~(q <= factor * limit) | ~np.isfinite(q))
     if seeds.size:
         first = seeds[0]
+        cause = (
+            "targets continue from states that rollouts reach at their last step alone, whose values nothing corrects. "
+            "More critics or diversity (RAVL) hold them down; longer rollouts reach them"
+            if "rollout_length" in report.metrics
+            else "targets continue with actions that the data do not have, whose values nothing corrects. More critics "
+            "or diversity (EDAC) hold them down"
+        )
         raise RunawayQ(
             f"Q averages {q[first]:.3g}, and rewards and entropy allow at most {limit[first]:.3g} (seeds "
-            f"{seeds.tolist()}): targets continue from states that rollouts reach at their last step alone, whose "
-            "values nothing corrects. More critics or diversity (RAVL) hold them down; longer rollouts reach them"
+            f"{seeds.tolist()}): {cause}"
         )
 
 

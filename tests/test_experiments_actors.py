@@ -157,8 +157,13 @@ def test_a_replay_that_is_no_log_of_training(
         actors.read_buffer(tmp_path, 0, 35)
 
 
-def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_or_with_another_replay(tmp_path: Path) -> None:
+    """Runs of `experiments.mbpo` have two rings, and say nothing of how rewards were seen."""
     with pytest.raises(ValueError, match="has no checkpoint"):
+        actors.read_buffer(tmp_path, 0, 35)
+    memory = {"environment": {"head": np.zeros(()), "count": np.zeros(())}}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"loop": {"memory": memory}}, {"settings": {"envs": 1}})
+    with pytest.raises(ValueError, match=r"holds no replay as experiments\.online keeps it"):
         actors.read_buffer(tmp_path, 0, 35)
 
 

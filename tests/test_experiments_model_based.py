@@ -156,6 +156,13 @@ def test_without_a_model_no_rule_and_no_length_is_needed(pendulum: Path, tmp_pat
         script._rule(config(), chosen.environment, chosen.environment)
 
 
+def test_rollouts_beside_distractors_end_as_without_them() -> None:
+    """As in `experiments.mbpo`: whatever a model says of the distractors."""
+    name = "Hopper-v5+noise2"
+    rule = script._rule(config(), name, name)
+    assert not rule(np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan]))
+
+
 def test_data_of_an_unknown_task_have_a_remedy_on_the_command_line() -> None:
     with pytest.raises(
         ValueError, match=r"no termination rule for 'mine.hdf5'.*walker2d\. Give the --environment"
@@ -164,6 +171,22 @@ def test_data_of_an_unknown_task_have_a_remedy_on_the_command_line() -> None:
     with pytest.raises(ValueError, match=r"--truth above 0 needs true dynamics: .*'Ant-v5'.* Leave it at 0"):
         script._truth("Ant-v5", needed=True)
     assert script._truth("Ant-v5", needed=False) is None
+
+
+def test_the_truth_is_that_of_an_environment_and_not_of_a_file(
+    pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file called hopper.hdf5 is no name for gymnasium, which would ask for packages that the run does not need."""
+    monkeypatch.setattr(script.truth, "of", lambda name: pytest.fail(f"asked for {name}"))
+    folder = tmp_path / "plain"
+    folder.mkdir()
+    monkeypatch.chdir(pendulum.parent)
+    reached = RuntimeError("rollouts would start")
+    monkeypatch.setattr(model_based, "make", lambda *_, **__: (_ for _ in ()).throw(reached))
+    with pytest.raises(RuntimeError, match="rollouts would start"):
+        script.run(settings(Path(pendulum.name), folder, environment=""), config())
+    with pytest.raises(ValueError, match="--truth above 0 needs true dynamics, and the data name no"):
+        script.run(settings(Path(pendulum.name), folder, environment="", truth=0.5), config())
 
 
 def test_results_without_checkpoints_are_in_the_way_before_the_fit(
@@ -179,6 +202,7 @@ def test_results_without_checkpoints_are_in_the_way_before_the_fit(
     ("fields", "changes", "message"),
     [
         ({"truth": 1.5}, {}, r"--truth=1.5 must be between -1 \(untrained\)"),
+        ({"truth": 1.0}, {"real": 1.0}, "--truth=1.0: with --agent.real=1 nothing is rolled out"),
         ({"epochs": 0}, {}, "--epochs must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
         ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),

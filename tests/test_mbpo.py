@@ -19,7 +19,7 @@ import tqdm
 from benchmarks.model_based import compilations
 from experiments import mbpo as script
 from rl import agents, checkpoint, log, mbpo, online
-from rl.dynamics import ensemble, value_aware
+from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.ensemble import Ensemble
 from rl.replay import ring, source
 from rl.types import Learner, Spec, State, Transition
@@ -233,7 +233,7 @@ def course() -> Iterator[dict[str, Any]]:
     with script.interaction.stepper(chosen) as stream:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ensemble, "make", watched)
-            loop = script.make_loop(chosen, config(), stream.spec, script.termination_rule(chosen.env))
+            loop = script.make_loop(chosen, config(), stream.spec, termination.of_environment(chosen.env))
         trainer = script.make_trainer(chosen, stream, loop)
         trainer.start(None)
         metrics: dict[int, Any] = {}
@@ -325,6 +325,24 @@ def test_a_model_that_diverged_is_named_with_its_step() -> None:
         FloatingPointError, match=r"step 300: the dynamics model diverged: a share of 0.25.*seeds \[1\]"
     ):
         mbpo.check_rollouts({"lost": np.array([0.0, 0.25])}, 300)
+
+
+@pytest.mark.parametrize("where", ["run", "check"])
+def test_a_model_whose_rollouts_diverged_is_not_saved(where: str) -> None:
+    """Else the same command would fit it on, and fill the ring of rollouts twice; a fit that failed left no trace."""
+
+    def fail(*_: Any) -> Any:
+        raise FloatingPointError("the dynamics model diverged")
+
+    chosen = settings(Path(), model_loss="mle", seeds=1)
+    with script.interaction.stepper(chosen) as stream:
+        loop = script.make_loop(chosen, config(), stream.spec, termination.never)
+        run = fail if where == "run" else lambda carry, step: ("diverged", {})
+        retraining = loop.retraining._replace(due=lambda step: True, run=run, check=fail)
+        trainer = script.make_trainer(chosen, stream, loop._replace(retraining=retraining))
+        with pytest.raises(FloatingPointError):
+            trainer.advance(20, tqdm.tqdm(disable=True), [])
+    assert trainer.whole == (where == "run") and (trainer.carry == "diverged") == (where == "check")
 
 
 # ---- the script --------------------------------------------------------------------------------------------------
@@ -421,10 +439,26 @@ def test_what_cannot_run_is_refused_before_anything_compiles(
         script.run(chosen, agents.get(chosen.agent).Config())
 
 
-def test_what_distractors_do_ends_no_episode() -> None:
-    rule = script.termination_rule("Hopper-v5+noise2")
-    standing = np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan])
-    assert not rule(standing) and rule(np.array([0.6, *standing[1:]]))
+def test_the_policy_that_is_exported_is_the_one_that_acts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CQN acts by its slow copy, unless it is told not to."""
+    monkeypatch.setattr(script.interaction, "train", lambda *_, slow=False: {"slow": slow})
+    monkeypatch.setattr(script, "make_trainer", lambda *_: None)
+    chosen = settings(tmp_path, agent="cqn", model_loss="mle")
+    for slow in (True, False):
+        config = dataclasses.replace(agents.get("cqn").Config(), slow_policy=slow)
+        assert script.run(chosen, config)["slow"] == slow
+
+
+@pytest.mark.parametrize("origin", [source.ONLINE, source.MODEL])
+def test_no_row_is_a_demonstration(origin: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the agent's steps, which have an origin here, too, nor the model's rows."""
+    monkeypatch.setattr(script.interaction, "stepper", lambda *_: pytest.fail("it would have run"))
+    for agent in ("arsq", "cqn"):
+        demonstrations = dataclasses.replace(agents.get(agent).Config(), demonstrations=origin)
+        with pytest.raises(ValueError, match=rf"demonstrations={origin} .* there are no logged data"):
+            script.run(settings(tmp_path, agent=agent), demonstrations)
 
 
 def test_observations_that_are_no_vectors_are_refused() -> None:

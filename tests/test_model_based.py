@@ -405,8 +405,10 @@ def test_a_run_stops_where_q_runs_away() -> None:
     np.testing.assert_allclose(largest, [200, 200 * np.log(2)])  # two action dimensions
     model_based.check_values(report([150.0, 1900.0]), largest)
     with pytest.raises(
-        model_based.RunawayQ, match=r"Q averages 2.1e\+03.* at most 200 \(seeds \[1\]\).*RAVL"
+        model_based.RunawayQ, match=r"Q averages 2.1e\+03.* at most 200 \(seeds \[1\]\).*rollouts.*RAVL"
     ):
+        model_based.check_values(report([150.0, 2100.0], rollout_length=np.full(2, 5.0)), largest)
+    with pytest.raises(model_based.RunawayQ, match=r"actions that the data do not have((?!rollouts).)*$"):
         model_based.check_values(report([150.0, 2100.0]), largest)
     for bad in (np.nan, -np.inf):
         with pytest.raises(train.Diverged, match=r"seeds \[0\]"):

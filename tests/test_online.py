@@ -759,6 +759,9 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
     chosen = online.Settings(reward_scale="0.5", reward_shift=2.0)
     assert online.transformation(chosen, None) == Transform(0.5, 2.0)
     assert online.transformation(online.Settings(), None) == Transform()
+    checkpoint.save(tmp_path / "mbpo" / "checkpoints", 1, {"x": np.zeros(1)}, {})
+    with pytest.raises(ValueError, match=r"it is no run of experiments\.offline or experiments\.online"):
+        online.transformation(online.Settings(init_from=str(tmp_path / "mbpo")), None)
     with pytest.raises(ValueError, match=r"--reward_scale=return_range .* give --offline_data"):
         online.transformation(online.Settings(reward_scale="return_range"), None)
 

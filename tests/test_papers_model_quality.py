@@ -74,6 +74,7 @@ def test_predictions_are_of_every_seed() -> None:
     ("change", "message"),
     [
         ({"methods": "base,iql"}, "--methods: iql is none of base, mopo"),
+        ({"methods": "base,edac"}, "--methods: edac is none of base, mopo.*, ravl$"),
         ({"truths": "0,2"}, "--truths=0,2: worlds are numbers from -1"),
         ({"truths": "0,truth"}, "--truths=0,truth: worlds are numbers"),
         ({"seeds": 1}, "--seeds=1: an interval"),

@@ -142,6 +142,16 @@ def test_what_was_tuned_for_other_datasets_is_missing() -> None:
     assert preset and not any("tuned for" in missing for missing in preset.missing)
 
 
+def test_each_preset_of_a_model_has_its_sources_rule_of_when_the_fit_stops() -> None:
+    """RAVL's code fits 350 epochs or more; OfflineRL-Kit's, the source of MOPO's and MOBILE's numbers, has no least."""
+    for agent, least in {"base": 350, "ravl": 350, "mopo": 0, "mobile": 0}.items():
+        overrides = {"agent": agent, "dataset": "hopper-medium-v2"}
+        settings, _ = presets.resolve(
+            "model_based", model_based.PUBLISHED, model_based.config, "dataset", overrides
+        )
+        assert (settings.preset, settings.model_min_epochs, settings.model_patience) == ("paper", least, 5)
+
+
 def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(ValueError, match="--preset=best is none of paper, ogbench-fql, ogbench-qc, none"):
         command_line("--preset=best")

@@ -151,9 +151,19 @@ def test_what_is_not_finite_ends_an_episode() -> None:
     assert jax.jit(termination.walker2d)(np.full(17, np.nan, np.float32))
 
 
-@pytest.mark.parametrize("name", ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4"])
+@pytest.mark.parametrize(
+    "name",
+    ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4", "/home/ant/walker2d-mine.hdf5"],
+)
 def test_rules_are_found_by_the_task_in_a_name(name: str) -> None:
     assert termination.of(name) is termination.walker2d
+
+
+def test_distractors_end_no_episode() -> None:
+    rule = termination.of_environment("Hopper-v5+noise2")
+    standing = np.array([1.2, 0.0, *[0.5] * 9, 1e3, np.nan])
+    assert not rule(standing) and rule(np.array([0.6, *standing[1:]]))
+    assert termination.of_environment("Hopper-v5") is termination.hopper
 
 
 def test_an_environment_without_a_rule_is_refused() -> None:

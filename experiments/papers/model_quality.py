@@ -32,13 +32,17 @@ from rl.data import recipes
 DIAGNOSES = ("edge_share", "edge_q", "elsewhere_q", "spread", "aleatoric", "spread_aleatoric", "reward_error")
 
 
+# Those that roll out in a world: the others have no diagnoses.
+METHODS = [name for name, (_, of_loop) in rl_model_based.METHODS.items() if of_loop.get("real") != 1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Settings(studies.Settings):
     """What can be chosen about this study."""
 
     dataset: str = "hopper-medium-expert-regen-v5"  # name or file of a log; a regenerated one is made
     transitions: int = 200_000  # of data that are made
-    methods: str = "base,mopo,ravl"  # of rl.model_based, comma-separated
+    methods: str = "base,mopo,ravl"  # of rl.model_based, those with a model, comma-separated
     truths: str = "-1,0,0.5,1"  # worlds, comma-separated
     seeds: int = 2  # of every run
     hidden: tuple[int, ...] = (128, 128)  # widths of the agents' layers
@@ -62,7 +66,7 @@ def run(settings: Settings) -> dict[str, Any]:
     Raises:
       ValueError: an unknown method, a world outside [-1, 1], too few seeds, or settings that a run refuses.
     """
-    methods = studies.names("methods", settings.methods, rl_model_based.METHODS)
+    methods = studies.names("methods", settings.methods, METHODS)
     worlds = _worlds(settings.truths)
     studies.check_seeds(settings.seeds)
     source = settings.dataset

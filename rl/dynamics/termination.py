@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
+from rl.envs import distractors
 from rl.types import Array
 
 Rule = Callable[[Array], Array]  # next observations [..., O] -> [...] bool
@@ -77,16 +78,30 @@ RULES: dict[str, Rule] = {
 def of(name: str) -> Rule:
     """The rule of an environment or dataset, by the task in its name: ``Hopper-v5``, ``walker2d-medium-v2``.
 
+    Of a path, by the last part that names a task: a folder above it may be called anything.
+
     Raises:
       ValueError: no word of the name is one of `RULES`.
     """
-    words = re.split(r"[^a-z0-9]+", name.lower())
-    for word in words:
-        if word in RULES:
-            return RULES[word]
+    parts = [re.split(r"[^a-z0-9]+", part) for part in name.lower().split("/")]
+    for words in reversed(parts):
+        for word in words:
+            if word in RULES:
+                return RULES[word]
+    words = [word for part in parts for word in part]
     near = difflib.get_close_matches(words[0], RULES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
         f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "
         f"for {', '.join(RULES)}"
     )
+
+
+def of_environment(environment: str) -> Rule:
+    """`of` an environment to act in, by the part of its observations that is the task's: distractors end nothing.
+
+    Raises:
+      ValueError: there is no rule, or what follows a ``+`` names no distractors.
+    """
+    rule, size = of(environment), distractors.parse(environment).size
+    return (lambda observation: rule(observation[..., :-size])) if size else rule
