@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app
@@ -73,12 +73,13 @@ def run(settings: Settings) -> behaviour.Actors:
     """Writes the file and returns what it holds.
 
     Raises:
-      ValueError: a setting is missing, the folder holds no snapshots, or `choose` finds no medium policy.
+      ValueError: a setting is missing, the folder holds no snapshots or none that NumPy can play, or `choose` finds no
+        medium policy.
     """
     if not (settings.run and settings.out):
         raise ValueError("--run and --out must both be given")
     actors = read(Path(settings.run), settings.member)
-    name, size = actors.card["environment"], actors.kernels[-1].shape[-1] // 2
+    name, size = actors.card["environment"], _action_size(actors)
     first = play(name, map(actors.policy, range(len(actors.steps))), settings.episodes, (settings.seed, 0))
     choice = choose(first.mean(1), settings.snapshots)
     indices = [*choice.replay, choice.expert]
@@ -110,6 +111,7 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     """
     config = json.loads((folder / log.CONFIG).read_text())
     recorded = config["config"]["settings"]
+    _check_policy(folder, config["config"])
     numbered = sorted((int(file.stem), file) for file in (folder / "actors").glob("*.npz"))
     files = [file for step, file in numbered if step > recorded["learning_starts"]]
     if not files:
@@ -134,6 +136,43 @@ def read(folder: Path, member: int) -> behaviour.Actors:
         random_returns=np.zeros(0, np.float32),
         card=card,
     )
+
+
+def _check_policy(folder: Path, run: Mapping[str, Any]) -> None:
+    """Raises ValueError where the policy is not what `behaviour.Policy` plays, although its parameters look like it."""
+    network, seen = run.get("config", {}).get("network", {}), run.get("transform", {})
+    usual = {"activation": "relu", "residual": False}
+    others = [
+        f"--agent.network.{name}={network[name]}"
+        for name in usual
+        if network.get(name, usual[name]) != usual[name]
+    ]
+    if seen.get("mean") is not None:
+        others.append("--normalize_observations, of the run that it goes on with")
+    if others:
+        raise ValueError(
+            f"the policy in {folder} was trained with {' and '.join(others)}, but actors are plain layers with ReLU on "
+            "observations as the environment gives them: train one without"
+        )
+
+
+def _action_size(actors: behaviour.Actors) -> int:
+    """How many numbers an action has, by the environment.
+
+    Raises:
+      ValueError: the networks' outputs are not a mean and a deviation of each.
+    """
+    env = envs.make(actors.card["environment"])
+    spec = envs.spec(env)
+    env.close()
+    outputs = actors.kernels[-1].shape[-1]
+    if spec.discrete or outputs != 2 * spec.action_size:
+        raise ValueError(
+            f"the run's networks have {outputs} outputs, but actors give a mean and a deviation of each number of an "
+            f"action in {actors.card['environment']}, of which there are {spec.action_size}: train sac, sac_n, edac or "
+            "cql in an environment of continuous actions, and single ones (--chunk=1)"
+        )
+    return spec.action_size
 
 
 def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:

@@ -32,9 +32,9 @@ def test_an_expert_out_of_nowhere_has_no_medium() -> None:
         actors.choose(np.array([1000.0, 0.0]), 3)
 
 
-def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
+def write_run(folder: Path, steps: list[int], seeds: int = 2, size: int = 3, **entries) -> list[dict]:
     """A run folder as ``experiments.online`` leaves it; returns the parameters of each snapshot."""
-    network = mlp.squashed_policy(Spec((11,), 3), (8, 8))
+    network = mlp.squashed_policy(Spec((11,), size), (8, 8))
     (folder / "actors").mkdir(parents=True)
     snapshots = []
     for step in steps:
@@ -44,7 +44,7 @@ def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
         snapshots.append(params)
     settings = {"env": "Hopper-v5", "seed": 4, "learning_starts": 100}
     config = {"command": "python -m experiments.online", "commit": "abc", "versions": {"jax": "0"}}
-    (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings}}))
+    (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings, **entries}}))
     return snapshots
 
 
@@ -178,3 +178,27 @@ def test_a_network_that_numpy_cannot_play(tmp_path: Path) -> None:
     checkpoint.export(tmp_path / "actors" / "200.npz", {"LayerNorm_0": {"scale": np.ones(3)}})
     with pytest.raises(ValueError, match="no plain multi-layer perceptron: it has LayerNorm_0"):
         actors.read(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"config": {"network": {"activation": "tanh"}}},
+            "network.activation=tanh, but actors are plain layers",
+        ),
+        ({"config": {"network": {"activation": "relu", "residual": True}}}, "network.residual=True"),
+        ({"transform": {"mean": [0.0] * 11, "deviation": [1.0] * 11}}, "--normalize_observations"),
+    ],
+)
+def test_a_policy_that_only_looks_like_plain_layers(entries: dict, message: str, tmp_path: Path) -> None:
+    """Its parameters have the usual names and shapes, so it would be played as another policy."""
+    write_run(tmp_path, [200], **entries)
+    with pytest.raises(ValueError, match=message):
+        actors.read(tmp_path, 0)
+
+
+def test_a_policy_of_chunks_of_actions(tmp_path: Path) -> None:
+    write_run(tmp_path, [200], size=6)
+    with pytest.raises(ValueError, match=r"have 12 outputs, but actors .* of which there are 3"):
+        actors.run(actors.Settings(run=str(tmp_path), out=str(tmp_path / "out.npz")))
