@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from experiments import flags
 from rl import checkpoint, envs, log
+from rl.data import d4rl
 from rl.data.recipes import behaviour, locomotion
 from rl.networks import mlp
 from rl.replay import transform
@@ -73,13 +74,15 @@ def run(settings: Settings) -> behaviour.Actors:
     """Writes the file and returns what it holds.
 
     Raises:
-      ValueError: a setting is missing, the folder holds no snapshots or none that NumPy can play, or `choose` finds no
-        medium policy.
+      ValueError: a setting is missing, the folder holds no snapshots or none that NumPy can play, `choose` finds no
+        medium policy, or D4RL has no returns for ``buffer``.
     """
     if not (settings.run and settings.out):
         raise ValueError("--run and --out must both be given")
     actors = read(Path(settings.run), settings.member)
     name, size = actors.card["environment"], _action_size(actors)
+    if settings.buffer:
+        d4rl.locomotion_reference(name)  # which the file needs: sooner than after all the episodes
     first = play(name, map(actors.policy, range(len(actors.steps))), settings.episodes, (settings.seed, 0))
     choice = choose(first.mean(1), settings.snapshots)
     indices = [*choice.replay, choice.expert]

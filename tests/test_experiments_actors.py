@@ -32,7 +32,9 @@ def test_an_expert_out_of_nowhere_has_no_medium() -> None:
         actors.choose(np.array([1000.0, 0.0]), 3)
 
 
-def write_run(folder: Path, steps: list[int], seeds: int = 2, size: int = 3, **entries) -> list[dict]:
+def write_run(
+    folder: Path, steps: list[int], seeds: int = 2, size: int = 3, env: str = "Hopper-v5", **entries
+) -> list[dict]:
     """A run folder as ``experiments.online`` leaves it; returns the parameters of each snapshot."""
     network = mlp.squashed_policy(Spec((11,), size), (8, 8))
     (folder / "actors").mkdir(parents=True)
@@ -42,7 +44,7 @@ def write_run(folder: Path, steps: list[int], seeds: int = 2, size: int = 3, **e
         params = jax.vmap(lambda key: network.init(key, np.zeros(11, np.float32)))(keys)
         checkpoint.export(folder / "actors" / f"{step}.npz", params)
         snapshots.append(params)
-    settings = {"env": "Hopper-v5", "seed": 4, "learning_starts": 100}
+    settings = {"env": env, "seed": 4, "learning_starts": 100}
     config = {"command": "python -m experiments.online", "commit": "abc", "versions": {"jax": "0"}}
     (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings, **entries}}))
     return snapshots
@@ -202,3 +204,12 @@ def test_a_policy_of_chunks_of_actions(tmp_path: Path) -> None:
     write_run(tmp_path, [200], size=6)
     with pytest.raises(ValueError, match=r"have 12 outputs, but actors .* of which there are 3"):
         actors.run(actors.Settings(run=str(tmp_path), out=str(tmp_path / "out.npz")))
+
+
+def test_a_buffer_of_a_task_that_d4rl_does_not_have(tmp_path: Path) -> None:
+    write_run(tmp_path, [200], size=2, env="Swimmer-v5")
+    settings = actors.Settings(
+        run=str(tmp_path), out=str(tmp_path / "x.npz"), buffer=str(tmp_path / "x.hdf5")
+    )
+    with pytest.raises(ValueError, match=r"D4RL has no returns of Swimmer-v5 .* but of halfcheetah"):
+        actors.run(settings)
