@@ -116,14 +116,16 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     recorded = config["config"]["settings"]
     _check_policy(folder, config["config"])
     numbered = sorted((int(file.stem), file) for file in (folder / "actors").glob("*.npz"))
-    files = [file for step, file in numbered if step > recorded["learning_starts"]]
+    # A run that goes on with another acts by its policy from the first step on.
+    random_steps = 0 if recorded.get("init_from") else recorded["learning_starts"]
+    files = [file for step, file in numbered if step > random_steps]
     if not files:
         raise ValueError(f"{folder / 'actors'} holds no snapshots of a trained policy")
     snapshots = [_layers(file, member) for file in files]
     stacked = [np.stack(arrays).astype(np.float16) for arrays in zip(*snapshots, strict=True)]
     card = {
         "environment": recorded["env"],
-        "random_steps": recorded["learning_starts"],
+        "random_steps": random_steps,
         "log_std": [mlp.LOG_STD_MIN, mlp.LOG_STD_MAX],
         "command": config["command"],
         "seed": recorded["seed"],

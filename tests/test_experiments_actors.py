@@ -33,7 +33,13 @@ def test_an_expert_out_of_nowhere_has_no_medium() -> None:
 
 
 def write_run(
-    folder: Path, steps: list[int], seeds: int = 2, size: int = 3, env: str = "Hopper-v5", **entries
+    folder: Path,
+    steps: list[int],
+    seeds: int = 2,
+    size: int = 3,
+    env: str = "Hopper-v5",
+    init_from: str = "",
+    **entries,
 ) -> list[dict]:
     """A run folder as ``experiments.online`` leaves it; returns the parameters of each snapshot."""
     network = mlp.squashed_policy(Spec((11,), size), (8, 8))
@@ -44,7 +50,7 @@ def write_run(
         params = jax.vmap(lambda key: network.init(key, np.zeros(11, np.float32)))(keys)
         checkpoint.export(folder / "actors" / f"{step}.npz", params)
         snapshots.append(params)
-    settings = {"env": env, "seed": 4, "learning_starts": 100}
+    settings = {"env": env, "seed": 4, "learning_starts": 100, "init_from": init_from}
     config = {"command": "python -m experiments.online", "commit": "abc", "versions": {"jax": "0"}}
     (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings, **entries}}))
     return snapshots
@@ -59,6 +65,12 @@ def test_reads_one_seed_of_a_run_without_its_warm_up(tmp_path: Path) -> None:
         np.testing.assert_array_equal(kernel[1], np.asarray(expected["kernel"][1], np.float16))
         np.testing.assert_array_equal(bias[1], np.asarray(expected["bias"][1], np.float16))
     assert (policies.card["seed"], policies.card["member"], policies.card["random_steps"]) == (4, 1, 100)
+
+
+def test_a_run_that_goes_on_with_another_has_no_random_actions(tmp_path: Path) -> None:
+    write_run(tmp_path, [50, 200], init_from="runs/offline")
+    policies = actors.read(tmp_path, 0)
+    assert policies.steps.tolist() == [50, 200] and policies.card["random_steps"] == 0
 
 
 def test_writes_what_the_recipes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
