@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import icu_sepsis, iwocs
 from rl.agents import robust_vi
 from rl.envs import tabular
@@ -392,6 +393,17 @@ def test_the_adversary_of_the_icu_study_attains_the_robust_value() -> None:
     expected = mdp.start @ solve(mdp._replace(transition=np.asarray(kernel)), policy, 1.0)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, price), expected, rtol=1e-6)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, np.inf), mdp.start @ solve(mdp, policy, 1.0))
+
+
+def test_the_icu_report_compares_every_method_within_logs() -> None:
+    """Those that are robust and pessimistic with what is pessimistic alone, all others with clinicians and nominal."""
+    stored = studies.load(Path(icu_sepsis.__file__).parents[2] / "results/papers/icu_sepsis/result.json")
+    tables = [block for block in icu_sepsis.report(stored) if block.startswith("| policy |")]
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in tables[1].split("\n")[2:]]
+    compared = {label.partition(" over ")[0] for label in labels}
+    assert compared == set(icu_sepsis.METHODS) and len(set(labels)) == len(labels) == 25
+    beside = [label.partition(" over ")[2] for label in labels if label.startswith(icu_sepsis.PESSIMISTIC)]
+    assert beside == ["clinicians", "nominal"]
 
 
 @pytest.mark.long
