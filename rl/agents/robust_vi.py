@@ -202,7 +202,7 @@ class Iwocs(NamedTuple):
     member: list[int]  # [I] which was solved
     promised: list[float]  # [I] what Q says that its policy earns from the start
     worst: list[float]  # [I] what it earns in its worst member
-    converged: bool  # whether the worst case is no less than promised; if not, its member had been solved already
+    converged: bool  # whether the worst case is no less than promised; else its member was solved before
 
 
 def iwocs(family: MDP, gamma: float, *, first: int = 0, tolerance: float = 1e-3) -> Iwocs:
