@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import studies
 from experiments.papers import icu_sepsis, iwocs
 from rl.agents import robust_vi
 from rl.envs import tabular
@@ -311,6 +312,27 @@ def test_iwocs_can_be_stuck_and_says_so() -> None:
     assert {robust_vi.iwocs(family(seed, 4, 4, 2), GAMMA).converged for seed in range(12)} == {True, False}
 
 
+def test_the_promise_of_iwocs_is_no_bound_where_episodes_start_in_several_states() -> None:
+    """The least Q of each start is of another member: the first action, which it avoids, is better in both members."""
+    to_the_end = np.zeros((4, 4, 2, 4))  # a shape that other tests have compiled: each member is there twice
+    to_the_end[..., 3] = 1.0
+    paid = np.array([[[1, 0.4], [0, 0.4], [0, 0], [0, 0]], [[0, 0.4], [1, 0.4], [0, 0], [0, 0]]])
+    mdps = MDP(
+        transition=to_the_end,
+        successor=np.tile(np.arange(4), (4, 1)),
+        reward=np.tile(paid, (2, 1, 1)),
+        discount=np.tile([1.0, 1.0, 1.0, 0.0], (4, 1)),
+        start=np.tile([0.5, 0.5, 0.0, 0.0], (4, 1)),
+        allowed=np.ones((4, 4, 2), bool),
+    )
+    result = robust_vi.iwocs(mdps, GAMMA)
+    assert result.converged and result.member == [0, 1]
+    np.testing.assert_allclose([result.promised[-1], result.worst[-1]], 0.4)
+    always_first = np.eye(2)[np.zeros(4, int)]
+    members = [jax.tree.map(lambda x, m=m: x[m], mdps) for m in range(4)]
+    np.testing.assert_allclose([mdp.start @ solve(mdp, always_first, GAMMA) for mdp in members], 0.5)
+
+
 @pytest.mark.slow
 def test_iwocs_on_the_windy_walk() -> None:
     """Two rounds: no wind, then the strongest; its policy is the robust one of the same 25 models."""
@@ -371,6 +393,17 @@ def test_the_adversary_of_the_icu_study_attains_the_robust_value() -> None:
     expected = mdp.start @ solve(mdp._replace(transition=np.asarray(kernel)), policy, 1.0)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, price), expected, rtol=1e-6)
     np.testing.assert_allclose(icu_sepsis._earned(mdp, policy, np.inf), mdp.start @ solve(mdp, policy, 1.0))
+
+
+def test_the_icu_report_compares_every_method_within_logs() -> None:
+    """Those that are robust and pessimistic with what is pessimistic alone, all others with clinicians and nominal."""
+    stored = studies.load(Path(icu_sepsis.__file__).parents[2] / "results/papers/icu_sepsis/result.json")
+    tables = [block for block in icu_sepsis.report(stored) if block.startswith("| policy |")]
+    labels = [line.split(" | ")[0].removeprefix("| ") for line in tables[1].split("\n")[2:]]
+    compared = {label.partition(" over ")[0] for label in labels}
+    assert compared == set(icu_sepsis.METHODS) and len(set(labels)) == len(labels) == 25
+    beside = [label.partition(" over ")[2] for label in labels if label.startswith(icu_sepsis.PESSIMISTIC)]
+    assert beside == ["clinicians", "nominal"]
 
 
 @pytest.mark.long

@@ -303,7 +303,8 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{name} over {baseline}": gains[baseline]
         for name in METHODS
         for baseline in BASELINES
-        if (baseline == PESSIMISTIC) == (METHODS[name].beta == PENALTY) and name != baseline
+        if (baseline == PESSIMISTIC) == bool(METHODS[name].divergence and METHODS[name].beta)
+        and name != baseline
     }
     yield "# ICU-Sepsis: planning from the clinicians' log"
     yield (

@@ -386,6 +386,11 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         [_curve_row(curve) for curve in figures],
     )
     yield "## Seconds per fit"
+    yield (
+        f"Published: on {_THEIRS['times_on']}; ours: on {result['hardware']['cores']} cores, "
+        f"{result['hardware']['cpu']}. So *times faster* is of code and machine together; `benchmarks.robust` times a "
+        "transcription of the published loops on one machine with ours."
+    )
     yield studies.table(
         ("N", "d", "method", "published", "ours", "times faster"),
         [

@@ -202,15 +202,17 @@ class Iwocs(NamedTuple):
     member: list[int]  # [I] which was solved
     promised: list[float]  # [I] what Q says that its policy earns from the start
     worst: list[float]  # [I] what it earns in its worst member
-    converged: bool  # whether the last two agree; if not, that member had been solved already
+    converged: bool  # whether the worst case is no less than promised; else its member was solved before
 
 
 def iwocs(family: MDP, gamma: float, *, first: int = 0, tolerance: float = 1e-3) -> Iwocs:
     """Incremental worst-case search (algorithm 1 of the paper) over a finite family, with exact evaluation.
 
     Solve a member; act greedily on the least of the optimal Q found so far; find the member where that is worst;
-    repeat until promise and worst case agree. No policy's worst case exceeds the promise, and that of the policy found
-    can fall short of it: where its worst member has been solved already, another round would change nothing.
+    repeat until the worst case is no less than was promised. It can fall short: where the worst member has been solved
+    already, another round would change nothing. Where all episodes start in one state, no deterministic policy's worst
+    case exceeds the promise, so that a policy that keeps it is the best of these. Policies that draw their actions may
+    do better, and so may others where episodes start in several states: the least Q of each may be of another member.
 
     It runs in float64 on the host: one compiled solution and one compiled evaluation of the family per round.
 
