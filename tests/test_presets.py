@@ -181,6 +181,19 @@ def test_every_agent_of_the_fql_paper_has_its_settings_on_the_manipulation_tasks
         assert not any("tuned for" in text and "alone" in text for text in preset.missing)
 
 
+@pytest.mark.parametrize(
+    ("agent", "task"),
+    [
+        *(("rebrac", task) for task in ("hopper-medium-v2", "antmaze-umaze-v2", "pen-human-v1")),
+        *((agent, "scene-play-singletask-v0") for agent in ("fql", "ifql", "iql", "rebrac")),
+    ],
+)
+def test_layer_norm_stands_where_the_code_of_rebrac_and_of_fql_has_it(agent: str, task: str) -> None:
+    """After each activation of critics and values, and in no policy, of baselines as of the paper's own agent."""
+    _, config = command_line(f"--agent={agent}", f"--dataset={task}")
+    assert config.layer_norm and config.network.norm_after and not config.network.policy_layer_norm
+
+
 def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() -> None:
     """Sparse where it is published so, in chunks, by the same agent; and not for tasks that it does not have."""
     task = "--dataset=scene-play-singletask-task2-v0"
