@@ -24,7 +24,7 @@ class Adam:
     """Settings of one network's optimiser; the learning rate is the agent's own."""
 
     schedule: str = "constant"  # of the learning rate: constant or cosine, which falls to 0
-    decay_updates: int = 1_000_000  # of the agent: length of the cosine, with its warm-up; beyond it nothing moves
+    decay_updates: int = 1_000_000  # of the agent: length of the cosine with its warm-up; then nothing moves
     warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
     clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
     weight_decay: float = 0.0  # AdamW's, of kernels only: neither norms nor biases
