@@ -135,6 +135,12 @@ def test_a_family_decides() -> None:
     assert command_line("--dataset=synthetic-continuous")[0].preset == "none"
 
 
+def test_what_no_flag_reaches_of_categorical_heads_on_atari_is_missing() -> None:
+    for head, said in (("scalar", 0), ("hl_gauss", 1)):
+        preset = presets.find("online", "dqn", "ALE/Pong-v5", head)
+        assert preset and sum("Dopamine's networks" in text for text in preset.missing) == said
+
+
 def test_what_was_tuned_for_other_datasets_is_missing() -> None:
     preset = presets.find("offline", "sac_n", "hopper-random-v2", "scalar")
     assert preset and preset.missing == ["what was tuned for hopper-random alone"]
