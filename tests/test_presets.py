@@ -135,6 +135,11 @@ def test_a_family_decides() -> None:
     assert command_line("--dataset=synthetic-continuous")[0].preset == "none"
 
 
+def test_the_last_layers_of_cql_start_small_as_those_of_corl() -> None:
+    """Orthogonal with gain sqrt(2), but for the last one, whose gain is 0.01."""
+    assert command_line("--agent=cql", "--dataset=hopper-medium-v2")[1].network.initialiser == "ppo"
+
+
 def test_what_no_flag_reaches_of_categorical_heads_on_atari_is_missing() -> None:
     for head, said in (("scalar", 0), ("hl_gauss", 1)):
         preset = presets.find("online", "dqn", "ALE/Pong-v5", head)
