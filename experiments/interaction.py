@@ -130,6 +130,7 @@ def train(
     initial: Callable[[], State | None] = lambda: None,
     *,
     slow: bool = False,
+    whole: bool = False,
 ) -> dict[str, Any]:
     """Trains, evaluates and reports from wherever the run is; returns what result.json holds.
 
@@ -141,6 +142,7 @@ def train(
       seen: how the learner sees observations.
       initial: the state that a new run begins with, if not a fresh one.
       slow: whether the policies that are exported are the slow ones (`export`).
+      whole: whether all networks are exported with them.
     """
     start = lifecycle.begin(run, trainer.saved())
     if start.result is not None:
@@ -154,7 +156,8 @@ def train(
         lifecycle.session(run, start) as session,
     ):
         (run.folder / ACTORS).mkdir(exist_ok=True)
-        _learn(settings, trainer, score, session, run.folder, slow)
+        write = functools.partial(export, slow=slow, whole=whole)
+        _learn(settings, trainer, score, session, run.folder, write)
         return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
 
 
@@ -164,7 +167,7 @@ def _learn(
     score: Callable[[State, int], dict[str, np.ndarray]],
     session: lifecycle.Session,
     folder: Path,
-    slow: bool,
+    write: Callable[[Path, State], None],
 ) -> None:
     """From evaluation to evaluation until the end, or until asked to stop."""
     while trainer.evaluated < settings.steps:
@@ -178,7 +181,7 @@ def _learn(
             raise
         if scores is not None:
             session.write(due, trainer.read() | scores)
-            export(folder / ACTORS / f"{due}.npz", trainer.carry.state, slow=slow)
+            write(folder / ACTORS / f"{due}.npz", trainer.carry.state)
             trainer.evaluated = due
         saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
@@ -202,11 +205,18 @@ def scorer(
         yield score
 
 
-def export(path: Path, state: State, *, slow: bool = False) -> None:
+def export(path: Path, state: State, *, slow: bool = False, whole: bool = False) -> None:
     """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
 
     An agent that has neither acts by several networks (``fql`` by the best draws of its flow): those of all. With
-    ``slow`` those of the slow copy, by which an agent acts whose config has ``slow_policy``.
+    ``slow`` those of the slow copy, by which an agent acts whose config has ``slow_policy``; with ``whole`` of all
+    networks (`acts_by_critics`).
     """
     acting = state.target if slow else state.params
-    checkpoint.export(path, acting.get("policy", acting.get("q", acting)))
+    checkpoint.export(path, acting if whole else acting.get("policy", acting.get("q", acting)))
+
+
+def acts_by_critics(config: Any) -> bool:
+    """Whether an agent acts by the best of several draws of its policy (``ifql``), which its critics choose."""
+    chooses = getattr(config, "extraction", "best_of") == "best_of"
+    return chooses and getattr(config, "candidates", 1) > 1

@@ -112,9 +112,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        slow = getattr(config, "slow_policy", False)
+        slow, whole = getattr(config, "slow_policy", False), interaction.acts_by_critics(config)
         trainer = make_trainer(settings, stream, loop)
-        return interaction.train(settings, this, trainer, loop.learner, Transform(), slow=slow)
+        return interaction.train(settings, this, trainer, loop.learner, Transform(), slow=slow, whole=whole)
 
 
 def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:

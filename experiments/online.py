@@ -125,8 +125,10 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         initial_state = lambda: (
             initial(settings, config, learner, stream.spec) if settings.init_from else None
         )
-        slow = getattr(config, "slow_policy", False)
-        return interaction.train(settings, this, trainer, learner, seen, initial_state, slow=slow)
+        slow, whole = getattr(config, "slow_policy", False), interaction.acts_by_critics(config)
+        return interaction.train(
+            settings, this, trainer, learner, seen, initial_state, slow=slow, whole=whole
+        )
 
 
 def make_trainer(

@@ -22,6 +22,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from rl import agents, nest, train
+from rl.agents import td3 as td3_module
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
@@ -1156,6 +1157,21 @@ def test_optimiser_settings_reach_their_networks(kind: str, agent: str) -> None:
         network = "q" if network == "critic" and "q" in plain else network
         expected = {of_one: number + (of_one == network) for of_one, number in plain.items()}
         assert count(**{**constant, name: Adam(warm_up=3)}) == expected
+
+
+@pytest.mark.parametrize("agent", ["td3", "td3_bc", "rebrac"])
+def test_a_delayed_policy_has_a_schedule_in_updates_of_its_agent(
+    agent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    periods = {}
+
+    def build_one(settings: Adam, rate: float, optimiser: Any, period: int = 1) -> Any:
+        periods[settings.schedule] = period
+        return optimiser(rate)
+
+    monkeypatch.setattr(td3_module, "build", build_one)
+    build("continuous", agent, policy_delay=3, policy_optimiser=Adam("cosine"))
+    assert periods == {"constant": 1, "cosine": 3}
 
 
 @pytest.mark.parametrize(("kind", "agent"), EVERY)

@@ -62,6 +62,19 @@ def test_side_by_side_and_one_after_another_every_token_is_its_block_of_a_plain_
     np.testing.assert_allclose(alone, expected[0, 0, 1], rtol=1e-4, atol=1e-5)
 
 
+def test_layer_norm_stands_after_the_activation_where_it_is_asked_to() -> None:
+    """As in the value beside it, which is such an MLP."""
+    architecture = Architecture(activation="tanh", norm_after=True)
+    network = autoregressive(np.zeros(1, np.int32), SIZE, CHOICES, (4, 4), True, architecture)
+    features, contexts = normal(FEATURES), normal(1, SIZE, seed=1)
+    params = filled(network.init, features)
+    one = jax.tree.map(lambda leaf: leaf[0], params)
+    x = np.concatenate([features, contexts[0]])
+    expected = MLP((4, 4), CHOICES, True, architecture).apply({"params": one}, x)
+    every = network.every(params, network.begin(params, features), contexts)
+    np.testing.assert_allclose(every[0], expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_members_differ_and_one_encoder_of_each_serves_value_and_advantages() -> None:
     spec = Spec({"goal": (3,), "view": (8, 8, 1)}, SIZE)

@@ -821,6 +821,19 @@ def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path:
         assert list(file) == ["kernel"]
 
 
+def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_path: Path) -> None:
+    """IFQL's policy is a flow: alone it clones."""
+    params = {name: {"kernel": np.ones((1, 2))} for name in ("critic", "policy")}
+    interaction.export(tmp_path / "1.npz", State(params, {}, {}, 0), whole=True)
+    with np.load(tmp_path / "1.npz") as file:
+        assert set(file) == {"critic/kernel", "policy/kernel"}
+    choose = {("ifql", 32), ("deas", 32), ("iql", 4)}
+    for agent, candidates in [*choose, ("ifql", 1), ("iql", 1), ("fql", 32)]:
+        chosen = config(agent, candidates=candidates)
+        assert interaction.acts_by_critics(chosen) == ((agent, candidates) in choose), agent
+    assert not interaction.acts_by_critics(config("sac"))
+
+
 # ---- bad input -----------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from rl import shard
-from rl.agents.optimisers import Adam, adamw, build
+from rl.agents.optimisers import Adam, adamw, build, share
 
 PARAMS = {
     "Dense_0": {"kernel": np.full((2, 3), 2.0), "bias": np.full(3, -1.0)},
@@ -106,6 +106,18 @@ def test_another_optimiser_takes_the_schedule_and_nothing_else() -> None:
     for fields in ({"clip": 1.0}, {"weight_decay": 0.1}, {"epsilon": 1e-5}):
         with pytest.raises(ValueError, match=f"{next(iter(fields))}=.* is for Adam"):
             build(Adam(**fields), 0.1, optax.sgd)
+
+
+def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_second() -> None:
+    """TD3's policy: its cosine ends with the agent's, and is not at its middle then."""
+    settings = Adam("cosine", 6, 2)
+    optimiser = build(settings, 1.0, optax.sgd, period=2)
+    state, moves = optimiser.init(jnp.ones(())), []
+    for _ in range(4):
+        move, state = optimiser.update(jnp.ones(()), state)
+        moves.append(-float(move))
+    np.testing.assert_allclose(moves, [share(settings, jnp.int32(step)) for step in (1, 3, 5, 7)], atol=1e-6)
+    assert moves[0] == 1 and moves[-1] == 0
 
 
 @pytest.mark.parametrize(

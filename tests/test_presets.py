@@ -135,6 +135,17 @@ def test_a_family_decides() -> None:
     assert command_line("--dataset=synthetic-continuous")[0].preset == "none"
 
 
+def test_the_last_layers_of_cql_start_small_as_those_of_corl() -> None:
+    """Orthogonal with gain sqrt(2), but for the last one, whose gain is 0.01."""
+    assert command_line("--agent=cql", "--dataset=hopper-medium-v2")[1].network.initialiser == "ppo"
+
+
+def test_what_no_flag_reaches_of_categorical_heads_on_atari_is_missing() -> None:
+    for head, said in (("scalar", 0), ("hl_gauss", 1)):
+        preset = presets.find("online", "dqn", "ALE/Pong-v5", head)
+        assert preset and sum("Dopamine's networks" in text for text in preset.missing) == said
+
+
 def test_what_was_tuned_for_other_datasets_is_missing() -> None:
     preset = presets.find("offline", "sac_n", "hopper-random-v2", "scalar")
     assert preset and preset.missing == ["what was tuned for hopper-random alone"]
@@ -179,6 +190,19 @@ def test_every_agent_of_the_fql_paper_has_its_settings_on_the_manipulation_tasks
         preset = presets.find("offline", agent, f"{task}-play-singletask-task1-v0", "hl_gauss", "ogbench-fql")
         assert preset and preset.flags["updates"] == 1_000_000
         assert not any("tuned for" in text and "alone" in text for text in preset.missing)
+
+
+@pytest.mark.parametrize(
+    ("agent", "task"),
+    [
+        *(("rebrac", task) for task in ("hopper-medium-v2", "antmaze-umaze-v2", "pen-human-v1")),
+        *((agent, "scene-play-singletask-v0") for agent in ("fql", "ifql", "iql", "rebrac")),
+    ],
+)
+def test_layer_norm_stands_where_the_code_of_rebrac_and_of_fql_has_it(agent: str, task: str) -> None:
+    """After each activation of critics and values, and in no policy, of baselines as of the paper's own agent."""
+    _, config = command_line(f"--agent={agent}", f"--dataset={task}")
+    assert config.layer_norm and config.network.norm_after and not config.network.policy_layer_norm
 
 
 def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() -> None:

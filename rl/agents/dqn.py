@@ -7,8 +7,9 @@ With the ``c51`` head this is C51, with ``quantile`` QR-DQN, with ``hl_gauss`` t
 (each with the double estimator unless ``double=False``). The ``scalar`` head's squared error stands where
 the 2015 paper clips the error's gradient. Images (observations [H, W, C]) go through the 2015 paper's
 convolutions, histories of vectors (observations [T, D]) through a causal transformer. Targets over
-several steps are made by the replay (`rl.replay.ring.transitions`). Layers start as Dopamine's: Glorot's uniform
-kernels and biases of 0.
+several steps are made by the replay (`rl.replay.ring.transitions`). Layers start as those of Dopamine's DQN, with every
+head: Glorot's uniform kernels and biases of 0. (Kernels of its networks of distributions on Atari start as U(-b, b),
+b = 1.32 / sqrt(fan_in).)
 
 It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """

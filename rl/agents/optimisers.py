@@ -24,8 +24,8 @@ class Adam:
     """Settings of one network's optimiser; the learning rate is the agent's own."""
 
     schedule: str = "constant"  # of the learning rate: constant or cosine, which falls to 0
-    decay_updates: int = 1_000_000  # length of the cosine, with its warm-up; beyond it nothing moves
-    warm_up: int = 0  # updates over which the learning rate rises from 0
+    decay_updates: int = 1_000_000  # of the agent: length of the cosine with its warm-up; then nothing moves
+    warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
     clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
     weight_decay: float = 0.0  # AdamW's, of kernels only: neither norms nor biases
     epsilon: float = 1e-8  # added to the root of Adam's second moment
@@ -45,7 +45,7 @@ class Adam:
 
 
 def build(
-    settings: Adam, learning_rate: float | Array, optimiser: Optimiser = optax.adam
+    settings: Adam, learning_rate: float | Array, optimiser: Optimiser = optax.adam, period: int = 1
 ) -> optax.GradientTransformation:
     """The optimiser of one network.
 
@@ -53,6 +53,7 @@ def build(
       settings: see `Adam`.
       learning_rate: its greatest value, where there is a schedule.
       optimiser: what to use in place of Adam, with the schedule of ``settings``.
+      period: the network moves on every ``period``-th update of its agent alone.
 
     Raises:
       ValueError: ``optimiser`` is not Adam, and ``settings`` ask for clipping, weight decay or another epsilon.
@@ -69,7 +70,7 @@ def build(
         inner = optax.adam(learning_rate, eps=s.epsilon)
     steps = [optax.clip_by_global_norm(s.clip), inner] if s.clip else [inner]
     if s.warm_up or s.schedule != "constant":
-        steps.append(optax.scale_by_schedule(functools.partial(share, s)))
+        steps.append(optax.scale_by_schedule(lambda count: share(s, (count + 1) * period - 1)))
     return optax.chain(*steps) if len(steps) > 1 else inner
 
 

@@ -77,7 +77,7 @@ def learner(
     policy = mlp.deterministic_policy(spec, config.hidden, config.network)
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
-        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser, config.policy_delay),
     }
 
     def init(key: Key, batch: Transition) -> State:

@@ -47,7 +47,7 @@ def autoregressive(
       size: ``D``, that of a context.
       choices: ``B``.
       hidden: widths of a trunk's layers, at least one.
-      layer_norm: before each activation.
+      layer_norm: before or after each activation, as the architecture says.
       architecture: activation, initialiser and residual connections, those of `rl.networks.layers.MLP`.
 
     Raises:
@@ -63,7 +63,7 @@ def autoregressive(
     place = np.argsort(order)
     trunk_of, block_of = (jnp.asarray(x, jnp.int32) for x in np.divmod(place, blocks))
     sorted_already = bool((order == np.arange(len(order))).all())
-    norm = from_linen(nn.LayerNorm())
+    norm, activation = from_linen(nn.LayerNorm()), ACTIVATIONS[architecture.activation]
     body = from_linen(MLP(hidden, blocks * choices, layer_norm, architecture))
 
     def init(key: Key, features: Array) -> Params:
@@ -75,6 +75,9 @@ def autoregressive(
         layer = params["Dense_0"]
         return dense_product(features, layer["kernel"][:-size], None) + layer["bias"]
 
+    def normed(params: Params, layer: int, y: Array) -> Array:
+        return norm.apply(params[f"LayerNorm_{layer}"], y) if layer_norm else y
+
     def last_hidden(params: Params, begun: Array, contexts: Array) -> Array:
         """One trunk but for its output layer, as `rl.networks.layers.MLP` computes it: [..., hidden]."""
         x = contexts
@@ -84,9 +87,8 @@ def autoregressive(
                 y = begun + dense_product(x, layer["kernel"][-size:], None)
             else:
                 y = dense_product(x, layer["kernel"], None) + layer["bias"]
-            if layer_norm:
-                y = norm.apply(params[f"LayerNorm_{i}"], y)
-            y = ACTIVATIONS[architecture.activation](y)
+            after = architecture.norm_after
+            y = normed(params, i, activation(y)) if after else activation(normed(params, i, y))
             x = x + y if architecture.residual and i and x.shape == y.shape else y
         return x
 
