@@ -211,7 +211,7 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
             ),
             Case(
                 "generate torch",
-                peer.torch_generate(config, batch.tokens, settings.steps),
+                peer.torch_generate(config, batch.tokens, settings.steps, manner),
                 settings.batch * settings.steps,
             ),
         ]

@@ -360,7 +360,9 @@ def _descend(
     return {name: float(loss.detach()) for name, loss in terms.items()}
 
 
-def torch_generate(config: Config, prompts: np.ndarray, steps: int) -> Callable[[], Any]:
+def torch_generate(
+    config: Config, prompts: np.ndarray, steps: int, manner: Manner = PLAIN
+) -> Callable[[], Any]:
     """Samples ``steps`` tokens after each of ``prompts`` [B, T] with transformers' own loop and cache."""
     import torch
 
@@ -369,7 +371,7 @@ def torch_generate(config: Config, prompts: np.ndarray, steps: int) -> Callable[
     chosen = {"do_sample": True, "top_k": 0, "max_new_tokens": steps, "min_new_tokens": steps}
 
     def call() -> Any:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(tokens.device.type, torch.bfloat16, enabled=manner.bfloat16):
             return model.generate(tokens, attention_mask=torch.ones_like(tokens), **chosen, pad_token_id=0)
 
     return call

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app
@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from experiments import flags
 from rl import checkpoint, envs, log
+from rl.data import d4rl
 from rl.data.recipes import behaviour, locomotion
 from rl.networks import mlp
 from rl.replay import transform
@@ -73,12 +74,15 @@ def run(settings: Settings) -> behaviour.Actors:
     """Writes the file and returns what it holds.
 
     Raises:
-      ValueError: a setting is missing, the folder holds no snapshots, or `choose` finds no medium policy.
+      ValueError: a setting is missing, the folder holds no snapshots or none that NumPy can play, `choose` finds no
+        medium policy, or D4RL has no returns for ``buffer``.
     """
     if not (settings.run and settings.out):
         raise ValueError("--run and --out must both be given")
     actors = read(Path(settings.run), settings.member)
-    name, size = actors.card["environment"], actors.kernels[-1].shape[-1] // 2
+    name, size = actors.card["environment"], _action_size(actors)
+    if settings.buffer:
+        d4rl.locomotion_reference(name)  # which the file needs: sooner than after all the episodes
     first = play(name, map(actors.policy, range(len(actors.steps))), settings.episodes, (settings.seed, 0))
     choice = choose(first.mean(1), settings.snapshots)
     indices = [*choice.replay, choice.expert]
@@ -110,15 +114,18 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     """
     config = json.loads((folder / log.CONFIG).read_text())
     recorded = config["config"]["settings"]
+    _check_policy(folder, config["config"])
     numbered = sorted((int(file.stem), file) for file in (folder / "actors").glob("*.npz"))
-    files = [file for step, file in numbered if step > recorded["learning_starts"]]
+    # A run that goes on with another acts by its policy from the first step on.
+    random_steps = 0 if recorded.get("init_from") else recorded["learning_starts"]
+    files = [file for step, file in numbered if step > random_steps]
     if not files:
         raise ValueError(f"{folder / 'actors'} holds no snapshots of a trained policy")
     snapshots = [_layers(file, member) for file in files]
     stacked = [np.stack(arrays).astype(np.float16) for arrays in zip(*snapshots, strict=True)]
     card = {
         "environment": recorded["env"],
-        "random_steps": recorded["learning_starts"],
+        "random_steps": random_steps,
         "log_std": [mlp.LOG_STD_MIN, mlp.LOG_STD_MAX],
         "command": config["command"],
         "seed": recorded["seed"],
@@ -134,6 +141,43 @@ def read(folder: Path, member: int) -> behaviour.Actors:
         random_returns=np.zeros(0, np.float32),
         card=card,
     )
+
+
+def _check_policy(folder: Path, run: Mapping[str, Any]) -> None:
+    """Raises ValueError where the policy is not what `behaviour.Policy` plays, although its parameters look like it."""
+    network, seen = run.get("config", {}).get("network", {}), run.get("transform", {})
+    usual = {"activation": "relu", "residual": False}
+    others = [
+        f"--agent.network.{name}={network[name]}"
+        for name in usual
+        if network.get(name, usual[name]) != usual[name]
+    ]
+    if seen.get("mean") is not None:
+        others.append("--normalize_observations, of the run that it goes on with")
+    if others:
+        raise ValueError(
+            f"the policy in {folder} was trained with {' and '.join(others)}, but actors are plain layers with ReLU on "
+            "observations as the environment gives them: train one without"
+        )
+
+
+def _action_size(actors: behaviour.Actors) -> int:
+    """How many numbers an action has, by the environment.
+
+    Raises:
+      ValueError: the networks' outputs are not a mean and a deviation of each.
+    """
+    env = envs.make(actors.card["environment"])
+    spec = envs.spec(env)
+    env.close()
+    outputs = actors.kernels[-1].shape[-1]
+    if spec.discrete or outputs != 2 * spec.action_size:
+        raise ValueError(
+            f"the run's networks have {outputs} outputs, but actors give a mean and a deviation of each number of an "
+            f"action in {actors.card['environment']}, of which there are {spec.action_size}: train sac, sac_n, edac or "
+            "cql in an environment of continuous actions, and single ones (--chunk=1)"
+        )
+    return spec.action_size
 
 
 def read_buffer(folder: Path, member: int, steps: int) -> dict[str, np.ndarray]:

@@ -114,6 +114,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={"preset": presets.stored("goals", settings, "dataset")},
         variants=logged.parameters(sweep),
         leaves=(rollouts.FOLDER,),
+        task_episodes=settings.eval_episodes,
     )
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
     start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})

@@ -69,6 +69,9 @@ class Run(NamedTuple):
     axis: str = "updates"  # name of the curve's x axis
     leaves: tuple[str, ...] = ()  # patterns of further files that the run leaves in its folder
     variants: tuple[Mapping[str, float], ...] = ()  # hyper-parameters of runs that are trained together
+    task_episodes: int = (
+        0  # of each task, where the episodes of an evaluation are of several; 0: they are of one
+    )
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True
     wandb: bool = False
@@ -326,7 +329,7 @@ def labels(variants: Sequence[Mapping[str, float]]) -> list[str]:
     return [", ".join(f"{name}={value:g}" for name, value in variant.items()) for variant in variants]
 
 
-def summary(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
+def summary(folder: Path, part: int = 0, parts: int = 1, task_episodes: int = 0) -> dict[str, Any]:
     """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
 
     They are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
@@ -334,6 +337,7 @@ def summary(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
     Args:
       folder: of the run.
       part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
+      task_episodes: as of `Run`.
     """
     logged = log.read(folder)
     scores: dict[str, Any] = {}
@@ -346,6 +350,8 @@ def summary(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
         estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
         estimates = np.split(estimates, parts, 1)[part] if estimates.size else estimates
         interval = statistics.rate_interval if name in RATES else statistics.interval
+        tasks = history.shape[-1] // task_episodes if task_episodes else 1
+        choices = selection.select(history, estimates if estimates.size else None, tasks)
         scores[name] = {
             which: {
                 "mean": float(choice.score.mean()),
@@ -353,7 +359,7 @@ def summary(folder: Path, part: int = 0, parts: int = 1) -> dict[str, Any]:
                 "ci95": list(interval(choice.score)),
                 "per_seed": choice.score,
             }
-            for which, choice in selection.select(history, estimates if estimates.size else None).items()
+            for which, choice in choices.items()
         }
     return scores
 
@@ -363,11 +369,15 @@ def _scores(
 ) -> dict[str, Any]:
     """The entries of result.json on scores; see `Session.finish`."""
     if not run.variants:
-        return {"scores": summary(run.folder), **each(0, 1)}
+        return {"scores": summary(run.folder, task_episodes=run.task_episodes), **each(0, 1)}
     parts = len(run.variants)
     return {
         "variants": [
-            {"parameters": variant, "scores": summary(run.folder, i, parts), **each(i, parts)}
+            {
+                "parameters": variant,
+                "scores": summary(run.folder, i, parts, run.task_episodes),
+                **each(i, parts),
+            }
             for i, variant in enumerate(run.variants)
         ]
     }

@@ -15,7 +15,7 @@ class Choice(NamedTuple):
     evaluation: np.ndarray  # [S] which of the T it was
 
 
-def select(scores: ArrayLike, estimates: ArrayLike | None = None) -> dict[str, Choice]:
+def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1) -> dict[str, Choice]:
     """Which evaluation of each training run to report: three answers that must not be mixed up.
 
     ``last``: the end of training. An unbiased score of what training for that long gives.
@@ -32,9 +32,11 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None) -> dict[str, C
     Args:
         scores: [T, S, episodes] scores of T evaluations of S training runs.
         estimates: [T, S] off-policy estimates, higher is better.
+        tasks: how many tasks the episodes take turns in: both halves have equally many episodes of each.
 
     Raises:
-        ValueError: wrong axes, NaN, or a single episode where it must be halved.
+        ValueError: wrong axes, NaN, episodes that are not equally many of each task, or a single one where it must be
+            halved.
     """
     scores = np.asarray(scores, np.float64)
     if scores.ndim != 3 or scores.size == 0:
@@ -45,7 +47,10 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None) -> dict[str, C
         if chosen_by.shape != mean.shape:
             raise ValueError(f"estimates must be [evaluations, seeds] {mean.shape}, got {chosen_by.shape}")
     else:
-        half = scores.shape[-1] // 2
+        each, rest = divmod(scores.shape[-1], tasks)
+        if rest:
+            raise ValueError(f"{scores.shape[-1]} episodes are not equally many of each of {tasks} tasks")
+        half = each // 2 * tasks
         if half == 0:
             raise ValueError("selecting by half of the episodes needs at least 2 of them, got 1")
         chosen_by, scored_by = scores[..., :half].mean(-1), scores[..., half:].mean(-1)

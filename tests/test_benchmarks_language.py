@@ -204,3 +204,23 @@ def test_an_example_is_one_episode_a_row() -> None:
     rows = batch()
     assert rows.is_action.sum() == 12 and rows.reward.sum() == 2
     np.testing.assert_array_equal(np.argwhere(rows.discount == 0), [[0, 6], [1, 6]])
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+def test_pytorch_samples_in_the_arithmetic_that_ours_does(
+    bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+
+    class Asked:
+        device = torch.device("cpu")
+
+        def eval(self) -> Asked:
+            return self
+
+        def generate(self, *_: Any, **__: Any) -> bool:
+            return torch.is_autocast_enabled("cpu")
+
+    monkeypatch.setattr(language_peer, "torch_model", lambda config: Asked())
+    prompts, manner = np.ones((1, 2), np.int32), language_peer.Manner(bfloat16)
+    assert language_peer.torch_generate(CONFIG, prompts, 1, manner)() is bfloat16

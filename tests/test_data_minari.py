@@ -13,7 +13,8 @@ from rl.replay import dataset as replay
 from rl.values import heads
 
 minari = pytest.importorskip("minari")
-spaces = pytest.importorskip("gymnasium").spaces
+gymnasium = pytest.importorskip("gymnasium")
+spaces = gymnasium.spaces
 h5py = pytest.importorskip("h5py")
 
 
@@ -104,8 +105,19 @@ def test_environment_and_reference_are_those_recorded(create):
     )
     loaded = data.load("minari:test/log-v0")
     assert loaded.environment == "Pendulum-v1"
-    assert loaded.reference == (-1500.0, -150.0)
+    assert loaded.reference == (-1500.0, -150.0) and loaded.note == ""
     assert data.load("minari:test/log-v0", environment="Mine-v0").environment == "Mine-v0"
+
+
+def test_an_environment_that_is_more_than_its_name_has_a_note(create):
+    """By its name it is another one: other arguments, another time limit."""
+    recorded = gymnasium.make("Pendulum-v1", g=2.0, max_episode_steps=50, render_mode="rgb_array")
+    episodes = [episode(3, np.zeros((3, 1), np.float32), False)]
+    create(episodes, BOX, spaces.Box(-2, 2, (1,), np.float32), env=recorded)
+    loaded = data.load("minari:test/log-v0")
+    assert loaded.environment == "Pendulum-v1"
+    assert "other values of g, max_episode_steps than it is registered with" in loaded.note
+    assert data.load("minari:test/log-v0", environment="Mine-v0").note == ""
 
 
 def test_discrete_actions_count_from_zero(create):

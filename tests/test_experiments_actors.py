@@ -32,9 +32,17 @@ def test_an_expert_out_of_nowhere_has_no_medium() -> None:
         actors.choose(np.array([1000.0, 0.0]), 3)
 
 
-def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
+def write_run(
+    folder: Path,
+    steps: list[int],
+    seeds: int = 2,
+    size: int = 3,
+    env: str = "Hopper-v5",
+    init_from: str = "",
+    **entries,
+) -> list[dict]:
     """A run folder as ``experiments.online`` leaves it; returns the parameters of each snapshot."""
-    network = mlp.squashed_policy(Spec((11,), 3), (8, 8))
+    network = mlp.squashed_policy(Spec((11,), size), (8, 8))
     (folder / "actors").mkdir(parents=True)
     snapshots = []
     for step in steps:
@@ -42,9 +50,9 @@ def write_run(folder: Path, steps: list[int], seeds: int = 2) -> list[dict]:
         params = jax.vmap(lambda key: network.init(key, np.zeros(11, np.float32)))(keys)
         checkpoint.export(folder / "actors" / f"{step}.npz", params)
         snapshots.append(params)
-    settings = {"env": "Hopper-v5", "seed": 4, "learning_starts": 100}
+    settings = {"env": env, "seed": 4, "learning_starts": 100, "init_from": init_from}
     config = {"command": "python -m experiments.online", "commit": "abc", "versions": {"jax": "0"}}
-    (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings}}))
+    (folder / "config.json").write_text(json.dumps(config | {"config": {"settings": settings, **entries}}))
     return snapshots
 
 
@@ -57,6 +65,12 @@ def test_reads_one_seed_of_a_run_without_its_warm_up(tmp_path: Path) -> None:
         np.testing.assert_array_equal(kernel[1], np.asarray(expected["kernel"][1], np.float16))
         np.testing.assert_array_equal(bias[1], np.asarray(expected["bias"][1], np.float16))
     assert (policies.card["seed"], policies.card["member"], policies.card["random_steps"]) == (4, 1, 100)
+
+
+def test_a_run_that_goes_on_with_another_has_no_random_actions(tmp_path: Path) -> None:
+    write_run(tmp_path, [50, 200], init_from="runs/offline")
+    policies = actors.read(tmp_path, 0)
+    assert policies.steps.tolist() == [50, 200] and policies.card["random_steps"] == 0
 
 
 def test_writes_what_the_recipes_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,3 +192,36 @@ def test_a_network_that_numpy_cannot_play(tmp_path: Path) -> None:
     checkpoint.export(tmp_path / "actors" / "200.npz", {"LayerNorm_0": {"scale": np.ones(3)}})
     with pytest.raises(ValueError, match="no plain multi-layer perceptron: it has LayerNorm_0"):
         actors.read(tmp_path, 0)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (
+            {"config": {"network": {"activation": "tanh"}}},
+            "network.activation=tanh, but actors are plain layers",
+        ),
+        ({"config": {"network": {"activation": "relu", "residual": True}}}, "network.residual=True"),
+        ({"transform": {"mean": [0.0] * 11, "deviation": [1.0] * 11}}, "--normalize_observations"),
+    ],
+)
+def test_a_policy_that_only_looks_like_plain_layers(entries: dict, message: str, tmp_path: Path) -> None:
+    """Its parameters have the usual names and shapes, so it would be played as another policy."""
+    write_run(tmp_path, [200], **entries)
+    with pytest.raises(ValueError, match=message):
+        actors.read(tmp_path, 0)
+
+
+def test_a_policy_of_chunks_of_actions(tmp_path: Path) -> None:
+    write_run(tmp_path, [200], size=6)
+    with pytest.raises(ValueError, match=r"have 12 outputs, but actors .* of which there are 3"):
+        actors.run(actors.Settings(run=str(tmp_path), out=str(tmp_path / "out.npz")))
+
+
+def test_a_buffer_of_a_task_that_d4rl_does_not_have(tmp_path: Path) -> None:
+    write_run(tmp_path, [200], size=2, env="Swimmer-v5")
+    settings = actors.Settings(
+        run=str(tmp_path), out=str(tmp_path / "x.npz"), buffer=str(tmp_path / "x.hdf5")
+    )
+    with pytest.raises(ValueError, match=r"D4RL has no returns of Swimmer-v5 .* but of halfcheetah"):
+        actors.run(settings)

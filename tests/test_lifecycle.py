@@ -123,6 +123,15 @@ def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     assert 0 < low < 11 / 12 < high <= 1
 
 
+def test_tasks_that_take_turns_count_alike(tmp_path: Path) -> None:
+    """Of 3 episodes of each of 5 tasks, half of the 15 would be more of some tasks than of others."""
+    success = np.tile([1.0, 1.0, 0.0, 0.0, 0.0], 3)
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        record.write(1, {"eval/success": np.stack([success, success])})
+    (scores,) = lifecycle.summary(tmp_path, task_episodes=3).values()
+    assert scores["selected"]["per_seed"].tolist() == pytest.approx([0.4, 0.4])
+
+
 def test_variants_are_no_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Curves, scores and intervals of runs that train together are apart; also of one that is read again."""
     drawn, draw = [], lifecycle.plot.learning_curve

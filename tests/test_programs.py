@@ -1203,6 +1203,10 @@ def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
     ) and "def pair(self, a, b):" in called.prompt
     assert verdict(anywhere, called.prompt + called.reference, called) == Verdict.PASSED
     assert verdict(anywhere, called.reference.replace("[b]", "b"), called) == Verdict.FAILED
+    equal = "class Equal:\n    def __eq__(self, other): return True\n"
+    for returned in ("Equal()", "(a, Equal())"):
+        program = f"{equal}class Solution:\n    def pair(self, a, b): return {returned}"
+        assert verdict(anywhere, program, called) == Verdict.FAILED
 
 
 def test_read_code_contests_by_hand(tmp_path: Path, anywhere: Pool) -> None:

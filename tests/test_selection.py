@@ -29,6 +29,14 @@ def test_select_works_on_each_run_apart() -> None:
             assert together[name].evaluation[s] == choice.evaluation[0]
 
 
+def test_both_halves_have_as_many_episodes_of_each_task() -> None:
+    """Three episodes of two tasks, which take turns: one of each to select by, two of each to score on."""
+    scores = np.tile([0.0, 1.0], 3) * np.ones((2, 1, 1))  # one task always succeeds, the other never
+    assert selection.select(scores, tasks=2)["selected"].score.tolist() == [0.5]
+    with pytest.raises(ValueError, match="6 episodes are not equally many of each of 4 tasks"):
+        selection.select(scores, tasks=4)
+
+
 def test_best_is_optimistic_and_selected_is_not() -> None:
     """All evaluations are of equally good policies (mean 0), so any gain is selection bias."""
     scores = np.random.default_rng(0).normal(size=(20, 2000, 10))

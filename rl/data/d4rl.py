@@ -132,9 +132,17 @@ DATASETS = dict(_entries())
 
 
 def locomotion_reference(environment: str) -> tuple[float, float]:
-    """D4RL's (random, expert) return of a gymnasium locomotion task of any version, ``Hopper-v5`` say."""
-    task = _LOCOMOTION[environment.rpartition("-")[0].lower()]
-    assert task.reference is not None
+    """D4RL's (random, expert) return of a gymnasium locomotion task of any version, ``Hopper-v5`` say.
+
+    Raises:
+        ValueError: it has none of this task.
+    """
+    task = _LOCOMOTION.get(environment.rpartition("-")[0].lower())
+    if task is None or task.reference is None:
+        raise ValueError(
+            f"D4RL has no returns of {environment} by which data of it could be normalised, but of "
+            f"{', '.join(_LOCOMOTION)} alone"
+        )
     return task.reference
 
 

@@ -5,6 +5,7 @@ Nothing here knows Minari's files; it walks the episodes the package gives, or h
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -43,7 +44,8 @@ def load(
         name_or_path: an id, or a path that starts with ``/``, ``.`` or ``~``.
         folder: holds datasets by id.
         clip_actions: clip actions to their box rather than refuse values outside.
-        environment: to evaluate in, instead of the one recorded with the data.
+        environment: to evaluate in, instead of the one recorded with the data. Of that one only the name is used: where
+            more is recorded than it is registered with (arguments, a time limit), the note says so.
         flatten_observations: concatenate the entries of dictionaries in the order of their space, as
             `gymnasium.wrappers.FlattenObservation` does. The dataset then has no environment by default: the recorded
             one would show a dictionary.
@@ -90,7 +92,9 @@ def write(data: Loaded, name: str) -> None:
     """Store ``data`` as the local Minari dataset ``name`` (``headway/hopper-medium-regen-v5``).
 
     Observations are float32 and actions lie in [-1, 1]; environment and reference go along if they are known.
-    Rewards, ends and successors are those of ``data``: reading it back with `load` gives the same digest.
+    Rewards, ends and successors are those of ``data``: reading it back with `load` gives the same digest, but where the
+    last action of an episode was logged without what it led to (files without ``next_observations``). Minari has no
+    place for such an action, which is the next action of the step before it, and which nobody knows then.
 
     Raises:
         DataError: there is such a dataset, the name is not one for Minari, a step ends the task but not its episode,
@@ -295,7 +299,29 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
             f"no environment: {data.env_spec.id} observes a dictionary; register a version of it wrapped in "
             "gymnasium.wrappers.FlattenObservation and choose that (environment=...)"
         )
-    return data.env_spec.id, ""
+    return data.env_spec.id, _not_as_registered(data)
+
+
+def _not_as_registered(data: Any) -> str:
+    """What is recorded of the environment beyond its name, by which alone it is made to evaluate in; as a note."""
+    from rl.envs import registry
+
+    recorded = getattr(data, "_eval_env_spec", None) or data.env_spec  # Minari has no public name for it
+    usual = None
+    with contextlib.suppress(ImportError):  # of the package that registers it: nothing can be evaluated then
+        usual = registry.registered(recorded.id)
+    if usual is None:
+        return ""
+    arguments = [{**spec.kwargs, "max_episode_steps": spec.max_episode_steps} for spec in (recorded, usual)]
+    names = {name for name in (*arguments[0], *arguments[1]) if name != "render_mode"}
+    differing = sorted(name for name in names if arguments[0].get(name) != arguments[1].get(name))
+    if not differing:
+        return ""
+    return (
+        f"{recorded.id} is recorded with other values of {', '.join(differing)} than it is registered with, and by its "
+        "name it has the latter: scores are of another task than the data. Register it with the recorded ones under a "
+        "name of your own and choose that (environment=...)"
+    )
 
 
 def _reference(data: Any, source: str) -> tuple[float, float] | None:

@@ -103,11 +103,19 @@ def stacked_frames(name: str) -> int:
 
 def time_limit(name: str) -> int:
     """Steps after which an episode is cut, by what the environment is registered with; 0 where that is nothing."""
-    name = distractors.parse(name).base
+    known = registered(distractors.parse(name).base)
+    return (known.max_episode_steps or 0) if known else 0
+
+
+def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
+    """What an environment's name, without a prefix or suffix of ours, is registered with; None where that is nothing.
+
+    Raises:
+        ImportError: the package that registers such names is not installed.
+    """
     with _quiet():
         _register(name)
-    known = gymnasium.registry.get(name.rpartition(":")[2])
-    return (known.max_episode_steps or 0) if known else 0
+    return gymnasium.registry.get(name.rpartition(":")[2])
 
 
 def _build(name: str) -> gymnasium.Env:

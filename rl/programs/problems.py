@@ -148,12 +148,25 @@ def check(problem: Problem) -> None:
 
 
 def asks_for_a_class(problem: Problem) -> bool:
-    """Whether a name that the tests take from a program is a class in the reference."""
+    """Whether a name that the tests take from a program is a class in the reference, of which they have instances.
+
+    ``Solution().f(x)`` asks for what a method returns (APPS' calls), which is compared as that of a function is.
+    """
     try:
-        tree = _parse(problem.reference, "reference", problem.name)
+        reference = _parse(problem.reference, "reference", problem.name)
+        tests = list(ast.walk(_parse(problem.tests, "tests", problem.name)))
     except ValueError:
         return False
-    return any(isinstance(node, ast.ClassDef) and node.name in problem.entry for node in tree.body)
+    classes = {node.name for node in reference.body if isinstance(node, ast.ClassDef)} & {*problem.entry}
+    named = [node for node in tests if isinstance(node, ast.Name) and node.id in classes]
+    methods = [
+        node.func.value.func
+        for node in tests
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Call)
+    ]
+    return any(node not in methods for node in named)
 
 
 def _made(place: str, make: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
