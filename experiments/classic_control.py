@@ -3,7 +3,7 @@
     python -m experiments.classic_control --seeds=5
 
 One run of `experiments.online` per agent and head, all seeds at once; with five seeds, ten minutes of two cores. That
-they solve their tasks is claimed of the stored result, which tests read.
+they get near to solving their tasks (`CLAIMED`) is claimed of the stored result, which tests read.
 """
 
 from __future__ import annotations

@@ -9,15 +9,19 @@ lists those of CQL, and a flag that another agent has is an unknown flag here.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
 import functools
 import inspect
+import io
 import os
 import re
 import sys
+import textwrap
+import tokenize
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags, logging
@@ -47,16 +51,28 @@ _KINDS = {
 }
 _WRONG_VALUE = re.compile(rf"^flag (--.*?): ({'|'.join(map(re.escape, _KINDS))}).*", re.DOTALL)
 
-_FIELD = re.compile(r"^\s+(\w+): [^#\n]*#\s*(.+)$", re.MULTILINE)
-
 
 def comments(config_type: type) -> dict[str, str]:
-    """{field: the comment on its line} of a dataclass or named tuple, own and inherited."""
+    """{field: the first comment on its lines} of a dataclass or named tuple, own and inherited."""
     helps: dict[str, str] = {}
     for owner in reversed(config_type.__mro__):
         if owner.__module__ != "builtins":
-            helps.update(_FIELD.findall(inspect.getsource(owner)))
+            helps.update(_comments(textwrap.dedent(inspect.getsource(owner))))
     return helps
+
+
+def _comments(source: str) -> Iterator[tuple[str, str]]:
+    """(field, comment) of a class; the formatter may have spread a field over several lines."""
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    lines = {token.start[0]: token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT}
+    (owner,) = ast.parse(source).body
+    assert isinstance(owner, ast.ClassDef)
+    for node in owner.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            numbers = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            comment = next((lines[number] for number in numbers if number in lines), None)
+            if comment:
+                yield node.target.id, comment
 
 
 def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> None:

@@ -1,4 +1,4 @@
-"""Every agent with every value head on one task: a table of the README, by one command.
+"""Agents with value heads on one task: a table of docs/results.md, by one command.
 
     python -m experiments.matrix
     python -m experiments.matrix --dataset=pointmaze-medium-stitch-v0 --agents=bc,iql,rebrac --heads=scalar,hl_gauss

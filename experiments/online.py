@@ -19,8 +19,9 @@ A MuJoCo task from pixels, with DrQ's random shifts; 100,000 steps are remembere
 Fine-tuning what `experiments.offline` trained, half of every batch from the log:
 
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
-        --offline_data=hopper-medium-v2 --offline_ratio=0.5
+        --offline_data=hopper-medium-v2 --offline_ratio=0.5 --agent.policy_optimiser.schedule=constant
 
+There the offline run must have had a constant schedule, too: IQL's own learning rate is 0 after 1,000,000 updates.
 What decides on several actions at once (``--chunk``) goes on so; single steps are remembered, and read in chunks.
 
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
@@ -66,7 +67,9 @@ _IDENTITY = (
 class Settings(interaction.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
-    agent: str = "sac"  # sac td3 dqn arsq cqn; to fine-tune: iql ifql deas fql cql td3_bc sac_n edac my.agent
+    agent: str = (
+        "sac"  # sac td3 dqn arsq cqn; to fine-tune: iql ifql deas fql cql td3_bc rebrac sac_n edac my.agent
+    )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end; nan: as --init_from has it
     n_step: int = 1  # steps in each transition

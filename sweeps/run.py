@@ -1,7 +1,7 @@
 r"""Runs a sweep file without a server: every combination of a grid, or a number of random draws.
 
     python -m sweeps.run sweeps/iql_expectile.yaml
-    python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=seeds=2
+    python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=eval_every=10000
     python -m sweeps.run sweeps/heads.yaml --budget=2h
     python -m sweeps.run sweeps/heads.yaml --status
 
@@ -9,7 +9,8 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
 experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
-only in float hyper-parameters of the agent are trained together as one program, on one copy of the data.
+only in float hyper-parameters of the agent, other than discounts and values of 0, are trained together as one program,
+on one copy of the data.
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,

@@ -30,6 +30,7 @@ from experiments import (
     flags,
     goals,
     language,
+    mbpo,
     model_based,
     offline,
     online,
@@ -39,6 +40,7 @@ from rl import acting, agents, checkpoint, data, fitted_q, log, shard, statistic
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
+from rl.dynamics import value_aware
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.programs.pool import IsolationError
@@ -208,6 +210,7 @@ def parse(*argv: str) -> absl_flags.FlagValues:
         Architecture,
         Goals,
         Hindsight,
+        value_aware.Settings,
     ],
     ids=lambda owner: f"{owner.__module__}.{owner.__name__}",
 )
@@ -222,6 +225,7 @@ def test_help_names_every_choice() -> None:
     assert all(name in comments["agent"] for name in agents.AGENTS if name not in agents.GOALS)
     assert all(name in flags.comments(goals.Settings)["agent"] for name in agents.GOALS)
     assert all(name in comments["head"] for name in heads.NAMES)
+    assert "sac" in flags.comments(mbpo.Settings)["agent"]  # spread over lines, and not the inherited one
 
 
 def test_flags_arrive_with_their_types() -> None:
