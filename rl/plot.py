@@ -57,7 +57,7 @@ def learning_curve(
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
-    _curves(axes, runs, rate)
+    _curves(axes, runs, rate, list(references.values()))
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
     axes.set_xlabel(xlabel, fontsize=12)
@@ -540,8 +540,10 @@ def _widths(count: int) -> np.ndarray:
     return np.linspace(*_WIDTHS, count) if count > 1 else np.array([2.2])
 
 
-def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], rate: bool) -> None:
-    """The runs {label: (steps [T], scores [T, S])} of one panel."""
+def _curves(
+    axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], rate: bool, references: Sequence[float] = ()
+) -> None:
+    """The runs {label: (steps [T], scores [T, S])} of one panel, to which ``references`` will be added."""
     from matplotlib.ticker import EngFormatter
 
     interval = statistics.rate_interval if rate else statistics.interval
@@ -563,9 +565,21 @@ def _curves(axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], rate: b
         )
     if rate:
         axes.set_ylim(_RATE)
+    else:
+        _cut_bands(axes, [*(np.asarray(scores, float) for _, scores in runs.values()), np.array(references)])
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+
+
+def _cut_bands(axes: Axes, scores: Sequence[np.ndarray]) -> None:
+    """Limits the axis to the scores and half their range beside: the interval of two seeds is ten times as wide."""
+    values = np.concatenate([x[np.isfinite(x)] for x in scores])
+    if not values.size or values.min() == values.max():
+        return
+    least, most, (low, high) = values.min(), values.max(), axes.get_ylim()
+    near, far = 0.05 * (most - least), 0.5 * (most - least)
+    axes.set_ylim(max(min(low, least - near), least - far), min(max(high, most + near), most + far))
 
 
 def _curve(

@@ -127,6 +127,19 @@ def test_one_seed_has_no_band(tmp_path: Path, figures: list):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["iql, 1 seed"]
 
 
+def test_wide_intervals_are_cut_and_references_are_seen(tmp_path: Path, figures: list):
+    """Student's interval of two seeds is 12.7 times as wide as they are."""
+    runs = {"two": (STEPS, SCORES[:, :2])}
+    plot.learning_curve(tmp_path / "curve.png", runs, "return")
+    low, high = figures[0].axes[0].get_ylim()
+    assert (
+        -3 < low < 1 and 8 < high < 12
+    )  # the seeds are from 1 to 8, the interval at the last step from -6 to 20
+    plot.learning_curve(tmp_path / "curve.png", runs, "return", references={"expert": 30.0})
+    low, high = figures[1].axes[0].get_ylim()
+    assert low < 1 and high > 30
+
+
 def test_many_runs_stay_apart_and_inside_the_picture(tmp_path: Path, figures: list):
     runs = {f"agent {i}": (STEPS, SCORES + i) for i in range(20)}
     plot.learning_curve(tmp_path / "curve.png", runs, "score")

@@ -26,11 +26,11 @@ at the return of random actions and 100 at that of a good policy. What is claime
 all evaluations of a run: how good the agent was while it learned, which is what a model is for. *Last* is the mean of
 the last quarter of them.
 
-Hours of one core (AMD EPYC) at the default sizes, all seeds in one program, extrapolated from single runs: pendulum
-1.9, of which 1.0 for models of 4x200; cart-pole 2.6, of which 1.4; Hopper 4. In 20,000 steps of Hopper no run scored
-above 15, too little to tell runs apart; hence 50,000, with as many more fits. Runs with models of 4x200 come last, and
-the report is written after every run. A command that is killed loses at most a quarter of the run that it was training,
-and the same command goes on.
+Hours of one core at the default sizes, all seeds in one program: pendulum 1.9, of which 1.0 for models of 4x200, and
+cart-pole 2.6, of which 1.4 (AMD EPYC, extrapolated from single runs); Hopper 3 (Intel Xeon, beside other work). In
+20,000 steps of Hopper no run scored above 15, too little to tell runs apart; hence 50,000, with as many more fits. Runs
+with models of 4x200 come last, and the report is written after every run. A command that is killed loses at most a
+quarter of the run that it was training, and the same command goes on.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Context(NamedTuple):
     state: Any  # what `Values` reads
     plain: Any = 0.0  # [] how much plain error is added: 1 in VaGraM's first epoch, 0 after it
     permutation: Any = (
-        None  # [O] int32, of `anisotropic`: whose weight each dimension gets; see `permutations`
+        None  # [O] int32, of the loss anisotropic: whose weight each dimension gets; see `permutations`
     )
 
 
