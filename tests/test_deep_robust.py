@@ -369,8 +369,7 @@ def arrays(workdir: Path, step: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in leaves.items() if name != "seconds"}
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_a_resumed_robust_run_has_the_bits_of_one_that_was_not_stopped(
     small_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,8 +79,7 @@ def without_fit(make: Callable[..., ensemble.Ensemble]) -> Callable[..., ensembl
     return lambda *arguments: make(*arguments)._replace(fit=fit)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
     pendulum: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,14 @@ def table_act(states, observations, keys):
 
 @pytest.mark.slow
 @pytest.mark.optimised
-@pytest.mark.parametrize("name", heads.NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scalar",
+        "hl_gauss",
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("two_hot", "c51", "quantile")),
+    ],
+)
 def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) -> None:
     dataset, p, r, start, _ = tabular()
     policies = np.array([[0, 0, 0, 0], [1, 0, 1, 0], [1, 1, 1, 1]], np.int32)

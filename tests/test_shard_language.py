@@ -83,7 +83,7 @@ def close(one: Any, other: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["bcoder", "ilql"])
+@pytest.mark.parametrize("name", ["bcoder", pytest.param("ilql", marks=pytest.mark.long)])
 def test_accumulated_gradients_are_those_of_the_whole_batch(name: str) -> None:
     lm, batch = language_model(), data()
     plain, split = (learner(name, one, value_updates=0) for one in (lm, model.accumulated(lm, 2)))
@@ -158,8 +158,8 @@ def on_eight(name: str) -> None:
         jax.tree.map(np.testing.assert_array_equal, single, shard.gather(first, mesh))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("bcoder", marks=pytest.mark.long), "ilql"])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bcoder", "ilql"])
 def test_eight_devices_compute_what_one_does(name: str, on_eight_devices: Callable[[str], None]) -> None:  # noqa: F811
     on_eight_devices(f"on_eight({name!r})")
 

@@ -15,13 +15,13 @@ from rl.types import Transition
 
 @pytest.fixture
 def dataset() -> Dataset:
-    """Episodes with returns 3, -1 and 4."""
+    """Episodes with returns 3, -1 and 4, of which the second one terminates."""
     rng = np.random.default_rng(0)
     reward = np.float32([1, 2, -1, 4, 0])
     observation = rng.normal(3, 2, (5, 2)).astype(np.float32)
     observation[:, 1] = 7  # constant
     rows = Transition(
-        *(observation, observation[:, :1], reward, np.ones(5, np.float32)),
+        *(observation, observation[:, :1], reward, np.float32([1, 1, 0, 1, 1])),
         *(observation + 1, observation[:, :1], np.ones(5, np.float32)),
     )
     return Dataset(rows, np.array([False, True, True, False, True]))
