@@ -242,8 +242,6 @@ def resolved(settings: Settings, agent: str, tier: str) -> tuple[offline.Setting
     overrides: dict[str, Any] = {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
     if settings.hidden:
         overrides["agent.hidden"] = list(settings.hidden)
-    if agent == "rebrac":
-        overrides["agent.network.norm_after"] = True
     sizes = {
         name: getattr(settings, name) for name in ("updates", "eval_every", "eval_episodes", "data_folder")
     }

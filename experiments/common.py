@@ -276,13 +276,15 @@ def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool
 
 
 def curve(
-    folder: Path, name: str, steps: np.ndarray, seeds: int, diverged: bool, before: float = 0.0
-) -> np.ndarray:
-    """What a run logged of its evaluations at ``steps`` [T], the mean over their episodes, [T, S].
+    folder: Path, name: str, settings: Any, diverged: bool, before: float = 0.0
+) -> tuple[np.ndarray, np.ndarray]:
+    """What a run logged of its evaluations: when they are due [T], and their means over episodes [T, S].
 
     Of a run that diverged the last evaluation stands for those that it did not reach, and ``before`` if there is none.
     """
-    means = np.full((len(steps), seeds), before)
+    end = settings.steps if hasattr(settings, "steps") else settings.updates
+    due = np.arange(settings.eval_every, end + 1, settings.eval_every)
+    means = np.full((len(due), settings.seeds), before)
     try:
         logged = log.series(folder, name)[1].mean(-1)
     except (FileNotFoundError, KeyError):
@@ -290,7 +292,7 @@ def curve(
             raise
     else:
         means[: len(logged)], means[len(logged) :] = logged, logged[-1]
-    return means
+    return due, means
 
 
 def at_least_one(settings: Any, *names: str) -> None:

@@ -216,6 +216,11 @@ def export(path: Path, state: State, *, slow: bool = False, whole: bool = False)
     checkpoint.export(path, acting if whole else acting.get("policy", acting.get("q", acting)))
 
 
+def exported(config: Any) -> dict[str, bool]:
+    """Which networks `export` must write of an agent with this config: its arguments ``slow`` and ``whole``."""
+    return {"slow": getattr(config, "slow_policy", False), "whole": acts_by_critics(config)}
+
+
 def acts_by_critics(config: Any) -> bool:
     """Whether an agent acts by the best of several draws of its policy (``ifql``), which its critics choose."""
     chooses = getattr(config, "extraction", "best_of") == "best_of"

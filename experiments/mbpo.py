@@ -112,9 +112,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             axis="environment steps",
             leaves=(interaction.ACTORS,),
         )
-        slow, whole = getattr(config, "slow_policy", False), interaction.acts_by_critics(config)
-        trainer = make_trainer(settings, stream, loop)
-        return interaction.train(settings, this, trainer, loop.learner, Transform(), slow=slow, whole=whole)
+        trainer, exported = make_trainer(settings, stream, loop), interaction.exported(config)
+        return interaction.train(settings, this, trainer, loop.learner, Transform(), **exported)
 
 
 def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:

@@ -36,6 +36,7 @@ import dataclasses
 import math
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -128,10 +129,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         initial_state = lambda: (
             initial(settings, config, learner, stream.spec) if settings.init_from else None
         )
-        slow, whole = getattr(config, "slow_policy", False), interaction.acts_by_critics(config)
-        return interaction.train(
-            settings, this, trainer, learner, seen, initial_state, slow=slow, whole=whole
-        )
+        exported = interaction.exported(config)
+        return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
 
 
 def make_trainer(
@@ -292,7 +291,7 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
         chosen["clip_rewards"] = True
     if not settings.init_from:
         return Transform(**chosen)
-    source = transform.from_json(_source(settings)[0]["card"]["transform"])
+    source = transform.from_json(_source_card(settings)["transform"])
     wrong = [name for name, value in chosen.items() if not math.isclose(value, getattr(source, name))]
     if wrong:
         there = " ".join(f"--{name}={getattr(source, name)}" for name in wrong)
@@ -315,13 +314,12 @@ def support(settings: Settings) -> tuple[float, float] | None:
     if settings.head in interaction.UNBOUNDED:
         return None
     chosen = settings.head_low, settings.head_high
-    card = _source(settings)[0]["card"] if settings.init_from else None
+    card = _source_card(settings) if settings.init_from else None
     if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
         return (0.0, 1.0) if any(map(math.isnan, chosen)) else chosen
     low, high = card.get("support") or (card["settings"]["head_low"], card["settings"]["head_high"])
-    if math.isnan(low) or math.isnan(
-        high
-    ):  # it went on with another run, before runs wrote their support down
+    if math.isnan(low) or math.isnan(high):
+        # It went on with another run, before runs wrote their support down.
         if any(map(math.isnan, chosen)):
             raise ValueError(
                 f"--init_from={settings.init_from} does not say which support its head has: give --head_low and "
@@ -346,8 +344,7 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
     Raises:
       ValueError: there is no such run, or it trained something else.
     """
-    record, arrays = _source(settings)
-    card = record["card"]
+    card, arrays = _source(settings)
     length = card["settings"].get("chunk", 1)
     if length != settings.chunk:
         raise ValueError(
@@ -383,18 +380,33 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
-def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _source_folder(settings: Settings) -> Path:
+    """Where the checkpoints of the run that is continued are."""
     place = expanded(settings.init_from)
-    place = place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
-    source = checkpoint.read(place)
-    if source is None:
+    return place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
+
+
+def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The card of the run that is continued, and its arrays, among which may be a replay."""
+    record, arrays = checkpoint.read(_source_folder(settings)) or (None, {})
+    return _checked_card(settings, record), arrays
+
+
+def _source_card(settings: Settings) -> dict[str, Any]:
+    """`_source` without the arrays."""
+    return _checked_card(settings, checkpoint.inspect(_source_folder(settings)))
+
+
+def _checked_card(settings: Settings, record: dict[str, Any] | None) -> dict[str, Any]:
+    """The card of a checkpoint's record. Raises ValueError where there is none, or it lacks what must be known."""
+    if record is None:
         raise ValueError(f"--init_from={settings.init_from}: there is no checkpoint")
-    if "transform" not in source[0]["card"]:
+    if "transform" not in record["card"]:
         raise ValueError(
             f"--init_from={settings.init_from} does not say how its agent saw rewards: it is no run of "
             "experiments.offline or experiments.online, or an old one; train it again by one of these"
         )
-    return source
+    return record["card"]
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

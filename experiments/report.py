@@ -259,9 +259,8 @@ def _changed(first: Part, second: Part, *without: str) -> list[str]:
     for part in (first, second):
         settings, config = _settings(part)
         agent = {f"agent.{name}": value for name, value in dataclasses.asdict(config).items()}
-        flat.append(
-            {name: str(x) for name, x in (dataclasses.asdict(settings) | agent).items()}
-        )  # NaN is NaN
+        # As text, in which NaN equals NaN.
+        flat.append({name: str(x) for name, x in (dataclasses.asdict(settings) | agent).items()})
     before, now = flat
     return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
 
@@ -309,7 +308,7 @@ def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
     """{task: transitions and mean score} of data that were made here, where they lie now."""
     data = {}
     for part in parts:
-        settings, *_ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+        settings, _ = _settings(part)
         name = getattr(settings, "dataset", "")
         if name in recipes.LOCOMOTION:
             recipe = recipes.LOCOMOTION[name]
@@ -550,7 +549,7 @@ def _published(parts: Sequence[Part], cells: Sequence[Mapping[str, Any]]) -> lis
         if not protocol:
             continue
         for part in parts:
-            settings, _, _ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+            settings, _ = _settings(part)
             task = presets.task_name(str(getattr(settings, sweeps.SCRIPTS[part.script].task)))
             numbers = entry["scores"].get(task, {}).get(settings.agent)
             if numbers is None or getattr(settings, "head", "scalar") != protocol.get("head", "scalar"):

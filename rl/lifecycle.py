@@ -69,9 +69,7 @@ class Run(NamedTuple):
     axis: str = "updates"  # name of the curve's x axis
     leaves: tuple[str, ...] = ()  # patterns of further files that the run leaves in its folder
     variants: tuple[Mapping[str, float], ...] = ()  # hyper-parameters of runs that are trained together
-    task_episodes: int = (
-        0  # of each task, where the episodes of an evaluation are of several; 0: they are of one
-    )
+    task_episodes: int = 0  # of each task, where the episodes of an evaluation are of several; 0: of one
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True
     wandb: bool = False

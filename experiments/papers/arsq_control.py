@@ -329,9 +329,7 @@ def trained(
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
     diverged = common.diverges(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
-    end = chosen.steps if isinstance(chosen, online.Settings) else chosen.updates
-    steps = np.arange(chosen.eval_every, end + 1, chosen.eval_every)
-    returns = common.curve(work.folder, "eval/return", steps, chosen.seeds, diverged, before=reference[0])
+    steps, returns = common.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return {
         "last": statistics.summary(scores[-1]),

@@ -158,8 +158,7 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
     diverged = common.diverges(offline.run, chosen, config)
-    steps = np.arange(chosen.eval_every, chosen.updates + 1, chosen.eval_every)
-    success = common.curve(work.folder, "eval/success", steps, chosen.seeds, diverged)
+    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
     return {
         "success": success[-EVALUATIONS:].mean(0),
         "curve": {"steps": steps, "success": success},

@@ -147,8 +147,7 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
     diverged = common.diverges(goals.run, chosen, config)
-    steps = np.arange(chosen.eval_every, chosen.updates + 1, chosen.eval_every)
-    success = common.curve(work.folder, "eval/success", steps, chosen.seeds, diverged)
+    steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
     try:
         tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]
     except (FileNotFoundError, KeyError):

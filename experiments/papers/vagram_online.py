@@ -298,10 +298,7 @@ def trained(
         diverged = ""
     except (train.Diverged, FloatingPointError) as error:
         diverged = str(error)  # which is a result here
-    steps = np.arange(chosen.eval_every, chosen.steps + 1, chosen.eval_every)
-    returns = common.curve(
-        work.folder, "eval/return", steps, chosen.seeds, bool(diverged), before=reference[0]
-    )
+    steps, returns = common.curve(work.folder, "eval/return", chosen, bool(diverged), before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return outcome(steps, scores, diverged)
 
