@@ -10,9 +10,11 @@ One trunk of random weights, one batch of rows without padding, every token but 
   bcoder value, bcoder policy
                 `rl.agents.bcoder`'s two stages; they need one and two forward passes of frozen models
   ... read once the same updates of rows that frozen models have read before, so that they need none
+  ... adapters  the same updates of adapters of low rank on one frozen model in bfloat16 (`rl.language.adapters`)
   ... one-hot   the same updates in the manner of LMRL-Gym's code (`benchmarks.language_peer`): values or logits of all
                 tokens, and [N, N] selectors for N = batch x (length - 1)
   ... torch     the same updates with PyTorch and transformers' model, where they are installed
+  prefill       reading prompts of half the model's context, and of all of it for the memory at twice the length
   generate, generate torch
                 sampling with a cache, and transformers' `generate`
   programs      programs of CodeGen-16B judged by `rl.programs` with two workers, where the files are at hand
@@ -20,8 +22,10 @@ One trunk of random weights, one batch of rows without padding, every token but 
 A round runs each once, and the table holds medians over --repeats rounds. `of aim` is the time of an update by 1.3
 times that of the `lm step` plus its unavoidable forward passes: at most 1 is the aim. Memory is what the compiled
 update holds beside its arguments, at the length and at twice it, by XLA's own account; a loss that is linear in the
-tokens at most doubles it. Model FLOPs count six per trained parameter and token and two per frozen one, attention and
-what is computed twice not counted; --peak_tflops says what share of the hardware's that is.
+tokens at most doubles it. Bytes per parameter are those of all models that an update holds, slow copies and moments
+included, value heads and gradients not, by the parameters of one model. Model FLOPs count six per trained parameter and
+token and two per frozen one, attention and what is computed twice not counted; --peak_tflops says what share of the
+hardware's that is.
 
 Examples:
 
@@ -34,9 +38,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,14 +54,14 @@ from benchmarks import language_peer as peer
 from benchmarks import table
 from experiments import flags, studies
 from experiments.papers import bcoder_rank
-from rl import log
+from rl import checkpoint, log
 from rl.agents import bcoder, ilql, lm_bc
-from rl.language import generate, model
+from rl.language import adapters, generate, model
 from rl.language.model import LM, Config
 from rl.networks.transformer import Shape
 from rl.programs.pool import IsolationError, Limits, Pool
 from rl.programs.problems import read_humaneval, read_samples
-from rl.types import Learner, Params, State, TokenBatch
+from rl.types import Array, Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 
 SIZES = {
@@ -78,6 +83,7 @@ class Settings:
     bfloat16: bool = False  # arithmetic of the trunk
     remat: bool = False  # blocks are computed again in the backward pass
     steps: int = 64  # tokens generated per row
+    rank: int = 8  # of adapters
     programs: int = 600  # run per round; 0: none
     data: str = ""  # their folder, as for experiments.papers.bcoder_rank
     repeats: int = 5  # rounds
@@ -95,6 +101,7 @@ class Case(NamedTuple):
     flops: float = 0.0  # of the model, per call
     forwards: int = 0  # passes of frozen models
     bytes: tuple[int, int] | None = None  # held beside arguments, at the length and at twice it
+    bytes_per_parameter: float | None = None  # of the models that an update holds
 
 
 def run(settings: Settings) -> dict[str, Any]:
@@ -147,10 +154,23 @@ def example(config: Config, rows: int, length: int) -> TokenBatch:
 
 
 def _sizes(config: Config) -> dict[str, int]:
-    """Parameters of the blocks, and of the matrix that makes logits."""
+    """Parameters of the blocks and of the matrix that makes logits, and the tokens of a prompt."""
     shapes = jax.eval_shape(model.make(config).init, jax.random.key(0))
     blocks = sum(leaf.size for leaf in jax.tree.leaves(shapes["blocks"]))
-    return {"blocks": blocks, "logits": config.vocabulary * config.shape.width}
+    logits = config.vocabulary * config.shape.width
+    return {"blocks": blocks, "logits": logits, "prompt": config.context // 2}
+
+
+def bytes_per_parameter(held: Any, config: Config) -> float:
+    """Bytes of all weights of language models in ``held``, moments and copies too, per parameter of one model."""
+    shapes = jax.eval_shape(model.make(config).init, jax.random.key(0))
+    weights = [
+        leaf
+        for path, leaf in checkpoint.named(held).items()
+        if re.search("/(blocks|norm|embedding)(/|$)", path)
+    ]
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in weights)
+    return size / sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
 def _cases(settings: Settings, torch: bool) -> list[Case]:
@@ -164,29 +184,29 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
     once = 2.0 * (size["blocks"] + size["logits"]) * tokens  # frozen, with its logits
     trunk = 2.0 * size["blocks"] * tokens  # frozen, without
     q = 2 * INNER * config.vocabulary  # weights of two members' last layers
-    scalar = heads.scalar()
-    coder = functools.partial(dataclasses.replace, peer.CODER)
+    make = _learners()
     add = functools.partial(_update, settings, config)
     cases = [
-        add("lm step", lm_bc.make(lm_bc.Config(), lm, scalar), step, 0),
+        add("lm step", make["lm step"](lm), step, 0),
         _forward(lm, params, batch, trunk),
-        add("ilql", ilql.make(peer.CONFIG, lm, scalar), 4 * trunk + 6.0 * q * tokens, 1),
-        add("bcoder value", bcoder.make(coder(value_updates=-1), lm, scalar), once + 3 * trunk, 1),
-        add("bcoder policy", bcoder.make(coder(value_updates=0), lm, scalar), step + once + trunk, 2),
+        add("ilql", make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1),
+        add("bcoder value", make["bcoder value"](lm), once + 3 * trunk, 1),
+        add("bcoder policy", make["bcoder policy"](lm), step + once + trunk, 2),
         add(
             "bcoder value read once",
-            bcoder.make(coder(value_updates=-1), lm, scalar),
+            make["bcoder value"](lm),
             3 * trunk,
             0,
-            functools.partial(bcoder.value_rows, peer.CODER, lm),
+            jax.jit(functools.partial(bcoder.value_rows, peer.CODER, lm)),
         ),
         add(
             "bcoder policy read once",
-            bcoder.make(coder(value_updates=0), lm, scalar),
+            make["bcoder policy"](lm),
             step,
             0,
-            functools.partial(bcoder.policy_rows, peer.CODER, lm, scalar),
+            jax.jit(functools.partial(bcoder.policy_rows, peer.CODER, lm, heads.scalar())),
         ),
+        *_adapted(settings, config, lm, adapters.frozen(params)),
     ]
     if 4 * tokens**2 <= NAIVE:
         cases.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
@@ -194,7 +214,7 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
             add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes)
             for stage, passes in (("value", 1), ("policy", 2))
         ]
-    cases.append(_generation(settings, lm, params, batch))
+    cases += [_prefill(settings, lm, params), _generation(settings, lm, params, batch)]
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
         cases += [
@@ -218,6 +238,17 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
     return cases + _programs(settings)
 
 
+def _learners() -> dict[str, Callable[[LM], Learner]]:
+    """{name: what makes the learner whose update is timed, of a model}."""
+    scalar, coder = heads.scalar(), functools.partial(dataclasses.replace, peer.CODER)
+    return {
+        "lm step": lambda lm: lm_bc.make(lm_bc.Config(), lm, scalar),
+        "ilql": lambda lm: ilql.make(peer.CONFIG, lm, scalar),
+        "bcoder value": lambda lm: bcoder.make(coder(value_updates=-1), lm, scalar),
+        "bcoder policy": lambda lm: bcoder.make(coder(value_updates=0), lm, scalar),
+    }
+
+
 def _update(
     settings: Settings,
     config: Config,
@@ -231,6 +262,7 @@ def _update(
     batch = jax.device_put(example(config, settings.batch, settings.length))
     key = jax.random.key(0)
     start = jax.eval_shape(learner.init, key, batch)
+    held = bytes_per_parameter((start, jax.eval_shape(read, start, batch)), config)
     update = jax.jit(learner.update, donate_argnums=0)
     longer = jax.eval_shape(
         lambda: jax.tree.map(jnp.asarray, example(config, settings.batch, 2 * settings.length))
@@ -245,11 +277,30 @@ def _update(
         nonlocal state, rows
         if state is None:
             state = jax.jit(learner.init)(key, batch)
-            rows = jax.jit(read)(state, batch)
+            rows = read(state, batch)
         state, _ = jax.block_until_ready(compiled[0](state, rows, key))
 
+    return Case(name, call, settings.batch * settings.length, flops, forwards, _temporary(compiled), held)
+
+
+def _temporary(compiled: Sequence[Any]) -> tuple[int, int]:
+    """Bytes that each of two programs holds beside its arguments."""
     once, twice = (program.memory_analysis().temp_size_in_bytes for program in compiled)
-    return Case(name, call, settings.batch * settings.length, flops, forwards, (once, twice))
+    return once, twice
+
+
+def _adapted(settings: Settings, config: Config, lm: LM, base: Params) -> Iterator[Case]:
+    """Updates of adapters on one frozen model."""
+    for name, make in _learners().items():
+        learner = adapters.learner(make, lm, settings.rank)
+
+        def init(key: Key, tokens: TokenBatch, learner: Learner = learner) -> State:
+            return learner.init(key, adapters.Batch(tokens, None))
+
+        def read(_: State, tokens: TokenBatch) -> adapters.Batch:
+            return adapters.Batch(tokens, base)
+
+        yield _update(settings, config, f"{name} adapters", learner._replace(init=init), 0.0, 0, read)
 
 
 def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
@@ -259,6 +310,24 @@ def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
         lambda: features(params, batch.tokens, batch.segment).block_until_ready(),
         batch.tokens.size,
         flops,
+    )
+
+
+def _prefill(settings: Settings, lm: LM, params: Params) -> Case:
+    """Prompts of half the context, into caches."""
+    decoder, length = generate.decoder(lm), lm.config.context // 2
+    tokens = np.ones((settings.batch, length), np.int32)
+
+    @jax.jit
+    def read(params: Params, tokens: Array) -> Any:
+        return decoder.extend(params, tokens, jnp.ones_like(tokens), decoder.cache(*tokens.shape))
+
+    compiled = [read.lower(params, np.tile(tokens, times)).compile() for times in (1, 2)]
+    return Case(
+        "prefill",
+        lambda: jax.block_until_ready(compiled[0](params, tokens)),
+        tokens.size,
+        bytes=_temporary(compiled),
     )
 
 
@@ -303,11 +372,12 @@ def render(results: Mapping[str, Any]) -> str:
     settings, rows = results["settings"], {row["name"]: row for row in results["rows"]}
     median = {name: statistics.median(row["seconds"]) for name, row in rows.items()}
     compared = {name: f"{name.removesuffix(' one-hot')} torch" for name in rows}
-    cells = [("", "tokens/s", "x lm step", "of aim", "x torch", "MB held", "at twice", "model TFLOP/s")]
+    head = ("", "tokens/s", "x lm step", "of aim", "x torch", "MB held", "at twice", "bytes/parameter")
+    cells = [(*head, "model TFLOP/s")]
     if settings["peak_tflops"]:
         cells[0] += ("of peak",)  # type: ignore[assignment]
     for name, row in rows.items():
-        seconds, update = median[name], row["bytes"] is not None
+        seconds, held = median[name], row["bytes_per_parameter"]
         aim = 1.3 * median["lm step"] + row["forwards"] * median["forward"]
         theirs = median.get(compared.get(name, ""))
         rate = row["flops"] / seconds / 1e12
@@ -315,10 +385,11 @@ def render(results: Mapping[str, Any]) -> str:
             (
                 name,
                 studies.digits(row["work"] / seconds),
-                studies.digits(seconds / median["lm step"]) if update else "",
+                studies.digits(seconds / median["lm step"]) if held else "",
                 f"{seconds / aim:.2f}" if row["forwards"] else "",
                 studies.digits(theirs / seconds) if theirs else "",
-                *(studies.digits(size / 1e6) if update else "" for size in row["bytes"] or (0, 0)),
+                *(studies.digits(size / 1e6) if size else "" for size in row["bytes"] or (0, 0)),
+                f"{held:.2f}" if held else "",
                 f"{rate:.3f}" if row["flops"] else "",
                 *(
                     [f"{rate / settings['peak_tflops']:.1%}" if rate else ""]
@@ -331,7 +402,8 @@ def render(results: Mapping[str, Any]) -> str:
     notes = [
         "",
         f"{settings['batch']} x {settings['length']} tokens; {sizes['blocks'] / 1e6:.1f}M parameters in blocks, "
-        f"{sizes['logits'] / 1e6:.1f}M make logits. The row `programs` counts programs per second.",
+        f"{sizes['logits'] / 1e6:.1f}M make logits. Adapters have rank {settings['rank']}; prompts of the row "
+        f"`prefill` have {sizes['prompt']} tokens. The row `programs` counts programs per second.",
     ]
     if "ilql one-hot" not in rows:
         notes.append("One-hot selectors would be too large for this batch.")

@@ -151,7 +151,8 @@ def test_every_row_is_measured(tmp_path: Path) -> None:
     rows = json.loads(path.read_text())["rows"]
     names = ["lm step", "forward", "ilql", "bcoder value", "bcoder policy"]
     names += ["bcoder value read once", "bcoder policy read once"]
-    names += ["ilql one-hot", "bcoder value one-hot", "bcoder policy one-hot", "generate"]
+    names += ["lm step adapters", "ilql adapters", "bcoder value adapters", "bcoder policy adapters"]
+    names += ["ilql one-hot", "bcoder value one-hot", "bcoder policy one-hot", "prefill", "generate"]
     assert [row["name"] for row in rows] == names
     assert all(len(row["seconds"]) == 1 and min(row["seconds"]) > 0 for row in rows)
     assert "| ilql" in path.with_suffix(".md").read_text()
@@ -159,19 +160,19 @@ def test_every_row_is_measured(tmp_path: Path) -> None:
         language.run(language.Settings(size="7b"))
 
 
+def row(name: str, seconds: list[float], work: int, forwards: int = 0, **more: Any) -> dict[str, Any]:
+    blank = {"flops": 0.0, "bytes": None, "bytes_per_parameter": None}
+    return {"name": name, "seconds": seconds, "work": work, "forwards": forwards, **blank, **more}
+
+
 ROWS = [
-    {"name": "lm step", "seconds": [1.0], "work": 1000, "flops": 4e12, "forwards": 0, "bytes": [2e6, 4e6]},
-    {"name": "forward", "seconds": [0.2], "work": 1000, "flops": 1e12, "forwards": 0, "bytes": None},
-    {
-        "name": "ilql",
-        "seconds": [3.0, 1.2, 1.0],
-        "work": 1000,
-        "flops": 3e12,
-        "forwards": 1,
-        "bytes": [3e6, 6e6],
-    },
-    {"name": "ilql torch", "seconds": [2.4], "work": 1000, "flops": 0.0, "forwards": 1, "bytes": None},
-    {"name": "programs", "seconds": [4.0], "work": 600, "flops": 0.0, "forwards": 0, "bytes": None},
+    row("lm step", [1.0], 1000, flops=4e12, bytes=[2e6, 4e6], bytes_per_parameter=12.0),
+    row("forward", [0.2], 1000, flops=1e12),
+    row("ilql", [3.0, 1.2, 1.0], 1000, 1, flops=3e12, bytes=[3e6, 6e6], bytes_per_parameter=28.0),
+    row("ilql adapters", [0.5], 1000, bytes=[3e6, 6e6], bytes_per_parameter=2.507),
+    row("prefill", [0.5], 1000, bytes=[7e6, 15e6]),
+    row("ilql torch", [2.4], 1000, 1),
+    row("programs", [4.0], 600),
 ]
 
 
@@ -179,12 +180,12 @@ def test_the_table_holds_rates_of_medians() -> None:
     hardware = {"cpu": "X", "cores": 2, "memory_gib": 1.0, "backend": "cpu", "device": "cpu"}
     versions = dict.fromkeys(("python", "jax", "jaxlib"), "1")
     provenance = {"hardware": hardware, "versions": versions, "commit": "c", "command": "python"}
-    settings = {"batch": 8, "length": 125, "peak_tflops": 10.0}
+    settings = {"batch": 8, "length": 125, "rank": 4, "peak_tflops": 10.0}
     results = provenance | {
         "settings": settings,
         "peer": {"torch": "2"},
         "rows": ROWS,
-        "parameters": {"blocks": 1_000_000, "logits": 2_000_000},
+        "parameters": {"blocks": 1_000_000, "logits": 2_000_000, "prompt": 512},
     }
     text = language.render(results)
     cells = {
@@ -193,10 +194,16 @@ def test_the_table_holds_rates_of_medians() -> None:
             [cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if "|" in line
         )
     }
-    assert cells["lm step"] == ["1,000", "1", "", "", "2", "4", "4.000", "40.0%"]
-    assert cells["ilql"] == ["833", "1.2", f"{1.2 / 1.5:.2f}", "2", "3", "6", "2.500", "25.0%"]
+    assert cells["lm step"] == ["1,000", "1", "", "", "2", "4", "12.00", "4.000", "40.0%"]
+    assert cells["ilql"] == ["833", "1.2", f"{1.2 / 1.5:.2f}", "2", "3", "6", "28.00", "2.500", "25.0%"]
+    assert cells["ilql adapters"] == ["2,000", "0.5", "", "", "3", "6", "2.51", "", ""]
+    assert cells["prefill"] == ["2,000", "", "", "", "7", "15", "", "", ""]
     assert cells["programs"][0] == "150"
-    assert "would be too large" in text and "not installed" not in text
+    assert (
+        "would be too large" in text
+        and "have rank 4; prompts of the row `prefill` have 512 tokens" in text
+        and "not installed" not in text
+    )
     assert "not installed" in language.render(results | {"peer": {}})
 
 

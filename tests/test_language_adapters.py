@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small_models import CONFIGS, random_params
 
-from rl import checkpoint
+from benchmarks.language import bytes_per_parameter
 from rl.agents import bcoder, ilql, lm_bc
 from rl.language import adapters, huggingface, model
 from rl.language.model import LM, Config
@@ -117,14 +117,10 @@ def test_bytes_of_a_parameter(agent: str) -> None:
     """SmolLM2's architecture, counted in the arrays: the model is there once, in bfloat16, whatever the agent."""
     smollm2 = Config(49_152, 8192, Shape(576, 30, heads=9, kv_heads=3, head_size=64, inner=1536))
     shapes = jax.eval_shape(lambda: adapters.frozen(model.make(smollm2).init(jax.random.key(0))))
-    count = sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
     def per_parameter(learner: Learner, batch: Any) -> float:
-        """Of models, heads left out."""
         held = jax.eval_shape(learner.init, jax.random.key(0), batch), batch
-        leaves = checkpoint.named(held)
-        weights = [leaf for path, leaf in leaves.items() if re.search("/(blocks|norm|embedding)(/|$)", path)]
-        return sum(leaf.size * leaf.dtype.itemsize for leaf in weights) / count
+        return bytes_per_parameter(held, smollm2)
 
     build = functools.partial(make, agent)
     adapted = adapters.learner(build, model.make(smollm2), 8)
