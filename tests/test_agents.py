@@ -1105,6 +1105,7 @@ def layers(params: Tree) -> dict[str, Tree]:
     return dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "agent"), EVERY)
 def test_settings_reach_every_network(kind: str, agent: str) -> None:
     """By what initial parameters and traced updates are, without compiling any of them but ``init``."""
@@ -1399,7 +1400,15 @@ def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", heads.NAMES)
+@pytest.mark.parametrize(
+    "head",
+    [
+        "scalar",
+        "hl_gauss",
+        "quantile",
+        *(pytest.param(head, marks=pytest.mark.long) for head in ("two_hot", "c51")),
+    ],
+)
 def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
     mdp, taus, beta = table(), [0.5, 0.8, 0.95], 2.0
     _, states = learn(

@@ -335,6 +335,7 @@ def test_what_cannot_be_measured_is_refused_by_name(tmp_path: Path, change: dict
         offline.run(settings)
 
 
+@pytest.mark.slow
 def test_command_line_says_what_is_wrong() -> None:
     command = [sys.executable, "-m", "benchmarks.offline", "--modes=fast"]
     done = subprocess.run(

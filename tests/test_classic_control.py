@@ -36,8 +36,7 @@ def test_every_agent_of_the_stored_runs_solves_its_task() -> None:
     assert verdicts == [studies.HOLDS] * 6 + [studies.FAILS]
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study_draws_every_environment_and_writes_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

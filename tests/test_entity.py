@@ -191,6 +191,7 @@ def denoiser(p: Tree, noisy: np.ndarray, time: np.ndarray, s: np.ndarray, g: np.
     return mlp(decode["decode"], x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_networks_are_what_their_docstrings_say(name: str) -> None:
     reference = {"denoiser": denoiser, "policy": lambda *x: np.tanh(interaction(*x))}.get(name, interaction)

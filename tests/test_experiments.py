@@ -757,6 +757,7 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
 # ---- runs that go on, and runs that must not be mixed ---------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "own", "difference"),
     [

@@ -693,6 +693,7 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
     assert jax.eval_shape(step)[1].shape == (2, 1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "hidden", "message"),
     [

@@ -64,6 +64,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> dict
     return paper.run(settings)
 
 
+@pytest.mark.slow
 def test_the_whole_study_without_training(
     result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,8 +143,7 @@ def test_figures_and_table(tmp_path: Path) -> None:
     assert any("**+0.200" in line for line in lines)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two of its ten learners, with verdicts that cost nothing."""
 

@@ -29,6 +29,7 @@ TINY = study.Settings(
 )
 
 
+@pytest.mark.slow
 def test_pairs_are_of_held_out_episodes_and_subgoals_on_the_way() -> None:
     pairs = study.pairs(TINY, 0)
     assert {name: x.state.shape[1] for name, x in pairs.items()} == {

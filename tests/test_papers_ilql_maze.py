@@ -132,8 +132,7 @@ def test_the_model_reads_one_turn() -> None:
     np.testing.assert_allclose(whole[:, study.TURN :], alone, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One learner of values on one design: each is a program to compile."""
     monkeypatch.setattr(study, "PUBLISHED", [(study.WORKS, "scalar")])

@@ -23,8 +23,7 @@ TINY = paper.Settings(
 )
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "EVALUATED", 4)
     result = paper.run(dataclasses.replace(TINY, out=str(tmp_path)))

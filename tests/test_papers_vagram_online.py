@@ -57,6 +57,7 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> dict
     return paper.run(settings)
 
 
+@pytest.mark.slow
 def test_the_whole_study_without_training(
     result: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def parsed(command: str) -> tuple[Any, Any]:
     return flags.read(default, values=values), flags.read(common.config("sac"), "agent.", values)
 
 
+@pytest.mark.slow
 def test_runs_differ_in_what_is_compared_alone_and_a_command_repeats_each() -> None:
     settings, different = paper.Settings(learning_rate=3e-3), set()
     for task in paper.TASKS:

@@ -97,6 +97,7 @@ def test_a_writer_is_as_often_right_as_its_noise_says(rng: np.random.Generator) 
     assert 0.9 < slipped < 1
 
 
+@pytest.mark.slow
 def test_programs_of_every_kind_are_written(rng: np.random.Generator) -> None:
     train, _ = dsl.split(dsl.compositions(), rng)
     problems = [dsl.problem(composition, rng) for composition in train]

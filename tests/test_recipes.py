@@ -346,7 +346,9 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dataset", ["pointmaze-teleport-stitch-v0", NOISY])
+@pytest.mark.parametrize(
+    "dataset", ["pointmaze-teleport-stitch-v0", pytest.param(NOISY, marks=pytest.mark.long)]
+)
 def test_the_number_of_processes_does_not_matter(
     dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

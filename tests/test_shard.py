@@ -216,7 +216,11 @@ def lengths(program: str) -> set[int]:
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, id="-".join(case), marks=[] if case[1] == "iql" else [pytest.mark.long])
+        pytest.param(
+            case,
+            id="-".join(case),
+            marks=[] if case[0] == "discrete" and case[1] == "iql" else [pytest.mark.long],
+        )
         for case in CASES
     ],
 )
