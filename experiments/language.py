@@ -104,7 +104,9 @@ class Settings(common.Head, common.Folder):
     read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
     accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
     best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
-    held_out: float = 0.1  # share of the episodes that values are compared on with what really came
+    held_out: float = (
+        0.1  # share of the episodes, whole problems, on which values are compared with what came
+    )
     environment: str = ""  # to play: wordle or maze (both make a log), humaneval, mbpp, apps, code_contests
     environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
@@ -502,17 +504,18 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:
         raise ValueError(f"--length={length} is more than the model's context of {context}")
-    order = np.random.default_rng(settings.seed).permutation(len(episodes))
-    apart = round(settings.held_out * len(episodes))
-    if apart == len(episodes):
-        raise ValueError(f"--held_out={settings.held_out} leaves none of {apart} episodes to learn from")
+    learnt, held_out = replay.split(episodes, settings.held_out, settings.seed)
+    if not learnt:
+        raise ValueError(
+            f"--held_out={settings.held_out} leaves none of {len(episodes)} episodes to learn from"
+        )
     return Task(
         language_model,
         lm,
         words,
         game,
-        replay.pack([episodes[i] for i in order[apart:]], length),
-        replay.pack([episodes[i] for i in order[:apart]], length) if apart else None,
+        replay.pack(learnt, length),
+        replay.pack(held_out, length) if held_out else None,
         support,
         head,
         {"episodes": len(episodes), "mean_return": float(np.mean(returns)), "overlong": beyond},

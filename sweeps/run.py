@@ -73,7 +73,7 @@ SCRIPTS = {
 FAILED, SWEEP = "failed.json", "sweep.json"
 RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
-_IGNORED = ("early_terminate", "name", "description", "project", "entity", "run_cap", "command", "program")
+_IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
@@ -137,7 +137,14 @@ def read(path: str) -> dict[str, Any]:
         raise ValueError(f"{path}: method {sweep.get('method')!r} needs wandb's server; here: grid or random")
     if sweep.setdefault("program", next(iter(_PROGRAMS))) not in _PROGRAMS:
         raise ValueError(f"{path}: {', '.join(_PROGRAMS)} can be run here, not {sweep['program']}")
-    unknown = set(sweep) - {"parameters", "method", "metric", *_IGNORED}
+    if "early_terminate" in sweep:
+        raise ValueError(
+            f"{path}: early_terminate needs wandb's server; here every run is trained to its end: leave it out, or "
+            "give fewer updates"
+        )
+    if not isinstance(sweep.get("run_cap", 1), int) or sweep.get("run_cap", 1) < 1:
+        raise ValueError(f"{path}: run_cap must be a number of runs, at least 1, not {sweep['run_cap']!r}")
+    unknown = set(sweep) - {"parameters", "method", "metric", "run_cap", *_IGNORED}
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
     for name, parameter in sweep["parameters"].items():
@@ -158,15 +165,15 @@ def overridden(sweep: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The runs of a sweep, as {flag: value}: all of a grid in file order, or ``count`` random draws."""
-    parameters = sweep["parameters"]
+    """The runs of a sweep, as {flag: value}: a grid in file order, or ``count`` random draws; at most its run_cap."""
+    parameters, most = sweep["parameters"], sweep.get("run_cap")
     if sweep["method"] == "grid":
         choices = [_choices(name, parameter) for name, parameter in parameters.items()]
-        for values in itertools.product(*choices):
+        for values in itertools.islice(itertools.product(*choices), most):
             yield dict(zip(parameters, values, strict=True))
         return
     rng = np.random.default_rng(seed)
-    for _ in range(count):
+    for _ in range(count if most is None else min(count, most)):
         yield {name: _draw(name, parameter, rng) for name, parameter in parameters.items()}
 
 

@@ -55,6 +55,14 @@ def start(*argv: str) -> None:
     sweeps.main(values(["sweeps.run", *argv]), values)
 
 
+def test_run_cap_is_the_most_runs() -> None:
+    sweep = grid(seed=[1, 2, 3])
+    assert [run["seed"] for run in runs_of(sweep | {"run_cap": 2})] == [1, 2]
+    draws = {"method": "random", "parameters": {"discount": {"min": 0.9, "max": 0.99}}}
+    assert runs_of(draws | {"run_cap": 2}) == runs_of(draws, count=2)
+    assert len(runs_of(draws | {"run_cap": 60})) == 50
+
+
 # ---- the files that are in the repository ---------------------------------------------------------------
 
 
@@ -242,6 +250,8 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "grid"}, "has no 'parameters'"),
         ({"method": "bayes", "parameters": {}}, "method 'bayes' needs wandb's server"),
         ({"method": "grid", "parameters": {}, "paramters": {}}, r"unknown keys \['paramters'\]"),
+        ({"method": "grid", "parameters": {}, "early_terminate": {}}, "early_terminate needs wandb's server"),
+        ({"method": "grid", "parameters": {}, "run_cap": 0}, "run_cap must be a number of runs"),
         ({"method": "grid", "parameters": {"seed": 3}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),

@@ -129,6 +129,28 @@ def test_returns_of_an_episode_and_the_bounds_of_values_by_hand() -> None:
     assert replay.value_bounds([rewarded(0.0)], 1.0) == (-0.5, 0.5)
 
 
+def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> None:
+    def log(prompts: list[int]) -> list[Episode]:
+        return [
+            episode([Turn([1, prompt]), Turn([number], True, 0.0)], True)
+            for number, prompt in enumerate(prompts)
+        ]
+
+    def sides(prompts: list[int], share: float) -> list[list[tuple[int, int]]]:
+        return [
+            [(one.tokens[1], one.tokens[2]) for one in side] for side in replay.split(log(prompts), share, 3)
+        ]
+
+    prompts = [5, 6, 5, 7, 8, 9, 6, 5, 9, 4]
+    learnt, held_out = sides(prompts, 0.4)
+    assert sorted(learnt + held_out) == sorted(zip(prompts, range(10), strict=True)) and len(held_out) == 4
+    assert not {prompt for prompt, _ in learnt} & {prompt for prompt, _ in held_out}
+    order = np.random.default_rng(3).permutation(10).tolist()
+    for each in ([2] * 10, list(range(10))):  # one opening; no two alike
+        assert [[number for _, number in side] for side in sides(each, 0.3)] == [order[3:], order[:3]]
+    assert sides(prompts, 0.0)[1] == []
+
+
 def test_the_best_episodes() -> None:
     def weights(share: float) -> list[float]:
         episodes = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3, 3, 2)]

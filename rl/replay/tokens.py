@@ -153,6 +153,31 @@ def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
     ]
 
 
+def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[list[Episode], list[Episode]]:
+    """The episodes to learn from, and about ``share`` of them held out, both in random order.
+
+    Episodes that begin with the same prompt, answers to one problem, stay on one side: values of a problem that was
+    learnt from say nothing of new ones. A prompt with more episodes than are held out in all, as a game's first line,
+    is no problem, and its episodes are held out one by one.
+    """
+    prompts: dict[bytes, list[int]] = {}
+    for number, one in enumerate(episodes):
+        before = int(np.argmax(one.is_action))
+        prompts.setdefault(np.asarray(one.tokens[:before], np.int64).tobytes(), []).append(number)
+    apart = round(share * len(episodes))
+    groups = [
+        group
+        for same in prompts.values()
+        for group in ([same] if len(same) <= apart else [[number] for number in same])
+    ]
+    learnt: list[Episode] = []
+    held_out: list[Episode] = []
+    for index in np.random.default_rng(seed).permutation(len(groups)):
+        side = held_out if len(held_out) + len(groups[index]) <= apart else learnt
+        side += [episodes[number] for number in groups[index]]
+    return learnt, held_out
+
+
 def returns_to_go(one: Episode, discount: float) -> np.ndarray:
     """The discounted return from each of its actions to its end, [actions]. Where it was cut off nothing followed."""
     backwards = one.reward[one.is_action][::-1].tolist()
