@@ -296,7 +296,13 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         "in brackets the gain over the plain agent within seeds, bold where its interval leaves out 0. "
         f"The logged controllers stay upright for {np.mean(result['logged']):.0f} steps."
     )
-    gains = [row["gain_ci95"] for row in result["summary"] if row["variant"] != "plain"]
+    # A factor of 1 is the logged world, whatever it scales: it counts once.
+    distinct = {
+        (row["variant"], row["factor"] == 1 or row["world"], row["factor"]): row["gain_ci95"]
+        for row in result["summary"]
+        if row["variant"] != "plain"
+    }
+    gains = distinct.values()
     yield (
         f"Of {len(gains)} comparisons with the plain agent, {sum(low > 0 for low, _ in gains)} gain and "
         f"{sum(high < 0 for _, high in gains)} lose by an interval that leaves out 0; chance alone would give about "
