@@ -122,7 +122,12 @@ def run(settings: Settings) -> dict[str, Any]:
     }
     path = Path(settings.out or f"results/benchmarks/language-{table.slug(results['hardware'])}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    cases = _cases(settings, bool(versions))
+    cases = []
+    with log.progress(0, "programs compiled") as bar:
+        for case in _cases(settings, bool(versions)):
+            cases.append(case)
+            bar.set_postfix_str(case.name)
+            bar.update(1)
     times: list[list[float]] = [[] for _ in cases]
     with log.progress((settings.repeats + 1) * len(cases), "calls") as bar:
         for turn in range(settings.repeats + 1):
@@ -173,7 +178,7 @@ def bytes_per_parameter(held: Any, config: Config) -> float:
     return size / sum(leaf.size for leaf in jax.tree.leaves(shapes))
 
 
-def _cases(settings: Settings, torch: bool) -> list[Case]:
+def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
     config = SIZES[settings.size]
     lm = model.make(config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -186,56 +191,34 @@ def _cases(settings: Settings, torch: bool) -> list[Case]:
     q = 2 * INNER * config.vocabulary  # weights of two members' last layers
     make = _learners()
     add = functools.partial(_update, settings, config)
-    cases = [
-        add("lm step", make["lm step"](lm), step, 0),
-        _forward(lm, params, batch, trunk),
-        add("ilql", make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1),
-        add("bcoder value", make["bcoder value"](lm), once + 3 * trunk, 1),
-        add("bcoder policy", make["bcoder policy"](lm), step + once + trunk, 2),
-        add(
-            "bcoder value read once",
-            make["bcoder value"](lm),
-            3 * trunk,
-            0,
-            jax.jit(functools.partial(bcoder.value_rows, peer.CODER, lm)),
-        ),
-        add(
-            "bcoder policy read once",
-            make["bcoder policy"](lm),
-            step,
-            0,
-            jax.jit(functools.partial(bcoder.policy_rows, peer.CODER, lm, heads.scalar())),
-        ),
-        *_adapted(settings, config, lm, adapters.frozen(params)),
-    ]
+    yield add("lm step", make["lm step"](lm), step, 0)
+    yield _forward(lm, params, batch, trunk)
+    yield add("ilql", make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1)
+    yield add("bcoder value", make["bcoder value"](lm), once + 3 * trunk, 1)
+    yield add("bcoder policy", make["bcoder policy"](lm), step + once + trunk, 2)
+    reads = {
+        "value": jax.jit(functools.partial(bcoder.value_rows, peer.CODER, lm)),
+        "policy": jax.jit(functools.partial(bcoder.policy_rows, peer.CODER, lm, heads.scalar())),
+    }
+    for stage, flops in (("value", 3 * trunk), ("policy", step)):
+        yield add(f"bcoder {stage} read once", make[f"bcoder {stage}"](lm), flops, 0, reads[stage])
+    yield from _adapted(settings, config, lm, adapters.frozen(params))
+    passes = {"value": 1, "policy": 2}  # of frozen models
     if 4 * tokens**2 <= NAIVE:
-        cases.append(add("ilql one-hot", peer.one_hot(lm), 0.0, 1))
-        cases += [
-            add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes)
-            for stage, passes in (("value", 1), ("policy", 2))
-        ]
-    cases += [_prefill(settings, lm, params), _generation(settings, lm, params, batch)]
+        yield add("ilql one-hot", peer.one_hot(lm), 0.0, 1)
+        for stage in passes:
+            yield add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes[stage])
+    yield _prefill(settings, lm, params)
+    yield _generation(settings, lm, params, batch)
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
-        cases += [
-            Case("ilql torch", peer.torch_ilql(config, batch, manner=manner), tokens, 0.0, 1),
-            *(
-                Case(
-                    f"bcoder {stage} torch",
-                    peer.torch_bcoder(config, batch, stage, manner=manner),
-                    tokens,
-                    0.0,
-                    passes,
-                )
-                for stage, passes in (("value", 1), ("policy", 2))
-            ),
-            Case(
-                "generate torch",
-                peer.torch_generate(config, batch.tokens, settings.steps, manner),
-                settings.batch * settings.steps,
-            ),
-        ]
-    return cases + _programs(settings)
+        yield Case("ilql torch", peer.torch_ilql(config, batch, manner=manner), tokens, 0.0, 1)
+        for stage in passes:
+            call = peer.torch_bcoder(config, batch, stage, manner=manner)
+            yield Case(f"bcoder {stage} torch", call, tokens, 0.0, passes[stage])
+        call = peer.torch_generate(config, batch.tokens, settings.steps, manner)
+        yield Case("generate torch", call, settings.batch * settings.steps)
+    yield from _programs(settings)
 
 
 def _learners() -> dict[str, Callable[[LM], Learner]]:
@@ -340,20 +323,20 @@ def _generation(settings: Settings, lm: LM, params: Params, batch: TokenBatch) -
     )
 
 
-def _programs(settings: Settings) -> list[Case]:
+def _programs(settings: Settings) -> Iterator[Case]:
     """Distinct programs of CodeGen-16B, drawn by chance; none where the files or any isolation are absent."""
     try:
         folder = bcoder_rank.folder_of(settings.data)
     except FileNotFoundError:
         if settings.data:
             raise
-        return []
+        return
     if not settings.programs:
-        return []
+        return
     try:
         Pool(1).close()
     except IsolationError:
-        return []
+        return
     problems = {problem.name: problem for problem in read_humaneval(folder / bcoder_rank.PROBLEMS)}
     samples = read_samples(folder / bcoder_rank.SAMPLES)
     every = [(problems[one.name], one.prompt + text) for one in samples for text in one.completions]
@@ -364,7 +347,7 @@ def _programs(settings: Settings) -> list[Case]:
         with Pool(2, limits=Limits(seconds=1)) as pool:  # a new one: it remembers its verdicts
             pool.run([distinct[number] for number in chosen])
 
-    return [Case("programs", call, len(chosen))]
+    yield Case("programs", call, len(chosen))
 
 
 def render(results: Mapping[str, Any]) -> str:
