@@ -160,7 +160,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         def layer(carry, inputs):
             x, key, value = carry
             p, setting, index = inputs
-            attend = functools.partial(_held, shape, setting.reach, segments, slot, segment)
+            attend = functools.partial(_attention, shape, setting.reach, slot, segment, segments)
             turned = _where(setting.rotates, rotation)
             x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), x if every else None
@@ -311,8 +311,7 @@ def _causal(
 ) -> Array:
     """Attention of all positions to those before them, in memory linear in their number.
 
-    The backward pass computes scores again, which takes less time than writing and reading those of all layers. Parts
-    also meet the keys that come after them. Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
+    Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
     if not _in_cudnn(shape, query.dtype, query.shape[1]):
         return _causal_in_parts(shape, reach, segment, query, key, value)
@@ -327,7 +326,7 @@ def _causal(
     parts = functools.partial(_causal_in_parts, shape, reach, segment)
     # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
     alone = ((segment == segment[:, :1]) | (segment == 0)).all()
-    return jax.lax.cond(alone, flash, parts, query, key, value)
+    return checkpoint_name(jax.lax.cond(alone, flash, parts, query, key, value), _ATTENDED)
 
 
 def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
@@ -347,88 +346,162 @@ def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
 def _causal_in_parts(
     shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
 ) -> Array:
-    # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
-    query, segment = jax.lax.optimization_barrier((query, segment))
-    every = jax.checkpoint(functools.partial(_masked, shape, reach, segment, key, value), prevent_cse=False)
-    return _in_parts(every, (jnp.arange(query.shape[1]), segment, query))
+    return _attention(shape, reach, jnp.arange(query.shape[1]), segment, segment, query, key, value)
 
 
-def _held(
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
     shape: Shape,
     reach: Array | None,
-    segments: Array,
     slot: Array,
     segment: Array,
+    segments: Array,
     query: Array,
     key: Array,
     value: Array,
 ) -> Array:
-    """Attention of positions in the slots [S] to what a cache holds, in memory linear in their number, too."""
-    attend = functools.partial(_masked, shape, reach, segments, key, value)
-    if query.shape[1] <= QUERIES:
-        return attend((slot, segment, query))
-    query, segment = jax.lax.optimization_barrier((query, segment))  # as for `_causal`
-    return _in_parts(attend, (slot, segment, query))
+    """Attention [B, S, heads, head_size] to M keys, in memory linear in S and M (Dao et al., FlashAttention, 2022).
 
-
-def _in_parts(
-    attend: Callable[[tuple[Array, Array, Array]], Array], queries: tuple[Array, Array, Array]
-) -> Array:
-    """What ``attend`` makes of queries as `_masked` has them, `QUERIES` at a time and one such part after another."""
-    slot, segment, query = queries
-    length = query.shape[1]
-    size = min(QUERIES, length)
-    parts = -(-length // size)
-
-    def split(x: Array, axis: int) -> Array:
-        """[..., length, ...] -> [parts, ..., size, ...]; what fills the last part up attends to anything."""
-        widths = [(0, parts * size - length) if i == axis else (0, 0) for i in range(x.ndim)]
-        x = jnp.pad(x, widths)
-        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
-
-    outputs = jax.lax.map(attend, (split(slot, 0), split(segment, 1), split(query, 1)))
-    return jnp.moveaxis(outputs, 0, 1).reshape(-1, parts * size, *query.shape[2:])[:, :length]
-
-
-def _masked(
-    shape: Shape,
-    reach: Array | None,
-    segments: Array,
-    key: Array,
-    value: Array,
-    queries: tuple[Array, Array, Array],
-) -> Array:
-    """Attention [B, S, heads, head_size] to M keys, whose segments are [B, M].
+    The backward pass computes the scores again, from one number for every query and head, the logarithm of what its
+    weights sum to: that takes less time than writing and reading the weights of all layers.
 
     Args:
       shape: how scores are computed.
       reach: how far back attention goes, if not everywhere.
-      segments: of the keys.
+      slot: [S], of the queries among the keys.
+      segment: [B, S], of the queries.
+      segments: [B, M], of the keys.
+      query: [B, S, heads, head_size].
       key: [B, M, kv_heads, head_size].
       value: the same.
-      queries: their slots [S] among the keys, their segments [B, S], and themselves.
     """
-    slot, segment, query = queries
-    seen = slot[:, None] >= jnp.arange(segments.shape[1])
+    return _attend(shape, reach, slot, segment, segments, query, key, value)[0]
+
+
+def _attend(
+    shape: Shape, reach: Array | None, slot: Array, segment: Array, segments: Array, *inputs: Array
+) -> tuple[Array, tuple[Any, ...]]:
+    """`_attention`, and what its backward pass needs."""
+    query, key, value = inputs
+    value = _by_head(value)
+
+    def attend(queries: tuple[Array, ...]) -> tuple[Array, Array]:
+        slot, segment, query = queries
+        scores = _scores(shape, reach, slot, segment, segments, _grouped(shape, query), _by_head(key))[0]
+        most = scores.max(-1, keepdims=True)
+        weight = jnp.exp(scores - most)
+        total = weight.sum(-1, keepdims=True)
+        attended = jnp.einsum(
+            "bnrm,bnmh->bnrh", weight.astype(value.dtype), value, preferred_element_type=jnp.float32
+        )
+        flat = functools.partial(_flat, positions=len(slot))
+        return flat((attended / total).astype(value.dtype)), flat(most + jnp.log(total))
+
+    # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
+    queries = jax.lax.optimization_barrier((slot, segment, query))
+    attended, total = checkpoint_name(_joined(jax.lax.map(attend, _parts(queries)), len(slot)), _ATTENDED)
+    return attended, (reach, slot, segment, segments, *inputs, attended, total)
+
+
+def _attend_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple[Array | None, ...]:
+    reach, slot, segment, segments, query, key, value, attended, total = kept
+    # A slope of scores is weight * (slope of the weight - its mean over weights), and this is the mean.
+    mean = (slope.astype(jnp.float32) * attended.astype(jnp.float32)).sum(-1, keepdims=True)
+    keys, values = _by_head(key), _by_head(value)
+
+    def part(slopes: tuple[Array, Array], queries: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
+        slot, segment, *by_position = queries
+        query, total, mean, slope = (_grouped(shape, x) for x in by_position)
+        scores, steepness = _scores(shape, reach, slot, segment, segments, query, keys)
+        product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+        weight = jnp.exp(scores - total)
+        of_weight = product("bnrh,bnmh->bnrm", slope, values)
+        of_score = (weight * (of_weight - mean) * steepness).astype(query.dtype)
+        of_key = product("bnrm,bnrh->bnmh", of_score, query)
+        of_query = product("bnrm,bnmh->bnrh", of_score, keys)
+        of_value = product("bnrm,bnrh->bnmh", weight.astype(slope.dtype), slope)
+        return (slopes[0] + of_key, slopes[1] + of_value), _flat(of_query, len(slot))
+
+    queries = jax.lax.optimization_barrier((slot, segment, query, total, mean, slope))
+    start = (jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32))
+    of_keys, of_query = jax.lax.scan(part, start, _parts(queries))
+    of_key, of_value = (jnp.moveaxis(x, 1, 2).astype(key.dtype) for x in of_keys)
+    return None, None, None, None, _joined(of_query, len(slot)).astype(query.dtype), of_key, of_value
+
+
+_attention.defvjp(_attend, _attend_backward)
+
+
+def _scores(
+    shape: Shape,
+    reach: Array | None,
+    slot: Array,
+    segment: Array,
+    segments: Array,
+    query: Array,
+    key: Array,
+) -> tuple[Array, Array | float]:
+    """Scores [B, kv_heads, groups S, M], the lowest number where a query does not see; their slope by query times key.
+
+    Args:
+      shape, reach, slot, segment, segments: as for `_attention`.
+      query: [B, kv_heads, groups S, head_size].
+      key: [B, kv_heads, M, head_size].
+    """
+    place = jnp.arange(segments.shape[1])
+    seen = slot[:, None] >= place
     if reach is not None:
-        seen = seen & (slot[:, None] - jnp.arange(segments.shape[1]) < reach)
-    mask = seen & (segment[:, :, None] == segments[:, None, :])
-    scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
+        seen = seen & (slot[:, None] - place < reach)
+    seen = seen & (segment[:, :, None] == segments[:, None, :])
+    steepness: Array | float = 1 / math.sqrt(
+        query.shape[-1] if shape.query_size is None else shape.query_size
+    )
+    scores = steepness * jnp.einsum("bnrh,bnmh->bnrm", query, key, preferred_element_type=jnp.float32)
     if shape.score_cap:
-        return _capped_attention(query, key, value, mask, scale, shape.score_cap)
-    return jax.nn.dot_product_attention(query, key, value, mask=mask[:, None], scale=scale)
+        scores = capped(scores, shape.score_cap)
+        steepness = steepness * (1 - jnp.square(scores / shape.score_cap))
+    seen = jnp.tile(seen[:, None], (1, 1, query.shape[2] // len(slot), 1))
+    return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), steepness
 
 
-def _capped_attention(
-    query: Array, key: Array, value: Array, mask: Array, scale: float | None, cap: float
-) -> Array:
-    """`jax.nn.dot_product_attention`, which knows no caps, with one; ``mask`` is [B, S, M]."""
-    grouped = query.reshape(*query.shape[:2], key.shape[2], -1, query.shape[-1])
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = scale * jnp.einsum("bsngh,bmnh->bngsm", grouped, key, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], capped(scores, cap), jnp.finfo(jnp.float32).min)
-    weight = jax.nn.softmax(scores, -1).astype(value.dtype)
-    return jnp.einsum("bngsm,bmnh->bsngh", weight, value).reshape(query.shape)
+def _grouped(shape: Shape, x: Array) -> Array:
+    """[B, S, heads, n] -> [B, kv_heads, groups S, n]: the heads that share keys are rows of one product."""
+    x = jnp.moveaxis(x.reshape(*x.shape[:2], shape.kv_heads, -1, x.shape[-1]), 1, 3)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _flat(x: Array, positions: int) -> Array:
+    """The inverse of `_grouped`, for so many positions."""
+    x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, positions, x.shape[-1]), 3, 1)
+    return x.reshape(*x.shape[:2], -1, x.shape[-1])
+
+
+def _by_head(x: Array) -> Array:
+    """[B, M, kv_heads, head_size] -> [B, kv_heads, M, head_size]."""
+    return jnp.moveaxis(x, 2, 1)
+
+
+def _parts(queries: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The slots [S] and arrays [B, S, ...] as [parts, ..., `QUERIES`, ...]; what fills the last is cut off again."""
+    length = len(queries[0])
+    size = min(QUERIES, length)
+    parts = -(-length // size)
+
+    def split(x: Array, axis: int) -> Array:
+        x = jnp.pad(x, [(0, parts * size - length) if i == axis else (0, 0) for i in range(x.ndim)])
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], parts, size, *x.shape[axis + 1 :]), axis, 0)
+
+    return split(queries[0], 0), *(split(x, 1) for x in queries[1:])
+
+
+def _joined(parts: Any, length: int) -> Any:
+    """[parts, B, size, ...] -> [B, length, ...], of each array."""
+
+    def join(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, 1)
+        return x.reshape(len(x), -1, *x.shape[3:])[:, :length]
+
+    return jax.tree.map(join, parts)
 
 
 class _Block(nn.Module):
@@ -472,7 +545,7 @@ class _Block(nn.Module):
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         if held is not None:
             key, value, held = _hold(key, value, *held)
-        attended = checkpoint_name(attend(query, key, value), _ATTENDED).reshape(*x.shape[:-1], -1)
+        attended = attend(query, key, value).reshape(*x.shape[:-1], -1)
         x = x + after("out_norm", dense(attended, "out", s.width, s.out_bias, residual))
 
         h = _norm(s, self.dtype, "inner_norm")(x)
