@@ -303,7 +303,7 @@ STORED = {
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "hecrl": ["papers/hecrl"],
-    "proposals": ["papers/proposals"],
+    "proposals": ["papers/proposals", "papers/proposals/chunks"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
     "vagram": ["papers/vagram"],
