@@ -146,7 +146,7 @@ def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> 
     assert sorted(learnt + held_out) == sorted(zip(prompts, range(10), strict=True)) and len(held_out) == 4
     assert not {prompt for prompt, _ in learnt} & {prompt for prompt, _ in held_out}
     order = np.random.default_rng(3).permutation(10).tolist()
-    for each in ([2] * 10, list(range(10))):  # one opening; no two alike
+    for each in ([2] * 10, [2, 3] * 5, list(range(10))):  # openings; no two alike
         assert [[number for _, number in side] for side in sides(each, 0.3)] == [order[3:], order[:3]]
     assert sides(prompts, 0.0)[1] == []
 

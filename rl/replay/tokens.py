@@ -165,11 +165,11 @@ def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[list[Ep
         before = int(np.argmax(one.is_action))
         prompts.setdefault(np.asarray(one.tokens[:before], np.int64).tobytes(), []).append(number)
     apart = round(share * len(episodes))
-    groups = [
+    groups = sorted(
         group
         for same in prompts.values()
         for group in ([same] if len(same) <= apart else [[number] for number in same])
-    ]
+    )
     learnt: list[Episode] = []
     held_out: list[Episode] = []
     for index in np.random.default_rng(seed).permutation(len(groups)):
