@@ -84,30 +84,25 @@ traced = pytest.mark.parametrize("case", TRACED, indirect=True)
 # which batches with goals are batches.
 each_agent = pytest.mark.parametrize("case", [case for case in CASES if not case.marks], indirect=True)
 
-# Every head, where a test runs epochs: of the others, whose updates are tested in every way below and in test_agents,
-# only outside CI.
-trained = pytest.mark.parametrize(
-    "case",
-    [
-        case
-        if case.values[0][0] == "goals"
-        else pytest.param(*case.values, id=case.id, marks=[pytest.mark.long] * bool(case.marks))
-        for case in CASES
-    ],
-    indirect=True,
-)
 
-# Every head, where a test asks one compiled update: in CI of IQL, which has a critic and a value; one of the others.
-asked = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(*case.values, id=case.id, marks=[pytest.mark.long])
-        if case.marks and case.values[0][1] != "iql"
-        else case
-        for case in CASES
-    ],
-    indirect=True,
-)
+def others_long(in_ci: Callable[[str, str], bool]) -> pytest.MarkDecorator:
+    """Every agent with every head; of the cases that are marked only those of ``in_ci(kind, agent)`` run in CI."""
+    return pytest.mark.parametrize(
+        "case",
+        [
+            case
+            if not case.marks or in_ci(*case.values[0][:2])
+            else pytest.param(*case.values, id=case.id, marks=pytest.mark.long)
+            for case in CASES
+        ],
+        indirect=True,
+    )
+
+
+# Where a test runs epochs: the updates of the other heads are tested in every way below and in test_agents.
+trained = others_long(lambda kind, agent: kind == "goals")
+# Where a test asks one compiled update: IQL, which has a critic and a value, is asked with every head.
+asked = others_long(lambda kind, agent: kind == "goals" or agent == "iql")
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {

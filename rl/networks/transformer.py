@@ -313,8 +313,9 @@ def _causal(
 
     Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
+    parts = functools.partial(_attention, shape, reach, jnp.arange(query.shape[1]), segment, segment)
     if not _in_cudnn(shape, query.dtype, query.shape[1]):
-        return _causal_in_parts(shape, reach, segment, query, key, value)
+        return parts(query, key, value)
 
     def flash(query: Array, key: Array, value: Array) -> Array:
         scale = None if shape.query_size is None else 1 / math.sqrt(shape.query_size)
@@ -323,7 +324,6 @@ def _causal(
             query, key, value, scale=scale, is_causal=True, local_window_size=window, implementation="cudnn"
         )
 
-    parts = functools.partial(_causal_in_parts, shape, reach, segment)
     # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
     alone = ((segment == segment[:, :1]) | (segment == 0)).all()
     return checkpoint_name(jax.lax.cond(alone, flash, parts, query, key, value), _ATTENDED)
@@ -341,12 +341,6 @@ def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
         and length % 2 == 0
         and not (shape.score_cap or shape.global_layers)
     )
-
-
-def _causal_in_parts(
-    shape: Shape, reach: Array | None, segment: Array, query: Array, key: Array, value: Array
-) -> Array:
-    return _attention(shape, reach, jnp.arange(query.shape[1]), segment, segment, query, key, value)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -375,35 +369,41 @@ def _attention(
       key: [B, M, kv_heads, head_size].
       value: the same.
     """
-    return _attend(shape, reach, slot, segment, segments, query, key, value)[0]
+    return _attention_forward(shape, reach, slot, segment, segments, query, key, value)[0]
 
 
-def _attend(
-    shape: Shape, reach: Array | None, slot: Array, segment: Array, segments: Array, *inputs: Array
+def _attention_forward(
+    shape: Shape,
+    reach: Array | None,
+    slot: Array,
+    segment: Array,
+    segments: Array,
+    query: Array,
+    key: Array,
+    value: Array,
 ) -> tuple[Array, tuple[Any, ...]]:
     """`_attention`, and what its backward pass needs."""
-    query, key, value = inputs
-    value = _by_head(value)
+    keys, values = _by_head(key), _by_head(value)
 
-    def attend(queries: tuple[Array, ...]) -> tuple[Array, Array]:
+    def part(queries: tuple[Array, ...]) -> tuple[Array, Array]:
         slot, segment, query = queries
-        scores = _scores(shape, reach, slot, segment, segments, _grouped(shape, query), _by_head(key))[0]
+        scores, _ = _scores(shape, reach, slot, segment, segments, _grouped(shape, query), keys)
         most = scores.max(-1, keepdims=True)
         weight = jnp.exp(scores - most)
         total = weight.sum(-1, keepdims=True)
         attended = jnp.einsum(
-            "bnrm,bnmh->bnrh", weight.astype(value.dtype), value, preferred_element_type=jnp.float32
+            "bnrm,bnmh->bnrh", weight.astype(value.dtype), values, preferred_element_type=jnp.float32
         )
         flat = functools.partial(_flat, positions=len(slot))
         return flat((attended / total).astype(value.dtype)), flat(most + jnp.log(total))
 
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
     queries = jax.lax.optimization_barrier((slot, segment, query))
-    attended, total = checkpoint_name(_joined(jax.lax.map(attend, _parts(queries)), len(slot)), _ATTENDED)
-    return attended, (reach, slot, segment, segments, *inputs, attended, total)
+    attended, total = checkpoint_name(_joined(jax.lax.map(part, _parts(queries)), len(slot)), _ATTENDED)
+    return attended, (reach, slot, segment, segments, query, key, value, attended, total)
 
 
-def _attend_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple[Array | None, ...]:
+def _attention_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple[Array | None, ...]:
     reach, slot, segment, segments, query, key, value, attended, total = kept
     # A slope of scores is weight * (slope of the weight - its mean over weights), and this is the mean.
     mean = (slope.astype(jnp.float32) * attended.astype(jnp.float32)).sum(-1, keepdims=True)
@@ -429,7 +429,7 @@ def _attend_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple
     return None, None, None, None, _joined(of_query, len(slot)).astype(query.dtype), of_key, of_value
 
 
-_attention.defvjp(_attend, _attend_backward)
+_attention.defvjp(_attention_forward, _attention_backward)
 
 
 def _scores(
