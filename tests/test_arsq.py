@@ -246,6 +246,7 @@ def test_a_bandit_of_correlated_dimensions_is_solved_by_every_kind_of_head(head:
     np.testing.assert_allclose(q, [1.0, 0.1, -1.0], atol=0.25)
 
 
+@pytest.mark.slow
 def test_contexts_are_of_the_logged_bins_and_an_action_at_a_bound_has_some() -> None:
     """Actions beyond the box count as its bounds, as policies with a tanh never leave it."""
     e = enumerated("paper")

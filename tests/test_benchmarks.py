@@ -305,6 +305,7 @@ def test_pytorchs_arsq_has_our_losses(bc: str) -> None:
     assert (losses["q0"] + losses["q1"]) / 2 == pytest.approx(float(metrics["q"]), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_updates_per_call_follow_the_machine(monkeypatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cases, "SECONDS", 1e-9)
     settings = offline.dataclasses.replace(

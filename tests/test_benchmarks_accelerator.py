@@ -53,6 +53,7 @@ def python(name: str, text: str, **more: Any) -> Part:
     return Part(name, ("timeit", "-n1", "-r1", text), **more)
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_or_runs_out_of_time_takes_no_other_down(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -79,6 +80,7 @@ def test_a_part_that_fails_or_runs_out_of_time_takes_no_other_down(
     assert "| slow | out of time |" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_parts_are_chosen_and_the_time_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     endless = "while True: pass"
     quick(

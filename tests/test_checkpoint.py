@@ -270,6 +270,7 @@ for step in range(1, 10**6):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9_while_saving(folder: Path, seed: int):
     """Whatever was reported as saved before the kill is there after it, or the step then being saved is."""
@@ -571,6 +572,7 @@ def test_the_card_can_be_read_by_anyone(folder: Path):
     assert card["leaves"]["params/actor/b"] == "bfloat16[4]"
 
 
+@pytest.mark.slow
 def test_importing_does_not_import_orbax():
     code = "import sys, rl.checkpoint; assert not [m for m in sys.modules if m.startswith('orbax')]"
     process = run_python(code)

@@ -74,6 +74,7 @@ def test_an_absent_ogbench_is_named_with_its_extra(tmp_path, monkeypatch):
         data.load("cube-single-play-singletask-v0", folder=tmp_path)
 
 
+@pytest.mark.slow
 def test_importing_the_readers_imports_no_optional_package():
     optional = ("h5py", "minari", "ogbench", "gymnasium", "mujoco")
     code = f"import sys, rl.data; print([m for m in {optional} if m in sys.modules])"

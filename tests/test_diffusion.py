@@ -81,6 +81,7 @@ def draws(steps: int, etas: Any, prediction: str = "epsilon", visits: int | None
     return np.asarray(jax.jit(jax.vmap(one))(jnp.asarray(etas)))[..., 0]
 
 
+@pytest.mark.slow
 def test_ddpm_and_ddim_reproduce_a_gaussian() -> None:
     """With many steps; four standard errors are 0.02 of the deviation for the mean, and 0.014 for the deviation."""
     for drawn in draws(400, [0.0, 0.5, 1.0]):

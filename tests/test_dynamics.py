@@ -233,6 +233,7 @@ def swapped(rows: int = 400) -> Transition:
     return steps._replace(next_observation=steps.next_observation[:, ::-1].copy())
 
 
+@pytest.mark.slow
 def test_one_compilation_serves_a_whole_online_run(caplog: pytest.LogCaptureFixture) -> None:
     """A changed value function is the one that counts, by fits from nothing and by those that go on."""
     traced = []

@@ -248,6 +248,7 @@ def test_published_numbers_of_parameters() -> None:
         assert round(sum(leaf.size for leaf in jax.tree.leaves(params)) / 10_000) == expected, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["critic", "denoiser"])
 def test_conditioned_blocks_start_as_the_identity_and_nothing_else_does(name: str) -> None:
     network, call = NETWORKS[name]

@@ -261,6 +261,7 @@ def test_a_worker_that_dies_ends_the_evaluation_with_a_clear_error() -> None:
             evaluator(jnp.zeros(2))
 
 
+@pytest.mark.slow
 def test_importing_it_imports_no_optional_package() -> None:
     code = "import sys, json, rl.evaluate; print(json.dumps(sorted(sys.modules)))"
     modules = json.loads(subprocess.check_output([sys.executable, "-c", code]))

@@ -27,8 +27,7 @@ def test_the_exact_answer_is_where_the_weighted_residuals_of_both_equations_vani
     assert -75 < v.min() < -60 and v[-2] > -4
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_from_flags_to_table(tmp_path: Path) -> None:
     settings = chain.Settings(
         heads="two_hot, 51 atoms",

@@ -724,6 +724,7 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
     np.testing.assert_allclose(metrics["eval/return"].ravel(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:
     """Five actions at once, one after another."""
     chosen = settings(tmp_path, agent="bc", chunk=5, dataset="synthetic-continuous", **EVALUATED)
@@ -782,6 +783,7 @@ def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_so_and_keeps_its_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

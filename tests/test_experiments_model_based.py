@@ -114,6 +114,7 @@ def test_the_truth_needs_no_model_and_makes_no_error(pendulum: Path, tmp_path: P
     assert last["train/aleatoric"] == [0.0] and last["train/reward_error"][0] < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("truth", [-1.0, -0.5, 0.0, 0.5])
 def test_worlds_lie_on_a_line(truth: float, pendulum: Path, tmp_path: Path) -> None:
     """-1 is the untrained network in the data's units; 0 the fitted one; each step of 1/2 is half-way."""

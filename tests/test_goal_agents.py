@@ -396,6 +396,7 @@ def test_settings_without_a_meaning_are_refused() -> None:
         small("crl", loss="infonce")
 
 
+@pytest.mark.slow
 def test_subgoals_of_hiql_are_the_candidates_represented_most_like_the_proposal() -> None:
     """By a loop over rows and candidates."""
     of, batch = learner("hiql", representation=2), random_batch()

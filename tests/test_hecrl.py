@@ -283,6 +283,7 @@ def test_planning_waits_until_it_is_due_and_takes_no_more_memory_for_more_enviro
 # ---- with its own networks ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_candidates_keep_the_ids_of_the_entities() -> None:
     config = hecrl.Config(candidates=5, diffusion_steps=2, ids=3, network=TINY)
     s = entity.with_ids(jnp.zeros((2, COUNT, FEATURES)), jnp.array([0, 2, 1]), 3)

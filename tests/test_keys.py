@@ -200,6 +200,7 @@ RUNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_no_two_parts_of_a_run_draw_from_the_same_key(run: Any, used: Any, monkeypatch: Any) -> None:
     often, purposes, note = used

@@ -88,6 +88,7 @@ def test_adapted_layers_compute_what_merged_weights_do(name: str) -> None:
     assert np.abs(outputs - logits(lm(name), base(name))).max() > 0.1
 
 
+@pytest.mark.slow
 def test_adapters_start_at_the_frozen_model_which_has_no_gradient() -> None:
     """ILQL's three models, to the bit at the start; an update moves adapters and heads, and holds nothing else."""
     config = Config(61, 16, Shape(width=16, layers=1, heads=2, kv_heads=1, head_size=10, inner=40))

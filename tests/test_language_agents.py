@@ -104,6 +104,7 @@ def bcoder_start() -> tuple[State, bcoder.Judgement]:
     return jax.device_get((state, judge(state, data())))
 
 
+@pytest.mark.slow
 def test_bcoder_starts_as_the_language_model() -> None:
     state, judged = bcoder_start()
     batch = data()

@@ -73,6 +73,7 @@ def test_reading_is_that_of_the_whole_text(name: str) -> None:
         np.testing.assert_array_equal(reading.best, log_p[row, first : first + len(answer) + 1].argmax(-1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_it_starts_as_the_frozen_model(name: str) -> None:
     batch, sizes = stored(name)

@@ -65,6 +65,7 @@ def test_not_finite_numbers_survive_strict_json(tmp_path: Path):
     np.testing.assert_array_equal(row["score"], [np.inf, -np.inf, np.nan, 1.0])
 
 
+@pytest.mark.slow
 def test_a_line_is_on_disk_when_write_returns(tmp_path: Path):
     """Killed right after write, with no chance to flush."""
     code = (

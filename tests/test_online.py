@@ -906,6 +906,7 @@ def test_a_reward_that_is_not_a_number_ends_the_run_and_loses_nothing(
     assert rows["loop/memory/count"] == 40 and rows["loop/memory/rows/first"][0, 13]
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setenv("MORTAL", str(tmp_path / "mortal"))
     (tmp_path / "mortal").touch()

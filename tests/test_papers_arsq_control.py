@@ -206,8 +206,7 @@ def test_wrong_settings_are_refused_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_from_data_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
     """The settings are those that both scripts take, and the report is of what these leave."""
     for module, alone in ((offline, {}), (online, {"env_processes": 0})):

@@ -23,8 +23,7 @@ STORED = Path(__file__).parents[1] / "results" / "papers" / "edge_of_reach"
 TINY = paper.Settings(seeds=2, epochs=2, updates=3, rollouts=4, batch_size=8, hidden=(8,), parts="story")
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of its five kinds of agents: each is a program to compile."""
     story = {"oracle": paper.Variant(patch="edge")}

@@ -263,6 +263,7 @@ def test_corridors_are_straight_passages_only() -> None:
     assert corridors == {(1, 2), (2, 1), (2, 3), (3, 2)}
 
 
+@pytest.mark.slow
 def test_a_push_moves_a_cube_on_the_table_toward_its_target() -> None:
     """Nothing else would notice a gripper that misses, carries or runs over the cube."""
     recipe = find("heavy-cube-double-ppp-v0")
@@ -407,7 +408,7 @@ def test_the_card_of_an_antmaze_names_its_walker(walker: Path, tmp_path: Path) -
     "name",
     [
         "pointmaze-large-navigate-v0",
-        "cube-single-play-singletask-v0",
+        pytest.param("cube-single-play-singletask-v0", marks=pytest.mark.long),
         pytest.param("puzzle-3x3-noisy-v0", marks=pytest.mark.long),
     ],
 )
@@ -440,6 +441,7 @@ def test_the_same_again_is_not_made_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert collect(STITCH, out=tmp_path, transitions=4, episode_steps=2, progress=False) == path
 
 
+@pytest.mark.slow
 def test_files_of_other_settings_are_kept_unless_told_otherwise(tmp_path: Path) -> None:
     collect(STITCH, out=tmp_path, transitions=4, episode_steps=2, progress=False)
     before = tree(tmp_path)
@@ -453,6 +455,7 @@ def test_files_of_other_settings_are_kept_unless_told_otherwise(tmp_path: Path) 
     assert read_card(path)["seed"] == 1
 
 
+@pytest.mark.slow
 def test_a_file_that_nothing_here_made_is_kept(tmp_path: Path) -> None:
     (tmp_path / f"{STITCH}.npz").write_bytes(b"downloaded")
     with pytest.raises(FileExistsError, match="no card says how"):
@@ -564,6 +567,7 @@ def test_without_ogbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         collect(STITCH, out=tmp_path)
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_or_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"out": tmp_path, "transitions": 20, "episode_steps": 10, "progress": False, "processes": 2}
     monkeypatch.setattr(pool, "WORKER", "import os; os.kill(os.getpid(), 9)")

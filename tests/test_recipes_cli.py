@@ -242,7 +242,8 @@ def test_a_worker_that_is_killed(tmp_path: Path) -> None:
     assert chunks(tmp_path)
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
 def test_disk_full(processes: int, tmp_path: Path) -> None:
     # A limit on the size of a file stands for a full disk: the first chunk fits, the joined file does not.
     def limit() -> None:
