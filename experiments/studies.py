@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import os
 import shutil
 import sys
 import time
@@ -566,6 +567,12 @@ def finish(
     log.write_json(folder / log.RESULT, result)
     write_blocks(folder / name, [*report(result), *claims_table(result["claims"])])
     return result
+
+
+def program(result: Mapping[str, Any], file: str) -> str:
+    """A link from the report of ``result`` to the source ``file`` of its study."""
+    folder = _ROOT / result["settings"]["out"]
+    return f"[The program]({os.path.relpath(file, folder)})"
 
 
 def write_blocks(path: Path, blocks: Iterable[str]) -> None:

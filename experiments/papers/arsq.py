@@ -594,7 +594,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# ARSQ: identities, a toy and a bandit"
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores. "
-        "[The program](../../../experiments/papers/arsq.py) says what is compared, what is published and what is ours."
+        f"{studies.program(result, __file__)} says what is compared, what is published and what is ours."
     )
     if "identities" in result:
         yield from _identities_report(result["identities"], settings)

@@ -515,7 +515,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; seeds "
         f"{settings['seed']} to {last}, means and 95 % intervals: of differences Student's, of rates within 0 and 1. "
-        "[The program](../../../experiments/papers/bcoder_dsl.py) says what is compared."
+        f"{studies.program(result, __file__)} says what is compared."
     )
     rate = functools.partial(studies.between, style=".3f", rate=True)
     for name, outcome in result["tasks"].items():

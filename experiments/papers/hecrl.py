@@ -561,7 +561,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# HECRL: subgoals from a diffusion"
     yield (
         f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
-        f"[The program](../../../experiments/papers/hecrl.py) says what is compared. {settings['seeds']} seeds, each "
+        f"{studies.program(result, __file__)} says what is compared. {settings['seeds']} seeds, each "
         f"with data of its own: {settings['episodes']} episodes of {settings['steps']} steps, {OBJECTS} objects. Mean "
         "and 95 % interval."
     )

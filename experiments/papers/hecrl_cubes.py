@@ -365,7 +365,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# HECRL on cubes that are pushed, picked and placed"
     yield (
         f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
-        f"[The program](../../../experiments/papers/hecrl_cubes.py) says what is compared. "
+        f"{studies.program(result, __file__)} says what is compared. "
         f"{settings['dataset']}, {settings['transitions']:,} regenerated transitions; {settings['seeds']} seeds, "
         f"{settings['updates']:,} updates of {settings['batch_size']} rows, width {settings['width']}; "
         f"{settings['eval_episodes']} episodes per seed. Success at the last step, mean and 95 % interval."

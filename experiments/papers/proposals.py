@@ -300,7 +300,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# Policies that propose, and critics that choose"
     yield (
         f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
-        "[The program](../../../experiments/papers/proposals.py) says what is compared. Mean and 95 % interval over "
+        f"{studies.program(result, __file__)} says what is compared. Mean and 95 % interval over "
         "seeds."
     )
     if "bandit" in result:

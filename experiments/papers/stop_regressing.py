@@ -335,7 +335,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# The synthetic studies of Stop Regressing"
     yield (
         f"`{result['command']}`; means over {result['settings']['seeds']} seeds and Student's 95 % intervals. "
-        "[The program](../../../experiments/papers/stop_regressing.py) says what is measured."
+        f"{studies.program(result, __file__)} says what is measured."
     )
     yield "## Targets that jump: root of the mean squared error at the end of each phase"
     phases = [(name, *map(_root, result["plasticity"][name]["phases"])) for name in NAMES]

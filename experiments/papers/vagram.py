@@ -301,7 +301,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# VaGraM: models that know what values need"
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores. "
-        "[The program](../../../experiments/papers/vagram.py) says what is compared. All problems, data and "
+        f"{studies.program(result, __file__)} says what is compared. All problems, data and "
         f"numbers are ours: of the paper's own there are none to compare with. {settings['seeds']} seeds; mean "
         "and 95 % interval."
     )

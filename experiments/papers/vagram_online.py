@@ -454,7 +454,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# VaGraM online: models that know what values need, while an agent learns"
     yield (
         f"{studies.origin(result)} {len(result['rows'])} of {result['planned']} runs. "
-        "[The program](../../../experiments/papers/vagram_online.py) says what is compared and what a score is."
+        f"{studies.program(result, __file__)} says what is compared and what a score is."
     )
     yield (
         f"{settings.utd} updates of the agent per environment step, batches of {settings.batch_size}, "
