@@ -1405,8 +1405,7 @@ def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
     [
         "scalar",
         "hl_gauss",
-        "quantile",
-        *(pytest.param(head, marks=pytest.mark.long) for head in ("two_hot", "c51")),
+        *(pytest.param(head, marks=pytest.mark.long) for head in ("two_hot", "c51", "quantile")),
     ],
 )
 def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
@@ -1662,7 +1661,7 @@ def conservative_curve(weight: float, action: np.ndarray) -> np.ndarray:
     return q
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
     """With a policy that stays as broad as it starts: only then do its proposals integrate over all actions."""
     fine = np.linspace(-1, 1, 2001)

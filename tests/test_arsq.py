@@ -220,7 +220,7 @@ def test_weights_stand_at_each_row_and_priorities_are_errors() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["scalar", "c51", "quantile"])
+@pytest.mark.parametrize("head", ["scalar", "quantile", pytest.param("c51", marks=pytest.mark.long)])
 def test_a_bandit_of_correlated_dimensions_is_solved_by_every_kind_of_head(head: str) -> None:
     """The best of three modes is rare, and its coordinates are each those of a worse one: V and the best action."""
     rng = np.random.default_rng(0)

@@ -50,7 +50,7 @@ def test_one_hot_selectors_compute_the_same_update() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["value", "policy"])
+@pytest.mark.parametrize("stage", ["value", pytest.param("policy", marks=pytest.mark.long)])
 def test_one_hot_selectors_compute_the_same_update_of_bcoder(stage: str) -> None:
     state, expected, after = coder(stage)
     learner = language_peer.one_hot_bcoder(model.make(CONFIG), stage)

@@ -464,8 +464,7 @@ def test_equal_seeds_log_equal_data() -> None:
     assert (one.observation != other.observation).any()
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_the_study_compares_variants_within_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(robust_deep, "VARIANTS", {"plain": None, "TV": ("tv", 0.3)})
     monkeypatch.setattr(robust_deep, "WORLDS", {"gravity": (1.0, 3.0)})

@@ -267,7 +267,7 @@ def chain_values(dataset: Dataset, discount: float) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scalar", "hl_gauss"])
+@pytest.mark.parametrize("name", ["scalar", pytest.param("hl_gauss", marks=pytest.mark.long)])
 def test_the_example_agent_learns_the_value_of_the_logged_policy(name: str) -> None:
     loaded, discount = data.load("synthetic-discrete"), 0.8
     head = heads.make(name, *replay.value_bounds(loaded.dataset, discount))

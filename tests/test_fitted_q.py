@@ -67,8 +67,7 @@ def table_act(states, observations, keys):
     "name",
     [
         "scalar",
-        "hl_gauss",
-        *(pytest.param(name, marks=pytest.mark.long) for name in ("two_hot", "c51", "quantile")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("two_hot", "hl_gauss", "c51", "quantile")),
     ],
 )
 def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) -> None:
@@ -92,7 +91,7 @@ def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) 
 
 
 @pytest.mark.optimised
-@pytest.mark.slow
+@pytest.mark.long
 def test_fitted_q_finds_the_value_of_linear_feedback() -> None:
     """x' = 0.9 x + 0.5 u, r = -x^2 - 0.1 u^2, u = -k x: the value is -x^2 (1 + 0.1 k^2) / (1 - gamma c^2)."""
     rng = np.random.default_rng(0)

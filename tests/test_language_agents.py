@@ -28,7 +28,7 @@ from rl.values import heads, tokens
 # A text is the prompt 0 and two actions out of 1, 2, 3. Only 1 2 earns something; 3 at the end is a cheap mistake.
 REWARDS = {(1, 1): -0.5, (1, 2): 1.0, (1, 3): -0.3, (2, 1): -1.0, (2, 2): -1.0, (2, 3): -0.3}
 CONFIG = Config(5, 8, Shape(width=16, layers=1, heads=2, kv_heads=2, head_size=8, inner=32))
-HEAD_NAMES = [pytest.param("scalar", marks=pytest.mark.slow), "hl_gauss"]
+HEAD_NAMES = [pytest.param("scalar", marks=pytest.mark.long), "hl_gauss"]
 
 
 def head(name: str) -> heads.ValueHead:

@@ -348,8 +348,7 @@ def test_a_model_whose_rollouts_diverged_is_not_saved(where: str) -> None:
 # ---- the script --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

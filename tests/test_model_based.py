@@ -167,7 +167,7 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     assert not np.array_equal(rows[48 : 48 + 16], rows[:16])  # the starts of either epoch
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_of_many_is_that_seed_alone() -> None:
     """Whether seeds advance together or one after another."""
     training_loop = loop(change(updates=3), sac())

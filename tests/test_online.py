@@ -468,7 +468,7 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
             "td3",
             {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1},
             id="td3, two seeds in a worker",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         pytest.param(
             "td3",

@@ -310,8 +310,7 @@ def test_a_mistake_is_found_before_anything_is_trained(
 # ---- what is trained and what it scores ---------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.command
+@pytest.mark.long
 def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     values = {"agent.expectile": [0.6, 0.9], "agent.learning_rate": [1e-3, 1e-2]}
     together = sweeps.Program(SMALL, values)
