@@ -40,6 +40,7 @@ def test_a_fault_in_the_peer_would_be_seen() -> None:
     assert np.abs(weaker - theirs).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_the_table_is_written_with_its_command_and_grows_row_by_row(tmp_path: Path) -> None:
     settings = robust.Settings(
         methods="tv,tv_ball", samples=(20,), sizes=(5,), peer_samples=(20,), repeats=1, horizon=3,

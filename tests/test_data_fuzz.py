@@ -9,6 +9,7 @@ pytest.importorskip("h5py")
 import fuzz_readers
 
 
+@pytest.mark.slow
 def test_no_reader_hangs_fails_unexplained_or_accepts_what_is_wrong(tmp_path):
     """Nor refuses what is right; `python -m tests.fuzz_readers --mutations=10000` asks the same of many more."""
     layouts = fuzz_readers.layouts()

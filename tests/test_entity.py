@@ -204,6 +204,7 @@ def test_networks_are_what_their_docstrings_say(name: str) -> None:
 # ---- sets ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_order_does_not_matter(name: str) -> None:
     """Values and actions stay, entities of a subgoal come out in the order in which they went in."""

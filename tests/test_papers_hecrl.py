@@ -64,6 +64,7 @@ def test_measures_by_hand() -> None:
     assert {name: float(x) for name, x in measures.items()} == {"displaced": 2, "steps": 5, "nearer": 10 - 8}
 
 
+@pytest.mark.slow
 def test_questions_are_what_they_say() -> None:
     questions = jax.device_get(study.questions(TINY, 0))
     assert questions.candidates.shape == (16, 4, 3, 7)

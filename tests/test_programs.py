@@ -1303,6 +1303,7 @@ def test_humaneval_references_pass_and_nothing_does_not(data_file: Callable[[str
     assert Verdict.PASSED not in real.run([(problem, problem.prompt + "    pass\n") for problem in problems])
 
 
+@pytest.mark.slow
 def test_mbpp_references_pass(data_file: Callable[[str], Path], real: Pool) -> None:
     path = data_file("programs/mbpp.jsonl")
     problems = read_mbpp(path)

@@ -364,6 +364,7 @@ def test_the_number_of_processes_does_not_matter(
     assert not list(tmp_path.glob("*/.*"))
 
 
+@pytest.mark.slow
 def test_the_card_says_how_the_files_were_made(tmp_path: Path) -> None:
     path = collect(STITCH, out=tmp_path, transitions=105, episode_steps=10, seed=3, progress=False)
     card = read_card(path)
@@ -391,6 +392,7 @@ def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
     assert len(np.unique(starts, axis=0)) == 22
 
 
+@pytest.mark.slow
 def test_the_card_of_an_antmaze_names_its_walker(walker: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no actors for DirectionalAnt-v0 are shipped.*--actors"):
         collect(ANT, out=tmp_path, transitions=6, episode_steps=3, progress=False)
@@ -435,6 +437,7 @@ def test_ogbench_itself_loads_the_files(name: str, tmp_path: Path) -> None:
 # What is there already.
 
 
+@pytest.mark.slow
 def test_the_same_again_is_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = collect(STITCH, out=tmp_path, transitions=4, episode_steps=2, progress=False)
     monkeypatch.setattr(collector, "_simulate_all", None)

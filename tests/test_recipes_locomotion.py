@@ -77,6 +77,7 @@ def check_episodes(log: dict[str, np.ndarray]) -> None:
 # Policies.
 
 
+@pytest.mark.slow
 def test_a_policy_is_the_network_it_was_exported_from() -> None:
     import jax
 
@@ -328,6 +329,7 @@ def test_the_file_says_how_it_was_made(policies: Path, tmp_path: Path) -> None:
 # What decides it.
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_does_not_matter(policies: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(locomotion, "CHUNK_ROWS", 60)
     one = make(tmp_path / "1", MEDIUM, policies, transitions=200, processes=1)

@@ -89,6 +89,7 @@ def finished(
     return file, [f"--workdir={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"], plan.programs
 
 
+@pytest.mark.slow
 def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp_path: Path) -> None:
     file, where, _ = finished
     result = report_on(file, *where)
@@ -136,6 +137,7 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0 and f"({name}.png)" in text
 
 
+@pytest.mark.slow
 def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_path: Path) -> None:
     names = ["hopper-medium-v2", "hopper-medium-regen-v5"]
     parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}

@@ -47,6 +47,7 @@ def drawn(draw: source.Source, data: Any, steps: Any, keys: int = 1) -> Transiti
     return batch
 
 
+@pytest.mark.slow
 def test_logged_rows_come_first_and_say_where_they_are_from() -> None:
     both = source.concatenated(replay.sampler(3), ring.row_sampler(5))
     batch = drawn(both, (LOG, filled()), jnp.arange(200))
@@ -64,6 +65,7 @@ def test_none_of_one_source_is_all_of_the_other() -> None:
     assert (batch.origin == 1).all() and (batch.reward >= 100).all()
 
 
+@pytest.mark.slow
 def test_shares_of_rows_follow_their_schedule() -> None:
     """From all logged to none over 10 updates; three sources, of which the last gets a fixed quarter."""
 
@@ -83,6 +85,7 @@ def test_shares_of_rows_follow_their_schedule() -> None:
     assert fixed.origin.tolist() == [0] * 2 + [1] * 6
 
 
+@pytest.mark.slow
 def test_whole_batches_come_with_the_probability_that_the_schedule_gives() -> None:
     """5 % of logged batches until update 4, and 60 % from there; never any of share 0."""
     shares = lambda step: jnp.where(step < 4, jnp.array([0.05, 0.95, 0.0]), jnp.array([0.6, 0.0, 0.4]))
