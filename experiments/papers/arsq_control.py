@@ -467,7 +467,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# ARSQ and CQN on robots"
-    yield (f"{studies.origin(result)} {studies.program(result, __file__)} says what is run.")
+    yield f"{studies.origin(result)} {studies.program(result, __file__)} says what is run."
     yield (
         f"{settings['updates']:,} updates offline, {settings['steps']:,} steps with one update each online, batches of "
         f"{settings['batch_size']}, layers of {list(settings['hidden'])}, {settings['seeds']} seeds. Scores are "

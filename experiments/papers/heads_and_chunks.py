@@ -253,7 +253,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# Heads, chunks and agents"
-    yield (f"{studies.origin(result)} {studies.program(result, __file__)} says what is run.")
+    yield f"{studies.origin(result)} {studies.program(result, __file__)} says what is run."
     size = f"{settings['transitions']:,} steps" if settings["transitions"] else "as many steps as published"
     yield (
         f"Protocol `{PROTOCOL}`. {settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "

@@ -217,7 +217,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of a Markdown report."""
     settings = result["settings"]
     yield "# OGBench's goals"
-    yield (f"{studies.origin(result)} {studies.program(result, __file__)} says what is run.")
+    yield f"{studies.origin(result)} {studies.program(result, __file__)} says what is run."
     size = lambda steps: f"{steps:,} steps" if steps else "as many steps as published"
     yield (
         f"{settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "

@@ -160,7 +160,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
         def layer(carry, inputs):
             x, key, value = carry
             p, setting, index = inputs
-            attend = functools.partial(_attention, shape, setting.reach, slot, segment, segments)
+            attend = functools.partial(_attention, shape, _Mask(setting.reach, slot, segment, segments))
             turned = _where(setting.rotates, rotation)
             x, (key, value) = block.apply(p, x, turned, attend, (key, value, index, cache.used))
             return (x, key, value), x if every else None
@@ -313,7 +313,8 @@ def _causal(
 
     Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
-    parts = functools.partial(_attention, shape, reach, jnp.arange(query.shape[1]), segment, segment)
+    mask = _Mask(reach, jnp.arange(query.shape[1]), segment, segment)
+    parts = functools.partial(_attention, shape, mask)
     if not _in_cudnn(shape, query.dtype, query.shape[1]):
         return parts(query, key, value)
 
@@ -343,17 +344,17 @@ def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
     )
 
 
+class _Mask(NamedTuple):
+    """Which of M keys S queries see: of their own text, those up to their own place."""
+
+    reach: Array | None  # how far back attention goes, if not everywhere
+    slot: Array  # [S], of the queries among the keys
+    segment: Array  # [B, S], of the queries
+    segments: Array  # [B, M], of the keys
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    shape: Shape,
-    reach: Array | None,
-    slot: Array,
-    segment: Array,
-    segments: Array,
-    query: Array,
-    key: Array,
-    value: Array,
-) -> Array:
+def _attention(shape: Shape, mask: _Mask, query: Array, key: Array, value: Array) -> Array:
     """Attention [B, S, heads, head_size] to M keys, in memory linear in S and M (Dao et al., FlashAttention, 2022).
 
     The backward pass computes the scores again, from one number for every query and head, the logarithm of what its
@@ -361,33 +362,24 @@ def _attention(
 
     Args:
       shape: how scores are computed.
-      reach: how far back attention goes, if not everywhere.
-      slot: [S], of the queries among the keys.
-      segment: [B, S], of the queries.
-      segments: [B, M], of the keys.
+      mask: what is seen.
       query: [B, S, heads, head_size].
       key: [B, M, kv_heads, head_size].
       value: the same.
     """
-    return _attention_forward(shape, reach, slot, segment, segments, query, key, value)[0]
+    return _attention_forward(shape, mask, query, key, value)[0]
 
 
 def _attention_forward(
-    shape: Shape,
-    reach: Array | None,
-    slot: Array,
-    segment: Array,
-    segments: Array,
-    query: Array,
-    key: Array,
-    value: Array,
+    shape: Shape, mask: _Mask, query: Array, key: Array, value: Array
 ) -> tuple[Array, tuple[Any, ...]]:
     """`_attention`, and what its backward pass needs."""
     keys, values = _by_head(key), _by_head(value)
 
     def part(queries: tuple[Array, ...]) -> tuple[Array, Array]:
         slot, segment, query = queries
-        scores, _ = _scores(shape, reach, slot, segment, segments, _grouped(shape, query), keys)
+        query = _grouped(shape, query)
+        scores, _ = _scores(shape, mask._replace(slot=slot, segment=segment), query, keys)
         most = scores.max(-1, keepdims=True)
         weight = jnp.exp(scores - most)
         total = weight.sum(-1, keepdims=True)
@@ -398,13 +390,13 @@ def _attention_forward(
         return flat((attended / total).astype(value.dtype)), flat(most + jnp.log(total))
 
     # Without the barrier, masks of all pairs of positions, which layers share, would be made once and kept.
-    queries = jax.lax.optimization_barrier((slot, segment, query))
-    attended, total = checkpoint_name(_joined(jax.lax.map(part, _parts(queries)), len(slot)), _ATTENDED)
-    return attended, (reach, slot, segment, segments, query, key, value, attended, total)
+    queries = jax.lax.optimization_barrier((mask.slot, mask.segment, query))
+    attended, total = checkpoint_name(_joined(jax.lax.map(part, _parts(queries)), query.shape[1]), _ATTENDED)
+    return attended, (mask, query, key, value, attended, total)
 
 
 def _attention_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tuple[Array | None, ...]:
-    reach, slot, segment, segments, query, key, value, attended, total = kept
+    mask, query, key, value, attended, total = kept
     # A slope of scores is weight * (slope of the weight - its mean over weights), and this is the mean.
     mean = (slope.astype(jnp.float32) * attended.astype(jnp.float32)).sum(-1, keepdims=True)
     keys, values = _by_head(key), _by_head(value)
@@ -412,7 +404,7 @@ def _attention_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tu
     def part(slopes: tuple[Array, Array], queries: tuple[Array, ...]) -> tuple[tuple[Array, Array], Array]:
         slot, segment, *by_position = queries
         query, total, mean, slope = (_grouped(shape, x) for x in by_position)
-        scores, steepness = _scores(shape, reach, slot, segment, segments, query, keys)
+        scores, steepness = _scores(shape, mask._replace(slot=slot, segment=segment), query, keys)
         product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
         weight = jnp.exp(scores - total)
         of_weight = product("bnrh,bnmh->bnrm", slope, values)
@@ -422,37 +414,29 @@ def _attention_backward(shape: Shape, kept: tuple[Any, ...], slope: Array) -> tu
         of_value = product("bnrm,bnrh->bnmh", weight.astype(slope.dtype), slope)
         return (slopes[0] + of_key, slopes[1] + of_value), _flat(of_query, len(slot))
 
-    queries = jax.lax.optimization_barrier((slot, segment, query, total, mean, slope))
+    queries = jax.lax.optimization_barrier((mask.slot, mask.segment, query, total, mean, slope))
     start = (jnp.zeros(keys.shape, jnp.float32), jnp.zeros(values.shape, jnp.float32))
     of_keys, of_query = jax.lax.scan(part, start, _parts(queries))
     of_key, of_value = (jnp.moveaxis(x, 1, 2).astype(key.dtype) for x in of_keys)
-    return None, None, None, None, _joined(of_query, len(slot)).astype(query.dtype), of_key, of_value
+    return None, _joined(of_query, query.shape[1]).astype(query.dtype), of_key, of_value
 
 
 _attention.defvjp(_attention_forward, _attention_backward)
 
 
-def _scores(
-    shape: Shape,
-    reach: Array | None,
-    slot: Array,
-    segment: Array,
-    segments: Array,
-    query: Array,
-    key: Array,
-) -> tuple[Array, Array | float]:
+def _scores(shape: Shape, mask: _Mask, query: Array, key: Array) -> tuple[Array, Array | float]:
     """Scores [B, kv_heads, groups S, M], the lowest number where a query does not see; their slope by query times key.
 
     Args:
-      shape, reach, slot, segment, segments: as for `_attention`.
+      shape, mask: as for `_attention`.
       query: [B, kv_heads, groups S, head_size].
       key: [B, kv_heads, M, head_size].
     """
-    place = jnp.arange(segments.shape[1])
-    seen = slot[:, None] >= place
-    if reach is not None:
-        seen = seen & (slot[:, None] - place < reach)
-    seen = seen & (segment[:, :, None] == segments[:, None, :])
+    distance = mask.slot[:, None] - jnp.arange(mask.segments.shape[1])
+    seen = distance >= 0
+    if mask.reach is not None:
+        seen = seen & (distance < mask.reach)
+    seen = seen & (mask.segment[:, :, None] == mask.segments[:, None, :])
     steepness: Array | float = 1 / math.sqrt(
         query.shape[-1] if shape.query_size is None else shape.query_size
     )
@@ -460,7 +444,7 @@ def _scores(
     if shape.score_cap:
         scores = capped(scores, shape.score_cap)
         steepness = steepness * (1 - jnp.square(scores / shape.score_cap))
-    seen = jnp.tile(seen[:, None], (1, 1, query.shape[2] // len(slot), 1))
+    seen = jnp.tile(seen[:, None], (1, 1, query.shape[2] // len(mask.slot), 1))
     return jnp.where(seen, scores, jnp.finfo(jnp.float32).min), steepness
 
 
