@@ -1403,9 +1403,8 @@ def expectile_values(tau: float) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize(
     "head",
     [
-        "scalar",
         "hl_gauss",
-        *(pytest.param(head, marks=pytest.mark.long) for head in ("two_hot", "c51", "quantile")),
+        *(pytest.param(head, marks=pytest.mark.long) for head in ("scalar", "two_hot", "c51", "quantile")),
     ],
 )
 def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head: str) -> None:
@@ -1501,7 +1500,7 @@ BANDIT = Spec((1,), 1)
 DEEP = (64,)
 CRITIC_KINKS = 0.1  # how far from the peak of a parabola that of a fitted polygon may lie
 HALF = {"discount": 0.5, "target_rate": 0.05, "learning_rate": 5e-3}
-on_two_heads = pytest.mark.parametrize("head", ["scalar", "hl_gauss"])
+on_two_heads = pytest.mark.parametrize("head", [pytest.param("scalar", marks=pytest.mark.long), "hl_gauss"])
 
 
 def reward(action: Any) -> Any:

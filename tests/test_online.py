@@ -463,7 +463,7 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
 @pytest.mark.parametrize(
     ("agent", "changes"),
     [
-        pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step", marks=pytest.mark.slow),
+        pytest.param("sac", {"utd": 0.5, "n_step": 3}, id="sac, every second step", marks=pytest.mark.long),
         pytest.param(
             "td3",
             {"utd": 2, "envs": 2, "seeds": 2, "env_processes": 1},
@@ -476,7 +476,11 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
             id="td3, dictionaries",
             marks=pytest.mark.slow,
         ),
-        pytest.param("dqn", {"env": "CartPole-v1", "priority": 0.5, "n_step": 2}, id="dqn, prioritised"),
+        pytest.param(
+            "dqn",
+            {"env": "CartPole-v1", "priority": 0.5, "n_step": 2, "utd": 0.5},
+            id="dqn, prioritised, every second step",
+        ),
     ],
 )
 def test_a_run_that_goes_on_is_the_uninterrupted_one_to_the_bit(
