@@ -16,6 +16,7 @@ from small_models import CONFIGS, LLAMA, random_params
 from rl.language import generate, model
 from rl.language.model import LM
 from rl.networks import transformer
+from rl.networks.layers import vocabulary_product
 from rl.networks.transformer import Rope
 from rl.types import Array, Key
 
@@ -121,7 +122,7 @@ def test_logits_of_bfloat16_are_summed_in_float32() -> None:
 
     @jax.jit
     def ask(features: Array, rows: Array, cotangent: Array) -> Any:
-        products, back = jax.vjp(model._products, features, rows)
+        products, back = jax.vjp(vocabulary_product, features, rows)
         return products, back(cotangent.astype(jnp.float32))
 
     products, (to_features, to_rows) = ask(features, rows, cotangent)
@@ -130,7 +131,7 @@ def test_logits_of_bfloat16_are_summed_in_float32() -> None:
     np.testing.assert_allclose(products, x @ w.T, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(np.asarray(to_features, np.float64), g @ w, rtol=2**-8, atol=1e-6)
     np.testing.assert_allclose(to_rows, g.T @ x, rtol=1e-5, atol=1e-5)
-    text = jax.jit(model._products).lower(features, rows).as_text()
+    text = jax.jit(vocabulary_product).lower(features, rows).as_text()
     assert "(tensor<3x64xbf16>, tensor<5x64xbf16>) -> tensor<3x5xf32>" in text
 
 

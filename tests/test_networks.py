@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from rl.networks import cnn, mlp
+from rl.networks import cnn, layers, mlp
 from rl.networks.base import Network, ensemble, from_linen
 from rl.networks.layers import INITIALISERS, OGBENCH, Architecture
 from rl.types import Spec
@@ -140,6 +141,28 @@ def test_gradients_are_those_of_matrix_products(leading: tuple[int, ...]) -> Non
 
     ours, theirs = jax.jit(lambda: (both(network.apply), both(jax.vmap(plain, (0, None, None)))))()
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-5), ours, theirs)
+
+
+@pytest.mark.parametrize("product", [layers.row_product, layers.vocabulary_product], ids=lambda f: f.__name__)
+def test_products_of_merged_axes_are_those_of_the_axes(product: Any) -> None:
+    """Values and gradients, of an ensemble; no product contracts two axes, which XLA would move first."""
+    x, weight, cotangent = (normal(*size) for size in ((2, 3, 4, 5), (2, 5, 6), (2, 3, 4, 6)))
+    kernels = weight if product is layers.row_product else weight.swapaxes(1, 2)
+
+    def gradients(x: jax.Array, kernel: jax.Array, cotangent: jax.Array) -> Any:
+        y, back = jax.vjp(product, x, kernel)
+        return y, *back(cotangent)
+
+    compiled = jax.jit(jax.vmap(gradients))
+    y, to_x, to_kernel = map(np.asarray, compiled(x, kernels, cotangent))
+    np.testing.assert_allclose(y, np.einsum("eabn,enm->eabm", x, weight), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(to_x, np.einsum("eabm,enm->eabn", cotangent, weight), rtol=1e-5, atol=1e-5)
+    to_weight = to_kernel if kernels is weight else to_kernel.swapaxes(1, 2)
+    np.testing.assert_allclose(to_weight, np.einsum("eabn,eabm->enm", x, cotangent), rtol=1e-5, atol=1e-5)
+    contracted = re.findall(
+        r"contracting_dims = \[([\d, ]+)\]", compiled.lower(x, kernels, cotangent).as_text()
+    )
+    assert len(contracted) == 3 and all("," not in axes for axes in contracted)
 
 
 def test_without_hidden_layers_a_network_is_linear() -> None:

@@ -571,7 +571,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"`{result['command']}`, {result['wall_seconds']:.0f} s on {result['hardware']['cores']} cores; logs "
         f"{settings['seed']} to {last}. Mean return over the 25 starts (optimum {OPTIMUM}, at worst -101), its mean "
-        "over logs and Student's 95 % interval. The program, experiments/papers/ilql_maze.py, says what is compared."
+        f"over logs and Student's 95 % interval. {studies.program(result, __file__)} says what is compared."
     )
     text = functools.partial(studies.plus_minus, style=".1f")
     for part, methods in result["parts"].items():

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rl.networks import transformer
+from rl.networks.layers import vocabulary_product
 from rl.networks.transformer import Cache, Shape
 from rl.types import Array, Key, Params
 from rl.values.tokens import survey
@@ -87,7 +88,7 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     def logits(params: Params, features: Array) -> Array:
         rows = params["embedding" if config.tied else "unembedding"]
-        return transformer.capped(_products(features, rows), config.logit_cap)
+        return transformer.capped(vocabulary_product(features, rows), config.logit_cap)
 
     def cache(rows: int, slots: int) -> Cache:
         check(slots)
@@ -106,29 +107,6 @@ def make(config: Config, dtype: Any = jnp.float32, remat: bool = False) -> LM:
 
     extend, residuals = (functools.partial(following, one) for one in (body.extend, body.residuals))
     return LM(config, init, features, logits, cache, extend, residuals)
-
-
-@jax.custom_vjp
-def _products(features: Array, rows: Array) -> Array:
-    """Features [..., D] by rows [A, D] of their type, summed in float32: [..., A] float32.
-
-    JAX's own rule would compute gradients from a cotangent in float32, and so all their products in that type.
-    """
-    return jnp.einsum(
-        "...d,ad->...a", features, rows.astype(features.dtype), preferred_element_type=jnp.float32
-    )
-
-
-def _product_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
-    features, rows = operands
-    cotangent = cotangent.astype(features.dtype)
-    product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
-    to_features = product("...a,ad->...d", cotangent, rows.astype(features.dtype))
-    to_rows = product("...a,...d->ad", cotangent, features)
-    return to_features.astype(features.dtype), to_rows.astype(rows.dtype)
-
-
-_products.defvjp(lambda features, rows: (_products(features, rows), (features, rows)), _product_gradients)
 
 
 def pretrained(lm: LM, params: Params) -> LM:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 
 from rl.networks.base import Network, from_linen
 from rl.networks.diffusion import TimeEmbedding
-from rl.networks.layers import MLP, Architecture, dense_product
+from rl.networks.layers import MLP, Architecture, dense_product, row_product
 from rl.types import Array, Key, Params
 
 GELU = Architecture(activation="gelu")  # of embeddings and decoders, which start as PyTorch's
@@ -275,4 +275,4 @@ class _Decoder(nn.Module):
 
 def _dense(width: int, *, bias: bool = True, name: str) -> nn.Dense:
     """Of blocks, which start small. Call it in a compact module only."""
-    return nn.Dense(width, bias, kernel_init=_small, dot_general=dense_product, name=name)
+    return nn.Dense(width, bias, kernel_init=_small, dot_general=row_product, name=name)

@@ -144,6 +144,49 @@ def dense_product(x: Array, kernel: Array, dimension_numbers: Any, precision: An
     return _matmul(x, kernel)
 
 
+def row_product(x: Array, kernel: Array, dimension_numbers: Any = None, precision: Any = None) -> Array:
+    """`dense_product` of x [B, ..., n] with its leading axes merged; devices may share ``B`` and no other of them.
+
+    The kernel's gradient contracts the leading axes. XLA's CPU compiler does so with one axis as it is; several it
+    moves behind the last one, and computes anew in that order whatever x is made of: the gradient of a gated
+    feed-forward layer takes 1.5 times as long.
+    """
+    y = dense_product(x.reshape(-1, x.shape[-1]), kernel, dimension_numbers, precision)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def vocabulary_product(features: Array, rows: Array) -> Array:
+    """Features [B, ..., D] by rows [A, D] of their type, summed in float32: [B, ..., A] float32.
+
+    Axes are as in `row_product`.
+    JAX's own rule would compute gradients from a cotangent in float32, and so all their products in that type.
+    """
+    y = _by_rows(features.reshape(-1, features.shape[-1]), rows)
+    return y.reshape(*features.shape[:-1], -1)
+
+
+def _contract(x: Array, x_axis: int, y: Array, y_axis: int) -> Array:
+    dimensions = (((x_axis,), (y_axis,)), ((), ()))
+    return jax.lax.dot_general(x, y, dimensions, preferred_element_type=jnp.float32)
+
+
+@jax.custom_vjp
+def _by_rows(x: Array, rows: Array) -> Array:
+    return _contract(x, 1, rows.astype(x.dtype), 1)
+
+
+def _by_rows_gradients(operands: tuple[Array, Array], cotangent: Array) -> tuple[Array, Array]:
+    x, rows = operands
+    cotangent = cotangent.astype(x.dtype)
+    to_x = _contract(cotangent, 1, rows.astype(x.dtype), 0)
+    # The features first: what is transposed for the product is then they, and not a number for each row.
+    to_rows = _contract(x, 0, cotangent, 0).T
+    return to_x.astype(x.dtype), to_rows.astype(rows.dtype)
+
+
+_by_rows.defvjp(lambda x, rows: (_by_rows(x, rows), (x, rows)), _by_rows_gradients)
+
+
 class MLP(nn.Module):
     """Dense layers with an activation between them, and LayerNorm before or after each activation if asked for.
 

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from rl.networks import mlp
 from rl.networks.base import Network
+from rl.networks.layers import row_product, vocabulary_product
 from rl.types import Array, Key, Params
 
 
@@ -66,7 +67,7 @@ def vocabulary_values(
         return jax.vmap(one)(jax.random.split(key, members))
 
     def hidden(params: Params, features: Array) -> Array:
-        return jax.nn.relu(features.astype(jnp.float32) @ params["inner"] + params["inner_bias"])
+        return jax.nn.relu(row_product(features.astype(jnp.float32), params["inner"]) + params["inner_bias"])
 
     def at(params: Params, features: Array, token: Array) -> Array:
         def one(p: Params) -> Array:
@@ -77,7 +78,9 @@ def vocabulary_values(
 
     def every(params: Params, features: Array) -> Array:
         def one(p: Params) -> Array:
-            return jnp.einsum("...h,akh->...ak", hidden(p, features), p["rows"]) + p["rows_bias"] + bias
+            y = vocabulary_product(hidden(p, features), p["rows"].reshape(-1, inner))
+            y += p["rows_bias"].reshape(-1) + bias
+            return y.reshape(*y.shape[:-1], vocabulary, outputs)
 
         return jax.vmap(one)(params)
 

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from rl.networks.base import Network, from_linen
-from rl.networks.layers import MLP, Architecture, dense_product
+from rl.networks.layers import MLP, Architecture, row_product
 from rl.types import Array, Key, Params
 
 # Queries that attend at a time: what holds scores grows with this times the length, not with its square.
@@ -503,13 +503,13 @@ class _Block(nn.Module):
 
         def dense(x: Array, name: str, size: int, bias: bool, scale: float = 0.02) -> Array:
             init = nn.initializers.normal(scale)
-            layer = nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=dense_product, name=name)
+            layer = nn.Dense(size, bias, self.dtype, kernel_init=init, dot_general=row_product, name=name)
             y = layer(x)
             adapter: Any = self.get_variable("params", name + ADAPTER)
             if adapter is None:
                 return y
             a, b = adapter["a"].astype(y.dtype), adapter["b"].astype(y.dtype)
-            return y + dense_product(dense_product(x.astype(y.dtype), a, None), b, None)
+            return y + row_product(row_product(x.astype(y.dtype), a), b)
 
         def heads(x: Array, name: str, count: int) -> Array:
             y = dense(x, name, count * s.head_size, s.qkv_bias)
