@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -82,41 +82,29 @@ CASES = [case for case in TRACED if case.values[0][1] not in set(GOALS) - set(TR
 
 # Every agent, where shapes and types are all that is asked for.
 traced = pytest.mark.parametrize("case", TRACED, indirect=True)
-# Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's, to
-# which batches with goals are batches. CI asks those whose updates depend on the step or on the number of networks in
-# ways of their own: a delayed policy, an ensemble, tokens, a value beside its critic, integer actions.
-IN_CI = {("continuous", agent) for agent in ("rebrac", "edac", "arsq", "iql")} | {("discrete", "dqn")}
-each_agent = pytest.mark.parametrize(
-    "case",
-    [
-        case
-        if case.values[0][:2] in IN_CI
-        else pytest.param(*case.values, id=case.id, marks=pytest.mark.long)
-        for case in CASES
-        if not case.marks
-    ],
-    indirect=True,
-)
 
 
-def others_long(in_ci: Callable[[str, str], bool]) -> pytest.MarkDecorator:
-    """Every agent with every head; of the cases that are marked only those of ``in_ci(kind, agent)`` run in CI."""
+def others_long(in_ci: Callable[[Any], bool], cases: Sequence[Any] = CASES) -> pytest.MarkDecorator:
+    """All of ``cases``, of which only those of ``in_ci(case)`` run in CI."""
     return pytest.mark.parametrize(
         "case",
         [
-            case
-            if not case.marks or in_ci(*case.values[0][:2])
-            else pytest.param(*case.values, id=case.id, marks=pytest.mark.long)
-            for case in CASES
+            case if in_ci(case) else pytest.param(*case.values, id=case.id, marks=pytest.mark.long)
+            for case in cases
         ],
         indirect=True,
     )
 
 
+# Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's, to
+# which batches with goals are batches. CI asks those whose updates depend on the step or on the number of networks in
+# ways of their own: a delayed policy, an ensemble, tokens, a value beside its critic, integer actions.
+IN_CI = {("continuous", agent) for agent in ("rebrac", "edac", "arsq", "iql")} | {("discrete", "dqn")}
+each_agent = others_long(lambda case: case.values[0][:2] in IN_CI, [case for case in CASES if not case.marks])
 # Where a test runs epochs: the updates of the other heads are tested in every way below and in test_agents.
-trained = others_long(lambda kind, agent: kind == "goals")
+trained = others_long(lambda case: not case.marks or case.values[0][0] == "goals")
 # Where a test asks one compiled update: IQL, which has a critic and a value, is asked with every head.
-asked = others_long(lambda kind, agent: kind == "goals" or agent == "iql")
+asked = others_long(lambda case: not case.marks or case.values[0][0] == "goals" or case.values[0][1] == "iql")
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {

@@ -110,7 +110,7 @@ def test_every_head_descends_to_the_expectile(name: str) -> None:
     SciPy knows nothing of heads. The quantile head cannot keep an expectation exactly; it must stay within
     its stated bias, ``range / 2K + kappa``.
     """
-    size, kappa = 25, 0.01
+    size, kappa = 51, 0.01
     head = heads.quantile(size, kappa) if name == "quantile" else heads.make(name, LOW, HIGH, 33)
     optimiser = optax.adam(optax.cosine_decay_schedule(0.05, 4000), b1=0.5)
 
