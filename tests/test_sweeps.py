@@ -76,12 +76,7 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
     script = Path(sweep["program"]).stem
     module, known = sweeps._module(script), sweeps.SCRIPTS[script]
     of_agent = module.config if script == "model_based" else common.config
-    seen: set[tuple[str, str]] = set()
     for run in runs:
-        pairs = {(name, str(value)) for name, value in run.items()}
-        if pairs <= seen:  # every value of every parameter is asked once
-            continue
-        seen |= pairs
         argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
         values = absl_flags.FlagValues()
         flags.parser(module.PUBLISHED, of_agent, values)([script, *argv])
