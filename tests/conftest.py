@@ -18,9 +18,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 
-# XLA's older code generator for CPUs: it compiles these small programs in a third of the time. In one piece, not in 32
-# for as many threads: the workers keep the cores busy.
-XLA_FLAGS = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+XLA_FLAGS = (
+    # XLA's older code generator for CPUs, up to JAX 0.10: it compiles these small programs in a third of the time.
+    "--xla_cpu_use_fusion_emitters=false",
+    # Programs in one piece, not in 32 for as many threads: the workers keep the cores busy.
+    "--xla_cpu_parallel_codegen_split_count=1",
+)
 CACHE_BYTES = 2 * 2**30
 RESIDENT_BYTES = 1.25 * 2**30
 
@@ -37,8 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         # Most programs here run for less time than XLA would take to optimise them.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
-        if "XLA_FLAGS" not in os.environ and accepts(XLA_FLAGS):
-            os.environ["XLA_FLAGS"] = XLA_FLAGS
+        if "XLA_FLAGS" not in os.environ:
+            os.environ["XLA_FLAGS"] = " ".join(flag for flag in XLA_FLAGS if accepts(flag))
     # Tracing makes many objects that live long, which the collector would visit again and again.
     gc.set_threshold(100_000, 20, 100)
 
@@ -84,10 +87,10 @@ def trim(folder: Path, limit: int) -> None:
             path.unlink(missing_ok=True)
 
 
-def accepts(flags: str) -> bool:
-    """Whether XLA knows the flags: it ends the process where it does not."""
+def accepts(flag: str) -> bool:
+    """Whether XLA knows the flag: it ends the process where it does not."""
     start = [sys.executable, "-c", "from jaxlib import xla_client; xla_client.make_cpu_client()"]
-    return subprocess.run(start, env={**os.environ, "XLA_FLAGS": flags}, capture_output=True).returncode == 0
+    return subprocess.run(start, env={**os.environ, "XLA_FLAGS": flag}, capture_output=True).returncode == 0
 
 
 @pytest.fixture(scope="module", autouse=True)
