@@ -302,6 +302,7 @@ STORED = {
     "arsq": ["papers/arsq", "papers/arsq/finer"],
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
+    "bcoder_rank": ["papers/bcoder_rank"],
     "hecrl": ["papers/hecrl"],
     "proposals": ["papers/proposals", "papers/proposals/chunks"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
