@@ -96,15 +96,19 @@ def others_long(in_ci: Callable[[Any], bool], cases: Sequence[Any] = CASES) -> p
     )
 
 
+def one_head_or_goals(case: Any) -> bool:
+    return not case.marks or case.values[0][0] == "goals"
+
+
 # Each agent with one head, where a test compiles an epoch of its own: length and number of epochs are the loop's, to
 # which batches with goals are batches. CI asks those whose updates depend on the step or on the number of networks in
 # ways of their own: a delayed policy, an ensemble, tokens, a value beside its critic, integer actions.
 IN_CI = {("continuous", agent) for agent in ("rebrac", "edac", "arsq", "iql")} | {("discrete", "dqn")}
 each_agent = others_long(lambda case: case.values[0][:2] in IN_CI, [case for case in CASES if not case.marks])
 # Where a test runs epochs: the updates of the other heads are tested in every way below and in test_agents.
-trained = others_long(lambda case: not case.marks or case.values[0][0] == "goals")
+trained = others_long(one_head_or_goals)
 # Where a test asks one compiled update: IQL, which has a critic and a value, is asked with every head.
-asked = others_long(lambda case: not case.marks or case.values[0][0] == "goals" or case.values[0][1] == "iql")
+asked = others_long(lambda case: one_head_or_goals(case) or case.values[0][1] == "iql")
 
 BATCH, STEPS, SEEDS = 16, 20, 2
 SMALL: dict[str, dict[str, Any]] = {
