@@ -411,7 +411,7 @@ def bars(
     else:
         axes.margins(x=0.1)
     axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
-    axes.set_xlabel(xlabel, fontsize=12)
+    figure.supxlabel(xlabel, fontsize=12)  # under the whole figure: beside long labels the axes are narrow
     axes.set_title(title, fontsize=13, loc="left")
     _save(figure, path)
 

@@ -571,6 +571,7 @@ def centred(corpus: Corpus) -> np.ndarray:
 
 def logistic(features: np.ndarray, labels: np.ndarray, decay: float) -> np.ndarray:
     """Weights [D] of the logistic regression of labels [N], 0 or 1, on features [N, D]; ``decay`` keeps them small."""
+    features = features.astype(float)  # once, not in each of the products below
 
     def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
         logits = features @ parameters[1:] + parameters[0]
