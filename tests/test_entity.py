@@ -219,6 +219,7 @@ def test_order_does_not_matter(name: str) -> None:
         assert np.abs(rows[0] - rows[1]).max() > 1e-2, "it must look at its inputs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["critic", "denoiser"])
 def test_a_set_in_which_each_entity_is_twice_is_the_same_set(name: str) -> None:
     """With the parameters of a smaller one: attention is an average."""
@@ -226,6 +227,7 @@ def test_a_set_in_which_each_entity_is_twice_is_the_same_set(name: str) -> None:
     assert_close(double, np.repeat(plain, 2, 1) if name == "denoiser" else plain)
 
 
+@pytest.mark.slow
 def test_more_actions_or_candidates_than_observations_are_each_computed_alone() -> None:
     for name in ("critic", "denoiser"):
         assert outputs()["many"][name].shape[0] == 3

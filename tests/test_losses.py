@@ -111,8 +111,9 @@ def test_every_head_descends_to_the_expectile(name: str) -> None:
     its stated bias, ``range / 2K + kappa``.
     """
     size, kappa = 51, 0.01
+    steps = 2000 if name == "quantile" else 4000  # of many times the work, for a wider tolerance
     head = heads.quantile(size, kappa) if name == "quantile" else heads.make(name, LOW, HIGH, 33)
-    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, 4000), b1=0.5)
+    optimiser = optax.adam(optax.cosine_decay_schedule(0.05, steps), b1=0.5)
 
     def descend(y: jax.Array, expectile: jax.Array) -> jax.Array:
         def step(carry: tuple, _: None) -> tuple[tuple, None]:
@@ -122,7 +123,7 @@ def test_every_head_descends_to_the_expectile(name: str) -> None:
             return (optax.apply_updates(outputs, update), state), None
 
         outputs = jnp.sin(jnp.arange(head.size, dtype=jnp.float32))
-        return head.value(jax.lax.scan(step, (outputs, optimiser.init(outputs)), None, 4000)[0][0])
+        return head.value(jax.lax.scan(step, (outputs, optimiser.init(outputs)), None, steps)[0][0])
 
     for value, (sample, expectile) in zip(over_cases(descend), CASES, strict=True):
         tolerance = np.ptp(sample) / (2 * size) + kappa if name == "quantile" else 3e-3
