@@ -13,15 +13,20 @@ import pytest
 from benchmarks import linear_peer, robust
 from rl.agents import r2pvi
 from rl.envs import american_put
+from rl.replay.linear import Trajectories
 
 ENV = american_put.make(horizon=4, factors=6)
-DATA = american_put.collect(ENV, jax.random.key(0), 40, jnp.asarray(100.0))
+
+
+@pytest.fixture(scope="module")
+def log() -> r2pvi.Data:
+    return american_put.collect(ENV, jax.random.key(0), 40, jnp.asarray(100.0))
 
 
 @pytest.mark.parametrize("method", robust.STRENGTHS)
-def test_what_is_compared_fits_the_same_weights(method: str) -> None:
-    ours = np.asarray(robust.fitter(method)(DATA).weights)
-    theirs = linear_peer.fit(method, robust.STRENGTHS[method], DATA, robust.BETA, robust.RIDGE)
+def test_what_is_compared_fits_the_same_weights(method: str, log: Trajectories) -> None:
+    ours = np.asarray(robust.fitter(method)(log).weights)
+    theirs = linear_peer.fit(method, robust.STRENGTHS[method], log, robust.BETA, robust.RIDGE)
     assert np.abs(ours).max() > 0.1
     if method in ("tv", "kl"):
         np.testing.assert_allclose(ours, theirs, atol=1e-4)
@@ -32,11 +37,11 @@ def test_what_is_compared_fits_the_same_weights(method: str) -> None:
     assert (np.abs(ours[first] - theirs[first]) < 1e-3).mean() > 0.6
 
 
-def test_a_fault_in_the_peer_would_be_seen() -> None:
+def test_a_fault_in_the_peer_would_be_seen(log: Trajectories) -> None:
     weaker = np.asarray(
-        r2pvi.fit(r2pvi.Config("tv", scale=2.0, beta=robust.BETA, ridge=robust.RIDGE), DATA).weights
+        r2pvi.fit(r2pvi.Config("tv", scale=2.0, beta=robust.BETA, ridge=robust.RIDGE), log).weights
     )
-    theirs = linear_peer.fit("tv", 1.0, DATA, robust.BETA, robust.RIDGE)
+    theirs = linear_peer.fit("tv", 1.0, log, robust.BETA, robust.RIDGE)
     assert np.abs(weaker - theirs).max() > 1e-2
 
 
