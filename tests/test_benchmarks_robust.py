@@ -19,7 +19,7 @@ ENV = american_put.make(horizon=4, factors=6)
 
 
 @pytest.fixture(scope="module")
-def log() -> r2pvi.Data:
+def log() -> Trajectories:
     return american_put.collect(ENV, jax.random.key(0), 40, jnp.asarray(100.0))
 
 

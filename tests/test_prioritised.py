@@ -28,14 +28,9 @@ DRAW = jax.jit(prioritised.draw, static_argnums=2)
 INSERT = jax.jit(prioritised.insert, static_argnums=(2, 3))
 
 
-def filled(priority: jax.Array) -> prioritised.Tree:
-    return prioritised.put(prioritised.tree(len(priority)), jnp.arange(len(priority)), priority)
-
-
 @partial(jax.jit, static_argnums=1)
 def drawn_from(priority: jax.Array, count: int, key: jax.Array = KEY) -> jax.Array:
-    """Rows from a tree that `filled` makes."""
-    return prioritised.draw(filled(priority), key, count)
+    return prioritised.draw(prioritised.filled(priority), key, count)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 8, 100])
@@ -90,13 +85,12 @@ def test_a_row_of_priority_zero_is_never_drawn(priority: np.ndarray) -> None:
 
 
 @pytest.mark.optimised
-@pytest.mark.optimised
 def test_small_priorities_beside_large_ones_keep_their_share() -> None:
     """2^20 rows, half of which have a thousandth of the others' priority: their share is 0.0999 %."""
     size = 2**20
     priority = np.where(np.arange(size) % 2 == 0, 1.0, 1e-3).astype(np.float32)
-    draws = 2**18
-    index = np.asarray(DRAW(jax.jit(prioritised.filled)(priority), KEY, draws))
+    draws = 2**20
+    index = np.asarray(drawn_from(priority, draws))
     expected = draws * 0.5 * 1e-3 / (0.5 + 0.5e-3)
     assert abs((priority[index] < 1).sum() - expected) < 5 * np.sqrt(expected)
 
@@ -104,7 +98,7 @@ def test_small_priorities_beside_large_ones_keep_their_share() -> None:
 @pytest.mark.parametrize("draw", [0.0, np.nextafter(np.float32(1), np.float32(0))])
 def test_the_ends_of_the_random_numbers_reach_no_empty_row(draw: float, monkeypatch) -> None:
     monkeypatch.setattr(jax.random, "uniform", lambda key, shape: jnp.full(shape, draw))
-    draw_three = jax.jit(lambda priority: prioritised.draw(filled(priority), KEY, 3))
+    draw_three = jax.jit(lambda priority: prioritised.draw(prioritised.filled(priority), KEY, 3))
     for place in range(8):
         for value in (1.0, np.finfo(np.float32).tiny, 3e38):
             priority = np.where(np.arange(8) == place, value, 0.0).astype(np.float32)

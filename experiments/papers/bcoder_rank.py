@@ -41,7 +41,7 @@ Learning rates come from five looks at 13 of the development problems, with one 
 steps V ends constant.
 
 The 9,645 distinct programs have 654,000 tokens, and what was read of them stays in ``--cache``. On one core of a Xeon
-(Sapphire Rapids) reading takes two to four hours, once. Every seed takes three, the probe at the end fifteen minutes.
+(Sapphire Rapids) reading takes two to four hours, once. Every seed takes three.
 """
 
 from __future__ import annotations
