@@ -28,6 +28,7 @@ _PACKAGES = (
     *("headway", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "chex", "distrax", "numpy", "scipy"),
     *("mujoco", "gymnasium", "gymnasium-robotics", "ogbench", "minari"),
 )
+_TUNING = ("GLIBC_TUNABLES", "XLA_FLAGS")  # variables that change how fast a command is
 _REMEDY = "remove it, and run the same command again"
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _NOT_FINITE_NAMES = {str(value): name for name, value in _NOT_FINITE.items()}
@@ -403,8 +404,9 @@ def _cpu_model() -> str:
 
 
 def _command() -> str:
-    """The command line as typed, with ``python`` for the interpreter, wherever it lies."""
-    return shlex.join(["python", *sys.orig_argv[1:]])
+    """The command line as typed, with ``python`` for the interpreter, wherever it lies, and what tunes it before it."""
+    tuned = [f"{name}={shlex.quote(os.environ[name])}" for name in _TUNING if os.environ.get(name)]
+    return " ".join([*tuned, shlex.join(["python", *sys.orig_argv[1:]])])
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -196,7 +196,9 @@ class Config:
     limit: float = math.inf
 
 
-def test_config_holds_everything_of_the_run(tmp_path: Path):
+def test_config_holds_everything_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     config = {"agent": Config(), "dataset": Path("a/b"), "seeds": np.arange(2)}
     with log.open_run(tmp_path, config, tensorboard=False):
         pass
@@ -206,7 +208,9 @@ def test_config_holds_everything_of_the_run(tmp_path: Path):
         "dataset": "a/b",
         "seeds": [0, 1],
     }
-    assert record["command"] == shlex.join(["python", *sys.orig_argv[1:]])
+    assert record["command"] == "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 " + shlex.join(
+        ["python", *sys.orig_argv[1:]]
+    )
     assert record["versions"]["python"] == platform.python_version()
     assert record["versions"]["jax"] == jax.__version__
     assert record["versions"]["numpy"] == np.__version__
