@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import os
@@ -125,13 +126,17 @@ def test_order_duplicates_and_cache(anywhere: Pool, monkeypatch: pytest.MonkeyPa
 
 
 def test_two_workers_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    used = []
-    judge = pools._Worker.judge
+    used, parsing = [], set()
+    judge, parse = pools._Worker.judge, ast.parse
     monkeypatch.setattr(pools._Worker, "judge", lambda *args: used.append(args[0]) or judge(*args))
+    monkeypatch.setattr(
+        ast, "parse", lambda *args, **kw: parsing.add(threading.get_ident()) or parse(*args, **kw)
+    )
     with Pool(2, limits=LIMITS, isolation="none") as pool:
         sleepers = [(ADD, f"import time\ntime.sleep(0.2)\n{RIGHT}# {i}") for i in range(2)]
         assert pool.run(sleepers) == [Verdict.PASSED] * 2
         assert set(used) == set(pool._workers)
+    assert parsing == {threading.get_ident()}  # CPython 3.11's parser is not safe in several threads
 
 
 def test_a_program_that_waits_too_long() -> None:

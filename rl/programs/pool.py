@@ -143,7 +143,9 @@ class Pool:
 
     def _find(self, programs: list[tuple[Problem, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
-        results = self._threads.map(self._judge, new)
+        # Here, not in the threads: before Python 3.13 `ast.parse` fails now and then where several threads call it.
+        decides = {problem: asks_for_a_class(problem) for problem in {problem for problem, _ in new}}
+        results = self._threads.map(self._judge, new, [decides[problem] for problem, _ in new])
         for pair, verdict in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
             self._verdicts[pair] = verdict
 
@@ -159,11 +161,11 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, pair: tuple[Problem, str]) -> Verdict:
+    def _judge(self, pair: tuple[Problem, str], decides: bool) -> Verdict:
         problem, _ = pair
         worker = self._idle.get()
         try:
-            return worker.judge(*pair)
+            return worker.judge(*pair, decides)
         except UntestableError:
             # If the reference passed, only this program brought the tests to that.
             if self._verdicts.get((problem, problem.reference)) == Verdict.PASSED:
@@ -194,10 +196,12 @@ class _Worker:
         self.isolation, self._limits = isolation, limits
         self._start()
 
-    def judge(self, problem: Problem, text: str) -> Verdict:
-        """Of a problem with inputs and outputs the verdict on the first that does not pass."""
+    def judge(self, problem: Problem, text: str, decides: bool) -> Verdict:
+        """Of a problem with inputs and outputs the verdict on the first that does not pass.
+
+        ``decides`` is `asks_for_a_class` of the problem.
+        """
         if not problem.cases:
-            decides = asks_for_a_class(problem)
             job = {"text": text, "tests": problem.tests, "entry": problem.entry, "decides": decides}
             return self._judge_job(problem.name, job)
         for stdin, expected in problem.cases:
