@@ -45,38 +45,30 @@ import numpy as np
 from absl import app
 from jax.sharding import Mesh
 
-from experiments import common, flags
+from experiments import common, flags, language_log
+from experiments.language_log import OVERLONG, PROBLEMS
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.agents.state import require_share
 from rl.data import dialogues
-from rl.envs import double_t_maze, programs, text, wordle
-from rl.envs.text import Chat, Dialogue, Game
+from rl.envs import text
+from rl.envs.text import Game
 from rl.exported import AGENTS, HeadSettings
-from rl.language import adapters, chat, generate, model, pretrained, ranking, reading, speak
+from rl.language import adapters, generate, model, pretrained, ranking, reading, speak
 from rl.language.generate import Decoder
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
-from rl.programs import problems
 from rl.programs.pool import Pool
-from rl.programs.problems import Problem, Samples
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 from rl.values.heads import ValueHead
 
-PROBLEMS = {
-    "humaneval": problems.read_humaneval,
-    "mbpp": problems.read_mbpp,
-    "apps": problems.read_apps,
-    "code_contests": problems.read_code_contests,
-}
 ENVIRONMENTS = ("wordle", "maze", *PROBLEMS)  # of which the first two have data policies
 RANKED, RANKING, POLICY = "ranked.jsonl", "ranking.json", "policy"  # in the run folder
 GENERATED, CONTROL = "generated.jsonl", "control"
-OVERLONG = ("refuse", "truncate", "skip")
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
 _IDENTITY = (
@@ -125,9 +117,6 @@ class Settings(common.Head, common.Folder):
     export: bool = False  # write model, values and a card to the folder policy, for transformers, too
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split
-
-
-_Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
 
 class Task(NamedTuple):
@@ -338,8 +327,10 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
         language_model = pretrained.load(settings.model)
         decoder = generate.decoder(model.make(language_model.config, _dtype(settings)))
         params, stop = language_model.params, None
-    words = _words(language_model, settings.stop or stop, settings.date, [one.dialogue for one in prompts])
-    prompts = _that_fit(settings, words, prompts, language_model.config.context)
+    words = language_log.words_of(
+        language_model, settings.stop or stop, settings.date, [one.dialogue for one in prompts]
+    )
+    prompts = language_log.prompts_that_fit(settings, words, prompts, language_model.config.context)
     folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
     folder.mkdir(parents=True, exist_ok=True)
     answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
@@ -462,45 +453,22 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
     )
     pool = stack.enter_context(Pool()) if tasks else None
-    game = environment(settings, tasks, pool)
+    game = language_log.environment(settings, tasks, pool)
     language_model = pretrained.load(settings.model)
     lm = model.make(language_model.config, _dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
     conversations = [*(read or {}).values(), *(row.dialogue for row in (*candidate_sets.values(), *prompts))]
-    words = _words(language_model, settings.stop or (game and game.end), settings.date, conversations)
+    words = language_log.words_of(
+        language_model, settings.stop or (game and game.end), settings.date, conversations
+    )
     context = language_model.config.context
     limit = settings.length or context
-    if read is None:
-        assert game and game.logged  # as `check` has seen to
-        numbered: _Numbered = list(
-            enumerate(game.logged(settings.episodes, np.random.default_rng(settings.seed)), start=1)
-        )
-    else:
-        numbered = _judged(settings, read, tasks, pool)
-    episodes, beyond = _episodes(
-        f"{settings.log}, line" if settings.log else "episode", words, numbered, limit, settings.overlong
-    )
-    if any(isinstance(one, Chat) for _, one in numbered):
-        _warn_of_time(words)
+    episodes, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
-    discount = getattr(config, "discount", 1.0)
-    require_share("discount", discount)
-    support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
-    # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
-    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
-    # Of what is left of an episode: its return may be less, where it began with a loss.
-    if head.are_values and values.max() > getattr(config, "maximum", math.inf):
-        raise ValueError(
-            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {values.max()}"
-        )
-    if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
-        raise ValueError(
-            f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "
-            f"{support[1]:g}] of --head={settings.head}: change --head_low and --head_high"
-        )
+    support, head = _value_head(settings, config, episodes)
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:
         raise ValueError(f"--length={length} is more than the model's context of {context}")
@@ -520,10 +488,36 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         head,
         {"episodes": len(episodes), "mean_return": float(np.mean(returns)), "overlong": beyond},
         candidate_sets,
-        _candidates(settings, words, candidate_sets, context),
-        _that_fit(settings, words, prompts, context) if prompts else [],
+        language_log.candidates(settings, words, candidate_sets, context),
+        language_log.prompts_that_fit(settings, words, prompts, context) if prompts else [],
         adapters.frozen(language_model.params) if settings.lora_rank else None,
     )
+
+
+def _value_head(
+    settings: Settings, config: Any, episodes: Sequence[Episode]
+) -> tuple[tuple[float, float], ValueHead]:
+    """The head, and its support: of the flags, or all that values of these episodes can be.
+
+    Raises:
+      ValueError: the log has returns beyond it.
+    """
+    discount = getattr(config, "discount", 1.0)
+    require_share("discount", discount)
+    support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
+    # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
+    values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)
+    # Of what is left of an episode: its return may be less, where it began with a loss.
+    if head.are_values and values.max() > getattr(config, "maximum", math.inf):
+        raise ValueError(
+            f"--agent.maximum={config.maximum} bounds all values, and the log has a return of {values.max()}"
+        )
+    if not head.are_values and not support[0] <= values.min() <= values.max() <= support[1]:
+        raise ValueError(
+            f"the log has returns from {values.min():g} to {values.max():g}, beyond the support [{support[0]:g}, "
+            f"{support[1]:g}] of --head={settings.head}: change --head_low and --head_high"
+        )
+    return support, head
 
 
 def _warn_of_size(task: Task, inner: int) -> None:
@@ -546,153 +540,6 @@ def _warn_of_stages(settings: Settings, config: Any) -> None:
             "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
-
-
-def _warn_of_time(words: Words) -> None:
-    if words.template and words.template.asks_the_time:
-        print(
-            "note: the model's chat template writes the day into its texts, so that this run cannot be continued on "
-            f"another: give --date={datetime.now():%Y-%m-%d}",
-            file=sys.stderr,
-        )
-
-
-def _judged(
-    settings: Settings,
-    read: Mapping[int, Dialogue | Chat | Samples],
-    tasks: Sequence[Problem],
-    pool: Pool | None,
-) -> _Numbered:
-    """What a log has, whose programs have met the tests of their problems.
-
-    Raises:
-      ValueError: there are programs and not their problems.
-    """
-    of_name = {task.name: task for task in tasks}
-    sampled = []
-    for line, one in read.items():
-        if not isinstance(one, Samples):
-            continue
-        if one.name not in of_name:
-            where = f"{settings.environment_file} has no such problem" if tasks else "nothing says its tests"
-            raise ValueError(
-                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, "
-                f"one of {', '.join(PROBLEMS)}, and its --environment_file"
-            )
-        task = of_name[one.name]._replace(prompt=one.prompt)
-        sampled += [(line, task, completion) for completion in one.completions]
-    pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
-    verdicts = pool.run(pairs) if pool else []
-    numbered: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
-    for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
-        numbered.append((line, programs.dialogue(task, completion, verdict)))
-    return sorted(numbered, key=lambda pair: pair[0])
-
-
-def _episodes(
-    where: str, words: Words, numbered: _Numbered, limit: int, overlong: str
-) -> tuple[list[Episode], int]:
-    """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
-
-    Raises:
-      ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
-        and its number.
-    """
-    episodes, beyond = [], 0
-    name = where.split(",")[0]
-    with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
-        for number, each in numbered:
-            try:
-                one = speak.episode(words, each)
-            except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
-                raise ValueError(f"{where} {number}: {error}") from None
-            bar.update(1)
-            if len(one.tokens) > limit:
-                beyond += 1
-                if overlong == "refuse":
-                    raise ValueError(
-                        f"{where} {number}: {len(one.tokens)} tokens are more than the {limit} that there is room for: "
-                        "raise --length, up to the model's context, or give --overlong=truncate or skip"
-                    )
-                if overlong == "skip":
-                    continue
-                one = speak.shortened(words, each, one, limit)
-                if not one.is_action.any():
-                    raise ValueError(
-                        f"{where} {number}: nothing of the agent's is in its last {limit} tokens: raise --length, or "
-                        "leave the line out"
-                    )
-            episodes.append(one)
-    _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
-    if not episodes:
-        raise ValueError(
-            f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
-        )
-    return episodes, beyond
-
-
-def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:
-    if beyond:
-        done = "left out" if overlong == "skip" else "cut at the front"
-        print(
-            f"note: {name}: {beyond} of {total} have more than {limit} tokens and are {done} (--overlong={overlong})",
-            file=sys.stderr,
-        )
-
-
-def _candidates(
-    settings: Settings, words: Words, candidate_sets: Mapping[int, dialogues.Candidates], limit: int
-) -> TokenBatch | None:
-    """What was said with each of the candidates, one in a row; None where nothing is to be ranked.
-
-    None can be left out, or the others would have the wrong scores.
-    """
-    if not candidate_sets:
-        return None
-    episodes = []
-    overlong = "refuse" if settings.overlong == "skip" else settings.overlong
-    for line, row in candidate_sets.items():
-        numbered = [
-            (number, speak.answered(row.dialogue, text))
-            for number, text in enumerate(row.candidates, start=1)
-        ]
-        answers, _ = _episodes(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
-        episodes += map(_last_action, answers)
-    return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
-
-
-def _last_action(one: Episode) -> Episode:
-    """The episode whose one action is its last: what the agent said before belongs to the prompt, and has no score."""
-    last = np.flatnonzero(one.is_action)[-1]
-    before = np.flatnonzero(~one.is_action[:last])[-1]
-    is_action = one.is_action & (np.arange(len(one.tokens)) > before)
-    return one._replace(is_action=is_action, reward=np.where(is_action, one.reward, 0.0))
-
-
-def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
-    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
-    if not settings.environment:
-        return None
-    if settings.environment == "maze":
-        return double_t_maze.game()
-    if settings.environment == "wordle":
-        return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
-    assert pool
-    return programs.game(pool, tasks)
-
-
-def _words(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:
-    """The model's texts, whose actions end with ``stop``, or else with the model's end of text.
-
-    Its chat template is read where there are chats in ``conversations``.
-    """
-    if not stop and language_model.end is None:
-        raise ValueError("the model's files do not say which token ends a text: give --stop")
-    template = None
-    if any(isinstance(one, Chat) for one in conversations):
-        template = chat.read(language_model.companions, datetime.fromisoformat(date) if date else None)
-    end = stop or language_model.tokenizer.id_to_token(language_model.end)
-    return speak.make(language_model.tokenizer, end, language_model.ends, template)
 
 
 # ---- what it learnt -----------------------------------------------------------------------------------------------
@@ -864,35 +711,6 @@ def answer(
         for number, one in enumerate(prompts):
             answers = texts[number * settings.answers : (number + 1) * settings.answers]
             file.write(json.dumps({**one.row, "answers": answers}, ensure_ascii=False) + "\n")
-
-
-def _that_fit(
-    settings: Settings, words: Words, prompts: Sequence[dialogues.Prompt], context: int
-) -> list[dialogues.Prompt]:
-    """The prompts that are to be answered: those that leave no room in the context are cut, left out or refused."""
-    room = context - settings.answer_tokens
-    if room < 1:
-        raise ValueError(
-            f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
-        )
-    remaining = []
-    for one in prompts:
-        try:
-            size = len(speak.history(words, one.dialogue))
-        except Exception as error:  # as in `_episodes`
-            raise ValueError(f"{settings.generate}, line {one.line}: {error}") from None
-        if size > room and settings.overlong == "refuse":
-            raise ValueError(
-                f"{settings.generate}, line {one.line}: {size} tokens are more than the {room} that --answer_tokens="
-                f"{settings.answer_tokens} leaves of the model's context: lower it, or give --overlong=truncate or skip"
-            )
-        if size <= room or settings.overlong == "truncate":
-            remaining.append((one, size))
-    beyond = len(prompts) - sum(size <= room for _, size in remaining)
-    _tell_of_overlong(settings.generate, beyond, len(prompts), room, settings.overlong)
-    if not remaining:
-        raise ValueError(f"{settings.generate}: all prompts have more than {room} tokens, and none is left")
-    return [one for one, _ in remaining]
 
 
 def main(_: list[str]) -> None:

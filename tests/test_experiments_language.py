@@ -23,6 +23,7 @@ from test_shard import launch, succeed
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
+from experiments import language_log
 from rl import checkpoint, exported, log, shard, train
 from rl.agents import ilql, lm_bc
 from rl.data import dialogues
@@ -349,7 +350,7 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
     log_file = write(tmp_path / "log.jsonl", rows)
     chosen = settings(files, tmp_path, log=log_file, environment="apps", environment_file="apps.jsonl")
     with Pool(1, isolation="none") as pool:
-        judged = script._judged(chosen, dialogues.read(log_file), tasks, pool)
+        judged = language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
         assert [line for line, _ in judged] == [1, 2, 2, 2, 3]
         programs = [one for line, one in judged if line == 2]
         assert [one.turns for one in programs] == [
@@ -361,7 +362,7 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
         with pytest.raises(
             ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
         ):
-            script._judged(chosen, dialogues.read(log_file), tasks, pool)
+            language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
 
 
 def test_lines_that_are_too_long_are_refused_cut_or_left_out(

@@ -1,0 +1,246 @@
+"""What `experiments.language` reads: a log, candidates and prompts, in the tokens of a model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rl import log
+from rl.data import dialogues
+from rl.envs import double_t_maze, programs, wordle
+from rl.envs.text import Chat, Dialogue, Game
+from rl.language import chat, speak
+from rl.language.pretrained import Pretrained
+from rl.language.speak import Words
+from rl.programs import problems
+from rl.programs.pool import Pool
+from rl.programs.problems import Problem, Samples
+from rl.replay import tokens as replay
+from rl.replay.tokens import Episode
+from rl.types import TokenBatch
+
+if TYPE_CHECKING:  # it imports this module
+    from experiments.language import Settings
+
+PROBLEMS = {
+    "humaneval": problems.read_humaneval,
+    "mbpp": problems.read_mbpp,
+    "apps": problems.read_apps,
+    "code_contests": problems.read_code_contests,
+}
+OVERLONG = ("refuse", "truncate", "skip")
+
+_Numbered = list[tuple[int, Dialogue | Chat]]  # by line
+
+
+def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
+    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
+    if not settings.environment:
+        return None
+    if settings.environment == "maze":
+        return double_t_maze.game()
+    if settings.environment == "wordle":
+        return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
+    assert pool
+    return programs.game(pool, tasks)
+
+
+def words_of(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:
+    """The model's texts, whose actions end with ``stop``, or else with the model's end of text.
+
+    Its chat template is read where there are chats in ``conversations``.
+    """
+    if not stop and language_model.end is None:
+        raise ValueError("the model's files do not say which token ends a text: give --stop")
+    template = None
+    if any(isinstance(one, Chat) for one in conversations):
+        template = chat.read(language_model.companions, datetime.fromisoformat(date) if date else None)
+    end = stop or language_model.tokenizer.id_to_token(language_model.end)
+    return speak.make(language_model.tokenizer, end, language_model.ends, template)
+
+
+def episodes(
+    settings: Settings,
+    read: Mapping[int, Dialogue | Chat | Samples] | None,
+    words: Words,
+    limit: int,
+    game: Game | None,
+    tasks: Sequence[Problem],
+    pool: Pool | None,
+) -> tuple[list[Episode], int]:
+    """The log in tokens, and how many of its lines had more than ``limit`` of them, which is said.
+
+    Args:
+      settings: of the run.
+      read: the log by line; None: episodes that the data policy of ``game`` plays.
+      words: the model's texts.
+      limit: of an episode's tokens.
+      game: see `environment`.
+      tasks: the problems that logged programs are for.
+      pool: where these are run.
+
+    Raises:
+      ValueError: a line that cannot be used; the message says which.
+    """
+    if read is None:
+        assert game and game.logged  # as `experiments.language.check` has seen to
+        played = game.logged(settings.episodes, np.random.default_rng(settings.seed))
+        return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings.overlong)
+    numbered = _judged(settings, read, tasks, pool)
+    if any(isinstance(one, Chat) for _, one in numbered):
+        _warn_of_time(words)
+    return _in_tokens(f"{settings.log}, line", words, numbered, limit, settings.overlong)
+
+
+def candidates(
+    settings: Settings, words: Words, candidate_sets: Mapping[int, dialogues.Candidates], limit: int
+) -> TokenBatch | None:
+    """What was said with each of the candidates, one in a row; None where nothing is to be ranked.
+
+    None can be left out, or the others would have the wrong scores.
+    """
+    if not candidate_sets:
+        return None
+    episodes = []
+    overlong = "refuse" if settings.overlong == "skip" else settings.overlong
+    for line, row in candidate_sets.items():
+        numbered = [
+            (number, speak.answered(row.dialogue, text))
+            for number, text in enumerate(row.candidates, start=1)
+        ]
+        answers, _ = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
+        episodes += map(_last_action, answers)
+    return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def prompts_that_fit(
+    settings: Settings, words: Words, prompts: Sequence[dialogues.Prompt], context: int
+) -> list[dialogues.Prompt]:
+    """The prompts that are to be answered: those that leave no room in the context are cut, left out or refused."""
+    room = context - settings.answer_tokens
+    if room < 1:
+        raise ValueError(
+            f"--answer_tokens={settings.answer_tokens} leaves no room to read in a context of {context}"
+        )
+    remaining = []
+    for one in prompts:
+        try:
+            size = len(speak.history(words, one.dialogue))
+        except Exception as error:  # as in `_in_tokens`
+            raise ValueError(f"{settings.generate}, line {one.line}: {error}") from None
+        if size > room and settings.overlong == "refuse":
+            raise ValueError(
+                f"{settings.generate}, line {one.line}: {size} tokens are more than the {room} that --answer_tokens="
+                f"{settings.answer_tokens} leaves of the model's context: lower it, or give --overlong=truncate or skip"
+            )
+        if size <= room or settings.overlong == "truncate":
+            remaining.append((one, size))
+    beyond = len(prompts) - sum(size <= room for _, size in remaining)
+    _tell_of_overlong(settings.generate, beyond, len(prompts), room, settings.overlong)
+    if not remaining:
+        raise ValueError(f"{settings.generate}: all prompts have more than {room} tokens, and none is left")
+    return [one for one, _ in remaining]
+
+
+def _judged(
+    settings: Settings,
+    read: Mapping[int, Dialogue | Chat | Samples],
+    tasks: Sequence[Problem],
+    pool: Pool | None,
+) -> _Numbered:
+    """What a log has, whose programs have met the tests of their problems.
+
+    Raises:
+      ValueError: there are programs and not their problems.
+    """
+    of_name = {task.name: task for task in tasks}
+    sampled = []
+    for line, one in read.items():
+        if not isinstance(one, Samples):
+            continue
+        if one.name not in of_name:
+            where = f"{settings.environment_file} has no such problem" if tasks else "nothing says its tests"
+            raise ValueError(
+                f"{settings.log}, line {line}: these are programs for {one.name!r}, and {where}: give --environment, "
+                f"one of {', '.join(PROBLEMS)}, and its --environment_file"
+            )
+        task = of_name[one.name]._replace(prompt=one.prompt)
+        sampled += [(line, task, completion) for completion in one.completions]
+    pairs = [(of_name[task.name], programs.whole(task, completion)) for _, task, completion in sampled]
+    verdicts = pool.run(pairs) if pool else []
+    numbered: _Numbered = [(line, one) for line, one in read.items() if not isinstance(one, Samples)]
+    for (line, task, completion), verdict in zip(sampled, verdicts, strict=True):
+        numbered.append((line, programs.dialogue(task, completion, verdict)))
+    return sorted(numbered, key=lambda pair: pair[0])
+
+
+def _in_tokens(
+    where: str, words: Words, numbered: _Numbered, limit: int, overlong: str
+) -> tuple[list[Episode], int]:
+    """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
+
+    Raises:
+      ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
+        and its number.
+    """
+    episodes, beyond = [], 0
+    name = where.split(",")[0]
+    with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
+        for number, each in numbered:
+            try:
+                one = speak.episode(words, each)
+            except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
+                raise ValueError(f"{where} {number}: {error}") from None
+            bar.update(1)
+            if len(one.tokens) > limit:
+                beyond += 1
+                if overlong == "refuse":
+                    raise ValueError(
+                        f"{where} {number}: {len(one.tokens)} tokens are more than the {limit} that there is room for: "
+                        "raise --length, up to the model's context, or give --overlong=truncate or skip"
+                    )
+                if overlong == "skip":
+                    continue
+                one = speak.shortened(words, each, one, limit)
+                if not one.is_action.any():
+                    raise ValueError(
+                        f"{where} {number}: nothing of the agent's is in its last {limit} tokens: raise --length, or "
+                        "leave the line out"
+                    )
+            episodes.append(one)
+    _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
+    if not episodes:
+        raise ValueError(
+            f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
+        )
+    return episodes, beyond
+
+
+def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:
+    if beyond:
+        done = "left out" if overlong == "skip" else "cut at the front"
+        print(
+            f"note: {name}: {beyond} of {total} have more than {limit} tokens and are {done} (--overlong={overlong})",
+            file=sys.stderr,
+        )
+
+
+def _last_action(one: Episode) -> Episode:
+    """The episode whose one action is its last: what the agent said before belongs to the prompt, and has no score."""
+    last = np.flatnonzero(one.is_action)[-1]
+    before = np.flatnonzero(~one.is_action[:last])[-1]
+    is_action = one.is_action & (np.arange(len(one.tokens)) > before)
+    return one._replace(is_action=is_action, reward=np.where(is_action, one.reward, 0.0))
+
+
+def _warn_of_time(words: Words) -> None:
+    if words.template and words.template.asks_the_time:
+        print(
+            "note: the model's chat template writes the day into its texts, so that this run cannot be continued on "
+            f"another: give --date={datetime.now():%Y-%m-%d}",
+            file=sys.stderr,
+        )
