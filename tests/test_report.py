@@ -17,7 +17,7 @@ import yaml
 from absl import flags as absl_flags
 from scipy import stats
 
-from experiments import presets, report, studies
+from experiments import presets, report, report_page, studies
 from rl import agents, data, lifecycle, log, model_based
 from sweeps import run as sweeps
 
@@ -132,7 +132,7 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     assert f"made here: 600 transitions of {TASKS[0]}." in text
     assert f"| task | the data | `bc` | `iql` |\n|---|---|---|---|\n| {TASKS[0]} | 12.3 | " in text
     assert f"`iql` on {len(verdict['better'])} of 3 tasks" in text
-    assert all(f"## {title}\n" in text for title in report.WHICH.values())
+    assert all(f"## {title}\n" in text for title in report_page.WHICH.values())
     for name in ("iqm", "profiles", *TASKS):
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 0 and f"({name}.png)" in text
 
@@ -166,7 +166,7 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     )
     again = report.run([plan], str(tmp_path / "again"))
     assert list(again["published"][0]["differs"]) == ["data are not D4RL's own -v2 files"]
-    blocks = list(report.report(result))
+    blocks = list(report_page.blocks(result))
     (table,) = [block for block in blocks if block.startswith("| task | `iql` | `iql`, published |")]
     lines = table.splitlines()[2:]
     assert lines[0].endswith("| 67.5 ± 3.8 |") and lines[1].endswith("|  |")
@@ -240,7 +240,7 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
     for place in places[:3]:
         (place / log.RESULT).unlink()
         (place / log.METRICS).unlink()
-    assert "Nothing is finished yet." in "\n".join(report.report(report_on(file, *where)))
+    assert "Nothing is finished yet." in "\n".join(report_page.blocks(report_on(file, *where)))
     assert f"Not begun: `bc` on {', '.join(TASKS)}." in (tmp_path / "out" / studies.REPORT).read_text()
 
 
@@ -332,7 +332,7 @@ def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
 def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
     parameters = {"agent.expectile": {"values": [0.5, 0.9]}, "dataset": {"value": TASKS[0]}}
     parameters |= {"updates": {"value": 20}, "eval_every": {"value": 10}}
     plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
@@ -346,13 +346,13 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
         log.result(place / f"{i:03d}", {"updates": 20, "wall_seconds": 1.0, "variants": [alone]})
         result = report.run([plan], str(tmp_path / "out"))
         assert result["programs"][0]["state"] == states[0] and len(result["cells"]) == i + 1
-        missing = "".join(report._missing(result))
+        missing = "".join(report_page._missing(result))
         assert states[1] in missing and "expectile=0.5" not in missing
 
 
 def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A baseline of a tenth of the updates is no baseline."""
-    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
     plans = []
     for agent, updates in (("bc", 20), ("iql", 200)):
         values = {"agent": agent, "dataset": TASKS[0], "updates": updates, "eval_every": 10}
@@ -362,7 +362,7 @@ def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: p
         leave(place, SCORES[0, 0])
         log.result(place, {**log.read_json(place / log.RESULT), "updates": updates})
     result = report.run(plans, str(tmp_path / "out"))
-    blocks = list(report.report(result))
+    blocks = list(report_page.blocks(result))
     assert f"**Not the same number of updates:** on {TASKS[0]} `bc` 20, `iql` 200." in blocks
     assert report.run(plans[:1], str(tmp_path / "alone"))["other_lengths"] == {}
 
@@ -371,7 +371,7 @@ def test_finished_runs_of_several_machines_make_one_report(
     finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What one machine stored counts on another, in reports and for `sweeps.run`, which trains none of it again."""
-    monkeypatch.setattr(report, "draw", lambda folder, result: None)
+    monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
     file, where, programs = finished
     places = list(programs)
     machine = {"cpu": "Abacus", "cores": 2, "backend": "cpu", "device": "cpu", "devices": 1}

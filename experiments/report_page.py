@@ -1,0 +1,309 @@
+"""The page that `experiments.report` makes of its result: Markdown and figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments import studies
+from rl import plot
+
+WHICH = {
+    "last": "Last evaluation",
+    "best": "Best evaluation, chosen with hindsight",
+    "selected": "Evaluation selected by one half of the episodes, or by estimates, and scored on the rest",
+}
+AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
+
+
+def blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    """The page, in blocks of Markdown."""
+    files = result["settings"]["files"]
+    yield f"# {', '.join(Path(file).stem for file in files)}"
+    yield f"`{result['command']}`, commit {result['commit']}, of {', '.join(f'`{file}`' for file in files)}."
+    states = [program["state"] for program in result["programs"]]
+    counted = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
+    yield f"{len(states)} programs: {counted}. What is not done is listed at the end."
+    yield from _answers(result)
+    if not result["cells"]:
+        yield "Nothing is finished yet."
+    else:
+        yield (
+            f"Scores are `{result['score']}`, means over episodes and seeds, with 95 % intervals over seeds: "
+            + ("Wilson's." if result["rate"] else "Student's.")
+        )
+        yield from _provenance(result)
+        if result["data"]:
+            data = [f"{card['transitions']:,} transitions of {task}" for task, card in result["data"].items()]
+            yield f"The data were made here: {', '.join(data)}. *The data* is their mean score."
+        yield from _aggregate_blocks(result)
+        for which, title in WHICH.items():
+            yield f"## {title}"
+            yield _table(result, which)
+    yield from _published_blocks(result)
+    yield from _curve_blocks(result)
+    yield from _missing(result)
+
+
+def _answers(result: Mapping[str, Any]) -> Iterator[str]:
+    """One line per baseline: who beats it, and on how many tasks."""
+    for base in dict.fromkeys(row["baseline"] for row in result["better"]):
+        words = []
+        for row in (row for row in result["better"] if row["baseline"] == base and len(row["tasks"])):
+            worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
+            words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
+        text = "; ".join(words) or "nothing to compare yet"
+        yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
+
+
+def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
+    """What the finished runs were made with, unless it is one machine and the report's code; where data or lengths
+    differ."""
+    machines = result["machines"]
+    if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
+        rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
+        yield f"Finished programs: {'; '.join(rows)}."
+    if len(result["other_data"]):
+        yield (
+            f"**Not the same data:** runs on {', '.join(result['other_data'])} were trained on files that differ, as "
+            "their digests say."
+        )
+    if result["other_lengths"]:
+        unit = "environment steps" if result["unit"] == "steps" else "updates"
+        tasks = [
+            f"on {task} {', '.join(f'`{variant}` {length:,}' for variant, length in of_task.items())}"
+            for task, of_task in result["other_lengths"].items()
+        ]
+        yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
+
+
+def _style(result: Mapping[str, Any]) -> str:
+    return ".2f" if result["rate"] else ".1f"
+
+
+def _between(mean: float, bounds: Sequence[float], style: str) -> str:
+    """A value with its interval, or alone where one seed gives none."""
+    if np.isnan(bounds[0]):
+        return format(float(mean), style)
+    return studies.between({"mean": mean, "ci95": bounds}, style)
+
+
+def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
+    if not aggregates:
+        return
+    style = _style(result)
+    yield "## Aggregates"
+    left = [name for name in result["variants"] if name not in aggregates]
+    # The variance of a resampled mean is that of the seeds seen, not of those that there might be: (S - 1) / S of it.
+    seeds = min(len(cell["last"]["each"]) for cell in result["cells"] if cell["variant"] in aggregates)
+    yield (
+        f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
+        + (
+            f" (without {', '.join(f'`{name}`' for name in left)}, too little of which is finished)"
+            if left
+            else ""
+        )
+        + ". Intervals: stratified bootstrap, seeds resampled within each task"
+        + (
+            f", with {seeds} seeds too narrow by a factor of about {np.sqrt(1 - 1 / seeds):.2f}"
+            if seeds > 1
+            else ""
+        )
+        + "."
+        + " The optimality gap is how far scores fall short of the optimum."
+        * ("optimality_gap" in next(iter(aggregates.values())))
+    )
+    names = [name for name in AGGREGATES if name in next(iter(aggregates.values()))]
+    rows = [
+        (f"`{variant}`", *(_between(estimates[n]["value"], estimates[n]["ci95"], style) for n in names))
+        for variant, estimates in aggregates.items()
+    ]
+    yield studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+    yield "![interquartile means](iqm.png)"
+    yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
+    yield "![performance profiles](profiles.png)"
+    against = {row["variant"]: row["baseline"] for row in result["better"]}
+    pairs = [
+        row
+        for row in result["improvement"]
+        if against.get(row["x"]) == row["y"]
+        or (not against and list(aggregates).index(row["x"]) < list(aggregates).index(row["y"]))
+    ]
+    if pairs:
+        yield "Probability that a run of the one scores above a run of the other, on a task drawn at random:"
+        yield studies.table(
+            ("one", "other", "probability of improvement"),
+            [(f"`{r['x']}`", f"`{r['y']}`", _between(r["value"], r["ci95"], ".2f")) for r in pairs],
+        )
+
+
+def _table(result: Mapping[str, Any], which: str) -> str:
+    """Tasks down, variants across; beside last scores those of the data, and published ones of the same protocol."""
+    style = _style(result)
+    summaries = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
+    columns = [name for name in result["variants"] if any(name == variant for variant, _ in summaries)]
+    same = [row for row in result["published"] if not len(row["differs"])] if which == "last" else []
+    beside = {(row["variant"], row["task"]): row for row in same}
+    of_data = {task: card.get(result["score"]) for task, card in result["data"].items() if which == "last"}
+    logged = ["the data"] if any(x is not None for x in of_data.values()) else []
+    reported = [name for name in columns if any(name == variant for variant, _ in beside)]
+    rows = []
+    for task in result["tasks"]:
+        cells = [summaries.get((name, task)) for name in columns]
+        if any(cells):
+            rows.append(
+                (
+                    task,
+                    *("" if of_data.get(task) is None else format(of_data[task], style) for _ in logged),
+                    *(_between(one["mean"], one["ci95"], style) if one else "" for one in cells),
+                    *(_reported(beside.get((name, task)), style) for name in reported),
+                )
+            )
+    head = (
+        "task",
+        *logged,
+        *(f"`{name}`" for name in columns),
+        *(f"`{name}`, published" for name in reported),
+    )
+    return studies.table(head, rows)
+
+
+def _reported(row: Mapping[str, Any] | None, style: str) -> str:
+    if row is None:
+        return ""
+    deviation = "" if row["deviation"] is None else f" ± {row['deviation']:{style}}"
+    return f"{row['mean']:{style}}{deviation}"
+
+
+def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    """Tables of numbers that were published under another protocol, one for each source."""
+    apart = [row for row in result["published"] if len(row["differs"])]
+    for source in dict.fromkeys(row["source"] for row in apart):
+        rows = [row for row in apart if row["source"] == source]
+        published = {(row["variant"], row["task"]): row for row in rows}
+        names = list(dict.fromkeys(row["variant"] for row in rows))
+        differs = "; ".join(dict.fromkeys(word for row in rows for word in row["differs"]))
+        yield "## Published under another protocol"
+        yield f"Not to be compared number by number: here {differs}. Mean ± deviation over seeds, from {source}."
+        yield studies.table(
+            ("task", *(f"`{name}`" for name in names)),
+            [
+                (task, *(_reported(published.get((name, task)), _style(result)) for name in names))
+                for task in dict.fromkeys(row["task"] for row in rows)
+            ],
+        )
+
+
+def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
+    tasks = list(dict.fromkeys(curve["task"] for curve in result["curves"]))
+    if tasks:
+        yield "## Learning curves"
+        for task in tasks:
+            yield f"![{task}]({_curve_file(task)})"
+
+
+def _missing(result: Mapping[str, Any]) -> Iterator[str]:
+    """What is not in the tables, and why."""
+    missing = [program for program in result["programs"] if program["state"] != "done"]
+    if missing:
+        yield "## Missing"
+    begun = [program for program in missing if program["state"] != "waiting"]
+    if begun:
+        rows = [
+            (
+                "; ".join(f"`{name}`" for name in program["variants"]),
+                program["task"],
+                program["state"],
+                f"{100 * program['share']:.0f} %",
+                _one_line(program["error"]),
+            )
+            for program in begun
+        ]
+        yield studies.table(("run", "task", "state", "trained", "why"), rows)
+    waiting: dict[str, list[str]] = {}
+    for program in missing:
+        if program["state"] == "waiting":
+            waiting.setdefault("; ".join(program["variants"]), []).append(program["task"])
+    if waiting:
+        yield (
+            "Not begun: "
+            + "; ".join(f"`{name}` on {', '.join(tasks)}" for name, tasks in waiting.items())
+            + "."
+        )
+    if len(result["strangers"]):
+        yield (
+            f"{len(result['strangers'])} run folders there are of other parameters than asked for, by another --set: "
+            + ", ".join(f"`{name}`" for name in result["strangers"])
+            + "."
+        )
+
+
+def _one_line(error: str) -> str:
+    return " ".join(error.split()).replace("|", "/")
+
+
+def draw(folder: Path, result: Mapping[str, Any]) -> None:
+    """The figures that the report shows."""
+    score = result["score"].replace("_", " ")
+    if result["aggregates"]:
+        plot.bars(
+            folder / "iqm.png",
+            {
+                variant: (estimates["iqm"]["value"], *estimates["iqm"]["ci95"])
+                for variant, estimates in result["aggregates"].items()
+            },
+            f"interquartile mean of {score}, 95 % interval",
+            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            rate=result["rate"],
+        )
+        thresholds = result["profiles"]["thresholds"]
+        plot.lines(
+            folder / "profiles.png",
+            {
+                name: (thresholds, profile["value"], *profile["ci95"])
+                for name, profile in result["profiles"].items()
+                if name != "thresholds"
+            },
+            f"threshold of {score}",
+            "share of runs above it",
+            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            note="share, 95 % interval",
+            rate=True,
+        )
+    for task in dict.fromkeys(curve["task"] for curve in result["curves"]):
+        plot.learning_curve(
+            folder / _curve_file(task),
+            {
+                curve["variant"] + ("" if curve["finished"] else " (unfinished)"): (
+                    curve["steps"],
+                    curve["scores"],
+                )
+                for curve in result["curves"]
+                if curve["task"] == task
+            },
+            ylabel=score,
+            title=task,
+            xlabel="environment steps" if result["unit"] == "steps" else "updates",
+            references=_of_data(result, task)
+            | {
+                f"{row['variant']}, published": row["mean"]
+                for row in result["published"]
+                if row["task"] == task and not len(row["differs"])
+            },
+            rate=result["rate"],
+        )
+
+
+def _of_data(result: Mapping[str, Any], task: str) -> dict[str, float]:
+    """The score of the data, to be drawn."""
+    score = result["data"].get(task, {}).get(result["score"])
+    return {} if score is None else {"the data": score}
+
+
+def _curve_file(task: str) -> str:
+    return f"{re.sub('[^A-Za-z0-9+.-]', '-', task)}.png"
