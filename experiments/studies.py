@@ -219,7 +219,13 @@ def train_rows(
             for key, row, name in planned
             if key in earlier.rows or name in finished.outcomes
         ]
-        outcome = {"wall_seconds": before + finished.seconds, **parts, "rows": done}
+        unfinished = [
+            ", ".join(map(str, key))
+            for key, _, name in planned
+            if key not in earlier.rows and name not in finished.outcomes
+        ]
+        wall_seconds = before + finished.seconds
+        outcome = {"wall_seconds": wall_seconds, **parts, "rows": done, "unfinished": unfinished}
         return finish(settings, outcome, report, claims)
 
     train(settings, variants, "seconds of one core", write)
@@ -227,17 +233,18 @@ def train_rows(
 
 
 def origin(result: Mapping[str, Any]) -> str:
-    """What made a result of `train_rows`, and what of it was made by other commands, in sentences."""
+    """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
     text = (
         f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours of "
         "training."
     )
     rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
     origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
-    return text + "".join(
-        f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
-        for one in dict.fromkeys(origins)
-    )
+    for one in dict.fromkeys(origins):
+        text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
+    if unfinished := list(result.get("unfinished", [])):
+        text += f" **Not finished** (the same command goes on): {'; '.join(unfinished)}."
+    return text
 
 
 def recall(settings: Any, variants: Mapping[str, Variant]) -> Finished:

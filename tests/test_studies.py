@@ -260,6 +260,18 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
     assert TRAINED == ["second"]
 
 
+def test_a_report_names_the_rows_that_are_not_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origins = []
+    origin = studies.origin
+    monkeypatch.setattr(studies, "origin", lambda result: origins.append(origin(result)) or origins[-1])
+    train_rows(tmp_path)
+    first, *_, last = origins
+    assert first.endswith(" **Not finished** (the same command goes on): second.")
+    assert "finished" not in last
+
+
 def test_rows_that_were_trained_on_other_data_are_named() -> None:
     results = [{"data_digests": {"maze": ["b", "c"], "cube": ["d"]}}, {}]  # one is of before they were stored
     digests = studies.data_digests({"maze": "a", "cube": "d"}, studies.Stored({}, results))
