@@ -322,6 +322,7 @@ STORED = {
     "vagram": ["papers/vagram"],
     "vagram_online": ["papers/vagram_online"],
     "sac_mujoco": ["online"],
+    "ogbench_goals": ["papers/ogbench_goals"],
 }
 
 
