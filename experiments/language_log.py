@@ -91,9 +91,10 @@ def episodes(
         played = game.logged(settings.episodes, np.random.default_rng(settings.seed))
         return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings.overlong)
     numbered = _judged(settings, read, tasks, pool)
+    in_tokens = _in_tokens(f"{settings.log}, line", words, numbered, limit, settings.overlong)
     if any(isinstance(one, Chat) for _, one in numbered):
         _warn_of_time(words)
-    return _in_tokens(f"{settings.log}, line", words, numbered, limit, settings.overlong)
+    return in_tokens
 
 
 def candidates(

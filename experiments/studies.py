@@ -214,18 +214,17 @@ def train_rows(
 
     def write() -> dict[str, Any]:
         finished = recall(settings, variants)
-        done = [
-            earlier.rows[key] if key in earlier.rows else {**row, **finished.outcomes[name]}
+        done = {
+            key: earlier.rows[key] if key in earlier.rows else {**row, **finished.outcomes[name]}
             for key, row, name in planned
             if key in earlier.rows or name in finished.outcomes
-        ]
-        unfinished = [
-            ", ".join(map(str, key))
-            for key, _, name in planned
-            if key not in earlier.rows and name not in finished.outcomes
-        ]
-        wall_seconds = before + finished.seconds
-        outcome = {"wall_seconds": wall_seconds, **parts, "rows": done, "unfinished": unfinished}
+        }
+        outcome = {
+            "wall_seconds": before + finished.seconds,
+            **parts,
+            "rows": list(done.values()),
+            "unfinished": [", ".join(map(str, key)) for key, *_ in planned if key not in done],
+        }
         return finish(settings, outcome, report, claims)
 
     train(settings, variants, "seconds of one core", write)
@@ -242,7 +241,7 @@ def origin(result: Mapping[str, Any]) -> str:
     origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
     for one in dict.fromkeys(origins):
         text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
-    if unfinished := list(result.get("unfinished", [])):
+    if unfinished := result.get("unfinished"):
         text += f" **Not finished** (the same command goes on): {'; '.join(unfinished)}."
     return text
 

@@ -151,7 +151,10 @@ def asks_for_a_class(problem: Problem) -> bool:
     """Whether a name that the tests take from a program is a class in the reference, of which they have instances.
 
     ``Solution().f(x)`` asks for what a method returns (APPS' calls), which is compared as that of a function is.
+    Programs that read and print are asked for none.
     """
+    if problem.cases:
+        return False
     try:
         reference = _parse(problem.reference, "reference", problem.name)
         tests = list(ast.walk(_parse(problem.tests, "tests", problem.name)))
