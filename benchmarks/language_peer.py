@@ -224,7 +224,7 @@ def torch_ilql(
     slow_trunk, slow_heads = slow or (copy.deepcopy(trunk), copy.deepcopy(q_heads))
     trained = [*trunk.parameters(), *q_heads.parameters(), *v_head.parameters()]
     adam = torch.optim.AdamW(trained, lr=CONFIG.learning_rate, weight_decay=0.0)
-    tokens, action, reward, discount = _given(trunk, batch)
+    tokens, action, reward, discount = _tensors(trunk, batch)
 
     def losses() -> dict[str, Any]:
         with torch.no_grad():
@@ -291,7 +291,7 @@ def torch_bcoder(
     rate = CODER.value_learning_rate if stage == "value" else CODER.learning_rate
     trained = [parameter for module in modules for parameter in module.parameters()]
     adam = torch.optim.AdamW(trained, lr=rate, weight_decay=CODER.weight_decay)
-    tokens, action, reward, discount = _given(policy, batch)
+    tokens, action, reward, discount = _tensors(policy, batch)
 
     def read(model: Any) -> tuple[Any, Any]:
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
@@ -332,7 +332,7 @@ def torch_bcoder(
     )
 
 
-def _given(model: Any, batch: TokenBatch) -> tuple[Any, ...]:
+def _tensors(model: Any, batch: TokenBatch) -> tuple[Any, ...]:
     """Tokens [B, T]; and actions, rewards and discounts [B, T - 1], where the model is."""
     import torch
 

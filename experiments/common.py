@@ -104,7 +104,7 @@ def problem(
         flatten_observations=settings.flatten_observations,
         shuffled=settings.shuffled,
     )
-    seen = transform.fit(
+    fitted = transform.fit(
         loaded.dataset,
         reward_scale,
         reward_shift,
@@ -112,7 +112,7 @@ def problem(
         normalize_observations=normalize_observations,
         entities=is_set(settings),
     )
-    dataset = transform.apply(seen, loaded.dataset)
+    dataset = transform.apply(fitted, loaded.dataset)
     length = getattr(settings, "chunk", 1)
     spec = chunks.spec(loaded.spec, length)
     of_rewards = {
@@ -125,8 +125,8 @@ def problem(
             f"the support of all {len(configs)} runs of the sweep is [{support[0]:g}, {support[1]:g}]",
             file=sys.stderr,
         )
-    held_out = transform.apply(seen, loaded.validation) if loaded.validation else None
-    return Problem(loaded, dataset, seen, support, head, held_out)
+    held_out = transform.apply(fitted, loaded.validation) if loaded.validation else None
+    return Problem(loaded, dataset, fitted, support, head, held_out)
 
 
 def is_set(settings: Any) -> bool:

@@ -104,7 +104,7 @@ def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) ->
     return with_fields(config, {name: values[prefix + name].value for name in names(config)})
 
 
-def given(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
+def present(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
     """{field: value} of the flags that were on the command line."""
     return {name: values[prefix + name].value for name in names(config) if values[prefix + name].present}
 

@@ -222,12 +222,12 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
     )
 
 
-def trajectories(settings: Settings, config: Any, seen: Dataset, as_logged: Dataset) -> Trajectories:
+def trajectories(settings: Settings, config: Any, transformed: Dataset, as_logged: Dataset) -> Trajectories:
     """The trajectories as the agent sees them; where a scene is a set, with the positions that say what is reached."""
     steps = as_logged.transitions
     logged_at = steps.next_observation if config.goals.next_state else steps.observation
     return goals.trajectories(
-        seen, config.goals, entities.positions(logged_at) if common.is_set(settings) else None
+        transformed, config.goals, entities.positions(logged_at) if common.is_set(settings) else None
     )
 
 
@@ -301,8 +301,8 @@ def scorer(
 
 def observing(actor: Actor, task: Problem) -> Actor:
     """The actor in the environment, whose observations and goals it sees as in its data."""
-    seen = functools.partial(transform.observations, task.data.transform)
-    return acting.observing(actor, functools.partial(nest.map_structure, seen))
+    transformed = functools.partial(transform.observations, task.data.transform)
+    return acting.observing(actor, functools.partial(nest.map_structure, transformed))
 
 
 def _tasks(environment: str) -> list[dict[str, int]]:

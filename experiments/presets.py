@@ -125,7 +125,7 @@ def resolve(
         raise ValueError(_outside(script, request, task))
     chosen = {**(preset.flags if preset else {}), **overrides, "preset": request.preset if preset else NONE}
     return flags.with_fields(settings, _plain(chosen)), flags.with_fields(
-        config_of(request.agent), _own(chosen)
+        config_of(request.agent), _agent_flags(chosen)
     )
 
 
@@ -138,8 +138,8 @@ def from_flags(
 ) -> tuple[S, Any]:
     """`resolve` with the flags of the command line; prints the preset."""
     config = config_of(flags.read(settings, values=values).agent)  # type: ignore[attr-defined]
-    agent_flags = {f"agent.{name}": value for name, value in flags.given(config, "agent.", values).items()}
-    overrides = {**flags.given(settings, values=values), **agent_flags}
+    agent_flags = {f"agent.{name}": value for name, value in flags.present(config, "agent.", values).items()}
+    overrides = {**flags.present(settings, values=values), **agent_flags}
     settings, config = resolve(script, settings, config_of, task, overrides)
     preset = stored(script, settings, task)
     if preset and shard.is_main():
@@ -183,7 +183,7 @@ def _plain(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {name: x for name, x in overrides.items() if not name.startswith("agent.")}
 
 
-def _own(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _agent_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("agent."): x for name, x in overrides.items() if name.startswith("agent.")}
 
 

@@ -252,7 +252,7 @@ def test_flags_reach_the_settings_of_networks_and_optimisers() -> None:
         policy_optimiser=dataclasses.replace(plain.policy_optimiser, warm_up=5),
         value_optimiser=dataclasses.replace(plain.value_optimiser, clip=1.0),
     )
-    assert flags.given(iql.Config(), "agent.", values) == {
+    assert flags.present(iql.Config(), "agent.", values) == {
         "network.activation": "gelu",
         "policy_optimiser.warm_up": 5,
         "value_optimiser.clip": 1.0,

@@ -112,7 +112,7 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     Raises:
       DataError: as `read`.
     """
-    rows = _rows(path, lambda row: (row, _said(row, {})), _PROMPT)
+    rows = _rows(path, lambda row: (row, _dialogue_or_chat(row, {})), _PROMPT)
     return [Prompt(line, row, prompt) for line, (row, prompt) in rows]
 
 
@@ -180,7 +180,7 @@ def _check_message(number: int, message: Any) -> float:
 
 
 def _candidates(row: Any) -> Candidates:
-    prompt = _said(row, {"candidates": list}, {"outcomes": list})
+    prompt = _dialogue_or_chat(row, {"candidates": list}, {"outcomes": list})
     texts, outcomes = row["candidates"], row.get("outcomes", [])
     if not texts or not all(isinstance(text, str) for text in texts):
         raise ValueError("its candidates are not texts")
@@ -189,7 +189,9 @@ def _candidates(row: Any) -> Candidates:
     return Candidates(row, prompt, tuple(texts), tuple(outcomes))
 
 
-def _said(row: Any, needed: Mapping[str, Any], others: Mapping[str, Any] | None = None) -> Dialogue | Chat:
+def _dialogue_or_chat(
+    row: Any, needed: Mapping[str, Any], others: Mapping[str, Any] | None = None
+) -> Dialogue | Chat:
     """What a prompt, turns or messages say, beside which a row has the fields ``needed`` and may have ``others``."""
     kinds = {"turns": list, "messages": list}
     form = next((name for name in kinds if isinstance(row, dict) and name in row), "prompt")

@@ -71,7 +71,7 @@ def shortened(words: Words, dialogue: Dialogue | Chat, one: Episode, length: int
 
     A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
     """
-    slots = _kept(words, dialogue, one.tokens, length)
+    slots = _truncated(words, dialogue, one.tokens, length)
     is_action, reward = one.is_action[slots].copy(), one.reward[slots].copy()
     reward[0] = np.where(is_action[0], 0.0, reward[0])
     is_action[0] = False
@@ -137,10 +137,10 @@ def _template(words: Words) -> Template:
 def _fitting(words: Words, dialogue: Dialogue | Chat, room: int) -> list[int]:
     """`history`, of which at most ``room`` tokens are left."""
     read = np.array(history(words, dialogue))
-    return read[_kept(words, dialogue, read, room)].tolist()
+    return read[_truncated(words, dialogue, read, room)].tolist()
 
 
-def _kept(words: Words, dialogue: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
+def _truncated(words: Words, dialogue: Dialogue | Chat, read: np.ndarray, room: int) -> np.ndarray:
     """Which of its tokens are left, the last ones and those that the model has before every text."""
     if isinstance(dialogue, Chat):
         first = words.tokenizer.encode(_template(words).first, add_special_tokens=False).ids

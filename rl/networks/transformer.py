@@ -141,7 +141,7 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
             attend = functools.partial(_causal, shape, setting.reach, segment)
             return block.apply(p, x, _where(setting.rotates, rotation), attend)[0], None
 
-        saved = None if remat else _kept
+        saved = None if remat else _saveable
         layer = jax.checkpoint(layer, prevent_cse=False, policy=saved)
         x, _ = jax.lax.scan(layer, x.astype(dtype), (params["blocks"], _layers(shape)))
         return norm.apply(params["norm"], x)
@@ -291,7 +291,7 @@ def _norm(shape: Shape, dtype: Any, name: str | None = None) -> nn.Module:
     return make(epsilon=shape.epsilon, dtype=dtype, name=name)
 
 
-def _kept(primitive: Any, *inputs: Any, **settings: Any) -> bool:
+def _saveable(primitive: Any, *inputs: Any, **settings: Any) -> bool:
     """What the backward pass finds as the forward pass left it: outputs of dense layers, and of attention."""
     policies = jax.checkpoint_policies
     return (

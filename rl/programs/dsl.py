@@ -122,15 +122,15 @@ def problem(composition: Composition, rng: np.random.Generator) -> Problem:
 def write(composition: Composition, rng: np.random.Generator, noise: Noise = USUAL) -> str:
     """The expression that an imperfect writer gives for it; `program` makes a program of that."""
 
-    def seen(index: int, confused: dict[int, int], kind: tuple) -> int:
+    def read(index: int, confused: dict[int, int], kind: tuple) -> int:
         if rng.random() < noise.misreading:
             return int(rng.integers(len(kind)))
         return confused[index] if index in confused and rng.random() < noise.confusion else index
 
     understood = Composition(
-        seen(composition.aggregate, _CONFUSED_AGGREGATES, _AGGREGATES),
-        tuple(seen(index, _CONFUSED_MAPS, _MAPS) for index in composition.maps),
-        tuple(seen(index, _CONFUSED_FILTERS, _FILTERS) for index in composition.filters),
+        read(composition.aggregate, _CONFUSED_AGGREGATES, _AGGREGATES),
+        tuple(read(index, _CONFUSED_MAPS, _MAPS) for index in composition.maps),
+        tuple(read(index, _CONFUSED_FILTERS, _FILTERS) for index in composition.filters),
     )
     tokens = _expression(understood).split()
     return " ".join(_slip(tokens, rng) if rng.random() < noise.slips else tokens)

@@ -62,7 +62,7 @@ def read_humaneval(path: str | Path) -> list[Problem]:
             message names the file and the problem.
     """
     rows = _rows(path, "task_id", "prompt", "entry_point", "test")
-    return [_made(place, _humaneval_problem, row) for place, row in rows]
+    return [_parse_row(place, _humaneval_problem, row) for place, row in rows]
 
 
 def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
@@ -82,7 +82,7 @@ def read_mbpp(path: str | Path, split: str | None = None) -> list[Problem]:
         raise ValueError(f"MBPP has no split {split!r}, but {', '.join(MBPP_SPLITS)}")
     rows = _rows(path, "task_id", "code", "test_list")
     return [
-        _made(place, _mbpp_problem, row)
+        _parse_row(place, _mbpp_problem, row)
         for place, row in rows
         if split is None or row["task_id"] in MBPP_SPLITS[split]
     ]
@@ -126,7 +126,7 @@ def read_samples(path: str | Path) -> list[Samples]:
         ValueError: the file is not in that layout.
     """
     rows = _rows(path, "task_id", "prompt", "samples")
-    return [_made(place, _samples, row) for place, row in rows]
+    return [_parse_row(place, _samples, row) for place, row in rows]
 
 
 def check(problem: Problem) -> None:
@@ -172,7 +172,7 @@ def asks_for_a_class(problem: Problem) -> bool:
     return any(node not in methods for node in named)
 
 
-def _made(place: str, make: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
+def _parse_row(place: str, make: Callable[[Mapping[str, Any]], T], row: Mapping[str, Any]) -> T:
     try:
         return make(row)
     except (
@@ -210,7 +210,7 @@ def _mbpp_problem(row: Mapping[str, Any]) -> Problem:
     setup = row.get("test_setup_code", "")
     tests = "\n".join([*row.get("test_imports", ()), setup, assertions]).replace("\r\n", "\n")
     reference = row["code"].replace("\r\n", "\n")
-    imports, entry = _taken_from(_parse(reference, "code", name), _parse(tests, "tests", name))
+    imports, entry = _imports_and_entry(_parse(reference, "code", name), _parse(tests, "tests", name))
     text = row.get("prompt", row.get("text", ""))
     return _checked(
         Problem(name, f'"""\n{text}\n{assertions}\n"""\n', "\n".join([*imports, tests]), entry, reference)
@@ -221,7 +221,7 @@ def _tested(
     path: str | Path, make: Callable[[Mapping[str, Any]], Problem | None], *keys: str
 ) -> list[Problem]:
     """The problems that have tests."""
-    problems = [_made(place, make, row) for place, row in _rows(path, *keys)]
+    problems = [_parse_row(place, make, row) for place, row in _rows(path, *keys)]
     tested = [problem for problem in problems if problem is not None]
     if len(tested) < len(problems):
         warnings.warn(
@@ -302,16 +302,16 @@ def _inner_json(text: Any, what: str) -> Any:
 
 
 # APPS: what is expected has lists for tuples, and may be the one item of a list.
-_SAME = """def same(found, expected):
+_SAME = """def same(actual, expected):
     def plain(value):
         return [plain(item) for item in value] if isinstance(value, (list, tuple)) else value
-    found = plain(found)
-    return found == expected or isinstance(expected, list) and len(expected) > 0 and found == expected[0]
+    actual = plain(actual)
+    return actual == expected or isinstance(expected, list) and len(expected) > 0 and actual == expected[0]
 """
 _NAMES = ("task_id", "problem_id", "id", "name")
 
 
-def _taken_from(reference: ast.Module, tests: ast.Module) -> tuple[list[str], tuple[str, ...]]:
+def _imports_and_entry(reference: ast.Module, tests: ast.Module) -> tuple[list[str], tuple[str, ...]]:
     """Of the names that the tests use: the imports that bring some, and those that the reference program defines."""
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name)}
     used -= {name for node in tests.body for name in _defined(node)}

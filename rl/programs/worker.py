@@ -685,7 +685,7 @@ def _captured(limit: int) -> Callable[[], str]:
     output = _Printed(limit)
     sys.stdout = stdout = io.TextIOWrapper(output, "utf-8", "backslashreplace", write_through=True)
 
-    def taken() -> str:
+    def drain() -> str:
         try:
             stdout.flush()
             printed = output.getvalue().decode(errors="replace")
@@ -695,7 +695,7 @@ def _captured(limit: int) -> Callable[[], str]:
             return ""
         return printed
 
-    return taken
+    return drain
 
 
 def _standard_streams(stdin: str, limit: int) -> Callable[[], str]:
