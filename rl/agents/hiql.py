@@ -94,7 +94,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         length = jnp.linalg.norm(jnp.where(is_zero, 1.0, x), axis=-1, keepdims=True)
         return x * (math.sqrt(config.representation) / length)
 
-    def represented(params: Params, observation: Any) -> dict[str, Any]:
+    def with_representation(params: Params, observation: Any) -> dict[str, Any]:
         """The observation with the representation [..., n] of its goal in place of that."""
         goal = scaled(representation.apply(params, observation))
         return {OBSERVATION: observation[OBSERVATION], GOAL: goal}
@@ -102,7 +102,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def init(key: Key, batch: GoalBatch) -> State:
         keys, observation = jax.random.split(key, 4), batch.value.observation
         params = {"representation": representation.init(keys[0], observation)}
-        near = represented(params["representation"], observation)
+        near = with_representation(params["representation"], observation)
         params |= {
             "value": value.init(keys[1], near),
             "policy": low.init(keys[2], near),
@@ -112,13 +112,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def values(params: Params, observation: Any) -> Array:
         """The members' mean [...]."""
-        outputs = value.apply(params["value"], represented(params["representation"], observation))
+        outputs = value.apply(params["value"], with_representation(params["representation"], observation))
         return head.value(outputs).mean(0)
 
     def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
         steps, online = batch.value, state.params
         slow, slow_next = (
-            value.apply(state.target["value"], represented(online["representation"], x))
+            value.apply(state.target["value"], with_representation(online["representation"], x))
             for x in (steps.observation, steps.next_observation)
         )
         fit = gcivl.regression(head, steps, config.discount, config.expectile, slow, slow_next)
@@ -133,13 +133,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             goals.with_goal(steps.observation, goal)
             for goal in (batch.subgoal, batch.actor_subgoal, batch.actor_goal)
         )
-        proposed = jax.lax.stop_gradient(represented(online["representation"], on_the_way)[GOAL])
+        proposed = jax.lax.stop_gradient(with_representation(online["representation"], on_the_way)[GOAL])
         low_key, high_key = jax.random.split(key)
 
         def loss(params):
-            v = value.apply(params["value"], represented(params["representation"], steps.observation))
+            v = value.apply(params["value"], with_representation(params["representation"], steps.observation))
             value_loss = (fit.weight * head.loss(v, fit.target)).mean(1).sum()
-            near = represented(params["representation"], to_subgoal)
+            near = with_representation(params["representation"], to_subgoal)
             if not config.representation_gradient:
                 near = jax.lax.stop_gradient(near)
             low_prob = low.apply(params["policy"], near, key=low_key).log_prob(steps.action)
