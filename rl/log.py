@@ -146,10 +146,17 @@ def provenance() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout."""
+    """The commit of this code, with '-dirty' where files differ from it; None outside a git checkout.
+
+    Files under ``results`` do not count: a study writes its own there, row by row.
+    """
     here = Path(__file__).parent
-    tracked = _git(here, "ls-files", "--error-unmatch", Path(__file__).name)
-    return tracked and _git(here, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    if not _git(here, "ls-files", "--error-unmatch", Path(__file__).name):
+        return None
+    head = _git(here, "rev-parse", "HEAD")
+    code = ("--untracked-files=no", "--", ":(top)", ":(top,exclude)results")
+    changed = _git(here, "--no-optional-locks", "status", "--porcelain", *code)
+    return None if head is None or changed is None else head + "-dirty" * bool(changed)
 
 
 def versions() -> dict[str, str]:

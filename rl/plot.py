@@ -74,6 +74,8 @@ def learning_curves(
     title: str = "",
     xlabel: str = "updates",
     rate: bool = False,
+    columns: int = 4,
+    intervals: bool = True,
 ) -> None:
     """Draws several scores of the same runs side by side, each panel as `learning_curve`.
 
@@ -83,6 +85,8 @@ def learning_curves(
         title: above the panels.
         xlabel: what the steps count.
         rate: all scores are success rates, as in `learning_curve`.
+        columns: panels in a row, the legend beside the first row.
+        intervals: False leaves them out: those of many runs with few seeds cover each other.
 
     Raises:
         ValueError: no panels, panels of different runs, or a run whose scores are not [T, S].
@@ -90,13 +94,16 @@ def learning_curves(
     labels = [list(runs) for runs in panels.values()]
     if not labels or not labels[0] or any(names != labels[0] for names in labels):
         raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
-    figure, row = _panels(1, len(panels), (5.2, 4.4))
-    for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
-        _curves(axes, runs, rate)
+    columns = min(columns, len(panels))
+    figure, places = _panels(-(-len(panels) // columns), columns, (5.2, 4.4))
+    for axes in places[len(panels) :]:
+        axes.remove()
+    for axes, (ylabel, runs) in zip(places, panels.items(), strict=False):
+        _curves(axes, runs, rate, intervals=intervals)
         axes.set_xlabel(xlabel, fontsize=12)
         axes.set_ylabel(ylabel, fontsize=12)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-    _legend(row[-1], "mean, 95 % interval, each seed")
+    _legend(places[columns - 1], "mean, 95 % interval, each seed" if intervals else "mean, each seed")
     _save(figure, path)
 
 
@@ -541,7 +548,11 @@ def _widths(count: int) -> np.ndarray:
 
 
 def _curves(
-    axes: Axes, runs: Mapping[str, tuple[ArrayLike, ArrayLike]], rate: bool, references: Sequence[float] = ()
+    axes: Axes,
+    runs: Mapping[str, tuple[ArrayLike, ArrayLike]],
+    rate: bool,
+    references: Sequence[float] = (),
+    intervals: bool = True,
 ) -> None:
     """The runs {label: (steps [T], scores [T, S])} of one panel, to which ``references`` will be added."""
     from matplotlib.ticker import EngFormatter
@@ -559,7 +570,7 @@ def _curves(
             axes,
             steps,
             scores,
-            interval,
+            interval if intervals else None,
             label,
             {"color": colour, "linestyle": style, "linewidth": widths[index]},
         )
@@ -587,11 +598,12 @@ def _curve(
 ) -> None:
     colour = look["color"]
     finite = np.isfinite(scores).all(1)
-    band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
-    low, high = np.transpose(band) if band else (steps, steps)
     count = scores.shape[1]
     if count > 1:
         axes.plot(steps, scores, color=colour, linewidth=0.7, alpha=0.35)
+    if count > 1 and interval is not None:
+        band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
+        low, high = np.transpose(band) if band else (steps, steps)
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(
         steps,

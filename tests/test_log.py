@@ -254,8 +254,12 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch):
     git("init")
     git("commit", "--allow-empty", "-m", "m")
     assert log.commit() is None  # in somebody else's checkout, as an installed package is
-    git("add", "log.py")
+    stored = tmp_path / "results" / "README.md"
+    stored.parent.mkdir()
+    stored.write_text("")
+    git("add", ".")
     git("commit", "-m", "m")
+    stored.write_text("of a study that goes on")
     assert log.commit() == git("rev-parse", "HEAD")
     file.write_text("changed")
     assert log.commit() == git("rev-parse", "HEAD") + "-dirty"

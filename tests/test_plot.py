@@ -101,6 +101,21 @@ def test_shares_have_the_axis_from_0_to_1(tmp_path: Path, figures: list):
     assert band.min() >= 0 and band.max() <= 1
 
 
+def test_many_panels_are_drawn_in_rows_and_without_intervals_if_asked(tmp_path: Path, figures: list):
+    panels = {f"task {i}": {"iql": ([1, 2], [[0.0, 1.0]] * 2)} for i in range(5)}
+    plot.learning_curves(tmp_path / "a.png", panels, rate=True, columns=3, intervals=False)
+    grid = [axes.get_subplotspec() for axes in figures[0].axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in grid] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+    ]
+    assert not any(axes.collections for axes in figures[0].axes)
+    assert figures[0].axes[2].get_legend().get_title().get_text() == "mean, each seed"
+
+
 def test_curves_that_coincide_are_all_seen(tmp_path: Path, figures: list):
     """A later one is drawn on top of an earlier one: it has to be thinner."""
     names = ("bc", "td3_bc", "cql")

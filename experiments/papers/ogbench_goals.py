@@ -283,7 +283,9 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         if all((dataset, name) in curves for name in names)
     }
     if panels:
-        plot.learning_curves(folder / "success.png", panels, title="success at any step", rate=True)
+        plot.learning_curves(
+            folder / "success.png", panels, title="success at any step", rate=True, columns=3, intervals=False
+        )
 
 
 if __name__ == "__main__":
