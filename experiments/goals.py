@@ -31,7 +31,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, logged, presets, rollouts, studies
-from rl import acting, agents, envs, lifecycle, log, nest, shard, statistics, train
+from rl import acting, agents, envs, lifecycle, log, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
 from rl.replay import goals, transform
@@ -301,8 +301,7 @@ def scorer(
 
 def observing(actor: Actor, task: Problem) -> Actor:
     """The actor in the environment, whose observations and goals it sees as in its data."""
-    transformed = functools.partial(transform.observations, task.data.transform)
-    return acting.observing(actor, functools.partial(nest.map_structure, transformed))
+    return acting.observing(actor, functools.partial(rollouts.transformed, task.data.transform))
 
 
 def _tasks(environment: str) -> list[dict[str, int]]:

@@ -139,10 +139,10 @@ def _limit(environment: str) -> int:
 
 def _observing(policy: Policy) -> Actor:
     """The actor, which sees the environment as its data."""
-    return acting.observing(acting.actor(policy.learner), functools.partial(_transformed, policy.transform))
+    return acting.observing(acting.actor(policy.learner), functools.partial(transformed, policy.transform))
 
 
-def _transformed(how: Transform, observation: Mapping[str, Any]) -> dict[str, Any]:
+def transformed(how: Transform, observation: Mapping[str, Any]) -> dict[str, Any]:
     """An observation and its goal as the policy sees them."""
     return nest.map_structure(functools.partial(transform.observations, how), observation)
 
@@ -198,7 +198,7 @@ def _pursued(policy: Policy) -> Callable[[Any, Any], np.ndarray] | None:
 
     @jax.jit
     def subgoal(state: State, memory: Any, observation: Any) -> Array:
-        return ask(state, memory, _transformed(policy.transform, observation), candidates)
+        return ask(state, memory, transformed(policy.transform, observation), candidates)
 
     def restored(memory: Any, observation: Any) -> np.ndarray:
         return np.asarray(transform.restored(policy.transform, subgoal(policy.state, memory, observation)))

@@ -95,15 +95,13 @@ def learning_curves(
     if not labels or not labels[0] or any(names != labels[0] for names in labels):
         raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
     columns = min(columns, len(panels))
-    figure, places = _panels(-(-len(panels) // columns), columns, (5.2, 4.4))
-    for axes in places[len(panels) :]:
-        axes.remove()
-    for axes, (ylabel, runs) in zip(places, panels.items(), strict=False):
+    figure, row = _panels(len(panels), columns, (5.2, 4.4))
+    for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
         _curves(axes, runs, rate, intervals=intervals)
         axes.set_xlabel(xlabel, fontsize=12)
         axes.set_ylabel(ylabel, fontsize=12)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-    _legend(places[columns - 1], "mean, 95 % interval, each seed" if intervals else "mean, each seed")
+    _legend(row[columns - 1], "mean, 95 % interval, each seed" if intervals else "mean, each seed")
     _save(figure, path)
 
 
@@ -219,10 +217,8 @@ def routes(
         raise ValueError(f"nothing to draw in {path}: no episodes")
     columns, squares = min(columns, len(episodes)), np.asarray(walls, float).reshape(-1, 2)
     width = max(3.4, 1.8 * len(objects) / columns)  # of which the legend has a column for each object
-    figure, row = _panels(-(-len(episodes) // columns), columns, (width, 3.2))
-    for axes in row[len(episodes) :]:
-        axes.set_axis_off()
-    for axes, (label, episode) in zip(row, episodes.items(), strict=False):
+    figure, row = _panels(len(episodes), columns, (width, 3.2))
+    for axes, (label, episode) in zip(row, episodes.items(), strict=True):
         _walls(axes, squares, side)
         _route(axes, label, episode, objects, squares, side)
         axes.set_title(label, fontsize=10)
@@ -289,7 +285,7 @@ def strips(
     columns = max((len(pictures) for pictures in rows.values()), default=0)
     if not columns:
         raise ValueError(f"nothing to draw in {path}: no pictures")
-    figure, panels = _panels(len(rows), columns, (2.0, 2.3))
+    figure, panels = _panels(len(rows) * columns, columns, (2.0, 2.3))
     for axes in panels:
         axes.set_axis_off()
     for number, (label, pictures) in enumerate(rows.items()):
@@ -506,16 +502,13 @@ def _pictures(
         raise ValueError(
             f"{path} needs pictures [H, W], got shapes {[picture.shape for picture in pictures.values()]}"
         )
-    columns = min(columns, len(pictures))
-    figure, row = _panels(-(-len(pictures) // columns), columns, size)
-    for axes in row[len(pictures) :]:
-        axes.set_axis_off()
-    for axes, (label, picture) in zip(row, pictures.items(), strict=False):
+    figure, row = _panels(len(pictures), min(columns, len(pictures)), size)
+    for axes, (label, picture) in zip(row, pictures.items(), strict=True):
         drawn = axes.imshow(picture, vmin=limits[0], vmax=limits[1], cmap="viridis", **placed)
         axes.set_title(f"{label}\nfrom {np.nanmin(picture):.3g} to {np.nanmax(picture):.3g}", fontsize=10)
     figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-    return figure, row[: len(pictures)]
+    return figure, row
 
 
 def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
@@ -529,17 +522,20 @@ def _axes(size: tuple[float, float]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _panels(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
-    """``rows`` times ``columns`` axes of ``size`` each, row by row."""
+def _panels(count: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[Axes]]:
+    """``count`` axes of ``size`` each, row by row; the last row may have fewer than ``columns``."""
     from matplotlib.figure import Figure
 
+    rows = -(-count // columns)
     figure = Figure(figsize=(size[0] * columns, size[1] * rows), dpi=150, layout="constrained")
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes in panels:
+    for axes in panels[count:]:
+        axes.remove()
+    for axes in panels[:count]:
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=10, color=_INK, labelcolor=_INK)
-    return figure, panels
+    return figure, panels[:count]
 
 
 def _widths(count: int) -> np.ndarray:
