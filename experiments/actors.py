@@ -66,8 +66,8 @@ def choose(returns: np.ndarray, snapshots: int) -> Choice:
         raise ValueError(
             "the best snapshot is also the nearest to a third of its return: save snapshots more often"
         )
-    replay = np.unique(np.linspace(0, medium, snapshots).round().astype(int)) if medium else np.array([0])
-    return Choice(replay, expert)
+    before = np.linspace(0, medium, snapshots)[:-1].round().astype(int)
+    return Choice(np.unique([*before, medium]), expert)
 
 
 def run(settings: Settings) -> behaviour.Actors:

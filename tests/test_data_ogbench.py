@@ -199,11 +199,6 @@ def test_offline_names_the_file_and_the_recipe(tmp_path, offline):
     assert "python -m experiments.collect --dataset=cube-double-noisy-v0 --transitions=" in message
 
 
-def test_offline_says_that_antmaze_takes_a_walker(offline):
-    with pytest.raises(DataError, match=r"--dataset=antmaze-large-navigate-v0 .* --actors=FILE, of a walker"):
-        data.load("antmaze-large-navigate-v0")
-
-
 @pytest.mark.parametrize("name", ["humanoidmaze-large-navigate-v0", "visual-cube-single-play-v0"])
 def test_offline_promises_no_recipe_where_there_is_none(name, offline):
     with pytest.raises(DataError) as caught:

@@ -24,6 +24,7 @@ def test_medium_is_nearest_to_a_third_of_the_expert_before_it_is_passed() -> Non
     # A third is 333: 900 is the first beyond it, 320 the nearest up to there; 290 comes too late.
     assert actors.choose(returns, 4) == (pytest.approx([0, 1, 2, 3]), 7)
     assert actors.choose(returns, 2) == (pytest.approx([0, 3]), 7)
+    assert actors.choose(returns, 1) == (pytest.approx([3]), 7)
     assert actors.choose(np.array([400.0, 1000.0]), 5) == (pytest.approx([0]), 1)
 
 

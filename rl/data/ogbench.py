@@ -200,10 +200,9 @@ def _find(name: str, folder: str | Path | None) -> Path:
     otherwise = ""
     if name in recipes.RECIPES:
         recipe = recipes.RECIPES[name]
-        walker = " --actors=FILE, of a walker (rl/data/recipes/pointmaze.py)" if recipe.is_walked else ""
         otherwise = (
-            f"make it on this machine: python -m experiments.collect --dataset={name} --transitions=100000"
-            f"{walker} ({recipe.episodes * recipe.steps} as published)"
+            f"make it on this machine: python -m experiments.collect --dataset={name} --transitions=100000 "
+            f"({recipe.episodes * recipe.steps} as published)"
         )
     if name.startswith(_ONLY_MADE):
         raise DataError(f"there is no file {path}, nor one to download; {otherwise}")

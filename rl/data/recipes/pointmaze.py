@@ -1,10 +1,10 @@
 """Behaviour of the pointmaze and antmaze datasets: follow the shortest path through the maze, with noise.
 
 A point goes where it is told. An ant is told the same direction, and what its joints do is a trained policy's
-(`rl.data.recipes.behaviour`, in `rl.envs.directional_ant`):
+(`rl.data.recipes.behaviour`, in `rl.envs.directional_ant`). One is shipped; another is made by
 
     python -m experiments.online --agent=sac --env=DirectionalAnt-v0 --steps=400000 --workdir=runs/ant
-    python -m experiments.actors --run=runs/ant --out=ant.npz
+    python -m experiments.actors --run=runs/ant --snapshots=1 --out=ant.npz
     python -m experiments.collect --dataset=antmaze-medium-navigate-v0 --actors=ant.npz
 """
 
