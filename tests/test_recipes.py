@@ -399,7 +399,14 @@ def test_validation_is_a_further_tenth_with_other_seeds(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_card_of_an_antmaze_names_its_walker(walker: Path, tmp_path: Path) -> None:
+def test_the_card_of_an_antmaze_names_its_walker(
+    walker: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as nothing_shipped:
+        nothing_shipped.setattr(behaviour, "FOLDER", tmp_path)
+        with pytest.raises(ValueError, match=r"no actors for DirectionalAnt-v0 are shipped.*--actors"):
+            collect(ANT, out=tmp_path, transitions=6, episode_steps=3, progress=False)
+    assert not list(tmp_path.iterdir())
     path = collect(ANT, out=tmp_path, transitions=6, episode_steps=3, actors=walker, progress=False)
     card = read_card(path)
     assert card["command"].endswith(f"--seed=0 --actors={walker}") and card["actors"]["seed"] == 7

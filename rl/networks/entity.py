@@ -184,7 +184,7 @@ class AdaptiveNorm(nn.Module):
         parts = 3 if self.gated else 2
         linear = nn.Dense(parts * x.shape[-1], kernel_init=zeros, dot_general=dense_product)(condition)
         # One copy for each entity, not an axis of length 1: its gradient is a sum of slices then. The reduction over
-        # so short an axis that broadcasting leaves took a third of HECRL's updates on a CPU.
+        # so short an axis that broadcasting leaves took a third of HECRL's updates on a CPU with three entities.
         shift, scale, *gate = jnp.split(jnp.stack([linear] * x.shape[-2], -2), parts, -1)
         norm = nn.LayerNorm(epsilon=1e-6, use_bias=False, use_scale=False)
         return norm(x) * (1 + scale) + shift, gate[0] if gate else 1.0
