@@ -55,16 +55,20 @@ def test_queries_in_parts_compute_what_all_at_once_do(monkeypatch: pytest.Monkey
 def test_attention_and_its_gradient_are_those_of_the_plain_formula(
     monkeypatch: pytest.MonkeyPatch, cap: float
 ) -> None:
-    """Head by head, with all weights at once and differentiated by JAX; four parts here, of which the last is short."""
+    """Head by head, with all weights at once and differentiated by JAX.
+
+    There are four groups here of two parts, of which the last is short. With a window, groups leave out keys before it.
+    """
     monkeypatch.setattr(transformer, "QUERIES", 3)
     shape = dataclasses.replace(SMALL, heads=4, kv_heads=2, head_size=6, score_cap=cap, query_size=3.0)
+    shape = dataclasses.replace(shape, window=8 if cap else 0)
     draw = np.random.default_rng(0).normal
-    inputs = draw(size=(2, 11, 4, 6)), draw(size=(2, 11, 2, 6)), draw(size=(2, 11, 2, 6))
-    segment = np.array([[1] * 4 + [2] * 7, [1] * 9 + [0] * 2])
-    direction, reach = draw(size=(2, 11, 4, 6)), 6
+    inputs = draw(size=(2, 23, 4, 6)), draw(size=(2, 23, 2, 6)), draw(size=(2, 23, 2, 6))
+    segment = np.array([[1] * 4 + [2] * 19, [1] * 20 + [0] * 3])
+    direction, reach = draw(size=(2, 23, 4, 6)), 8
 
     def plain(query: Any, key: Any, value: Any) -> Any:
-        distance = np.arange(11)[:, None] - np.arange(11)
+        distance = np.arange(23)[:, None] - np.arange(23)
         seen = (distance >= 0) & (distance < reach) & (segment[:, :, None] == segment[:, None])
         heads = []
         for head in range(4):

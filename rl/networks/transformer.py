@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from rl.networks.base import Network, from_linen
@@ -313,8 +314,15 @@ def _causal(
 
     Where cuDNN can (`_in_cudnn`), it does rows that hold one text each.
     """
-    mask = _Mask(reach, jnp.arange(query.shape[1]), segment, segment)
-    parts = functools.partial(_attention, shape, mask)
+
+    def parts(query: Array, key: Array, value: Array) -> Array:
+        attended = []
+        for first, start, end in _groups(shape, query.shape[1]):
+            queries, keys = np.s_[:, start:end], np.s_[:, first:end]
+            mask = _Mask(reach, jnp.arange(start, end) - first, segment[queries], segment[keys])
+            attended.append(_attention(shape, mask, query[queries], key[keys], value[keys]))
+        return jnp.concatenate(attended, 1)
+
     if not _in_cudnn(shape, query.dtype, query.shape[1]):
         return parts(query, key, value)
 
@@ -328,6 +336,16 @@ def _causal(
     # What a text of the whole row sees is what came before; padding behind it sees the text, and means nothing.
     alone = ((segment == segment[:, :1]) | (segment == 0)).all()
     return checkpoint_name(jax.lax.cond(alone, flash, parts, query, key, value), _ATTENDED)
+
+
+def _groups(shape: Shape, length: int) -> list[tuple[int, int, int]]:
+    """(first key, first query, end of both) of groups of queries, each of which meets the keys that it may see.
+
+    Without a window, four groups meet 5/8 of all pairs; many would meet half, but each is a program of its own.
+    """
+    size = QUERIES * math.ceil(length / (4 * QUERIES))
+    before = length if shape.global_layers or not shape.window else shape.window - 1
+    return [(max(start - before, 0), start, min(start + size, length)) for start in range(0, length, size)]
 
 
 def _in_cudnn(shape: Shape, dtype: Any, length: int) -> bool:
