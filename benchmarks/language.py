@@ -20,12 +20,13 @@ One trunk of random weights, one batch of rows without padding, every token but 
   programs      programs of CodeGen-16B judged by `rl.programs` with two workers, where the files are at hand
 
 A round runs each once, and the table holds medians over --repeats rounds. `of aim` is the time of an update by 1.3
-times that of the `lm step` plus its unavoidable forward passes: at most 1 is the aim. Memory is what the compiled
-update holds beside its arguments, at the length and at twice it, by XLA's own account; a loss that is linear in the
-tokens at most doubles it. Bytes per parameter are those of all models that an update holds, slow copies and moments
-included, value heads and gradients not, by the parameters of one model. Model FLOPs count six per trained parameter and
-token and two per frozen one, attention and what is computed twice not counted; --peak_tflops says what share of the
-hardware's that is.
+times that of the `lm step` plus its unavoidable forward passes: at most 1 is the aim. `x torch` is PyTorch's time by
+ours, the median over rounds of both in one round with its 95 % interval (bootstrap over rounds). Memory is what the
+compiled update holds beside its arguments, at the length and at twice it, by XLA's own account; a loss that is linear
+in the tokens at most doubles it. Bytes per parameter are those of all models that an update holds, slow copies and
+moments included, value heads and gradients not, by the parameters of one model. Model FLOPs count six per trained
+parameter and token and two per frozen one, attention and what is computed twice not counted; --peak_tflops says what
+share of the hardware's that is.
 
 Examples:
 
@@ -61,6 +62,7 @@ from rl.language.model import LM, Config
 from rl.networks.transformer import Shape
 from rl.programs.pool import IsolationError, Limits, Pool
 from rl.programs.problems import read_humaneval, read_samples
+from rl.statistics import bootstrap
 from rl.types import Array, Key, Learner, Params, State, TokenBatch
 from rl.values import heads
 
@@ -362,7 +364,7 @@ def render(results: Mapping[str, Any]) -> str:
     for name, row in rows.items():
         seconds, held = median[name], row["bytes_per_parameter"]
         aim = 1.3 * median["lm step"] + row["forwards"] * median["forward"]
-        theirs = median.get(compared.get(name, ""))
+        theirs = rows.get(compared[name])
         rate = row["flops"] / seconds / 1e12
         cells.append(
             (
@@ -370,7 +372,7 @@ def render(results: Mapping[str, Any]) -> str:
                 studies.digits(row["work"] / seconds),
                 studies.digits(seconds / median["lm step"]) if held else "",
                 f"{seconds / aim:.2f}" if row["forwards"] else "",
-                studies.digits(theirs / seconds) if theirs else "",
+                _ratio(theirs["seconds"], row["seconds"]) if theirs else "",
                 *(studies.digits(size / 1e6) if size else "" for size in row["bytes"] or (0, 0)),
                 f"{held:.2f}" if held else "",
                 f"{rate:.3f}" if row["flops"] else "",
@@ -393,6 +395,16 @@ def render(results: Mapping[str, Any]) -> str:
     if not results["peer"]:
         notes.append("PyTorch and transformers are not installed, or were left out.")
     return "\n".join([*table.source(results, results["peer"]), "", *table.aligned(cells), *notes]) + "\n"
+
+
+def _ratio(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """The median ratio of two rows' seconds in equal rounds, with its interval where there are several."""
+    ratios = np.divide(theirs, ours)
+    text = f"{np.median(ratios):.2f}"
+    if len(ratios) == 1:
+        return text
+    low, high = bootstrap(lambda sample: np.median(sample, (-2, -1)), ratios[:, None])
+    return f"{text} [{low:.2f}, {high:.2f}]"
 
 
 def main(_: list[str]) -> None:

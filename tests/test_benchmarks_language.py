@@ -171,7 +171,7 @@ ROWS = [
     row("ilql", [3.0, 1.2, 1.0], 1000, 1, flops=3e12, bytes=[3e6, 6e6], bytes_per_parameter=28.0),
     row("ilql adapters", [0.5], 1000, bytes=[3e6, 6e6], bytes_per_parameter=2.507),
     row("prefill", [0.5], 1000, bytes=[7e6, 15e6]),
-    row("ilql torch", [2.4], 1000, 1),
+    row("ilql torch", [5.7, 2.4, 2.1], 1000, 1),
     row("programs", [4.0], 600),
 ]
 
@@ -195,7 +195,7 @@ def test_the_table_holds_rates_of_medians() -> None:
         )
     }
     assert cells["lm step"] == ["1,000", "1", "", "", "2", "4", "12.00", "4.000", "40.0%"]
-    assert cells["ilql"] == ["833", "1.2", f"{1.2 / 1.5:.2f}", "2", "3", "6", "28.00", "2.500", "25.0%"]
+    assert cells["ilql"] == ["833", "1.2", f"{1.2 / 1.5:.2f}", "2.00 [1.90, 2.10]", "3", "6", "28.00", "2.500", "25.0%"]
     assert cells["ilql adapters"] == ["2,000", "0.5", "", "", "3", "6", "2.51", "", ""]
     assert cells["prefill"] == ["2,000", "", "", "", "7", "15", "", "", ""]
     assert cells["programs"][0] == "150"
