@@ -2,7 +2,8 @@
 
     python -m benchmarks.language
 
-One trunk of random weights, one batch of rows without padding, every token but the first an action. Timed are
+One trunk of random weights, rows without padding, every token but the first an action. Updates run in a compiled loop
+over rows drawn by chance, as in experiments.language, PyTorch's one after the other. Timed are
 
   lm step       fine-tuning (`rl.agents.lm_bc`): the trunk and the logits, forward and backward: the measure
   forward       the trunk alone, forward: what an update's target network or frozen model cannot do without
@@ -55,15 +56,16 @@ from benchmarks import language_peer as peer
 from benchmarks import table
 from experiments import flags, studies
 from experiments.papers import bcoder_rank
-from rl import checkpoint, log
+from rl import checkpoint, log, train
 from rl.agents import bcoder, ilql, lm_bc
-from rl.language import adapters, generate, model
+from rl.language import adapters, generate, model, reading
 from rl.language.model import LM, Config
 from rl.networks.transformer import Shape
 from rl.programs.pool import IsolationError, Limits, Pool
 from rl.programs.problems import read_humaneval, read_samples
+from rl.replay import tokens as replay
 from rl.statistics import bootstrap
-from rl.types import Array, Key, Learner, Params, State, TokenBatch
+from rl.types import Array, Learner, Params, State, TokenBatch
 from rl.values import heads
 
 SIZES = {
@@ -81,6 +83,7 @@ class Settings:
 
     size: str = "small"  # of the trunk: tiny, small, or 135m, SmolLM2's
     batch: int = 8  # rows per update
+    updates: int = 4  # in a compiled loop
     length: int = 128  # tokens per row
     bfloat16: bool = False  # arithmetic of the trunk
     remat: bool = False  # blocks are computed again in the backward pass
@@ -99,8 +102,9 @@ class Case(NamedTuple):
 
     name: str
     call: Callable[[], Any]  # done when it returns
-    work: int  # tokens, or programs, in a call
-    flops: float = 0.0  # of the model, per call
+    work: int  # tokens, or programs, in one update, or in the call where it makes none
+    updates: int = 1  # in a call
+    flops: float = 0.0  # of the model, as `work`
     forwards: int = 0  # passes of frozen models
     bytes: tuple[int, int] | None = None  # held beside arguments, at the length and at twice it
     bytes_per_parameter: float | None = None  # of the models that an update holds
@@ -138,7 +142,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 began = time.perf_counter()
                 case.call()
                 if turn:  # the first compiles
-                    seconds.append(time.perf_counter() - began)
+                    seconds.append((time.perf_counter() - began) / case.updates)
                 bar.update(1)
     results["rows"] = [
         {**case._replace(call=None)._asdict(), "seconds": seconds}  # type: ignore[arg-type]
@@ -205,22 +209,31 @@ def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
     for stage, flops in (("value", 3 * trunk), ("policy", step)):
         yield add(f"bcoder {stage} read once", make[f"bcoder {stage}"](lm), flops, 0, reads[stage])
     yield from _adapted(settings, config, lm, adapters.frozen(params))
-    passes = {"value": 1, "policy": 2}  # of frozen models
+    stages, passes = (
+        ("value", "policy"),
+        {"ilql": 1, "bcoder value": 1, "bcoder policy": 2},
+    )  # of frozen models
     if 4 * tokens**2 <= NAIVE:
-        yield add("ilql one-hot", peer.one_hot(lm), 0.0, 1)
-        for stage in passes:
-            yield add(f"bcoder {stage} one-hot", peer.one_hot_bcoder(lm, stage), 0.0, passes[stage])
+        naive = {"ilql": peer.one_hot(lm)} | {f"bcoder {one}": peer.one_hot_bcoder(lm, one) for one in stages}
+        for name, learner in naive.items():
+            yield add(f"{name} one-hot", learner, 0.0, passes[name])
     yield _prefill(settings, lm, params)
     yield _generation(settings, lm, params, batch)
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
-        yield Case("ilql torch", peer.torch_ilql(config, batch, manner=manner), tokens, 0.0, 1)
-        for stage in passes:
-            call = peer.torch_bcoder(config, batch, stage, manner=manner)
-            yield Case(f"bcoder {stage} torch", call, tokens, 0.0, passes[stage])
+        updates = {"ilql": peer.torch_ilql(config, batch, manner=manner)}
+        updates |= {f"bcoder {one}": peer.torch_bcoder(config, batch, one, manner=manner) for one in stages}
+        for name, update in updates.items():
+            call = functools.partial(_several, update, settings.updates)
+            yield Case(f"{name} torch", call, tokens, settings.updates, forwards=passes[name])
         call = peer.torch_generate(config, batch.tokens, settings.steps, manner)
         yield Case("generate torch", call, settings.batch * settings.steps)
     yield from _programs(settings)
+
+
+def _several(update: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        update()
 
 
 def _learners() -> dict[str, Callable[[LM], Learner]]:
@@ -241,31 +254,46 @@ def _update(
     learner: Learner,
     flops: float,
     forwards: int,
-    read: Callable[[State, TokenBatch], Any] = lambda _, batch: batch,
+    look: Callable[[State, TokenBatch], Any] | None = None,
+    base: Params = None,
 ) -> Case:
-    """Updates of one learner, each from the state that the last one left, of what ``read`` makes of a batch."""
-    batch = jax.device_put(example(config, settings.batch, settings.length))
+    """Updates of one learner in one compiled loop over rows drawn by chance, as `experiments.language` runs them.
+
+    Args:
+      look: what frozen models say of rows before the loop, if not in it.
+      base: the frozen model of adapters.
+    """
     key = jax.random.key(0)
-    start = jax.eval_shape(learner.init, key, batch)
+    sample = replay.sampler(settings.batch)
+    sample = sample if base is None else adapters.sampler(sample)
+    epoch = jax.jit(train.scan_updates(learner.update, sample, settings.updates), donate_argnums=0)
+    rows = example(config, settings.updates * settings.batch, settings.length)
+    longer = example(config, settings.updates * settings.batch, 2 * settings.length)
+    batch = jax.tree.map(lambda x: x[: settings.batch], rows)
+
+    def data(rows: TokenBatch) -> Any:
+        return rows if base is None else adapters.Batch(rows, base)
+
+    def read(state: State, rows: TokenBatch) -> Any:
+        return data(rows) if look is None else look(state, rows)
+
+    start = jax.eval_shape(learner.init, key, data(rows))
+    shapes = [jax.eval_shape(read, start, inputs) for inputs in (rows, longer)]
     held = bytes_per_parameter((start, jax.eval_shape(read, start, batch)), config)
-    update = jax.jit(learner.update, donate_argnums=0)
-    longer = jax.eval_shape(
-        lambda: jax.tree.map(jnp.asarray, example(config, settings.batch, 2 * settings.length))
-    )
-    compiled = [
-        update.lower(start, jax.eval_shape(read, start, inputs), key).compile() for inputs in (batch, longer)
-    ]
+    compiled = [epoch.lower(start, inputs, key).compile() for inputs in shapes]
     state: State | None = None
-    rows: Any = None
+    dataset: Any = None
 
     def call() -> None:
-        nonlocal state, rows
+        nonlocal state, dataset
         if state is None:
-            state = jax.jit(learner.init)(key, batch)
-            rows = read(state, batch)
-        state, _ = jax.block_until_ready(compiled[0](state, rows, key))
+            state = jax.jit(learner.init)(key, data(rows))
+            seen = rows if look is None else reading.in_batches(jax.jit(look), state, rows, settings.batch)
+            dataset = jax.device_put(data(seen))
+        state, _ = jax.block_until_ready(compiled[0](state, dataset, key))
 
-    return Case(name, call, settings.batch * settings.length, flops, forwards, _temporary(compiled), held)
+    tokens = settings.batch * settings.length
+    return Case(name, call, tokens, settings.updates, flops, forwards, _temporary(compiled), held)
 
 
 def _temporary(compiled: Sequence[Any]) -> tuple[int, int]:
@@ -278,14 +306,7 @@ def _adapted(settings: Settings, config: Config, lm: LM, base: Params) -> Iterat
     """Updates of adapters on one frozen model."""
     for name, make in _learners().items():
         learner = adapters.learner(make, lm, settings.rank)
-
-        def init(key: Key, tokens: TokenBatch, learner: Learner = learner) -> State:
-            return learner.init(key, adapters.Batch(tokens, None))
-
-        def read(_: State, tokens: TokenBatch) -> adapters.Batch:
-            return adapters.Batch(tokens, base)
-
-        yield _update(settings, config, f"{name} adapters", learner._replace(init=init), 0.0, 0, read)
+        yield _update(settings, config, f"{name} adapters", learner, 0.0, 0, base=base)
 
 
 def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
@@ -294,7 +315,7 @@ def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
         "forward",
         lambda: features(params, batch.tokens, batch.segment).block_until_ready(),
         batch.tokens.size,
-        flops,
+        flops=flops,
     )
 
 
