@@ -25,6 +25,7 @@ _MAPPINGS = (Counter, OrderedDict, dict)  # dict last: it is both others' base
 _CHANGEABLE = (list, dict, set, deque, bytearray)
 _VIEWS: dict[str, Any] = {"keys": type({}.keys()), "values": type({}.values()), "items": type({}.items())}
 _ARRAYS = "biufc"  # numpy's kinds of numbers
+_CONSTANTS = {"Ellipsis": Ellipsis, "NotImplemented": NotImplemented}
 
 
 def dumps(
@@ -69,11 +70,13 @@ def containers(value: Any) -> list[Any]:
         inside = [inner for item in value.values() for inner in containers(item)]
     else:
         inside = []
-    return [value, *inside] if isinstance(value, _CHANGEABLE) else inside
+    return [value, *inside] if isinstance(value, _CHANGEABLE) or is_array(value) else inside
 
 
 def contents(container: Any) -> list[Any]:
-    """The items of one of `containers`, for `refill`."""
+    """The items of one of `containers`, for `refill`; of an array a copy of it alone."""
+    if is_array(container):
+        return [container.copy()]
     return (
         [[key, item] for key, item in container.items()] if isinstance(container, dict) else list(container)
     )
@@ -87,6 +90,9 @@ def refill(container: Any, items: list[Any]) -> None:
     """
     if isinstance(container, (list, bytearray)):
         container[:] = items
+        return
+    if is_array(container):
+        [container[...]] = items
         return
     container.clear()
     if isinstance(container, deque):
@@ -153,6 +159,11 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
         return "bytearray", value.hex()
     if isinstance(value, bytes):
         return "bytes", value.hex()
+    if isinstance(value, slice):
+        return "slice", [value.start, value.stop, value.step]
+    for name, constant in _CONSTANTS.items():
+        if value is constant:
+            return "constant", name
     if isinstance(value, range):
         return "range", [value.start, value.stop, value.step]
     if isinstance(value, datetime):
@@ -169,6 +180,17 @@ def _scalar(value: Any) -> tuple[str, Any] | None:
     return None
 
 
+def is_array(value: Any) -> bool:
+    """Whether it is an array of numpy that is sent as its numbers."""
+    numpy = sys.modules.get("numpy")
+    return (
+        numpy is not None
+        and isinstance(value, numpy.ndarray)
+        and value.dtype.kind in _ARRAYS
+        and value.dtype.itemsize <= 16
+    )
+
+
 def _array(value: Any) -> tuple[str, Any] | None:
     """Numbers and arrays of numpy, if anything here has loaded it."""
     numpy = sys.modules.get("numpy")
@@ -176,7 +198,7 @@ def _array(value: Any) -> tuple[str, Any] | None:
         return None
     if isinstance(value, numpy.generic) and isinstance(value.item(), (*_ATOMS, complex)):
         return "", value.item()
-    if isinstance(value, numpy.ndarray) and value.dtype.kind in _ARRAYS and value.dtype.itemsize <= 16:
+    if is_array(value):
         numbers = value.astype("f8") if value.dtype == numpy.longdouble else value
         return "array", [numbers.dtype.str, list(numbers.shape), numbers.ravel().tolist()]
     return None
@@ -231,6 +253,8 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "bytes": bytes.fromhex,
     "bytearray": bytearray.fromhex,
     "range": lambda parts: range(*parts),
+    "slice": lambda parts: slice(*parts),
+    "constant": _CONSTANTS.__getitem__,
     "iterator": iter,
     "type": _type,
     "date": lambda parts: date(*parts),

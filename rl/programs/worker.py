@@ -101,6 +101,7 @@ def main(isolation: str, limits: str, packages: str) -> None:
     os.write(verdicts, READY)
     for standard in (1, 2):
         os.dup2(null, standard)
+    os.close(null)  # or every program would have it, with the flags that the last one gave it
     gc.collect()
     gc.freeze()  # the garbage collector of a fork leaves the pages that it shares alone
     untouched = _times(".")
@@ -135,6 +136,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
         null = os.open(os.devnull, os.O_RDWR)  # a descriptor's flags are everyone's who shares it
         for standard in (0, 1, 2):
             os.dup2(null, standard)
+        os.close(null)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
         _run_program(confine, *streams, limits.output // 4)
 
@@ -227,6 +229,7 @@ class _Program:
     def __init__(self, questions: BinaryIO, answers: BinaryIO, limit: int, decides: bool):
         self._questions, self._answers, self._limit = questions, answers, limit
         self._stand_ins: dict[int, Any] = {}  # by handle
+        self._entries: list[Any] = []  # what the tests asked for by name
         self.decides = decides
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
@@ -242,9 +245,10 @@ class _Program:
     def take(self, name: str) -> Any:
         """What the program calls by this name; if nothing, what fails as soon as it is used."""
         try:
-            return self.ask(Remote(self, f"(lambda: {name})"))
+            self._entries.append(self.ask(Remote(self, f"(lambda: {name})")))
         except ProgramError:
-            return _remote_class(name, _EXPECTED)(self, name)
+            self._entries.append(_remote_class(name, _EXPECTED)(self, name))
+        return self._entries[-1]
 
     def ask(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call a function of the program, or there one that can be imported.
@@ -254,19 +258,25 @@ class _Program:
         Raises:
             ProgramError: it did not return, or not data that can be read; if it raised an exception of Python, this is
                 one of that kind too.
-            HandOverError: an argument is neither data, nor the program's, nor to be imported.
+            HandOverError: an argument is neither data, nor the program's, nor to be imported, and the program was asked
+                for what is called. That it answers with an object where others answer with data is its own failure.
         """
         if self.is_gone:
             raise ProgramError("it is gone")
         try:
             known = wire.containers([arguments, keywords])
-            self._put((function, arguments, keywords))
+            try:
+                self._put((function, arguments, keywords))
+            except HandOverError:
+                if self.decides or any(function is entry for entry in self._entries):
+                    raise
+                raise ProgramError("it answered with an object, which cannot be given this") from None
             returned, value, changes, printed = self._get(known)
             for number, items in changes:
                 wire.refill(known[number], items)
             sys.stdout.write(printed)
             self.error = None if returned else _failure(*value)
-        except Exception as error:  # it wrote what it liked, or ended
+        except Exception as error:  # it wrote what it liked, or ended, or is given what cannot reach it
             self.is_gone = True
             self.error = ProgramError(str(error))
             raise self.error from None
@@ -660,15 +670,16 @@ def _run_program(
             answer((False, (error, type(error), (), ""), (), ""))
 
 
-def _items(container: Any) -> list[Any]:
-    return (
-        [each for item in container.items() for each in item]
-        if isinstance(container, dict)
-        else list(container)
-    )
+def _items(container: Any) -> list[Any] | bytes:
+    """What is in it: objects, or the bytes of an array's numbers."""
+    if isinstance(container, dict):
+        return [each for item in container.items() for each in item]
+    return container.tobytes() if wire.is_array(container) else list(container)
 
 
-def _same(one: list[Any], other: list[Any]) -> bool:
+def _same(one: list[Any] | bytes, other: list[Any] | bytes) -> bool:
+    if isinstance(one, bytes):
+        return one == other
     return len(one) == len(other) and all(map(operator.is_, one, other))
 
 
