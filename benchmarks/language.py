@@ -178,7 +178,7 @@ def bytes_per_parameter(held: Any, config: Config) -> float:
     weights = [
         leaf
         for path, leaf in checkpoint.named(held).items()
-        if re.search("/(blocks|norm|embedding)(/|$)", path)
+        if re.search("/(blocks|norm|(un)?embedding)(/|$)", path)
     ]
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in weights)
     return size / sum(leaf.size for leaf in jax.tree.leaves(shapes))

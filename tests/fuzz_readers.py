@@ -547,6 +547,34 @@ def write_model(path: Path, fields: Fields) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
 
 
+def write_shards(path: Path, fields: Fields) -> None:
+    """The same folder with its weights in two files, and the index of them."""
+    write_model(path, fields)
+    (path / "model.safetensors").unlink()
+    names = sorted(fields["weights"])
+    index = {}
+    for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
+        index |= dict.fromkeys(part, f"{number}.safetensors")
+        more = fields.get("more", [])
+        part = {name: fields["weights"][name] for name in dict.fromkeys([*part, *more])}
+        huggingface.write_safetensors(path / f"{number}.safetensors", part)
+    weight_map = fields.get("index", lambda index: index)(index)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
+def of_shards(**values: Any) -> Mutate:
+    return lambda rng, fields: fields.update(values)
+
+
+SHARDS: dict[str, Mutate] = {
+    "a tensor in both": of_shards(more=["model.norm.weight"]),
+    "an index of one alone": of_shards(index=lambda index: dict.fromkeys(index, "0.safetensors")),
+    "an index of a third": of_shards(index=lambda index: index | {"more": "2.safetensors"}),
+    "an index that is a list": of_shards(index=list),
+    "an index of numbers": of_shards(index=lambda index: dict.fromkeys(index, 5)),
+}
+
+
 def within(name: str, **values: Any) -> Mutate:
     """A mutation of what one of a folder's JSON files says."""
     return lambda rng, fields: fields[name].update(values)
@@ -681,7 +709,8 @@ def gguf_file() -> Fields:
             "tokenizer.ggml.eos_token_id": 1,
         },
         "tensors": weights.disassemble(config, weights.GGUF, params),
-        "offset": 0,
+        "offset": 0,  # of the first tensor
+        "step": 0,  # by which every next one lies too far
     }
 
 
@@ -706,7 +735,9 @@ def write_gguf(path: Path, fields: Fields) -> None:
     data = b""
     for name, tensor in tensors.items():
         shape = struct.pack(f"<I{tensor.ndim}Q", tensor.ndim, *tensor.shape[::-1])
-        content += text(name) + shape + struct.pack("<IQ", 0, len(data) + fields["offset"])
+        data += bytes(max(fields["step"], 0) if data else 0)
+        start = max(len(data) + min(fields["step"], 0), 0) + fields["offset"]
+        content += text(name) + shape + struct.pack("<IQ", 0, start)
         data += tensor.tobytes()
         data += bytes(-len(data) % 32)
     path.write_bytes(content + bytes(-len(content) % 32) + data + bytes(fields["offset"]))
@@ -752,6 +783,9 @@ GGUFS: dict[str, Mutate] = {
     "an end that is no token": of_gguf(tokenizer__ggml__eos_token_id=61),
     **{f"weights of {number}": gguf_number(number) for number in (np.nan, np.inf)},
     "tensors from a half on": lambda rng, fields: fields.update(offset=4),
+    "tensors that share bytes": lambda rng, fields: fields.update(step=-32),
+    "a hole between tensors": lambda rng, fields: fields.update(step=32),
+    "more than its tensors": lambda rng, fields: lambda path: path.write_bytes(path.read_bytes() + bytes(32)),
 }
 
 
@@ -765,6 +799,42 @@ def problem_rows() -> Fields:
         }
         for i in range(3)
     }
+
+
+def humaneval_rows() -> Fields:
+    row = {
+        "task_id": "a",
+        "prompt": "def add(a, b):\n    'Add.'\n",
+        "entry_point": "add",
+        "canonical_solution": "    return a + b\n",
+        "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+    }
+    return {f"line {i}": row for i in range(3)}
+
+
+def apps_rows() -> Fields:
+    row = {
+        "question": "Add.",
+        "solutions": json.dumps(["print(sum(map(int, input().split())))"]),
+        "input_output": json.dumps({"inputs": ["1 2"], "outputs": ["3"]}),
+        "starter_code": "",
+    }
+    return {f"line {i}": row | {"problem_id": i} for i in range(3)}
+
+
+def contest_rows() -> Fields:
+    tests = {"input": ["1 2"], "output": ["3"]}
+    solutions = {"language": [3], "solution": ["print(sum(map(int, input().split())))"]}
+    row = {"name": "a", "description": "Add.", "public_tests": tests, "solutions": solutions}
+    return {f"line {i}": row for i in range(3)}
+
+
+def prompt_rows() -> Fields:
+    return {f"line {i}": {"prompt": "2+2="} for i in range(3)}
+
+
+def judged_rows() -> Fields:
+    return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
 
 
 def sample_rows() -> Fields:
@@ -844,14 +914,35 @@ def layouts() -> dict[str, Layout]:
         "chats": rows_layout(chat_rows, dialogues.read, ("messages",)),
         "candidates": rows_layout(candidate_rows, dialogues.read_candidates, ("prompt", "candidates")),
         "samples": rows_layout(sample_rows, problems.read_samples, ("prompt", "samples"), refusal=ValueError),
+        "samples to learn from": rows_layout(judged_rows, dialogues.read, ("prompt", "samples")),
+        "prompts": rows_layout(prompt_rows, dialogues.read_prompts, ("prompt",)),
         "problems": rows_layout(problem_rows, problems.read_mbpp, ("code", "test_list"), refusal=ValueError),
+        "humaneval": rows_layout(
+            humaneval_rows,
+            problems.read_humaneval,
+            ("prompt", "entry_point", "test"),
+            refusal=ValueError,
+        ),
+        "apps": rows_layout(apps_rows, problems.read_apps, ("question", "input_output"), refusal=ValueError),
+        "contests": rows_layout(
+            contest_rows, problems.read_code_contests, ("description", "public_tests"), refusal=ValueError
+        ),
+        "shards": Layout(
+            "",
+            model_folder,
+            write_shards,
+            pretrained.load,
+            SHARDS,
+            nothing,
+            (WeightsError, FileNotFoundError),
+        ),
         "model": Layout(
             "", model_folder, write_model, pretrained.load, MODELS, nothing, (WeightsError, FileNotFoundError)
         ),
         "gguf": Layout(".gguf", gguf_file, write_gguf, pretrained.load, GGUFS, nothing, WeightsError),
     }
     absent = [name for name in ("minari", "tokenizers") if importlib.util.find_spec(name) is None]
-    of = {"minari": ("minari",), "tokenizers": ("model", "gguf")}
+    of = {"minari": ("minari",), "tokenizers": ("model", "gguf", "shards")}
     return {
         name: layout
         for name, layout in result.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ def read(path: str | os.PathLike[str]) -> File:
             f"{path}: general.alignment is {alignment!r}, not a power of 2 from 8 on: a damaged file"
         )
     start = -(-cursor.at // alignment) * alignment
-    tensors = {}
+    tensors, places = {}, []
     for name, shape, kind, offset in described:
         if kind not in _FORMATS:
             known = ", ".join(form.name for form in _FORMATS.values())
@@ -93,9 +93,27 @@ def read(path: str | os.PathLike[str]) -> File:
             raise WeightsError(
                 f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {form.name}: a damaged file"
             )
-        raw = cursor.slice(start + offset, count // form.block * form.bytes, f"tensor {name}")
+        size = count // form.block * form.bytes
+        places.append((offset, offset + size, name))
+        raw = cursor.slice(start + offset, size, f"tensor {name}")
         tensors[name] = form.decode(raw.reshape(-1, form.bytes)).reshape(shape)
+    _check_places(path, sorted(places), len(content) - start, alignment)
     return File(metadata, tensors)
+
+
+def _check_places(path: Path, places: Sequence[tuple[int, int, str]], size: int, alignment: int) -> None:
+    """Refuses tensors (first byte, end, name), in their order, that share bytes of ``size``, or leave some of them."""
+    end, before = 0, ""
+    for first, last, name in places:
+        if first < end:
+            raise WeightsError(f"{path}: tensors {before} and {name} share bytes: the file is damaged")
+        if first >= end + alignment:
+            raise WeightsError(
+                f"{path}: {first - end} bytes before tensor {name} are no tensor's: a damaged file"
+            )
+        end, before = last, name
+    if size >= end + alignment:
+        raise WeightsError(f"{path}: {size - end} bytes at its end are no tensor's: the file is damaged")
 
 
 def ends(metadata: Mapping[str, Any]) -> tuple[int, ...]:

@@ -48,7 +48,12 @@ def load(folder: str | os.PathLike[str]) -> tuple[Config, Params]:
     config = read_config(folder / "config.json")
     tensors: dict[str, np.ndarray] = {}
     for path in _files(folder):
-        tensors |= read_safetensors(path)
+        some = read_safetensors(path)
+        if twice := sorted(tensors.keys() & some.keys()):
+            raise WeightsError(
+                f"{path}: tensor {twice[0]} is in another file as well: download the model again"
+            )
+        tensors |= some
     if not config.shape.rms:
         prefix = "transformer."  # which GPT-2's original files lack
         tensors = {_prefixed(name, prefix): tensor for name, tensor in tensors.items()}

@@ -197,6 +197,8 @@ def _samples(row: Mapping[str, Any]) -> Samples:
 
 def _humaneval_problem(row: Mapping[str, Any]) -> Problem:
     name, entry = row["task_id"], row["entry_point"]
+    if not isinstance(entry, str) or not entry.isidentifier():
+        raise ValueError(f"its entry_point is {entry!r}, not the name of a function")
     statements = _parse(row["prompt"], "prompt", name).body
     helpers = [node for node in statements if getattr(node, "name", None) != entry]
     tests = f"{ast.unparse(ast.Module(helpers, []))}\n{row['test']}\ncheck({entry})\n"
