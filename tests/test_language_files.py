@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,18 @@ def test_shards_and_old_names(tmp_path: Path) -> None:
             huggingface.load(tmp_path)
 
 
+@pytest.mark.parametrize("number", [np.nan, np.inf])
+def test_a_tensor_of_numbers_that_are_none_is_named(number: float, tmp_path: Path) -> None:
+    config, params = CONFIGS["llama"], random_params(CONFIGS["llama"])
+    huggingface.save(tmp_path, config, params)
+    file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.up_proj.weight"
+    tensors = {n: x.copy() for n, x in huggingface.read_safetensors(file).items()}
+    tensors[name][0, 0] = number
+    huggingface.write_safetensors(file, tensors)
+    with pytest.raises(WeightsError, match=name):
+        huggingface.load(tmp_path)
+
+
 # ---- bad folders -------------------------------------------------------------------------------------------------
 
 
@@ -283,16 +296,36 @@ def test_a_folder_keeps_its_templates_tokens_and_sampling(folder: Path) -> None:
 # ---- GGUF --------------------------------------------------------------------------------------------------------
 
 
+# Of a block of each kind (their numbers in GGUF), where its scales in half precision lie, and how large they are here.
+K_QUANTS = {
+    10: ((80, 82), 2e-3),
+    11: ((108,), 1e-3),
+    12: ((0, 2), 1e-4),
+    13: ((0, 2), 5e-5),
+    14: ((208,), 5e-5),
+}
+
+
+def k_quantised(generator: Any, kind: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Random blocks, for which the gguf package has no quantiser."""
+    form, (places, scale) = gguf._FORMATS[int(kind)], K_QUANTS[int(kind)]
+    blocks = generator.randint(0, 256, (math.prod(shape) // form.block, form.bytes)).astype(np.uint8)
+    for place in places:
+        blocks[:, place : place + 2] = np.array([scale], np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
 def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
     """A small random model and tokenizer, written with the gguf package as llama.cpp's converter would."""
     package = pytest.importorskip("gguf")
-    config = Config(32, 64, Shape(width=32, layers=2, heads=4, kv_heads=2, head_size=8, inner=64))
+    width, inner = changes.get("width", 32), changes.get("width", 64)
+    config = Config(32, 64, Shape(width, layers=2, heads=4, kv_heads=2, head_size=width // 4, inner=inner))
     generator = np.random.RandomState(0)
     writer = package.GGUFWriter(str(path), arch)
     writer.add_context_length(64)
-    writer.add_embedding_length(32)
+    writer.add_embedding_length(width)
     writer.add_block_count(2)
-    writer.add_feed_forward_length(64)
+    writer.add_feed_forward_length(inner)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -308,30 +341,32 @@ def write_gguf(path: Path, arch: str, **changes: Any) -> Config:
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
     types = package.GGMLQuantizationType
-    shapes = {"token_embd": (32, 32), "output_norm": (32,)}
+    shapes = {"token_embd": (32, width), "output_norm": (width,)}
     for layer in range(2):
         shapes |= {
             f"blk.{layer}.{name}": shape
             for name, shape in {
-                "attn_norm": (32,),
-                "ffn_norm": (32,),
-                "attn_q": (32, 32),
-                "attn_k": (16, 32),
-                "attn_v": (16, 32),
-                "attn_output": (32, 32),
-                "ffn_gate": (64, 32),
-                "ffn_up": (64, 32),
-                "ffn_down": (32, 64),
+                "attn_norm": (width,),
+                "ffn_norm": (width,),
+                "attn_q": (width, width),
+                "attn_k": (width // 2, width),
+                "attn_v": (width // 2, width),
+                "attn_output": (width, width),
+                "ffn_gate": (inner, width),
+                "ffn_up": (inner, width),
+                "ffn_down": (width, inner),
             }.items()
         }
     shapes |= changes.get("extra", {})
     for name in changes.get("absent", []):
         del shapes[name]
-    kinds = [types.Q4_0, types.Q4_1, types.Q8_0, types.F16, types.BF16]
+    kinds = changes.get("kinds", [types.Q4_0, types.Q4_1, types.Q8_0, types.F16, types.BF16])
     for number, (name, shape) in enumerate(shapes.items()):
         tensor = generator.randn(*shape).astype(np.float32)
         kind = types.F32 if len(shape) == 1 else kinds[number % len(kinds)]
-        writer.add_tensor(f"{name}.weight", package.quants.quantize(tensor, kind), raw_dtype=kind)
+        random_blocks = kind in K_QUANTS
+        content = k_quantised(generator, kind, shape) if random_blocks else package.quantize(tensor, kind)
+        writer.add_tensor(f"{name}.weight", content, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -366,6 +401,21 @@ def test_blocks_of_every_quantisation_are_those_of_the_gguf_package() -> None:
         assert len(raw) > 20 and kind.name == form.name
         assert package.GGML_QUANT_SIZES[kind] == (form.block, form.bytes)
         np.testing.assert_array_equal(form.decode(raw), package.dequantize(raw, kind), err_msg=form.name)
+
+
+def test_transformers_computes_the_same_logits_of_k_quants(tmp_path: Path) -> None:
+    package = pytest.importorskip("gguf")
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    kinds = [package.GGMLQuantizationType(number) for number in K_QUANTS]
+    write_gguf(tmp_path / "m.gguf", "llama", width=256, kinds=kinds)
+    config, params, _ = gguf.load(tmp_path / "m.gguf")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="m.gguf", dtype=torch.float32
+    )
+    tokens = np.random.default_rng(0).integers(0, 32, (2, 9))
+    expected = theirs(torch.from_numpy(tokens)).logits.detach().numpy()
+    np.testing.assert_allclose(logits(config, params, tokens), expected, atol=1e-4 * expected.std())
+    assert expected.std() > 0.1
 
 
 def test_stretched_rotary_positions_in_gguf(tmp_path: Path) -> None:
