@@ -136,6 +136,8 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
         agent = card["agent"]
         module, config = AGENTS[agent], AGENTS[agent].Config(**card["config"])
         head, stop = heads.make(*HeadSettings(**card["head"])), card["stop"]
+        if not isinstance(stop, str):
+            raise TypeError(f"the token that ends an answer is {stop!r}")
         lm = model.make(policy.config, dtype)
         like = jax.eval_shape(module.make(config, lm, head).init, jax.random.key(0), None)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

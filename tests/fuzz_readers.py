@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import json
@@ -36,7 +37,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from rl import data, nest
+from rl import checkpoint, data, exported, nest
+from rl.agents import ilql
 from rl.data import dialogues
 from rl.data.files import DataError
 from rl.data.steps import MAX_ACTIONS, Loaded
@@ -45,6 +47,7 @@ from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
 from rl.programs import problems
+from rl.values import heads
 
 STEPS, EPISODE = 48, 6
 EPISODES = 3  # of Minari's, which are slow to write
@@ -685,6 +688,69 @@ MODELS: dict[str, Mutate] = {
 }
 
 
+@functools.cache
+def agent_parts() -> tuple[Any, Any]:
+    """What an exported agent has beside its policy: the card, and the values."""
+    config, _ = small_model()
+    lm, head = model.make(config), exported.HeadSettings("scalar", 0.0, 1.0, 101)
+    learner = ilql.make(ilql.Config(), lm, heads.make(*head))
+    shapes = jax.eval_shape(learner.init, jax.random.key(0), None)
+    like = exported._parts("ilql", shapes)
+    values = {name: np.ones(leaf.shape, leaf.dtype) for name, leaf in checkpoint.named(like).items()}
+    card = {
+        "agent": "ilql",
+        "config": dataclasses.asdict(ilql.Config()),
+        "head": head._asdict(),
+        "stop": "w1",
+    }
+    return card, values
+
+
+def agent_folder() -> Fields:
+    card, values = agent_parts()
+    return model_folder() | {"card": json.loads(json.dumps(card)), "values": dict(values)}
+
+
+def write_agent(path: Path, fields: Fields) -> None:
+    write_model(path, fields)
+    (path / exported.CARD).write_text(json.dumps(fields["card"]))
+    huggingface.write_safetensors(path / exported.VALUES, fields["values"])
+
+
+def value_tensor(change: Callable[[np.ndarray], np.ndarray]) -> Mutate:
+    """A mutation of one tensor of the values."""
+
+    def mutate(rng: np.random.Generator, fields: Fields) -> After:
+        name = str(rng.choice(sorted(fields["values"])))
+        fields["values"][name] = change(fields["values"][name])
+        return None
+
+    return mutate
+
+
+AGENTS: dict[str, Mutate] = {
+    **{
+        f"card: {name}={value}": within("card", **{name: value})
+        for name, value in (
+            ("agent", 5),
+            ("agent", "iql"),
+            ("config", None),
+            ("config", {"more": 1}),
+            ("config", {"discount": 2.0}),
+            ("config", {"inner": -1}),
+            ("head", {}),
+            ("head", {"name": "none", "low": 0.0, "high": 1.0, "size": 2}),
+            ("head", {"name": "hl_gauss", "low": 1.0, "high": 0.0, "size": 11}),
+            ("head", {"name": "hl_gauss", "low": 0.0, "high": 1.0, "size": 11}),
+            ("stop", 5),
+        )
+    },
+    "a value that is none": value_tensor(lambda x: np.full_like(x, np.nan)),
+    "values of another shape": value_tensor(lambda x: x[None]),
+    "no values": lambda rng, fields: fields.update(values={}),
+}
+
+
 def gguf_file() -> Fields:
     config, params = small_model()
     shape = config.shape
@@ -927,6 +993,9 @@ def layouts() -> dict[str, Layout]:
         "contests": rows_layout(
             contest_rows, problems.read_code_contests, ("description", "public_tests"), refusal=ValueError
         ),
+        "agent": Layout(
+            "", agent_folder, write_agent, exported.load, AGENTS, nothing, (WeightsError, FileNotFoundError)
+        ),
         "shards": Layout(
             "",
             model_folder,
@@ -942,7 +1011,7 @@ def layouts() -> dict[str, Layout]:
         "gguf": Layout(".gguf", gguf_file, write_gguf, pretrained.load, GGUFS, nothing, WeightsError),
     }
     absent = [name for name in ("minari", "tokenizers") if importlib.util.find_spec(name) is None]
-    of = {"minari": ("minari",), "tokenizers": ("model", "gguf", "shards")}
+    of = {"minari": ("minari",), "tokenizers": ("model", "gguf", "shards", "agent")}
     return {
         name: layout
         for name, layout in result.items()
