@@ -421,6 +421,20 @@ FORWARDED = {
         assert x.tolist() == [[1, 5], [0, 1]] and y.tolist() == [1.5, 2.5] and z.tolist() == [0, 1, 2]
         """,
     ),
+    "missing keys": (
+        """
+        from collections import defaultdict
+        def f(x):
+            x['a'].append(1)
+            return defaultdict(int, {'b': 2}), defaultdict(lambda: 3, c=4)
+        """,
+        """
+        from collections import defaultdict
+        x = defaultdict(list)
+        some, other = f(x)
+        assert x == {'a': [1]} and x['more'] == [] and some == {'b': 2} and some['none'] == 0 and other == {'c': 4}
+        """,
+    ),
     "slices": (
         """
         from collections import UserList

@@ -12,7 +12,7 @@ import functools
 import importlib
 import json
 import sys
-from collections import Counter, OrderedDict, deque, namedtuple
+from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
@@ -134,6 +134,8 @@ class _Encoder:
         for kind in _COLLECTIONS:
             if isinstance(value, kind):
                 return kind.__name__, list(value)
+        if isinstance(value, defaultdict) and _scalar(value.default_factory):
+            return "defaultdict", [value.default_factory, contents(value)]
         for mapping in _MAPPINGS:
             if isinstance(value, mapping):
                 return mapping.__name__, contents(value)
@@ -244,6 +246,7 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "Counter": lambda items: Counter(dict(items)),
     "OrderedDict": OrderedDict,
+    "defaultdict": lambda parts: defaultdict(*parts),
     "keys": lambda items: dict.fromkeys(items).keys(),
     "values": lambda items: dict(enumerate(items)).values(),
     "items": lambda items: dict(items).items(),
