@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +115,22 @@ def test_accumulation_takes_the_memory_of_its_rows() -> None:
 adamw = functools.partial(optax.adamw, eps=1.0)
 
 
+def fetched_as_on_several_hosts(tree: Any, mesh: Any) -> tuple[Any, list[tuple[int, ...]]]:
+    """What `fetch_language` gives where no array is wholly here, and the shapes that it put on each device."""
+    module, shapes = sys.modules[shard.fetch_language.__module__], []
+
+    def gather(leaf: Any, mesh: Any) -> Any:
+        shapes.append(leaf.shape)
+        return shard.gather(leaf, mesh)
+
+    here = property(
+        lambda _: sys._getframe(1).f_globals["__name__"] != module.__name__
+    )  # for all but that module
+    array = type(jax.tree.leaves(tree)[0])
+    with mock.patch.object(array, "is_fully_addressable", here), mock.patch.object(module, "gather", gather):
+        return shard.fetch_language(tree, mesh), shapes
+
+
 def on_eight(name: str) -> None:
     """Two updates on a grid, from one placement to the next and through a checkpoint, beside one device."""
     mesh = shard.grid(data=4, model=2)
@@ -126,7 +144,11 @@ def on_eight(name: str) -> None:
 
     inputs = shard.place_language(weights(), mesh), shard.place(jax.random.key(0), mesh)
     split = shard.init_language(init, mesh, *inputs)
-    jax.tree.map(np.testing.assert_array_equal, shard.fetch_language(split, mesh), jax.device_get(start))
+    fetched, shapes = fetched_as_on_several_hosts(split, mesh)
+    jax.tree.map(np.testing.assert_array_equal, fetched, jax.device_get(start))
+    # Of blocks one layer at a time.
+    blocks = {leaf.shape for leaf in jax.tree.leaves(weights()["blocks"]) if leaf.ndim > 2}
+    assert blocks.isdisjoint(shapes) and {shape[1:] for shape in blocks} <= set(shapes)
     # No device ever held more than its part, to be given or made.
     held = jax.jit(init, out_shardings=jax.tree.map(lambda x: x.sharding, split)).lower(*inputs).compile()
     part = held.memory_analysis()

@@ -76,8 +76,10 @@ def init_language(init: Callable[..., Tree], mesh: Mesh, *arguments: Any) -> Tre
 
 
 def fetch_language(tree: Tree, mesh: Mesh) -> Tree:
-    """As `rl.shard.gather`, but no device ever holds more than one layer's matrix, or an embedding. All hosts must call
-    it."""
+    """As `rl.shard.gather`, but no device holds more than a layer's matrix, an embedding, or one member of a head.
+
+    All hosts must call it.
+    """
 
     def whole(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable:
