@@ -209,10 +209,8 @@ def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
     for stage, flops in (("value", 3 * trunk), ("policy", step)):
         yield add(f"bcoder {stage} read once", make[f"bcoder {stage}"](lm), flops, 0, reads[stage])
     yield from _adapted(settings, config, lm, adapters.frozen(params))
-    stages, passes = (
-        ("value", "policy"),
-        {"ilql": 1, "bcoder value": 1, "bcoder policy": 2},
-    )  # of frozen models
+    stages = "value", "policy"
+    passes = {"ilql": 1, "bcoder value": 1, "bcoder policy": 2}  # of frozen models
     if 4 * tokens**2 <= NAIVE:
         naive = {"ilql": peer.one_hot(lm)} | {f"bcoder {one}": peer.one_hot_bcoder(lm, one) for one in stages}
         for name, learner in naive.items():
@@ -269,18 +267,14 @@ def _update(
     epoch = jax.jit(train.scan_updates(learner.update, sample, settings.updates), donate_argnums=0)
     rows = example(config, settings.updates * settings.batch, settings.length)
     longer = example(config, settings.updates * settings.batch, 2 * settings.length)
-    batch = jax.tree.map(lambda x: x[: settings.batch], rows)
 
     def data(rows: TokenBatch) -> Any:
         return rows if base is None else adapters.Batch(rows, base)
 
-    def read(state: State, rows: TokenBatch) -> Any:
-        return data(rows) if look is None else look(state, rows)
-
     start = jax.eval_shape(learner.init, key, data(rows))
-    shapes = [jax.eval_shape(read, start, inputs) for inputs in (rows, longer)]
-    held = bytes_per_parameter((start, jax.eval_shape(read, start, batch)), config)
-    compiled = [epoch.lower(start, inputs, key).compile() for inputs in shapes]
+    inputs = [data(some) if look is None else jax.eval_shape(look, start, some) for some in (rows, longer)]
+    held = bytes_per_parameter((start, inputs[0]), config)
+    compiled = [epoch.lower(start, one, key).compile() for one in inputs]
     state: State | None = None
     dataset: Any = None
 

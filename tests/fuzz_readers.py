@@ -550,31 +550,30 @@ def write_model(path: Path, fields: Fields) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text + whole[end:])
 
 
+def these(**values: Any) -> Mutate:
+    """A mutation of how a file or a folder is written."""
+    return lambda rng, fields: fields.update(values)
+
+
 def write_shards(path: Path, fields: Fields) -> None:
     """The same folder with its weights in two files, and the index of them."""
     write_model(path, fields)
     (path / "model.safetensors").unlink()
-    names = sorted(fields["weights"])
-    index = {}
+    names, index = sorted(fields["weights"]), {}
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
         index |= dict.fromkeys(part, f"{number}.safetensors")
-        more = fields.get("more", [])
-        part = {name: fields["weights"][name] for name in dict.fromkeys([*part, *more])}
-        huggingface.write_safetensors(path / f"{number}.safetensors", part)
+        tensors = {name: fields["weights"][name] for name in {*part, *fields.get("more", ())}}
+        huggingface.write_safetensors(path / f"{number}.safetensors", tensors)
     weight_map = fields.get("index", lambda index: index)(index)
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def of_shards(**values: Any) -> Mutate:
-    return lambda rng, fields: fields.update(values)
-
-
 SHARDS: dict[str, Mutate] = {
-    "a tensor in both": of_shards(more=["model.norm.weight"]),
-    "an index of one alone": of_shards(index=lambda index: dict.fromkeys(index, "0.safetensors")),
-    "an index of a third": of_shards(index=lambda index: index | {"more": "2.safetensors"}),
-    "an index that is a list": of_shards(index=list),
-    "an index of numbers": of_shards(index=lambda index: dict.fromkeys(index, 5)),
+    "a tensor in both": these(more=["model.norm.weight"]),
+    "an index of one alone": these(index=lambda index: dict.fromkeys(index, "0.safetensors")),
+    "an index of a third": these(index=lambda index: index | {"more": "2.safetensors"}),
+    "an index that is a list": these(index=list),
+    "an index of numbers": these(index=lambda index: dict.fromkeys(index, 5)),
 }
 
 
@@ -747,7 +746,7 @@ AGENTS: dict[str, Mutate] = {
     },
     "a value that is none": value_tensor(lambda x: np.full_like(x, np.nan)),
     "values of another shape": value_tensor(lambda x: x[None]),
-    "no values": lambda rng, fields: fields.update(values={}),
+    "no values": these(values={}),
 }
 
 
@@ -848,78 +847,53 @@ GGUFS: dict[str, Mutate] = {
     "a merge of nothing": of_gguf(tokenizer__ggml__merges=["zz"]),
     "an end that is no token": of_gguf(tokenizer__ggml__eos_token_id=61),
     **{f"weights of {number}": gguf_number(number) for number in (np.nan, np.inf)},
-    "tensors from a half on": lambda rng, fields: fields.update(offset=4),
-    "tensors that share bytes": lambda rng, fields: fields.update(step=-32),
-    "a hole between tensors": lambda rng, fields: fields.update(step=32),
+    "tensors from a half on": these(offset=4),
+    "tensors that share bytes": these(step=-32),
+    "a hole between tensors": these(step=32),
     "more than its tensors": lambda rng, fields: lambda path: path.write_bytes(path.read_bytes() + bytes(32)),
 }
 
 
-def problem_rows() -> Fields:
-    return {
-        f"line {i}": {
-            "task_id": i,
-            "text": "Add.",
-            "code": "def add(a, b): return a + b",
-            "test_list": ["assert add(1, 2) == 3"],
-        }
-        for i in range(3)
-    }
-
-
-def humaneval_rows() -> Fields:
-    row = {
+SUM = "print(sum(map(int, input().split())))"
+ROWS: dict[str, Fields] = {
+    "chats": {
+        "messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}],
+        "reward": 1.0,
+    },
+    "candidates": {"prompt": "b", "candidates": ["c", "d"]},
+    "samples": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]},
+    "prompts": {"prompt": "2+2="},
+    "problems": {
+        "task_id": 1,
+        "text": "Add.",
+        "code": "def add(a, b): return a + b",
+        "test_list": ["assert add(1, 2) == 3"],
+    },
+    "humaneval": {
         "task_id": "a",
         "prompt": "def add(a, b):\n    'Add.'\n",
         "entry_point": "add",
         "canonical_solution": "    return a + b\n",
         "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
-    }
-    return {f"line {i}": row for i in range(3)}
-
-
-def apps_rows() -> Fields:
-    row = {
+    },
+    "apps": {
+        "problem_id": 1,
         "question": "Add.",
-        "solutions": json.dumps(["print(sum(map(int, input().split())))"]),
+        "solutions": json.dumps([SUM]),
         "input_output": json.dumps({"inputs": ["1 2"], "outputs": ["3"]}),
         "starter_code": "",
-    }
-    return {f"line {i}": row | {"problem_id": i} for i in range(3)}
+    },
+    "contests": {
+        "name": "a",
+        "description": "Add.",
+        "public_tests": {"input": ["1 2"], "output": ["3"]},
+        "solutions": {"language": [3], "solution": [SUM]},
+    },
+}
 
 
-def contest_rows() -> Fields:
-    tests = {"input": ["1 2"], "output": ["3"]}
-    solutions = {"language": [3], "solution": ["print(sum(map(int, input().split())))"]}
-    row = {"name": "a", "description": "Add.", "public_tests": tests, "solutions": solutions}
-    return {f"line {i}": row for i in range(3)}
-
-
-def prompt_rows() -> Fields:
-    return {f"line {i}": {"prompt": "2+2="} for i in range(3)}
-
-
-def judged_rows() -> Fields:
-    return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
-
-
-def sample_rows() -> Fields:
-    return {f"line {i}": {"task_id": "a", "prompt": "b", "samples": ["c", "d"]} for i in range(3)}
-
-
-def chat_rows() -> Fields:
-    messages = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    return {f"line {i}": {"messages": messages, "reward": 1.0} for i in range(3)}
-
-
-def candidate_rows() -> Fields:
-    return {f"line {i}": {"prompt": "b", "candidates": ["c", "d"]} for i in range(3)}
-
-
-def rows_layout(
-    fields: Callable[[], Fields], read: Callable[[str], Any], keys: Sequence[str], **more: Any
-) -> Layout:
-    """A file of JSON lines, in which every one of ``keys`` is needed and none is a number."""
+def rows_layout(row: str, read: Callable[[str], Any], keys: Sequence[str], **more: Any) -> Layout:
+    """A file of JSON lines like one of `ROWS`, in which every one of ``keys`` is needed and none is a number."""
     wrong = {
         f"{key}: {value}": line(lambda row, k=key, v=value: row | {k: v})
         for key in keys
@@ -930,6 +904,10 @@ def rows_layout(
     }
     shared = ("a list", "half a line", "another encoding", "brackets without end", "a number without end")
     wrong |= {name: LINES[name] for name in shared}
+
+    def fields() -> Fields:
+        return {f"line {i}": ROWS[row] for i in range(3)}
+
     return Layout(".jsonl", fields, write_lines, read, wrong, {"nothing": lambda rng, fields: None}, **more)
 
 
@@ -977,21 +955,21 @@ def layouts() -> dict[str, Layout]:
     )
     nothing: dict[str, Mutate] = {"nothing": lambda rng, fields: None}
     result |= {
-        "chats": rows_layout(chat_rows, dialogues.read, ("messages",)),
-        "candidates": rows_layout(candidate_rows, dialogues.read_candidates, ("prompt", "candidates")),
-        "samples": rows_layout(sample_rows, problems.read_samples, ("prompt", "samples"), refusal=ValueError),
-        "samples to learn from": rows_layout(judged_rows, dialogues.read, ("prompt", "samples")),
-        "prompts": rows_layout(prompt_rows, dialogues.read_prompts, ("prompt",)),
-        "problems": rows_layout(problem_rows, problems.read_mbpp, ("code", "test_list"), refusal=ValueError),
+        "chats": rows_layout("chats", dialogues.read, ("messages",)),
+        "candidates": rows_layout("candidates", dialogues.read_candidates, ("prompt", "candidates")),
+        "samples": rows_layout("samples", problems.read_samples, ("prompt", "samples"), refusal=ValueError),
+        "samples to learn from": rows_layout("samples", dialogues.read, ("prompt", "samples")),
+        "prompts": rows_layout("prompts", dialogues.read_prompts, ("prompt",)),
+        "problems": rows_layout("problems", problems.read_mbpp, ("code", "test_list"), refusal=ValueError),
         "humaneval": rows_layout(
-            humaneval_rows,
+            "humaneval",
             problems.read_humaneval,
             ("prompt", "entry_point", "test"),
             refusal=ValueError,
         ),
-        "apps": rows_layout(apps_rows, problems.read_apps, ("question", "input_output"), refusal=ValueError),
+        "apps": rows_layout("apps", problems.read_apps, ("question", "input_output"), refusal=ValueError),
         "contests": rows_layout(
-            contest_rows, problems.read_code_contests, ("description", "public_tests"), refusal=ValueError
+            "contests", problems.read_code_contests, ("description", "public_tests"), refusal=ValueError
         ),
         "agent": Layout(
             "", agent_folder, write_agent, exported.load, AGENTS, nothing, (WeightsError, FileNotFoundError)

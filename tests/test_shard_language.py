@@ -123,9 +123,8 @@ def fetched_as_on_several_hosts(tree: Any, mesh: Any) -> tuple[Any, list[tuple[i
         shapes.append(leaf.shape)
         return shard.gather(leaf, mesh)
 
-    here = property(
-        lambda _: sys._getframe(1).f_globals["__name__"] != module.__name__
-    )  # for all but that module
+    # JAX itself must know where they are.
+    here = property(lambda _: sys._getframe(1).f_globals["__name__"] != module.__name__)
     array = type(jax.tree.leaves(tree)[0])
     with mock.patch.object(array, "is_fully_addressable", here), mock.patch.object(module, "gather", gather):
         return shard.fetch_language(tree, mesh), shapes

@@ -60,8 +60,8 @@ def test_attention_and_its_gradient_are_those_of_the_plain_formula(
     There are four groups here of two parts, of which the last is short. With a window, groups leave out keys before it.
     """
     monkeypatch.setattr(transformer, "QUERIES", 3)
-    shape = dataclasses.replace(SMALL, heads=4, kv_heads=2, head_size=6, score_cap=cap, query_size=3.0)
-    shape = dataclasses.replace(shape, window=8 if cap else 0)
+    scores = {"score_cap": cap, "query_size": 3.0, "window": 8 if cap else 0}
+    shape = dataclasses.replace(SMALL, heads=4, kv_heads=2, head_size=6, **scores)
     draw = np.random.default_rng(0).normal
     inputs = draw(size=(2, 23, 4, 6)), draw(size=(2, 23, 2, 6)), draw(size=(2, 23, 2, 6))
     segment = np.array([[1] * 4 + [2] * 19, [1] * 20 + [0] * 3])

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from rl.networks.base import Network, from_linen
@@ -318,7 +317,7 @@ def _causal(
     def parts(query: Array, key: Array, value: Array) -> Array:
         attended = []
         for first, start, end in _groups(shape, query.shape[1]):
-            queries, keys = np.s_[:, start:end], np.s_[:, first:end]
+            queries, keys = jnp.s_[:, start:end], jnp.s_[:, first:end]
             mask = _Mask(reach, jnp.arange(start, end) - first, segment[queries], segment[keys])
             attended.append(_attention(shape, mask, query[queries], key[keys], value[keys]))
         return jnp.concatenate(attended, 1)

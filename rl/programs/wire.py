@@ -76,7 +76,7 @@ def containers(value: Any) -> list[Any]:
 def contents(container: Any) -> list[Any]:
     """The items of one of `containers`, for `refill`; of an array a copy of it alone."""
     if is_array(container):
-        return [container.copy()]
+        return [container.copy()]  # itself would be sent as what the other side has, by its number
     return (
         [[key, item] for key, item in container.items()] if isinstance(container, dict) else list(container)
     )
@@ -92,7 +92,7 @@ def refill(container: Any, items: list[Any]) -> None:
         container[:] = items
         return
     if is_array(container):
-        [container[...]] = items
+        (container[...],) = items
         return
     container.clear()
     if isinstance(container, deque):

@@ -245,10 +245,11 @@ class _Program:
     def take(self, name: str) -> Any:
         """What the program calls by this name; if nothing, what fails as soon as it is used."""
         try:
-            self._entries.append(self.ask(Remote(self, f"(lambda: {name})")))
+            entry = self.ask(Remote(self, f"(lambda: {name})"))
         except ProgramError:
-            self._entries.append(_remote_class(name, _EXPECTED)(self, name))
-        return self._entries[-1]
+            entry = _remote_class(name, _EXPECTED)(self, name)
+        self._entries.append(entry)
+        return entry
 
     def ask(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """Call a function of the program, or there one that can be imported.
