@@ -296,6 +296,9 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
         batch_size=16,
         accumulate=2,
         rank=str(files / "asked.jsonl"),
+        generate=str(files / "prompts.jsonl"),
+        answers=7,  # 21 in all: no multiple of a batch or of what is accumulated
+        answer_tokens=4,
         export=True,
     )
     agent_config = config("bcoder")
@@ -303,6 +306,10 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     last = script.run(chosen, agent_config)["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
+    lines = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    assert [len(line["answers"]) for line in lines] == [7, 7, 7]
+    assert all(len(set(line["answers"])) > 1 for line in lines), "each answer is drawn by itself"
+    assert lines[0]["answers"] != lines[2]["answers"], "the same prompt again"
     with contextlib.ExitStack() as stack:
         task = script.problem(chosen, agent_config, stack)
     read = exported.load(tmp_path / script.POLICY)
