@@ -111,7 +111,7 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     dataset = logged(subject, synthetic(EPISODE, subject.shape))
     state = jax.eval_shape(population.init, keys, _example(subject))
     matmuls = products.find(population.epoch, state, dataset, keys)
-    operands = jax.jit(functools.partial(products.operands, matmuls))(jax.random.key(0))
+    operands = products.operands(matmuls, jax.random.key(0))
     if not updates:
         once = jax.jit(products.program(matmuls, 1))
         updates = -(-_fitting(lambda: jax.block_until_ready(once(operands))) // multiple_of) * multiple_of

@@ -347,7 +347,7 @@ def _fit_limit(
 
 
 def _limit(matmuls: list[products.Product], steps: int) -> Callable[[], Any]:
-    operands = jax.jit(lambda key: products.operands(matmuls, key))(jax.random.key(0))
+    operands = products.operands(matmuls, jax.random.key(0))
     program = jax.jit(products.program(matmuls, steps))
     return lambda: jax.block_until_ready(program(operands))
 

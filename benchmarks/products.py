@@ -98,7 +98,10 @@ def program(products: Sequence[Product], steps: int) -> Callable[[Sequence[Array
 
 
 def operands(products: Sequence[Product], key: Key) -> list[Array]:
-    """Random inputs of `program`, scaled so that products of products neither overflow nor vanish."""
+    """Random inputs of `program`, scaled so that products of products neither overflow nor vanish.
+
+    One after another: a program that makes all of them takes minutes to compile where there are hundreds.
+    """
     shapes = _flow(products).inputs.values()
     keys = jax.random.split(key, len(shapes))
     return [jax.random.normal(k, s.shape, s.dtype) / 16 for k, s in zip(keys, shapes, strict=True)]

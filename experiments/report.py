@@ -341,7 +341,8 @@ def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
     for result in results.values():
         host = result["hardware"]
         machine = host["cpu"] if host["backend"] == "cpu" else f"{host['devices']} {host['device']}"
-        key = (str(result["commit"]), f"{machine}, {host['cores']} cores")
+        cores = host["cores"]
+        key = (str(result["commit"]), f"{machine}, {cores} {'core' if cores == 1 else 'cores'}")
         counts[key] = counts.get(key, 0) + 1
     return [{"commit": commit, "hardware": machine, "programs": n} for (commit, machine), n in counts.items()]
 

@@ -68,13 +68,20 @@ def interval(
 def union_length(start: Array, end: Array) -> Array:
     """Length [...] of the union of ``k`` intervals from ``start`` [..., k] to ``end``, empty where that is not beyond.
 
-    The intervals are taken in the order of their starts, without a sort: each adds what lies beyond the farthest end of
-    those before it, found among all pairs.
+    The union consists of pieces. Its length is the sum of their ends less that of their starts, and which intervals
+    those belong to is found among all pairs. That is constant wherever the length has a gradient: there is no maximum
+    over pairs to go back through, and nothing of size k^2 is kept.
     """
-    end = jnp.maximum(start, end)
-    index = jnp.arange(start.shape[-1])
-    earlier = (start[..., None, :] < start[..., :, None]) | (
-        (start[..., None, :] == start[..., :, None]) & (index < index[:, None])
-    )
-    covered = jnp.where(earlier, end[..., None, :], -jnp.inf).max(-1)
-    return jax.nn.relu(end - jnp.maximum(start, covered)).sum(-1)
+    starts, ends = _pieces(*jax.lax.stop_gradient((start, end)))
+    total = jnp.where(ends, end, 0.0).sum(-1) - jnp.where(starts, start, 0.0).sum(-1)
+    return jax.nn.relu(total)  # rounding of the sums, which are of other orders, may be below 0
+
+
+def _pieces(start: Array, end: Array) -> tuple[Array, Array]:
+    """Which intervals [..., k] a piece of their union starts with, and which it ends with, of equal ones the first."""
+    lower = jnp.tril(jnp.ones((start.shape[-1],) * 2, bool), -1)  # [i, j]: j comes before i
+    s_i, s_j, e_i, e_j = start[..., None], start[..., None, :], end[..., None], end[..., None, :]
+    real = s_j < e_j
+    before = real & (e_j >= s_i) & ((s_j < s_i) | ((s_j == s_i) & lower))
+    beyond = real & (s_j <= e_i) & ((e_j > e_i) | ((e_j == e_i) & lower))
+    return (start < end) & ~before.any(-1), (start < end) & ~beyond.any(-1)
