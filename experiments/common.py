@@ -34,6 +34,9 @@ class Folder:
     wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
+UNBOUNDED = ("scalar", "quantile")  # value heads without a support
+
+
 @dataclasses.dataclass(frozen=True)
 class Head:
     """Settings: how values are represented."""
@@ -42,6 +45,7 @@ class Head:
     head_size: int = 101  # outputs of the head (the scalar head has one)
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
     head_high: float = float("nan")  # upper end; nan: from the data
+    head_start: float = float("nan")  # value that untrained networks are near; nan: the support's middle
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +143,26 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low, high = bounds
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
-    return (low, high), heads.make(settings.head, low, high, settings.head_size)
+    start = head_start(settings)
+    if start is not None and not low <= start <= high:
+        raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
+    return (low, high), heads.make(settings.head, low, high, settings.head_size, start)
+
+
+def head_start(settings: Head) -> float | None:
+    """The value that untrained networks are near, as `rl.values.heads.make` takes it.
+
+    Raises:
+      ValueError: it is given, and the head has no support.
+    """
+    if math.isnan(settings.head_start):
+        return None
+    if settings.head in UNBOUNDED:
+        raise ValueError(
+            f"--head_start={settings.head_start:g} is of heads with a support; --head={settings.head} begins near 0 by "
+            "itself: leave it out"
+        )
+    return settings.head_start
 
 
 def run(
@@ -165,11 +188,13 @@ def run(
       variant: what tells it from other runs of the agent, another part of the folder's name.
       options: further fields of `rl.lifecycle.Run`.
     """
+    # Only where it is given: checkpoints from before this flag go on.
+    start = {} if head_start(settings) is None else {"head_start": settings.head_start}
     return lifecycle.Run(
         folder=folder(settings, task, variant),
         card={
             "agent": settings.agent,
-            "settings": {name: getattr(settings, name) for name in identity},
+            "settings": {name: getattr(settings, name) for name in identity} | start,
             "config": dataclasses.asdict(config),
             **card,
         },

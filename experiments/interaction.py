@@ -28,7 +28,6 @@ IDENTITY = (
     *("env", "head", "head_size", "head_low", "head_high", "seeds", "seed", "envs", "utd", "learning_starts"),
     *("replay", "batch_size", "eval_every", "eval_episodes"),
 )
-UNBOUNDED = ("scalar", "quantile")  # value heads without a support
 ACTORS = "actors"  # in the run folder: the policy of every evaluation
 _SEEDS = 0x5EED0  # told from other uses of the run's seed by its first word
 
@@ -85,7 +84,7 @@ def check(settings: Settings) -> None:
 def check_head(settings: Settings) -> None:
     """Raises ValueError, naming the flags, if a head needs a support and none is given."""
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head not in UNBOUNDED and unbounded:
+    if settings.head not in common.UNBOUNDED and unbounded:
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: nothing tells them before there are data"

@@ -104,6 +104,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    begins = start(settings)  # written down, for runs that go on with this one
+    settings = dataclasses.replace(settings, head_start=math.nan if begins is None else begins)
     before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
@@ -217,7 +219,12 @@ def check_chunk(settings: Settings) -> None:
 
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
     """The learner and its memory."""
-    head = heads.make(settings.head, *(support(settings) or ()), size=settings.head_size)
+    head = heads.make(
+        settings.head,
+        *(support(settings) or ()),
+        size=settings.head_size,
+        start=start(settings),
+    )
     learner = agents.get(settings.agent).make(config, chunks.spec(spec, settings.chunk), head)
     learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
@@ -303,6 +310,26 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
     return source
 
 
+def start(settings: Settings) -> float | None:
+    """The value that untrained networks are near: as the flag says, or as the run that is continued had.
+
+    Raises:
+      ValueError: the flag says otherwise than that run.
+    """
+    chosen = common.head_start(settings)
+    card = _source_card(settings) if settings.init_from else None
+    if card is None:
+        return chosen
+    there = card["settings"].get("head_start")
+    if chosen not in (None, there):
+        raise ValueError(
+            f"--init_from={settings.init_from} was trained with "
+            f"{'no --head_start' if there is None else f'--head_start={there:g}'}, and its networks add to that: leave "
+            f"out --head_start={chosen:g}"
+        )
+    return there
+
+
 def support(settings: Settings) -> tuple[float, float] | None:
     """The values that a categorical head must represent: as the flags say, or as the run that is continued had.
 
@@ -311,7 +338,7 @@ def support(settings: Settings) -> tuple[float, float] | None:
     Raises:
       ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
     """
-    if settings.head in interaction.UNBOUNDED:
+    if settings.head in common.UNBOUNDED:
         return None
     chosen = settings.head_low, settings.head_high
     card = _source_card(settings) if settings.init_from else None

@@ -50,7 +50,10 @@ _INDIFFERENT = (
     *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
 )
 # Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
-_SCORING = ("eval_every", "eval_episodes", "policy_estimates", "head", "head_size", "head_low", "head_high")
+_SCORING = (
+    *("eval_every", "eval_episodes", "policy_estimates"),
+    *("head", "head_size", "head_low", "head_high", "head_start"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -47,6 +47,7 @@ class HeadSettings(NamedTuple):
     low: float
     high: float
     size: int
+    start: float | None = None
 
 
 class Exported(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import random
 import re
@@ -234,7 +235,12 @@ def test_flags_arrive_with_their_types() -> None:
     chosen = flags.read(offline.Settings(), values=values)
     agent_config = flags.read(agents.get("cql").Config(), "agent.", values)
     assert chosen == dataclasses.replace(
-        offline.Settings(), agent="cql", updates=5, head_low=-3.0, head_high=chosen.head_high
+        offline.Settings(),
+        agent="cql",
+        updates=5,
+        head_low=-3.0,
+        head_high=chosen.head_high,
+        head_start=chosen.head_start,
     )
     assert agent_config == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
 
@@ -775,6 +781,29 @@ def test_another_run_in_the_same_folder_is_refused(
     with pytest.raises(checkpoint.CheckpointError, match=difference):
         offline.run(settings(finished_run, **changes), config(**own))
     assert files(finished_run) == before
+
+
+def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: Path) -> None:
+    """Runs from before the flag go on: what is not given is not written down either."""
+    chosen, bounds = settings(tmp_path, head="hl_gauss", head_start=-2.0), (-50.0, 0.0)
+    for start, value in ((-2.0, 0.9 * -2 + 0.1 * -25), (math.nan, -25.0)):
+        support, head = common.value_head(dataclasses.replace(chosen, head_start=start), bounds)
+        assert support == bounds
+        np.testing.assert_allclose(head.value(np.zeros(head.size)), value, rtol=1e-3)
+    for changes, message in (
+        ({"head_start": 1.0}, r"--head_start=1 lies outside the head's support, \[-50, 0\]"),
+        ({"head": "quantile"}, "--head_start=-2 is of heads with a support; --head=quantile begins near 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            common.value_head(dataclasses.replace(chosen, **changes), bounds)
+
+    def known(start: float) -> Any:
+        run = common.run(
+            dataclasses.replace(chosen, head_start=start), config(), 1, task="t", identity=("head",), card={}
+        )
+        return run.card["settings"]
+
+    assert known(-2.0) == {"head": "hl_gauss", "head_start": -2.0} and known(math.nan) == {"head": "hl_gauss"}
 
 
 @pytest.fixture(scope="module")

@@ -554,6 +554,54 @@ def test_a_batch_is_its_elements_and_jit_changes_nothing(name: str) -> None:
         jax.tree.map(partial(np.testing.assert_allclose, rtol=2e-6, atol=2e-6), other, together)
 
 
+# ---- where untrained networks start ----------------------------------------------------------------------
+
+
+@every_categorical
+def test_a_start_is_what_outputs_of_zero_stand_for_and_nothing_else_changes(name: str) -> None:
+    """A head with a start is the same head of shifted outputs, in all that it does and that is done with it."""
+    starts = np.array([LOW, -3.3, 0.0, HIGH])
+    outputs, following = 3 * normal(6, 2, BATCH, SIZE)
+    reward, discount, shares = evenly(-1, 1, BATCH), np.full(BATCH, 0.9, np.float32), np.array([0.3, 0.7])
+
+    def everything(head: heads.ValueHead, shift: jax.Array) -> tuple:
+        here, there = outputs + shift, following + shift
+        target = head.target(reward, discount, there)
+        mixture = head.mix(jnp.stack([here, there], 1), jnp.broadcast_to(shares, (BATCH, 2)))
+        return (
+            *(head.value(here), target, head.loss(here, target), head.clipped(reward, discount, there)),
+            *(head.value(mixture), head.loss(mixture, target)),
+            *(heads.same_distribution(head, there), heads.same_target(head, there)),
+            *(heads.divergence(head, here, target), heads.dominance(head, here, there)),
+        )
+
+    started = [heads.make(name, LOW, HIGH, SIZE, start) for start in starts]
+
+    @jax.jit
+    def program() -> list:
+        rows, plain = [], HEADS[name]
+        for start, shifted in zip(starts, started, strict=True):
+            label = heads.scalar_target(plain, jnp.float32(start))
+            shift = jnp.log(0.9 * label + 0.1 / SIZE)
+            at_zero = shifted.value(jnp.zeros(SIZE)), shifted.probabilities(jnp.zeros(SIZE)).min()
+            rows.append((at_zero, everything(shifted, jnp.zeros(SIZE)), everything(plain, shift)))
+        return rows
+
+    for start, ((value, least), ours, expected) in zip(starts, program(), strict=True):
+        np.testing.assert_allclose(value, 0.9 * start, atol=0.01)  # the support's middle is 0
+        np.testing.assert_allclose(least, 0.1 / SIZE, rtol=0.01)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), ours, expected)
+
+
+def test_a_start_outside_the_support_or_without_one_is_refused() -> None:
+    for start in (-10.5, 11.0, np.nan, np.inf):
+        with pytest.raises(ValueError, match=r"must lie in the head's support"):
+            heads.make("hl_gauss", LOW, HIGH, SIZE, start)
+    for name in ("scalar", "quantile"):
+        with pytest.raises(ValueError, match="begin near 0 by themselves"):
+            heads.make(name, LOW, HIGH, SIZE, 1.0)
+
+
 # ---- constructors ---------------------------------------------------------------------------------------
 
 

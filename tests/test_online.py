@@ -792,6 +792,14 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
     with pytest.raises(ValueError, match="does not say which support its head has: give --head_low"):
         online.support(silent)
     assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
+    # What the networks' outputs are added to is that run's as well.
+    assert online.start(chosen) is None
+    begun = card("begun", settings={"head": "hl_gauss", "head_start": -2.0})
+    assert online.start(dataclasses.replace(chosen, init_from=begun)) == -2.0
+    for init_from, there in ((begun, "--head_start=-2"), (source, "no --head_start")):
+        wrong = dataclasses.replace(chosen, init_from=init_from, head_start=1.0)
+        with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):
+            online.start(wrong)
 
 
 def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

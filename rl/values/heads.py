@@ -49,9 +49,13 @@ class ValueHead(NamedTuple):
     # the arguments of `target` -> [...]: share of the target's mass beyond the support, 0 for heads without one
     clipped: Callable[[Array, Array, Array], Array]
     are_values: bool = False  # whether the outputs are values, without a support; else they are logits
+    # outputs [..., K] -> the probabilities of the support's K values; None if outputs are values
+    probabilities: Callable[[Array], Array] | None = None
 
 
-def make(name: str, low: float = 0.0, high: float = 1.0, size: int = 101) -> ValueHead:
+def make(
+    name: str, low: float = 0.0, high: float = 1.0, size: int = 101, start: float | None = None
+) -> ValueHead:
     """The head called ``name`` (one of `NAMES`).
 
     Args:
@@ -59,10 +63,11 @@ def make(name: str, low: float = 0.0, high: float = 1.0, size: int = 101) -> Val
       low: the smallest value the categorical heads must represent without bias.
       high: the largest one. `scalar` and `quantile` have no support and ignore both.
       size: outputs ``K`` of every head but `scalar`.
+      start: about what outputs of 0 stand for in a categorical head (`starting_at`); None: the support's middle.
 
     Raises:
-      ValueError: on an unknown name, a size too small, or a support that is empty, not finite or too
-        narrow for float32.
+      ValueError: on an unknown name, a size too small, a support that is empty, not finite or too
+        narrow for float32, or a start outside it or of a head without one.
     """
     makers = {
         "scalar": lambda: scalar(),
@@ -73,7 +78,41 @@ def make(name: str, low: float = 0.0, high: float = 1.0, size: int = 101) -> Val
     }
     if name not in makers:
         raise ValueError(f"unknown value head {name!r}: choose one of {', '.join(NAMES)}")
-    return makers[name]()
+    head = makers[name]()
+    return head if start is None else starting_at(head, start)
+
+
+def starting_at(head: ValueHead, value: float) -> ValueHead:
+    """A categorical head whose outputs of 0, a network's before it has learnt anything, stand for about ``value``.
+
+    Otherwise they stand for the middle of the support. Values of steps to a goal lie in [-100, 0]: a scalar begins at
+    0 and HL-Gauss at -50, and while the values of all states move up from there together, a network may lose what tells
+    states apart (docs/heads.md).
+
+    A constant is added to the outputs: the logits of the label of ``value``, mixed with the uniform distribution, which
+    has a tenth of the mass, so that every probability can be raised soon. Call this outside of compiled functions.
+
+    Raises:
+      ValueError: a head whose outputs are values, which begin near 0, or a value outside the support.
+    """
+    if head.probabilities is None:
+        raise ValueError(
+            "start is of heads with a support: outputs that are values begin near 0 by themselves"
+        )
+    at_value = (jnp.float32(value), jnp.zeros(()), jnp.zeros(head.size))
+    if not math.isfinite(value) or head.clipped(*at_value) > 0:
+        raise ValueError(f"start={value:g} must lie in the head's support")
+    # Of NumPy, so that it is a constant of whichever program the head becomes a part of.
+    first = np.asarray(jnp.log(0.9 * head.target(*at_value) + 0.1 / head.size))
+    probabilities = head.probabilities
+    return head._replace(
+        value=lambda outputs: head.value(outputs + first),
+        target=lambda reward, discount, outputs: head.target(reward, discount, outputs + first),
+        loss=lambda outputs, target: head.loss(outputs + first, target),
+        mix=lambda outputs, weights: head.mix(outputs + first, weights) - first,
+        clipped=lambda reward, discount, outputs: head.clipped(reward, discount, outputs + first),
+        probabilities=lambda outputs: probabilities(outputs + first),
+    )
 
 
 def scalar_target(head: ValueHead, value: Array) -> Array:
@@ -93,9 +132,9 @@ def same_distribution(head: ValueHead, outputs: Array) -> Array:
 
     It has the expectation of `same_target`, which heads that keep the expectation alone would encode anew.
     """
-    if head.are_values:
+    if head.probabilities is None:
         return same_target(head, outputs)
-    return jax.lax.stop_gradient(jax.nn.softmax(_float32(outputs, head.size)))
+    return jax.lax.stop_gradient(head.probabilities(outputs))
 
 
 def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
@@ -120,9 +159,9 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
     steps of the support. For heads whose outputs are values that area itself, in units of value: the mean over
     quantiles of ``max(q_worse - q_better, 0)``, which is the plain hinge for `scalar`.
     """
-    if head.are_values:
+    if head.probabilities is None:
         return jnp.maximum(_float32(worse, head.size) - _float32(better, head.size), 0.0).mean(-1)
-    excess = jax.nn.softmax(_float32(better, head.size)) - jax.nn.softmax(_float32(worse, head.size))
+    excess = head.probabilities(better) - head.probabilities(worse)
     up_to = jnp.triu(jnp.ones((head.size, head.size)))  # a product is faster than `jnp.cumsum`
     cumulative = jnp.matmul(excess, up_to, precision=jax.lax.Precision.HIGHEST)
     return jnp.maximum(cumulative, 0.0).sum(-1)
@@ -291,9 +330,12 @@ def _categorical(
     """What the three softmax heads share; ``backup`` makes `target` and `clipped` from the value function."""
     size = atoms.shape[0]
 
+    def probabilities(outputs: Array) -> Array:
+        return jax.nn.softmax(_float32(outputs, size))
+
     def value(outputs: Array) -> Array:
         # Not `@`: by default a matrix product of float32 runs in bfloat16 on a TPU and TF32 on a GPU.
-        return jnp.sum(jax.nn.softmax(_float32(outputs, size)) * atoms, -1)
+        return jnp.sum(probabilities(outputs) * atoms, -1)
 
     def loss(outputs: Array, target: Array) -> Array:
         outputs = _float32(outputs, size)
@@ -305,7 +347,7 @@ def _categorical(
         return jax.nn.logsumexp(jax.nn.log_softmax(_float32(outputs, size)), axis=-2, b=weights[..., None])
 
     target, clipped = backup(value)
-    return ValueHead(size, value, target, loss, mix, clipped)
+    return ValueHead(size, value, target, loss, mix, clipped, probabilities=probabilities)
 
 
 def _scalar_backup(value: Callable[[Array], Array]) -> _Backup:
