@@ -220,10 +220,7 @@ def check_chunk(settings: Settings) -> None:
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
     """The learner and its memory."""
     head = heads.make(
-        settings.head,
-        *(support(settings) or ()),
-        size=settings.head_size,
-        start=start(settings),
+        settings.head, *(support(settings) or ()), size=settings.head_size, start=start(settings)
     )
     learner = agents.get(settings.agent).make(config, chunks.spec(spec, settings.chunk), head)
     learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
@@ -318,7 +315,7 @@ def start(settings: Settings) -> float | None:
     """
     chosen = common.head_start(settings)
     card = _source_card(settings) if settings.init_from else None
-    if card is None:
+    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
         return chosen
     there = card["settings"].get("head_start")
     if chosen not in (None, there):

@@ -796,6 +796,7 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
     assert online.start(chosen) is None
     begun = card("begun", settings={"head": "hl_gauss", "head_start": -2.0})
     assert online.start(dataclasses.replace(chosen, init_from=begun)) == -2.0
+    assert online.start(dataclasses.replace(chosen, init_from=begun, head="scalar")) is None
     for init_from, there in ((begun, "--head_start=-2"), (source, "no --head_start")):
         wrong = dataclasses.replace(chosen, init_from=init_from, head_start=1.0)
         with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -184,6 +185,7 @@ def run_settings(settings: Settings, path: str, head: str, kind: str) -> goals.S
         environment=environment(settings) + entities.SUFFIX,
         protocol="hecrl",
         head=head,
+        head_start=math.nan if head == "scalar" else 0.0,  # near which a scalar begins, too
         normalize_observations=True,
         seeds=settings.seeds,
         seed=settings.seed,
