@@ -75,6 +75,11 @@ def loss_and_gradient(name: str, outputs: jax.Array, target: jax.Array) -> tuple
 
 
 @partial(jax.jit, static_argnums=0)
+def value_gradient(name: str, outputs: jax.Array) -> jax.Array:
+    return jax.grad(lambda x: HEADS[name].value(x).sum())(outputs)
+
+
+@partial(jax.jit, static_argnums=0)
 def mix_and_gradient(name: str, outputs: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     head = HEADS[name]
     gradient = jax.grad(lambda x: head.value(head.mix(x, weights)).sum())(outputs)
@@ -332,15 +337,19 @@ def test_backup_keeps_the_expectation_inside_the_support(
 
 
 @every_head
-def test_value_in_float64(name: str) -> None:
+def test_value_and_its_gradient_in_float64(name: str) -> None:
     outputs = 3 * normal(2, BATCH, HEADS[name].size)
-    value = VALUE[name](outputs)
+    value, gradient = VALUE[name](outputs), value_gradient(name, outputs)
     if name in CATEGORICAL:
         probabilities = np.exp(np.float64(outputs))
         probabilities /= probabilities.sum(-1, keepdims=True)
-        np.testing.assert_allclose(value, probabilities @ means(name, LOW, HIGH, SIZE), atol=4e-6)
+        atoms = means(name, LOW, HIGH, SIZE)
+        np.testing.assert_allclose(value, probabilities @ atoms, atol=4e-6)
+        expected = probabilities * (atoms - (probabilities @ atoms)[:, None])
+        np.testing.assert_allclose(gradient, expected, atol=4e-6)
     else:
         np.testing.assert_allclose(value, np.float64(outputs).mean(-1), atol=1e-6)
+        np.testing.assert_allclose(gradient, np.full_like(outputs, 1 / HEADS[name].size), rtol=1e-6)
 
 
 @every_head
@@ -473,9 +482,12 @@ def test_no_matrix_product_that_an_accelerator_would_round(name: str) -> None:
 
     def everything(x: jax.Array) -> tuple[jax.Array, ...]:
         target = head.target(x[:, 0], x[:, 0], x)
-        return head.value(x), head.loss(x, target), head.mix(x[:, None], jnp.ones((BATCH, 1)))
+        gradient = jax.grad(lambda x: head.value(x).sum())(x)
+        return gradient, head.loss(x, target), head.mix(x[:, None], jnp.ones((BATCH, 1)))
 
-    assert "dot_general" not in str(jax.make_jaxpr(everything)(x))
+    program = str(jax.make_jaxpr(everything)(x))
+    exact = "precision=(Precision.HIGHEST, Precision.HIGHEST)"
+    assert program.count("dot_general[") == program.count(exact)
 
 
 # ---- no gradient through targets, shapes, batching ------------------------------------------------------

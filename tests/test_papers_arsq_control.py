@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import offline, online, studies
+from experiments import offline, online, presets, studies
 from experiments.papers import arsq_control as paper
 from rl import log
 
@@ -161,8 +161,8 @@ def test_claims_are_of_differences_over_seeds() -> None:
     assert verdicts(*door, parts="door") == {"online, door: ARSQ returns more than `iql`": studies.FAILS}
 
 
-def test_published_settings_and_what_differs_between_agents() -> None:
-    """The two CQNs differ in nothing but terminations; ARSQ's are the tier's own; the full agent's alpha is 0.01."""
+def test_published_settings_and_what_differs_from_them() -> None:
+    """The two CQNs differ in nothing but terminations; ARSQ's are the tier's but for cloning, its alpha is 0.01."""
     settings, digests = paper.Settings(), set()
     for setting in ("offline", "online"):
         both = [
@@ -173,12 +173,14 @@ def test_published_settings_and_what_differs_between_agents() -> None:
         cqn, ignoring = (variant.settings for variant in both)
         assert ignoring == {**cqn, "config": {**cqn["config"], "ignore_terminals": True}}
         assert "digest of the data" in cqn.values() and "data.hdf5" not in cqn.values()
-        assert (cqn["head"], cqn["head_high"], cqn["config"]["dominance_weight"]) == ("c51", 4000.0, 0.01)
+        assert (cqn["head"], cqn["head_high"], cqn["config"]["dominance_weight"]) == ("c51", 500.0, 0.1)
     for tier in paper.TIERS:
         run, config = paper.offline_run(settings, paper.Run("offline", tier, "arsq"), source(settings, tier))
-        assert (config.levels, config.bins) == ((2, 7) if tier.startswith("hopper") else (1, 41))
+        assert (config.levels, config.bins, config.target_rate) == (2, 7, 0.02)
         assert paper.TEMPERATURES[config.temperature] == paper.FULL and config.hidden == settings.hidden
-        assert (run.batch_size, run.updates, run.dataset) == (128, 10_000, "data.hdf5")
+        assert (run.batch_size, run.updates, run.dataset) == (128, 12_000, "data.hdf5")
+        published = presets.find("offline", "arsq", tier, "scalar")
+        assert published and config.bc_weight == 20 * published.flags["agent.bc_weight"]
     assert len(digests) == 4  # nothing is taken for another
 
 
@@ -190,8 +192,8 @@ def test_published_settings_and_what_differs_between_agents() -> None:
         ({"agents": "arsq,sac"}, "--agents: sac is none of arsq, cqn, cqn_ignoring"),
         ({"ablation_tier": CHEETAH}, "--ablation_tier: halfcheetah-medium-regen-v5 is none of hopper-medium-regen-v5"),
         ({"seeds": 1}, "--seeds=1: an interval"),
-        ({"updates": 7}, "--updates=7 is not a multiple of --evaluations=5"),
-        ({"steps": 7}, "--steps=7 is not a multiple of --evaluations=5"),
+        ({"updates": 7}, "--updates=7 is not a multiple of --evaluations=6"),
+        ({"steps": 7}, "--steps=7 is not a multiple of --evaluations=6"),
         ({"evaluations": 0}, "--evaluations must be at least 1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"batch_size": 9}, "--batch_size=9 must be even"),

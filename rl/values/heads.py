@@ -270,7 +270,7 @@ def c51(low: float, high: float, size: int = 51) -> ValueHead:
     def shift(reward: Array, discount: Array, outputs: Array) -> tuple[Array, Array]:
         """Where every atom moves to, and its probability, [..., K] each."""
         _check_backup(reward, discount, outputs)
-        probabilities = jax.nn.softmax(_float32(outputs, size))
+        probabilities = _softmax(_float32(outputs, size))
         return reward[..., None] + discount[..., None] * atoms, jax.lax.stop_gradient(probabilities)
 
     def target(reward: Array, discount: Array, outputs: Array) -> Array:
@@ -329,13 +329,14 @@ def _categorical(
 ) -> ValueHead:
     """What the three softmax heads share; ``backup`` makes `target` and `clipped` from the value function."""
     size = atoms.shape[0]
+    column = np.asarray(atoms)[:, None]
 
     def probabilities(outputs: Array) -> Array:
-        return jax.nn.softmax(_float32(outputs, size))
+        return _softmax(_float32(outputs, size))
 
     def value(outputs: Array) -> Array:
-        # Not `@`: by default a matrix product of float32 runs in bfloat16 on a TPU and TF32 on a GPU.
-        return jnp.sum(probabilities(outputs) * atoms, -1)
+        # By default a matrix product of float32 runs in bfloat16 on a TPU and TF32 on a GPU.
+        return jnp.matmul(probabilities(outputs), column, precision=jax.lax.Precision.HIGHEST)[..., 0]
 
     def loss(outputs: Array, target: Array) -> Array:
         outputs = _float32(outputs, size)
@@ -396,6 +397,23 @@ def _hat(position: Array, size: int) -> Array:
 def _average(outputs: Array, weights: Array) -> Array:
     chex.assert_shape(weights, outputs.shape[:-1])
     return jnp.sum(outputs * weights[..., None], -2)
+
+
+@jax.custom_jvp
+def _softmax(logits: Array) -> Array:
+    """`jax.nn.softmax` over the last axis, with a gradient made of its result.
+
+    JAX goes through the quotient unless ``jax_softmax_custom_jvp`` is set, which takes two more sums over the axis:
+    with this and a product for `value`, CQN with C51 and 41 bins trains 1.5 times as fast on one core.
+    """
+    return jax.nn.softmax(logits)
+
+
+@_softmax.defjvp
+def _softmax_jvp(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    probabilities = _softmax(*primals)
+    weighted = probabilities * tangents[0]
+    return probabilities, weighted - probabilities * weighted.sum(-1, keepdims=True)
 
 
 def _float32(outputs: Array, size: int) -> Array:
