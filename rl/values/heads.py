@@ -329,14 +329,13 @@ def _categorical(
 ) -> ValueHead:
     """What the three softmax heads share; ``backup`` makes `target` and `clipped` from the value function."""
     size = atoms.shape[0]
-    column = np.asarray(atoms)[:, None]
 
     def probabilities(outputs: Array) -> Array:
         return _softmax(_float32(outputs, size))
 
     def value(outputs: Array) -> Array:
         # By default a matrix product of float32 runs in bfloat16 on a TPU and TF32 on a GPU.
-        return jnp.matmul(probabilities(outputs), column, precision=jax.lax.Precision.HIGHEST)[..., 0]
+        return jnp.matmul(probabilities(outputs), atoms[:, None], precision=jax.lax.Precision.HIGHEST)[..., 0]
 
     def loss(outputs: Array, target: Array) -> Array:
         outputs = _float32(outputs, size)
