@@ -58,7 +58,7 @@ AGENTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 OFFLINE_ONLY = ("bc",)  # has no use for steps of its own
 
-# What ARSQ and CQN are given for a short training, in place of published settings (docs/results.md has the trials).
+# What ARSQ and CQN are given for a short training, in place of published settings (results/README.md has the trials).
 # Values that follow targets at a rate of 0.005 are half of what they should be after 10,000 updates; 0.02 is the
 # published rate of both on RLBench. Learning rates are three times the published ones.
 SHORTER: dict[str, dict[str, Any]] = {
