@@ -483,7 +483,7 @@ def test_no_matrix_product_that_an_accelerator_would_round(name: str) -> None:
     def everything(x: jax.Array) -> tuple[jax.Array, ...]:
         target = head.target(x[:, 0], x[:, 0], x)
         gradient = jax.grad(lambda x: head.value(x).sum())(x)
-        return gradient, head.loss(x, target), head.mix(x[:, None], jnp.ones((BATCH, 1)))
+        return head.value(x), gradient, head.loss(x, target), head.mix(x[:, None], jnp.ones((BATCH, 1)))
 
     program = str(jax.make_jaxpr(everything)(x))
     exact = "precision=(Precision.HIGHEST, Precision.HIGHEST)"

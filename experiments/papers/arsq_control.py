@@ -60,7 +60,7 @@ OFFLINE_ONLY = ("bc",)  # has no use for steps of its own
 
 # What ARSQ and CQN are given for a short training, in place of published settings (results/README.md has the trials).
 # Values that follow targets at a rate of 0.005 are half of what they should be after 10,000 updates; 0.02 is the
-# published rate of both on RLBench. Learning rates are three times the published ones.
+# published rate of both on RLBench. Learning rates are about three times the published ones.
 SHORTER: dict[str, dict[str, Any]] = {
     "arsq": {"agent.learning_rate": 1e-3, "agent.target_rate": 0.02},
     "cqn": {"agent.learning_rate": 3e-4, "agent.target_rate": 0.02},
