@@ -233,16 +233,17 @@ def train_rows(
 
 def origin(result: Mapping[str, Any]) -> str:
     """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
+    cores = result["hardware"]["cores"]
     text = (
-        f"`{result['command']}`, {result['hardware']['cores']} cores, {result['wall_seconds'] / 3600:.1f} hours of "
-        "training."
+        f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {result['wall_seconds'] / 3600:.1f} hours of training."
     )
     rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
     origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
     for one in dict.fromkeys(origins):
         text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
     if unfinished := result.get("unfinished"):
-        text += f" **Not finished** (the same command goes on): {'; '.join(unfinished)}."
+        rows = f"{len(unfinished)} of {len(unfinished) + len(result['rows'])} rows"
+        text += f" **Not finished**: {rows}, listed at the end (the same command goes on)."
     return text
 
 
@@ -562,7 +563,8 @@ def finish(
     Args:
       settings: of the study, with a field ``out``.
       outcome: what came out.
-      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them.
+      report: the blocks of Markdown on a result: headings, paragraphs and tables. The claims follow them, and rows that
+        are not finished.
       claims: what is claimed of a result.
       name: of the report.
     """
@@ -571,7 +573,10 @@ def finish(
     folder = Path(settings.out)
     folder.mkdir(parents=True, exist_ok=True)
     log.write_json(folder / log.RESULT, result)
-    write_blocks(folder / name, [*report(result), *claims_table(result["claims"])])
+    blocks = [*report(result), *claims_table(result["claims"])]
+    if unfinished := result.get("unfinished"):
+        blocks += ["## Not finished", "\n".join(f"- {row}" for row in unfinished)]
+    write_blocks(folder / name, blocks)
     return result
 
 

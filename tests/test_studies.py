@@ -263,13 +263,13 @@ def test_rows_that_other_commands_trained_are_taken_with_where_they_are_from(tmp
 def test_a_report_names_the_rows_that_are_not_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    origins = []
-    origin = studies.origin
-    monkeypatch.setattr(studies, "origin", lambda result: origins.append(origin(result)) or origins[-1])
+    reports = []
+    monkeypatch.setattr(studies, "write_blocks", lambda path, blocks: reports.append(blocks))
     train_rows(tmp_path)
-    first, *_, last = origins
-    assert first.endswith(" **Not finished** (the same command goes on): second.")
-    assert "finished" not in last
+    (first, heading, rows), *_, last = reports
+    assert " **Not finished**: 1 of 2 rows, listed at the end" in first
+    assert (heading, rows) == ("## Not finished", "- second")
+    assert len(last) == 1 and "finished" not in last[0]
 
 
 def test_rows_that_were_trained_on_other_data_are_named() -> None:
