@@ -233,10 +233,8 @@ def train_rows(
 
 def origin(result: Mapping[str, Any]) -> str:
     """What made a result of `train_rows`, what of it was made by other commands, and what is not yet, in sentences."""
-    cores = result["hardware"]["cores"]
-    text = (
-        f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {result['wall_seconds'] / 3600:.1f} hours of training."
-    )
+    cores, hours = result["hardware"]["cores"], result["wall_seconds"] / 3600
+    text = f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {hours:.1f} hours of training."
     rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
     origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
     for one in dict.fromkeys(origins):
