@@ -71,7 +71,9 @@ SHORTER: dict[str, dict[str, Any]] = {
 BC_FACTOR = 20.0
 # The code has the margin here, the paper names cql for all of medium and medium-expert. With 20 times the published
 # weight the margin leaves a return of 0.5; cql has the weight of halfcheetah-medium.
-CLONING: dict[str, dict[str, Any]] = {"halfcheetah-medium-expert": {"agent.bc": "cql", "agent.bc_weight": 1.0}}
+CLONING: dict[str, dict[str, Any]] = {
+    "halfcheetah-medium-expert": {"agent.bc": "cql", "agent.bc_weight": 1.0}
+}
 # One for all tiers: CQN is three times as slow on the published grid of HalfCheetah and Walker2d, 1 x 41.
 GRID = {"agent.levels": 2, "agent.bins": 7}
 # Of CQN's values. The published [0, 4000] begins at its middle, from which 10,000 updates do not bring values down.
@@ -323,7 +325,9 @@ def shorter(agent: str, task: str) -> dict[str, Any]:
     if agent == "arsq":
         return SHORTER[agent] | GRID | CLONING.get(short(task), {})
     if agent == "cqn":
-        return SHORTER[agent] | GRID | dict(zip(("head_low", "head_high"), SUPPORTS[robot(task)], strict=True))
+        return (
+            SHORTER[agent] | GRID | dict(zip(("head_low", "head_high"), SUPPORTS[robot(task)], strict=True))
+        )
     return {}
 
 
