@@ -240,8 +240,8 @@ def origin(result: Mapping[str, Any]) -> str:
     for one in dict.fromkeys(origins):
         text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
     if unfinished := result.get("unfinished"):
-        rows = f"{len(unfinished)} of {len(unfinished) + len(result['rows'])} rows"
-        text += f" **Not finished**: {rows}, listed at the end (the same command goes on)."
+        planned = len(unfinished) + len(result["rows"])
+        text += f" **Not finished**: {len(unfinished)} of {planned} rows, listed at the end (the same command goes on)."
     return text
 
 

@@ -15,7 +15,7 @@ both ways, everything else being equal: ``cqn`` respects terminations, ``cqn_ign
 The tiers are regenerated (`rl.data.recipes.locomotion`): other policies, on gymnasium's -v5. Published numbers beside
 ours are therefore those of other data, networks and budgets. Agents have their published settings for each tier
 (experiments/presets.yaml) but for the widths of layers, the batch and the number of updates, which are the same for
-all, and what `SHORTER` says: with a fortieth of the published updates the values of ARSQ and CQN would not get to where
+all, and what `shorter` says: with a fortieth of the published updates the values of ARSQ and CQN would not get to where
 they belong. HalfCheetah never terminates, so both CQNs are one program there, and are trained once.
 
 Hours of one core (Intel Xeon) at the default sizes, all seeds in one program: offline 2, online 2, ablations 0.3,
