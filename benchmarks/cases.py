@@ -6,6 +6,7 @@ Nothing here knows flags, files or tables.
 from __future__ import annotations
 
 import functools
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -39,6 +40,7 @@ SUPPORT = -100.0, 100.0  # of value heads that have one
 
 # Where nobody says how many, a call does as many updates as take the products alone this long.
 SECONDS = 1.0
+MOST = 0.8  # of the memory that a program may take: the rest is for the data and for what runs beside it
 
 
 class Subject(NamedTuple):
@@ -52,7 +54,7 @@ class Subject(NamedTuple):
 
 
 class Case(NamedTuple):
-    """One row of the table, compiled and ready to be timed."""
+    """One row of the table, compiled and ready to be timed; without updates, one that was left out."""
 
     loop: str
     seeds: int
@@ -293,11 +295,19 @@ def peer(name: str, hidden: Sequence[int], batch_size: int, most: int, data: Any
     return cases
 
 
+def unless_too_large(loop: str, seeds: int, make: Callable[[], Case]) -> Case:
+    """What ``make`` makes, or a case without updates whose fact ``left_out`` says how much memory it needs."""
+    try:
+        return make()
+    except MemoryError as error:
+        return Case(loop, seeds, 0, lambda: None, {"left_out": str(error)}, [])
+
+
 def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) -> list[dict[str, Any]]:
     """Times every case once per round, so that what slows the machine slows all of them; one row for each.
 
     Args:
-      cases: `limit` first.
+      cases: `limit` first; those without updates are not timed.
       rounds: how many.
       finished: is told of every finished round (the first, which warms up, included) by the number 1.
     """
@@ -308,12 +318,16 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
     times: list[list[float]] = [[] for _ in cases]
     for _ in range(rounds):
         for case, seconds in zip(cases, times, strict=True):
-            start = time.perf_counter()
-            case.call()
-            seconds.append((time.perf_counter() - start) / case.updates)
+            if case.updates:
+                start = time.perf_counter()
+                case.call()
+                seconds.append((time.perf_counter() - start) / case.updates)
         finished(1)
     rows = []
     for case, seconds, before in zip(cases, times, traced, strict=True):
+        if not case.updates:
+            rows.append({"loop": case.loop, "seeds": case.seeds, "retraces": 0, **case.facts})
+            continue
         shares = [limit / elapsed for limit, elapsed in zip(times[0], seconds, strict=True)]
         rows.append(
             {
@@ -409,21 +423,36 @@ def _traced(function: Callable[..., Any], **options: Any) -> tuple[Any, list[Non
 
 
 def _compile(program: Any, *arguments: Any) -> dict[str, Any]:
-    """Compiles for these arguments; the time it took, tracing included, and the program's memory."""
+    """Compiles for these arguments; the time it took, tracing included, and the program's memory.
+
+    Raises:
+      MemoryError: the program needs more than `MOST` of it.
+    """
     start = time.perf_counter()
     compiled = program.lower(*arguments).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
+    # A donated argument and the result that takes its place are the same bytes.
+    peak = (
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+    if peak > MOST * _memory():
+        raise MemoryError(f"its program needs {peak / 1e9:.1f} GB of {_memory() / 1e9:.1f} GB")
     return {
         "compile_seconds": seconds,
         "argument_bytes": memory.argument_size_in_bytes,
         "temporary_bytes": memory.temp_size_in_bytes,
-        # A donated argument and the result that takes its place are the same bytes.
-        "peak_bytes": memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes,
+        "peak_bytes": peak,
     }
+
+
+def _memory() -> int:
+    """Bytes of the accelerator, or of the machine where it is the CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _fitting(once: Callable[[], Any]) -> int:

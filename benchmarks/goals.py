@@ -174,9 +174,13 @@ def _evaluation(name: str) -> dict[str, Any]:
 def render(results: dict[str, Any]) -> str:
     """The table, how much the compiled loop gains, and the evaluations."""
     lines = [table.render(results).rstrip()]
-    rates = {(row["agent"], row["seeds"], row["loop"]): row["updates_per_second"] for row in results["rows"]}
+    rates = {
+        (row["agent"], row["seeds"], row["loop"]): row["updates_per_second"]
+        for row in results["rows"]
+        if "left_out" not in row
+    }
     for (agent, seeds, loop), rate in rates.items():
-        if loop == "scan":
+        if loop == "scan" and (agent, seeds, "host") in rates:
             gain = rate / rates[agent, seeds, "host"]
             lines.append(f"- {agent}, {seeds} at once: scan does {gain:.2f} times the updates of host")
     for row in results["plans"]:

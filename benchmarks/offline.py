@@ -170,7 +170,8 @@ def updates(
         "unroll": functools.partial(compiled, "unroll", settings.unroll),
         "host": functools.partial(cases.host, subject, seeds, batch_size, limit.updates, rows),
     }
-    return [limit, *(make[mode]() for mode in modes if mode != cases.ACT)]
+    loops = [mode for mode in modes if mode != cases.ACT]
+    return [limit, *(cases.unless_too_large(loop, seeds, make[loop]) for loop in loops)]
 
 
 def _check(settings: Settings) -> tuple[list[str], list[str]]:

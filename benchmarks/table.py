@@ -30,6 +30,11 @@ def render(results: Mapping[str, Any]) -> str:
         ),
         "",
         *(f"- {name}: {_sizes(name, results)}" for name in results["agents"]),
+        *(
+            f"- {row['agent']}, {row['seeds']} at once: {row['loop']} was left out, {row['left_out']}"
+            for row in rows
+            if "left_out" in row
+        ),
     ]
     if results["device_peak_bytes"]:
         lines.append(
@@ -110,7 +115,7 @@ def _sizes(name: str, results: Mapping[str, Any]) -> str:
         if "seconds_per_call" in row:
             milliseconds = 1e3 * statistics.median(row["seconds_per_call"])
             text += f"; actions for {row['environments']} at once take {studies.digits(milliseconds)} ms"
-    data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan"}
+    data = {row["seeds"]: row["data_bytes"] for row in rows if row["loop"] == "scan" and "data_bytes" in row}
     if len(data) > 1:
         verdict = "one copy of the data" if len(set(data.values())) == 1 else "NOT one copy of the data"
         text += f"; {' and '.join(str(seeds) for seeds in data)} seeds read {verdict}"

@@ -55,6 +55,14 @@ def test_batches_of_the_host_are_batches_of_the_sampler(hindsight: Hindsight) ->
 def test_every_loop_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny = cases.subject(gcbc, gcbc.Config(hidden=(8,)))
     monkeypatch.setattr(cases, "subject", lambda module: tiny)
+    host = cases.host
+
+    def too_large_for_two(subject: cases.Subject, seeds: int, *others: Any) -> cases.Case:
+        if seeds == 2:
+            raise MemoryError("its program needs 25 GB")
+        return host(subject, seeds, *others)
+
+    monkeypatch.setattr(cases, "host", too_large_for_two)
     out = tmp_path / "goals.json"
     results = goals.run(
         goals.Settings(
@@ -73,7 +81,9 @@ def test_every_loop_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     loops = (cases.LIMIT, *goals.MODES)
     assert rows == [("gcbc, batches of 4", seeds, loop) for seeds in (1, 2) for loop in loops]
     text = out.with_suffix(".md").read_text()
-    assert "gcbc, batches of 4, 2 at once: scan does" in text and "hecrl: " not in text
+    assert "gcbc, batches of 4, 1 at once: scan does" in text and "hecrl: " not in text
+    assert "gcbc, batches of 4, 2 at once: host was left out, its program needs 25 GB" in text
+    assert "2 at once: scan does" not in text
     assert (
         "evaluation in TwoRooms-v0, 10 at once" in text and results["evaluations"][0]["steps_per_second"] > 0
     )
@@ -97,6 +107,13 @@ def test_hecrl_is_measured_on_sets_and_says_how_long_it_plans(
     text = out.with_suffix(".md").read_text()
     assert "width 8, inner 8, heads 1, layers 1, " in text
     assert "hecrl: 4 candidates for each of 64 at once take " in text
+
+
+def test_a_program_larger_than_the_memory_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HECRL with eight seeds and batches of 1024 ended the whole benchmark."""
+    monkeypatch.setattr(cases, "_memory", lambda: 1000)
+    with pytest.raises(MemoryError, match="program needs"):
+        cases._compile(jax.jit(lambda x: x + 1), np.zeros(1000))
 
 
 @pytest.mark.parametrize(
