@@ -25,7 +25,8 @@ def of_success(
     """In place of training: less success farther from R = -30, with HL-Gauss half as much less, and with more cubes."""
     slope = 0.01 if way.head == "scalar" else 0.005
     lost = slope * abs(way.radius + 30) + 0.2 * (way.cubes == paper.MORE)
-    return {"success": [SUCCESS[way.acts] - lost + 0.001 * seed for seed in range(3)]}
+    success = np.array([SUCCESS[way.acts] - lost + 0.001 * seed for seed in range(3)])
+    return {"success": success, "once": success, "placed": success, "left": 1.2 - success}
 
 
 def of_subgoals(
@@ -44,12 +45,13 @@ def test_the_whole_study_without_training(tmp_path: Path, monkeypatch: pytest.Mo
     result = paper.run(paper.Settings(workdir=str(tmp_path / "runs"), out=str(tmp_path / "out")))
     assert len(result["rows"]) == 4 + 4 + 1 + 3 + 2 * 5
     verdicts = {claim["claim"].partition(" (")[0]: claim["verdict"] for claim in result["claims"]}
-    assert len(verdicts) == 9
+    assert len(verdicts) == 13
     assert {claim for claim, verdict in verdicts.items() if verdict != "holds"} == {
         "at its best R, HL-Gauss succeeds more often than a scalar"
     }
     report = (tmp_path / "out" / studies.REPORT).read_text()
     assert "| scalar, diffusion | 0.80 [" in report and "| scalar, awr | 0.30 [" in report
+    assert " | 0.40 [0.40, 0.40] |" in report and "| hl_gauss, of the way left | " in report
     assert "| scalar, diffusion | 1.20 [1.20, 1.20] | 0.10 [0.10, 0.10] | 1.10 [1.10, 1.10] |" in report
     assert (tmp_path / "out" / "radius.png").exists()
     np.testing.assert_allclose(paper.over_radii(result, "scalar")[:, 0], [0.6, 0.7, 0.8, 0.7, 0.6, 0.5])
@@ -107,6 +109,7 @@ def test_from_data_to_report(tmp_path: Path) -> None:
         out=str(tmp_path / "out"),
     )
     result = paper.run(settings)
-    assert all(len(row["success"]) == 2 for row in result["rows"]) and len(result["rows"]) == 12
+    assert all(len(row[name]) == 2 for row in result["rows"] for name in paper.MEASURES)
+    assert len(result["rows"]) == 12 and all(0 < x < 3 for row in result["rows"] for x in row["left"])
     assert set(result["moved"]) == {"scalar, diffusion", "hl_gauss, diffusion", "scalar, awr"}
     assert all(0 <= x <= 2 for row in result["moved"].values() for x in row["logged"])

@@ -12,8 +12,10 @@ One policy is trained for every head and judged in several ways (Haramati et al.
   awr           a subgoal that is regressed with weights, on the same values and policy; it is pursued as it is, without
                 filter and direct goal (EC-SGIQL-AWR)
 
-Each is judged with as many cubes as in training, from random starts to random goals, which must hold at the last step;
-and some with one more. How many cubes a subgoal moves is counted on held-out pairs of states and goals.
+Each is judged with as many cubes as in training, from random starts to random goals, which must hold at the last
+step; and some with one more. Success at any step, the share of cubes that end at their goals, and what is left of the
+way, the sum of distances at the end over that at the start, tell apart what success alone does not. How many cubes a
+subgoal moves is counted on held-out pairs of states and goals.
 
 The data are made here by the paper's protocol (`rl.data.recipes`), with a push of our own. The paper trains on three
 cubes, 2.5M updates of 512 rows; here are two, and a fraction of that, so that two cores finish: published numbers stand
@@ -38,7 +40,7 @@ from rl import checkpoint, lifecycle, plot, shard
 from rl.agents import hecrl
 from rl.data import recipes
 from rl.envs import entities
-from rl.nest import OBSERVATION
+from rl.nest import GOAL, OBSERVATION
 from rl.networks import entity
 from rl.types import State
 
@@ -72,6 +74,14 @@ class Settings(studies.Settings):
     seed: int = 0  # of data and agents
     workdir: str = "runs/hecrl_cubes"  # data and runs
     out: str = "results/papers/hecrl_cubes"
+
+
+MEASURES = {
+    "success": "all cubes at their goals at the last step",
+    "once": "at any step",
+    "placed": "cubes at theirs at the last step",
+    "left": "of the way left",
+}
 
 
 class Judged(NamedTuple):
@@ -254,7 +264,7 @@ def acting(config: hecrl.Config, way: Judged) -> hecrl.Config:
 
 
 def of_success(settings: Settings, of_run: OfRun, way: Judged, work: studies.Work) -> dict[str, Any]:
-    """How often all cubes are where they should be at the end of an episode, and how long those are, [S] each."""
+    """How near the cubes of an episode come to their goals, and how long it is, [S] each; see `MEASURES`."""
     del work
     of = of_run(way.head, way.trained)
     config = acting(of.config, way)
@@ -262,12 +272,25 @@ def of_success(settings: Settings, of_run: OfRun, way: Judged, work: studies.Wor
     name = environment(settings, way.cubes == MORE) + entities.SUFFIX
     chosen = dataclasses.replace(of.settings, eval_episodes=settings.eval_episodes)
     actor = goals.observing(population.actor, of.task)
+    seen: list[np.ndarray] = []  # before every step of all episodes, and after the last
     with common.evaluator(chosen, actor, f"{goals.RANDOM}{name}", settings.seeds) as episodes:
-        scores = episodes(of.state, 0)
+        scores = episodes(of.state, 0, lambda observation, *_: seen.append(distances(observation)))
+    length = int(np.max(scores["length"]))  # of every episode: none ends early
+    by_step = np.reshape(seen[:-1], (-1, length, settings.seeds, np.size(seen[0]) // settings.seeds))
+    start, end = (np.moveaxis(by_step[:, time], 1, 0).reshape(settings.seeds, -1) for time in (0, -1))
     return {
         "success": np.mean(scores["final_success"], -1),
+        "once": np.mean(scores["success"], -1),
+        "placed": np.mean(end <= entities.NEAR, -1),
+        "left": np.sum(end, -1) / np.sum(start, -1),
         "length": np.mean(scores["length"], -1),
     }
+
+
+def distances(observation: Mapping[str, Any]) -> np.ndarray:
+    """From every cube to its goal in decimetres, [N, cubes]."""
+    away = entities.positions(observation[OBSERVATION]) - entities.positions(observation[GOAL])
+    return np.linalg.norm(away, axis=-1)
 
 
 def of_subgoals(
@@ -309,11 +332,11 @@ def displaced(task: goals.Problem, before: Any, after: Any) -> Any:
 # ---- what may be said ----------------------------------------------------------------------------------------------
 
 
-def row(result: Mapping[str, Any], way: Judged) -> np.ndarray | None:
-    """Success [S] of a way to act, or None before it is there."""
+def row(result: Mapping[str, Any], way: Judged, measure: str = "success") -> np.ndarray | None:
+    """One of `MEASURES` [S] of a way to act, or None before it is there."""
     for outcome in result["rows"]:
         if Judged(*(outcome[field] for field in Judged._fields)) == way:
-            return np.asarray(outcome["success"])
+            return np.asarray(outcome[measure])
     return None
 
 
@@ -330,10 +353,15 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             (DIRECT, with_subgoals if cubes == TRAINED else OURS),
             (AWR, f"{PAPER}in words"),
         ):
-            ours, theirs = row(result, way(DIFFUSION, cubes=cubes)), row(result, way(other, cubes=cubes))
-            if ours is not None and theirs is not None:
-                text = f"{cubes}: HECRL succeeds more often than {other} (difference)"
-                yield studies.Claim(text, source, ours - theirs, studies.positive)
+            for measure, sign, text in (
+                ("success", 1, "HECRL succeeds more often than"),
+                ("left", -1, "HECRL leaves less of the way than"),
+            ):
+                ours, theirs = (row(result, way(acts, cubes=cubes), measure) for acts in (DIFFUSION, other))
+                if ours is not None and theirs is not None:
+                    claim = f"{cubes}: {text} {other} (difference)"
+                    published = source if measure == "success" else OURS
+                    yield studies.Claim(claim, published, sign * (ours - theirs), studies.positive)
     for other in (UNFILTERED, RANDOM):
         ours, theirs = row(result, way(DIFFUSION)), row(result, way(other))
         if ours is not None and theirs is not None:
@@ -345,20 +373,26 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         source = f"{PAPER}{shares['diffusion']} against {shares['awr']} entities"
         fewer = moved[AWR]["moved"] - moved[DIFFUSION]["moved"]
         yield studies.Claim(text, source, fewer, studies.positive)
-    curves = {head: over_radii(result, head) for head in HEADS}
-    if all(curve is not None for curve in curves.values()):
-        one, other = (curves[head] for head in HEADS)
+    curves = [curve for head in HEADS if (curve := over_radii(result, head)) is not None]
+    if len(curves) == len(HEADS):
+        one, other = curves
         text = "at its best R, HL-Gauss succeeds more often than a scalar (difference)"
         yield studies.Claim(text, OURS, other.max(0) - one.max(0), studies.positive)
         text = "R is less delicate with HL-Gauss: mean success over R, less that at the best R (difference)"
-        mean_less_best = [curve.mean(0) - curve.max(0) for curve in (one, other)]
+        mean_less_best = [curve.mean(0) - curve.max(0) for curve in curves]
         yield studies.Claim(text, OURS, mean_less_best[1] - mean_less_best[0], studies.positive)
 
 
-def over_radii(result: Mapping[str, Any], head: str) -> Any:
-    """Success [R, S] of a head's selection against the radius, or None before all of it is there."""
-    rows = [row(result, Judged(head, DIFFUSION, DIFFUSION, radius)) for radius in result["settings"]["radii"]]
-    return None if any(x is None for x in rows) else np.stack([x for x in rows if x is not None])
+def over_radii(result: Mapping[str, Any], head: str, measure: str = "success") -> Any:
+    """One of `MEASURES` [R, S] of a head's selection against the radius, or None before all of it is there."""
+    ways = [Judged(head, DIFFUSION, DIFFUSION, radius) for radius in result["settings"]["radii"]]
+    rows = [x for way in ways if (x := row(result, way, measure)) is not None]
+    return np.stack(rows) if len(rows) == len(ways) else None
+
+
+def cell(scores: np.ndarray, measure: str) -> str:
+    """Mean and interval; what is left of a way is no rate, and may be more than all of it."""
+    return studies.between(scores, rate=measure != "left")
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
@@ -372,21 +406,21 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         f"{settings['updates']:,} updates of {settings['batch_size']} rows, width {settings['width']}; "
         f"{settings['eval_episodes']} episodes per seed. Success at the last step, mean and 95 % interval."
     )
-    ways = {(outcome["head"], outcome["acts"]) for outcome in result["rows"]}
-    radius, cell = settings["radius"], lambda x: "-" if x is None else studies.between(x, rate=True)
-    rows = [
-        (
-            f"{head}, {acts}",
-            *(
-                cell(row(result, Judged(head, AWR if acts == AWR else DIFFUSION, acts, radius, cubes)))
-                for cubes in (TRAINED, MORE)
-            ),
-        )
-        for head in HEADS
-        for acts in (DIRECT, DIFFUSION, UNFILTERED, RANDOM, AWR)
-        if (head, acts) in ways
-    ]
-    yield studies.table(("", TRAINED, MORE), rows)
+    radius = settings["radius"]
+    for cubes in (TRAINED, MORE):
+        ways = {
+            f"{head}, {acts}": Judged(head, AWR if acts == AWR else DIFFUSION, acts, radius, cubes)
+            for head in HEADS
+            for acts in (DIRECT, DIFFUSION, UNFILTERED, RANDOM, AWR)
+        }
+        rows = [
+            (name, *(cell(row(result, way, measure), measure) for measure in MEASURES))
+            for name, way in ways.items()
+            if row(result, way) is not None
+        ]
+        if rows:
+            yield f"## Cubes: {cubes}"
+            yield studies.table(("", *MEASURES.values()), rows)
     table = PUBLISHED["success"]["PPP-Cube, state"]
     theirs = ", ".join(f"{name} {mean} ± {deviation}" for name, (mean, deviation) in table.items())
     yield f"Published for three cubes and 2.5M updates of 512 rows, in %: {theirs}."
@@ -394,9 +428,14 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield "## The radius R"
         yield studies.table(
             ("", *(f"R = {radius}" for radius in settings["radii"])),
-            [(head, *(cell(x) for x in over_radii(result, head))) for head in HEADS],
+            [
+                (f"{head}, {MEASURES[measure]}", *(cell(x, measure) for x in curve))
+                for measure in ("success", "left")
+                for head in HEADS
+                if (curve := over_radii(result, head, measure)) is not None
+            ],
         )
-        yield "![success against R](radius.png)"
+        yield "![of the way left against R](radius.png)"
     if result["moved"]:
         yield "## Cubes moved by a subgoal"
         yield (
@@ -413,14 +452,12 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
-    """Success against the radius."""
+    """What is left of the way against the radius."""
     radii = result["settings"]["radii"]
-    curves = {head: over_radii(result, head) for head in HEADS}
-    drawn = {
-        head: (radii, *studies.bands(curve, rate=True)) for head, curve in curves.items() if curve is not None
-    }
+    curves = {head: over_radii(result, head, "left") for head in HEADS}
+    drawn = {head: (radii, *studies.bands(curve)) for head, curve in curves.items() if curve is not None}
     if drawn:
-        plot.lines(folder / "radius.png", drawn, "R", "success", title="HECRL's selection")
+        plot.lines(folder / "radius.png", drawn, "R", "of the way left", title="HECRL's selection")
 
 
 if __name__ == "__main__":
