@@ -10,7 +10,7 @@ end. IQL and FQL have the settings that the FQL paper has for the task; DEAS tho
 leaves them open. Sizes are flags; those of the second command are the published ones, and are for a GPU. The data are
 made again by OGBench's own protocol (`rl.data.recipes`).
 
-At the defaults the 90 runs take about 15 hours of one core, by `seconds`. A command that is killed loses what it
+At the defaults the 90 runs take about 21 hours of one core, by `seconds`. A command that is killed loses what it
 trained since the last evaluation, and the same command goes on.
 """
 
@@ -53,10 +53,10 @@ class Settings(studies.RowSettings):
     agents: str = ",".join(AGENTS)  # comma-separated
     heads: str = ",".join(heads.NAMES)  # comma-separated
     chunks: tuple[int, ...] = (1, 5, 8)  # actions in each decision
-    transitions: int = 200_000  # steps of each dataset; 0: as published, 1,000,000
+    transitions: int = 0  # steps of each dataset; 0: as published, 1,000,000
     atoms: int = 51  # outputs of every head but the scalar one
     seeds: int = 3  # of each run, trained at once
-    updates: int = 40_000  # of each seed
+    updates: int = 60_000  # of each seed
     evaluations: int = 4  # of each run, at least 3
     eval_episodes: int = 10  # per seed and evaluation
     batch_size: int = 128  # transitions per update
