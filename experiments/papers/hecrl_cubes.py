@@ -407,9 +407,9 @@ def over_radii(result: Mapping[str, Any], head: str, measure: str = "success") -
     return np.stack(rows) if len(rows) == len(ways) else None
 
 
-def cell(scores: np.ndarray, measure: str) -> str:
-    """Mean and interval; what is left of a way is no rate, and may be more than all of it."""
-    return studies.between(scores, rate=measure != "left")
+def cell(scores: np.ndarray | None, measure: str) -> str:
+    """Mean and interval, or - before they are there; what is left of a way is no rate and may exceed 1."""
+    return "-" if scores is None else studies.between(scores, rate=measure != "left")
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
