@@ -109,7 +109,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "variants": list(dict.fromkeys(part.variant for part in parts)),
         "programs": [_state(plan, place, parts) for plan in plans for place in plan.programs],
         "strangers": [name for plan in plans for name in _strangers(plan)],
-        "data": _data(parts),
+        "data": _data(parts, Path(out) / log.RESULT),
         "other_data": _other_data(parts),
         "other_lengths": _other_lengths(parts),
         "machines": _machines(parts),
@@ -300,8 +300,9 @@ def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
     return cells
 
 
-def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
-    """{task: transitions and mean score} of data that were made here, where they lie now."""
+def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:
+    """{task: transitions and mean score} of data that were made here; of what lies elsewhere, as in ``earlier``."""
+    known = log.read_json(earlier).get("data", {}) if earlier.exists() else {}
     data = {}
     for part in parts:
         settings, _ = _settings(part)
@@ -315,6 +316,8 @@ def _data(parts: Sequence[Part]) -> dict[str, dict[str, Any]]:
                     "transitions": card["transitions"],
                     "normalized_return": card.get("normalized_return_d4rl"),
                 }
+            elif part.task in known:
+                data[part.task] = known[part.task]
     return data
 
 

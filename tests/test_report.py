@@ -386,7 +386,7 @@ def test_finished_runs_of_several_machines_make_one_report(
     assert {path.name for path in stored.glob("*/*")} == {log.CONFIG, log.METRICS, log.RESULT}
     assert "6 more finished programs are stored" in capsys.readouterr().out
     assert "0 more finished programs" in (report_on(file, *where, "--store"), capsys.readouterr().out)[1]
-    for place in places[3:]:
+    for place in (*places[3:], tmp_path / "locomotion"):
         shutil.rmtree(place)
     (stored / places[0].name / log.RESULT).write_text(
         '{"updates": 19}'
@@ -401,6 +401,7 @@ def test_finished_runs_of_several_machines_make_one_report(
             for key in ("last", "scores"):
                 np.testing.assert_equal(one.get(key), other.get(key))
     assert joined["other_data"] == [TASKS[2]]
+    assert joined["data"] == whole["data"] and joined["data"]  # though nothing of them lies here any more
     text = (tmp_path / "out" / studies.REPORT).read_text()
     assert "3 of commit 000000000000 on Abacus, 2 cores; 3 of commit 111111111111 on Abacus, 3 cores." in text
     assert f"**Not the same data:** runs on {TASKS[2]} were" in text
