@@ -157,7 +157,7 @@ def run(settings: Settings) -> dict[str, Any]:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on what `run` would find out only after an hour."""
     studies.check_seeds(settings.seeds)
-    agent_config(settings, DIFFUSION)
+    agent_config(settings, DIFFUSION)  # which refuses what no agent can have
     common.several_episodes(settings)
     common.multiple(settings, "updates", "eval_every")
     if settings.dataset not in recipes.RECIPES or "cube" not in settings.dataset:
