@@ -63,7 +63,7 @@ class Settings(studies.Settings):
     dataset: str = "heavy-cube-double-ppp-v0"  # of `rl.data.recipes`
     transitions: int = 200_000  # logged steps; 3,000,000 in the paper
     seeds: int = 3  # trained at once
-    updates: int = 50_000  # of each seed; 2,500,000 in the paper
+    updates: int = 20_000  # of each seed; 2,500,000 in the paper
     eval_every: int = 2_000  # updates after which a killed training goes on
     batch_size: int = 128  # 512 in the paper
     learning_rate: float = 1e-3  # 3e-4 in the paper

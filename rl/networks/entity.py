@@ -161,6 +161,7 @@ def denoiser(features: int, shape: Shape = Shape()) -> Network:
             lambda x, p: (block.apply(p, x, None, condition), None),
             x + condition[..., None, :],
             params["blocks"],
+            unroll=True,  # the gradient takes less than half as long on a CPU as that of a loop
         )
         return decode.apply(params["decode"], x[..., : noisy.shape[-2], :], condition)
 
