@@ -107,21 +107,24 @@ def limit(subject: Subject, seeds: int, batch_size: int, updates: int, multiple_
     """The matrix products of ``updates`` updates, and nothing else.
 
     With ``updates`` 0 they are as many as take about `SECONDS`, rounded up to a multiple of ``multiple_of``.
+    Where seeds take turns (`_population`), so do the products of one: those of all at once would hold the operands of
+    all, which no loop does.
     """
+    turns = 1 if _batched() else seeds
     population = _population(subject, batch_size, 1)
-    keys = jax.random.split(jax.random.key(0), seeds)
+    keys = jax.random.split(jax.random.key(0), seeds // turns)
     dataset = logged(subject, synthetic(EPISODE, subject.shape))
     state = jax.eval_shape(population.init, keys, _example(subject))
     matmuls = products.find(population.epoch, state, dataset, keys)
     operands = products.operands(matmuls, jax.random.key(0))
     if not updates:
-        once = jax.jit(products.program(matmuls, 1))
+        once = jax.jit(products.program(matmuls, turns))
         updates = -(-_fitting(lambda: jax.block_until_ready(once(operands))) // multiple_of) * multiple_of
-    program, traces = _traced(products.program(matmuls, updates))
+    program, traces = _traced(products.program(matmuls, updates * turns))
     facts = {
         **_compile(program, operands),
-        "flops_per_update": products.flops(matmuls),
-        "products": len(matmuls),
+        "flops_per_update": turns * products.flops(matmuls),
+        "products": turns * len(matmuls),
     }
     return Case(LIMIT, seeds, updates, lambda: jax.block_until_ready(program(operands)), facts, traces)
 
@@ -384,10 +387,14 @@ def _example(subject: Subject) -> Transition | GoalBatch:
 
 def _population(subject: Subject, batch_size: int, steps: int, unroll: int = 1) -> train.Population:
     make = lambda config: _learner(subject._replace(config=config))
-    batched = jax.default_backend() != "cpu"  # as experiments.offline
     return train.population(
-        make, subject.config, _source(subject, batch_size), steps, unroll=unroll, batched=batched
+        make, subject.config, _source(subject, batch_size), steps, unroll=unroll, batched=_batched()
     )
+
+
+def _batched() -> bool:
+    """Whether seeds are updated together, as in experiments.offline; on a CPU they take turns."""
+    return jax.default_backend() != "cpu"
 
 
 def _rows(seeds: int, batch_size: int) -> tuple[int, ...]:
