@@ -222,6 +222,8 @@ def test_run_measures_every_loop_and_writes_what_it_returns(tmp_path: Path) -> N
     one, two = (row["peak_bytes"] for row in rows if row["loop"] == "scan")
     state = 3 * 4 * (17 * 256 + 256 * 256 + 256 * 6 + 256 + 256 + 6 + 6)  # parameters and both moments
     assert used < one < two < one + 3 * state  # a second seed: its state, and room to work on one of the two
+    one, two = (row["peak_bytes"] for row in rows if row["loop"] == "products")
+    assert one == two  # operands of one seed, whose turn it is
 
 
 def test_a_second_copy_of_the_data_is_reported() -> None:
