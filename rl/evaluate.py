@@ -25,7 +25,7 @@ from rl.types import Actor, Array, Key
 # which of them take a step now [S * n] bool): called before every step, and once more when all episodes are over
 Watch = Callable[[Any, Any, np.ndarray], None]
 
-_COPIES = 32  # environments held at once by default: a manipulation task takes 50 MB and 0.7 s to build
+_COPIES = 16  # environments held at once by default: a manipulation task takes 150 MB and 0.8 s to build
 
 
 class Evaluator:
@@ -193,7 +193,7 @@ def evaluator(
         seeds: ``S``.
         episodes: episodes for each policy in one evaluation.
         copies: environments ``n`` for each policy, a divisor of ``episodes``. By default the most that keep
-            ``S * n`` within 32.
+            ``S * n`` within 16.
         processes: worker processes (see `rl.envs.vector`).
         reference: mean (random, expert) return, for ``normalized_return``.
         base_seed: of the environments' and the policies' randomness.

@@ -210,7 +210,7 @@ def test_an_experts_door_opening_is_seen_as_success(data_file) -> None:
 
 
 def test_the_default_number_of_copies_divides_and_is_bounded() -> None:
-    for seeds, episodes, copies in [(1, 10, 10), (8, 10, 2), (5, 10, 5), (40, 10, 1), (1, 100, 25)]:
+    for seeds, episodes, copies in [(1, 10, 10), (8, 10, 2), (5, 10, 2), (40, 10, 1), (1, 100, 10)]:
         with evaluate.evaluator(act, COUNTDOWN, seeds=seeds, episodes=episodes, processes=0) as evaluator:
             assert evaluator._copies == copies
 
