@@ -293,7 +293,9 @@ class _Worker:
         code = self._process.wait()
         how = f"exit status {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
         hint = (
-            "; SIGKILL often means that memory ran out: use fewer copies, or run less at once" if code == -signal.SIGKILL else ""
+            "; SIGKILL often means that memory ran out: use fewer copies, or run less at once"
+            if code == -signal.SIGKILL
+            else ""
         )
         return WorkerDied(f"an environment worker (process {self._process.pid}) died: {how}{hint}")
 
