@@ -31,7 +31,7 @@ def rows(value: Any) -> dict[str, Any]:
         }
         for agent in paper.AGENTS
         for head in settings["heads"].split(",")
-        for chunk in settings["chunks"]
+        for chunk in paper.lengths(settings["chunks"])
     ]
     return {
         "settings": settings,
@@ -86,7 +86,7 @@ def test_cells_differ_in_what_they_are_named_by_and_have_published_settings() ->
         for dataset in paper.DATASETS
         for agent in paper.AGENTS
         for head in paper.HEADS
-        for chunk in settings.chunks
+        for chunk in paper.lengths(settings.chunks)
     )
     assert f"about {whole / 3600:.0f} hours" in (paper.__doc__ or "")
 
@@ -97,7 +97,8 @@ def test_cells_differ_in_what_they_are_named_by_and_have_published_settings() ->
         ({"datasets": "cube-single-play-v0"}, "--datasets: cube-single-play-v0 is none of cube-single"),
         ({"agents": "iql,bc"}, "--agents: bc is none of iql, deas, fql"),
         ({"heads": "c52"}, "--heads: c52 is none of scalar"),
-        ({"chunks": (0, 1)}, "--chunks=0,1: give lengths of at least 1"),
+        ({"chunks": "0,1"}, "--chunks=0,1: give whole numbers of at least 1"),
+        ({"chunks": "1,,5"}, "--chunks=1,,5: give whole numbers of at least 1"),
         ({"evaluations": 2}, "--evaluations=2: a score is the mean of the last 3"),
         ({"updates": 7}, "--updates=7 is not a multiple"),
         ({"seeds": 1}, "--seeds=1"),
@@ -120,7 +121,7 @@ def test_from_data_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(offline, "run", alone)
     settings = paper.Settings(
-        datasets=CUBE, agents="deas", heads="hl_gauss", chunks=(5,), transitions=400, seeds=2, updates=6, evaluations=3,
+        datasets=CUBE, agents="deas", heads="hl_gauss", chunks="5", transitions=400, seeds=2, updates=6, evaluations=3,
         eval_episodes=2, batch_size=8, hidden=(8,), workdir=str(tmp_path / "runs"), out=str(tmp_path / "out"),
     )  # fmt: skip
     result = paper.run(settings)

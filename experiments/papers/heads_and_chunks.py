@@ -7,10 +7,10 @@ r"""Value heads by lengths of chunks by agents on two of OGBench's single tasks:
 Five heads, all categorical ones with equal atoms, times chunks of 1, 5 and 8 actions, times IQL, DEAS and FQL, by the
 protocol ogbench-fql (experiments/presets.yaml): OGBench's own rewards, and two critics. Chunks are executed to their
 end. IQL and FQL have the settings that the FQL paper has for the task; DEAS those of its paper, and IFQL's where that
-leaves them open. All heads start near a value of 0, as a scalar does: from the middle of its support in scene, -250, the
-mean value of IQL with two-hot had come to -141 after 60,000 updates, that of a scalar from 0 to -109. Sizes are flags;
-those of the second command are the published ones, and are for a GPU. The data are made again by OGBench's own protocol
-(`rl.data.recipes`).
+leaves them open. All heads start near a value of 0, as a scalar does: from the middle of its support in scene, -250,
+the mean value of IQL with two-hot had come to -141 after 60,000 updates, that of a scalar from 0 to -109. Sizes are
+flags; those of the second command are the published ones, and are for a GPU. The data are made again by OGBench's own
+protocol (`rl.data.recipes`).
 
 At the defaults the 90 runs take about 21 hours of one core, by `seconds`. A command that is killed loses what it
 trained since the last evaluation, and the same command goes on.
@@ -54,7 +54,7 @@ class Settings(studies.RowSettings):
     datasets: str = ",".join(DATASETS)  # comma-separated
     agents: str = ",".join(AGENTS)  # comma-separated
     heads: str = ",".join(heads.NAMES)  # comma-separated
-    chunks: tuple[int, ...] = (1, 5, 8)  # actions in each decision
+    chunks: str = "1,5,8"  # actions in each decision, comma-separated
     transitions: int = 0  # steps of each dataset; 0: as published, 1,000,000
     atoms: int = 51  # outputs of every head but the scalar one
     seeds: int = 3  # of each run, trained at once
@@ -79,7 +79,7 @@ def run(settings: Settings) -> dict[str, Any]:
     runs = {
         f"{dataset}, {agent}, {head}, chunks of {chunk}": (dataset, agent, head, chunk)
         for dataset in settings.datasets.split(",")
-        for chunk in settings.chunks
+        for chunk in lengths(settings.chunks)
         for head in settings.heads.split(",")
         for agent in settings.agents.split(",")
     }
@@ -103,8 +103,15 @@ def check(settings: Settings) -> None:
     studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
     common.check_sizes(settings, EVALUATIONS)
-    if not settings.chunks or min(settings.chunks) < 1:
-        raise ValueError(f"--chunks={','.join(map(str, settings.chunks))}: give lengths of at least 1")
+    lengths(settings.chunks)
+
+
+def lengths(text: str) -> list[int]:
+    """The lengths of chunks in ``text``, comma-separated. Raises ValueError, naming the flag, for what is none."""
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) for word in words):
+        raise ValueError(f"--chunks={text}: give whole numbers of at least 1, as in 1,5,8")
+    return [int(word) for word in words]
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------
@@ -187,8 +194,8 @@ def scores(result: Mapping[str, Any]) -> dict[str, dict[Cell, np.ndarray]]:
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What others report or expect, on these tasks and at this budget."""
-    lengths = [int(n) for n in result["settings"]["chunks"]]
-    short, long = min(lengths), max(lengths)
+    several = lengths(result["settings"]["chunks"])
+    short, long = min(several), max(several)
     deas = PUBLISHED["deas"]
     of_deas = "DEAS's ablation on puzzle-4x4, second-hand"
     for dataset, ours in scores(result).items():
@@ -284,7 +291,7 @@ def success_table(result: Mapping[str, Any], dataset: str) -> str:
         for row in result["rows"]
         if row["dataset"] == dataset and row["diverged"]
     }
-    lengths = [int(n) for n in settings["chunks"]]
+    several = lengths(settings["chunks"])
 
     def text(cell: Cell) -> str:
         if cell not in ours:
@@ -292,17 +299,17 @@ def success_table(result: Mapping[str, Any], dataset: str) -> str:
         return studies.plus_minus(ours[cell], ".0f") + (" (diverged)" if cell in diverged else "")
 
     rows = [
-        (f"`{agent}`", head, *(text((agent, head, n)) for n in lengths))
+        (f"`{agent}`", head, *(text((agent, head, n)) for n in several))
         for agent in settings["agents"].split(",")
         for head in settings["heads"].split(",")
     ]
-    return studies.table(("agent", "head", *(f"chunks of {n}" for n in lengths)), rows)
+    return studies.table(("agent", "head", *(f"chunks of {n}" for n in several)), rows)
 
 
 def draw(folder: Path, result: Mapping[str, Any]) -> None:
     """Success against updates, a panel for each agent, of the longest chunks, once all are finished."""
     settings = result["settings"]
-    longest = max(int(n) for n in settings["chunks"])
+    longest = max(lengths(settings["chunks"]))
     curves = {
         (row["dataset"], row["agent"], row["head"], int(row["chunk"])): row["curve"] for row in result["rows"]
     }
