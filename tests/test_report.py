@@ -204,8 +204,8 @@ def test_published_numbers_are_of_agents_and_tasks_that_there_are() -> None:
         assert entry["source"] and {"data", "datasets", "updates"} <= entry["protocol"].keys()
         for task, numbers in entry["scores"].items():
             assert numbers.keys() <= {*agents.AGENTS, *model_based.METHODS}
-            versions = names.get(task) or [f"{task}-v0"]
-            assert all(name in data.names() or data.ogbench.known(name) for name in versions)
+            numbered = f"{task}-v0"  # OGBench's, which `data.names` does not list
+            versions = names.get(task) or [numbered] * data.ogbench.known(numbered)
             patterns = entry["protocol"]["datasets"]
             assert any(fnmatch.fnmatch(name, pattern) for name in versions for pattern in patterns)
 

@@ -7,10 +7,9 @@ r"""Value heads by lengths of chunks by agents on two of OGBench's single tasks:
 Five heads, all categorical ones with equal atoms, times chunks of 1, 5 and 8 actions, times IQL, DEAS and FQL, by the
 protocol ogbench-fql (experiments/presets.yaml): OGBench's own rewards, and two critics. Chunks are executed to their
 end. IQL and FQL have the settings that the FQL paper has for the task; DEAS those of its paper, and IFQL's where that
-leaves them open. All heads start near a value of 0, as a scalar does: from the middle of its support in scene, -250,
-the mean value of IQL with two-hot had come to -141 after 60,000 updates, that of a scalar from 0 to -109. Sizes are
-flags; those of the second command are the published ones, and are for a GPU. The data are made again by OGBench's own
-protocol (`rl.data.recipes`).
+leaves them open. All heads start near a value of 0, as a scalar does, and not in the middle of their support, -250 in
+scene. Sizes are flags; those of the second command are the published ones, and are for a GPU. The data are made again
+by OGBench's own protocol (`rl.data.recipes`).
 
 At the defaults the 90 runs take about 21 hours of one core, by `seconds`. A command that is killed loses what it
 trained since the last evaluation, and the same command goes on.
