@@ -152,12 +152,16 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
 def head_start(settings: Head) -> float | None:
     """The value that untrained networks are near, as `rl.values.heads.make` takes it.
 
+    A head without a support begins near 0 by itself, so that a sweep over all heads can have ``--head_start=0``.
+
     Raises:
-      ValueError: it is given, and the head has no support.
+      ValueError: another one is given, and the head has no support.
     """
     if math.isnan(settings.head_start):
         return None
     if settings.head in UNBOUNDED:
+        if settings.head_start == 0:
+            return None
         raise ValueError(
             f"--head_start={settings.head_start:g} is of heads with a support; --head={settings.head} begins near 0 by "
             "itself: leave it out"

@@ -63,6 +63,7 @@ class Settings:
     files: tuple[str, ...]
     out: str
     baseline: str = ""  # parameter=value of what others are compared with
+    evaluations: int = 1  # the last ones, of which a last score is the mean
 
 
 class Part(NamedTuple):
@@ -80,16 +81,18 @@ class Part(NamedTuple):
     scores: dict[str, Any] | None  # its own part of that
 
 
-def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str, Any]:
+def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations: int = 1) -> dict[str, Any]:
     """Writes result.json, README.md and the figures into ``out``; returns what result.json holds.
 
     Args:
       plans: the sweeps.
       out: a folder, made if missing.
       baseline: ``parameter=value`` of what others are compared with; by default behaviour cloning or the scalar head.
+      evaluations: the last ones, of which a last score is the mean.
 
     Raises:
-      ValueError: sweeps of several metrics, a metric that no run has, two sweeps of one run, an unknown baseline.
+      ValueError: sweeps of several metrics, a metric that no run has, two sweeps of one run, an unknown baseline, a run
+        of fewer evaluations.
     """
     metrics = {plan.metric: plan.file for plan in plans}
     if len(metrics) > 1:
@@ -99,7 +102,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
     parts = [part for plan in plans for part in _parts(plan)]
     _check_apart(parts)
     _check_metric(parts, score, plans)
-    cells = _cells(parts, score)
+    cells = _cells(parts, score, evaluations)
     against = _baselines(parts, baseline)
     outcome = {
         "score": score,
@@ -116,10 +119,10 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "") -> dict[str
         "cells": cells,
         "better": _better(cells, against),
         **_aggregated(cells, score),
-        "published": _published(parts, cells),
+        "published": _published(parts, cells, evaluations),
         "curves": _curves(parts, score),
     }
-    settings = Settings(tuple(plan.file for plan in plans), out, baseline)
+    settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
     result = studies.finish(settings, outcome, report_page.blocks)
     report_page.draw(Path(out), result)
     return result
@@ -273,15 +276,14 @@ def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[sweeps.Swee
         )
 
 
-def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
+def _cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str, Any]]:
     """The scores of all runs that are finished, with all their seeds."""
     groups: dict[tuple[str, str], list[Part]] = {}
     for part in parts:
         groups.setdefault((part.variant, part.task), []).append(part)
     cells = []
     for (variant, task), group in groups.items():
-        scores = [part.scores[score] for part in group if part.scores and score in part.scores]
-        if len(scores) < len(group):
+        if not all(part.scores and score in part.scores for part in group):
             continue
         cells.append(
             {
@@ -290,7 +292,7 @@ def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
                 "folders": [str(part.folder) for part in group],
                 **{
                     which: statistics.summary(
-                        np.concatenate([np.atleast_1d(one[which]["per_seed"]) for one in scores]),
+                        np.concatenate([_per_seed(part, score, which, evaluations) for part in group]),
                         rate=score in lifecycle.RATES,
                     )
                     for which in report_page.WHICH
@@ -298,6 +300,17 @@ def _cells(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
             }
         )
     return cells
+
+
+def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarray:
+    """[S] scores of a finished run by one of `report_page.WHICH`."""
+    if which == "last" and evaluations > 1:
+        _, curve = _curve(part, score)
+        if len(curve) < evaluations:
+            raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(curve)} of them")
+        return curve[-evaluations:].mean(0)
+    assert part.scores is not None
+    return np.atleast_1d(part.scores[score][which]["per_seed"])
 
 
 def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:
@@ -373,6 +386,13 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
     return count
 
 
+def _curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps [T] and means over episodes [T, S] of every evaluation so far."""
+    steps, scores = log.series(part.folder, f"eval/{score}")
+    each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
+    return steps, np.split(each, part.runs, 1)[part.index]
+
+
 def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
     """Means over episodes at every evaluation so far, of runs that are finished and of those that are not."""
     groups: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
@@ -381,12 +401,10 @@ def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
         if part.state.name == _OTHER:
             continue
         try:
-            steps, scores = log.series(part.folder, f"eval/{score}")
+            steps, scores = _curve(part, score)
         except (KeyError, FileNotFoundError):
             continue
-        each = scores.reshape(len(scores), scores.shape[1], -1).mean(-1)
-        run_scores = np.split(each, part.runs, 1)[part.index]
-        groups.setdefault((part.variant, part.task), []).append((steps, run_scores))
+        groups.setdefault((part.variant, part.task), []).append((steps, scores))
         if part.scores is None:
             unfinished.add((part.variant, part.task))
     curves = []
@@ -539,7 +557,9 @@ def _bootstrapped(function: Any, *arguments: Any) -> dict[str, Any]:
 # ---- published numbers -------------------------------------------------------------------------------------
 
 
-def _published(parts: Sequence[Part], cells: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _published(
+    parts: Sequence[Part], cells: Sequence[Mapping[str, Any]], evaluations: int
+) -> list[dict[str, Any]]:
     """What others reported for the agents and tasks of the sweeps, and in what their protocol differs from ours."""
     finished = {(cell["variant"], cell["task"]) for cell in cells}
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
@@ -560,13 +580,13 @@ def _published(parts: Sequence[Part], cells: Sequence[Mapping[str, Any]]) -> lis
                 "task": part.task,
                 "mean": numbers[0],
                 "deviation": numbers[1] if len(numbers) > 1 else None,
-                "differs": _differences(part, settings, protocol),
+                "differs": _differences(part, settings, protocol, evaluations),
                 "finished": (part.variant, part.task) in finished,
             }
     return list(rows.values())
 
 
-def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list[str]:
+def _differences(part: Part, settings: Any, protocol: Mapping[str, Any], evaluations: int) -> list[str]:
     """In words, what a run does otherwise than a published protocol."""
     script = sweeps.SCRIPTS[part.script]
     length = getattr(settings, script.length)
@@ -576,6 +596,8 @@ def _differences(part: Part, settings: Any, protocol: Mapping[str, Any]) -> list
         differs.append(f"data are not {protocol['data']}")
     if length != protocol.get(script.length):
         differs.append(f"{length:,} {script.length}")
+    if evaluations != (theirs := protocol.get("evaluations", 1)):
+        differs.append(f"last scores are of {evaluations} evaluations, not {theirs}")
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
         return differs
@@ -598,7 +620,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
         )
     plans = [sweeps.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or f"results/boards/{Path(files[0]).stem}"))
-    result = run(plans, out, values.baseline)
+    result = run(plans, out, values.baseline, values.evaluations)
     if values.store:
         print(f"{store(plans, Path(out) / STORED)} more finished programs are stored in {Path(out) / STORED}")
     print((Path(out) / studies.REPORT).read_text())
@@ -617,6 +639,13 @@ def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
         "",
         "parameter=value of the runs that others are compared with; by default agent=bc, or else head=scalar",
         values,
+    )
+    absl_flags.DEFINE_integer(
+        "evaluations",
+        1,
+        "how many of the last evaluations a last score is the mean of (published tables of OGBench: 3)",
+        1,
+        flag_values=values,
     )
 
 

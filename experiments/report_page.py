@@ -42,11 +42,17 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
             yield f"The data were made here: {', '.join(data)}. *The data* is their mean score."
         yield from _aggregate_blocks(result)
         for which, title in WHICH.items():
-            yield f"## {title}"
+            yield f"## {_last(result) if which == 'last' else title}"
             yield _table(result, which)
     yield from _published_blocks(result)
     yield from _curve_blocks(result)
     yield from _missing(result)
+
+
+def _last(result: Mapping[str, Any]) -> str:
+    """The title of last scores."""
+    count = result["settings"].get("evaluations", 1)
+    return WHICH["last"] if count == 1 else f"Mean of the last {count} evaluations"
 
 
 def _answers(result: Mapping[str, Any]) -> Iterator[str]:

@@ -796,6 +796,8 @@ def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: 
     ):
         with pytest.raises(ValueError, match=message):
             common.value_head(dataclasses.replace(chosen, **changes), bounds)
+    for head in ("scalar", "quantile"):  # begin near 0 as they are: a sweep over heads may say so of all
+        assert common.head_start(dataclasses.replace(chosen, head=head, head_start=0.0)) is None
 
     def known(start: float) -> Any:
         run = common.run(

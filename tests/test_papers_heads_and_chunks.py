@@ -77,6 +77,9 @@ def test_cells_differ_in_what_they_are_named_by_and_have_published_settings() ->
             assert (chosen.agent, chosen.head, chosen.chunk, chosen.head_size) == (agent, head, chunk, 51)
             assert chosen.preset == ("none" if agent == "deas" else paper.PROTOCOL)
             assert (chosen.head_start == 0.0) == (head == "c51")  # a scalar starts there by itself
+            assert (chosen.head_low == -500.0) == (
+                agent == "deas" and head == "c51"
+            )  # else -5,000, by its discount
             assert config.hidden == (128, 128) and getattr(config, "alpha", None) == alpha
             digests.add(json.dumps(variant.settings, default=str))
     assert len(digests) == 9

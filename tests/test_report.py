@@ -138,6 +138,22 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
 
 
 @pytest.mark.slow
+def test_a_last_score_is_the_mean_of_as_many_evaluations_as_asked(finished: Any, tmp_path: Path) -> None:
+    """As published tables of OGBench have it; best and selected ones are of one evaluation whatever is asked."""
+    file, where, _ = finished
+    with pytest.raises(ValueError, match=r"--evaluations=9: .* has \d of them"):
+        report_on(file, *where, "--evaluations=9")
+    result = report_on(file, *where, "--evaluations=2")
+    each = SCORES.mean(-1)  # [agent, task, evaluation, seed]
+    for i, cell in enumerate(result["cells"]):
+        np.testing.assert_allclose(cell["last"]["each"], each[i // 3, i % 3, -2:].mean(0))
+        np.testing.assert_allclose(cell["best"]["each"], each[i // 3, i % 3].max(0))
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "## Mean of the last 2 evaluations\n" in text and "## Last evaluation" not in text
+    assert "last scores are of 2 evaluations, not 1" in text
+
+
+@pytest.mark.slow
 def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_path: Path) -> None:
     names = ["hopper-medium-v2", "hopper-medium-regen-v5"]
     parameters = {"agent": {"value": "iql"}, "dataset": {"values": names}, "seeds": {"value": SEEDS}}
@@ -185,7 +201,7 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
         "head_size": {"value": 51},  # which a scalar head does not read
     }
     parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
-    differs = [row["differs"] for part in parts for row in report._published([part], [])]
+    differs = [row["differs"] for part in parts for row in report._published([part], [], 1)]
     flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
     assert sorted(map(str, differs)) == sorted(
         str([f"other settings than published ({flag})"] if flag else []) for flag in flags

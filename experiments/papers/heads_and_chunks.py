@@ -8,8 +8,10 @@ Five heads, all categorical ones with equal atoms, times chunks of 1, 5 and 8 ac
 protocol ogbench-fql (experiments/presets.yaml): OGBench's own rewards, and two critics. Chunks are executed to their
 end. IQL and FQL have the settings that the FQL paper has for the task; DEAS those of its paper, and IFQL's where that
 leaves them open. All heads start near a value of 0, as a scalar does, and not in the middle of their support, -250 in
-scene. Sizes are flags; those of the second command are the published ones, and are for a GPU. The data are made again
-by OGBench's own protocol (`rl.data.recipes`).
+scene. DEAS's discount of 0.999 allows values of -5,000 in scene and -1,000 with the cube, which nothing is worth that
+can be reached: its supports end where DEAS_LOW says, for every categorical head alike. Sizes are flags; those of the
+second command are the published ones, and are for a GPU. The data are made again by OGBench's own protocol
+(`rl.data.recipes`).
 
 At the defaults the 90 runs take about 21 hours of one core, by `seconds`. A command that is killed loses what it
 trained since the last evaluation, and the same command goes on.
@@ -36,6 +38,8 @@ AGENTS = ("iql", "deas", "fql")
 PROTOCOL = "ogbench-fql"
 CATEGORICAL = ("two_hot", "hl_gauss", "c51")
 EVALUATIONS = 3  # the last ones, over which a score is the mean
+# Lower ends of DEAS's supports: all steps of an episode with the cube, and as much as IQL and FQL have in scene.
+DEAS_LOW = {"cube": -200.0, "scene": -500.0}
 
 # CPU time of one update of one seed, two layers of 128 and batches of 128, on a busy AMD EPYC, of single actions and a
 # scalar head; what chunks and heads make of it; and of one step in the simulator.
@@ -135,7 +139,9 @@ def variant(
 ) -> studies.Variant:
     """What is trained, and all that its outcome depends on."""
     # No reward is above 0. Other heads start near 0 by themselves.
-    top = {"head_high": 0.0, "head_start": 0.0} if head in CATEGORICAL else {}
+    support = {"head_high": 0.0, "head_start": 0.0} if head in CATEGORICAL else {}
+    if support and agent == "deas":
+        support["head_low"] = DEAS_LOW[dataset.partition("-")[0]]
     flags = {
         "agent": agent,
         "preset": presets.NONE if agent == "deas" else PROTOCOL,
@@ -143,7 +149,7 @@ def variant(
         "head": head,
         "head_size": settings.atoms,
         "chunk": chunk,
-        **top,
+        **support,
         **common.sizes(settings),
     }
     chosen, config = presets.resolve("offline", offline.Settings(), common.config, "dataset", flags)
