@@ -61,7 +61,9 @@ def test_tables_and_claims_are_of_the_numbers() -> None:
     assert any(row["published"] == "97 against 88, FQL's table, task 1" for row in verdicts.values())
     worse = studies.judged(paper.claims(rows(lambda cell: -better(cell))))
     assert {row["verdict"] for row in worse} == {studies.FAILS}
+    result["rows"][3]["clipped"], result["rows"][-1]["clipped"] = 0.25, 0.125
     text = "\n".join(paper.report(result))
+    assert "at most 25.0% (`iql`, two_hot, chunks of 1)" in text
     assert "IQL 88, FQL 97 (FQL's table)" in text and "Protocol `ogbench-fql`" in text
     result["rows"] = [row for row in result["rows"] if row["head"] != "two_hot"]
     assert paper.categorical_gain(paper.scores(result)[CUBE]) is None
@@ -77,9 +79,8 @@ def test_cells_differ_in_what_they_are_named_by_and_have_published_settings() ->
             assert (chosen.agent, chosen.head, chosen.chunk, chosen.head_size) == (agent, head, chunk, 51)
             assert chosen.preset == ("none" if agent == "deas" else paper.PROTOCOL)
             assert (chosen.head_start == 0.0) == (head == "c51")  # a scalar starts there by itself
-            assert (chosen.head_low == -500.0) == (
-                agent == "deas" and head == "c51"
-            )  # else -5,000, by its discount
+            bounded = agent == "deas" and head == "c51"  # by its discount to -5,000 else
+            assert (chosen.head_low == -1000.0) == bounded
             assert config.hidden == (128, 128) and getattr(config, "alpha", None) == alpha
             digests.add(json.dumps(variant.settings, default=str))
     assert len(digests) == 9
