@@ -50,10 +50,10 @@ def better(cell: paper.Cell) -> float:
 
 def test_tables_and_claims_are_of_the_numbers() -> None:
     result = rows(better)
-    # Half of Student's interval of 0, 1 and 2 is 2.5; the mean is one above.
+    # Three seeds that are 1 per cent apart: the mean is one above the first.
     table = paper.success_table(result, CUBE)
-    assert "| `deas` | hl_gauss | 47 ± 2 | 51 ± 2 | 54 ± 2 |" in table
-    assert "| `fql` | c51 | 26 ± 2 (diverged) | 26 ± 2 | 26 ± 2 |" in table
+    assert "| `deas` | hl_gauss | 0.47 [0.45, 0.49] | 0.51 [0.49, 0.53] | 0.54 [0.52, 0.56] |" in table
+    assert "| `fql` | c51 | 0.26 [0.24, 0.29] (diverged) | 0.26 [0.24, 0.29] | 0.26 [0.24, 0.29] |" in table
     verdicts = {row["claim"]: row for row in studies.judged(paper.claims(result))}
     assert {row["verdict"] for row in verdicts.values()} == {studies.HOLDS} and len(verdicts) == 5
     gain = paper.categorical_gain(paper.scores(result)[CUBE])
@@ -64,7 +64,7 @@ def test_tables_and_claims_are_of_the_numbers() -> None:
     result["rows"][3]["clipped"], result["rows"][-1]["clipped"] = 0.25, 0.125
     text = "\n".join(paper.report(result))
     assert "at most 25.0% (`iql`, two_hot, chunks of 1)" in text
-    assert "IQL 88, FQL 97 (FQL's table)" in text and "Protocol `ogbench-fql`" in text
+    assert "IQL 0.88, FQL 0.97 (FQL's table)" in text and "Protocol `ogbench-fql`" in text
     result["rows"] = [row for row in result["rows"] if row["head"] != "two_hot"]
     assert paper.categorical_gain(paper.scores(result)[CUBE]) is None
     assert "| `iql` | two_hot | - | - | - |" in paper.success_table(result, CUBE)

@@ -279,9 +279,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"Protocol `{PROTOCOL}`. {settings['updates']:,} updates with batches of {settings['batch_size']}, layers of "
         f"{list(settings['hidden'])}, {settings['seeds']} seeds, {settings['atoms']} atoms, data of {size} (published: "
-        "1,000,000, 256, [512, 512, 512, 512], 8, scalar heads, 1,000,000 steps). Success in per cent at any step, "
-        f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, ± half of Student's "
-        "95 % interval over seeds."
+        "1,000,000, 256, [512, 512, 512, 512], 8, scalar heads, 1,000,000 steps). Success at any step, a share, "
+        f"mean over {settings['eval_episodes']} episodes and the last {EVALUATIONS} evaluations, with "
+        "Wilson's 95 % interval over seeds."
     )
     yield from studies.other_data(result)
     for dataset in scores(result):
@@ -289,7 +289,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield success_table(result, dataset)
         yield from most_clipped(result, dataset)
         iql, fql = anchors(dataset)
-        yield f"Published, single actions and scalar heads: IQL {iql}, FQL {fql} (FQL's table)."
+        yield f"Published, single actions and scalar heads: IQL {iql / 100}, FQL {fql / 100} (FQL's table)."
     yield "Against updates: one figure for each dataset, of chunks as long as they get."
 
 
@@ -306,7 +306,7 @@ def success_table(result: Mapping[str, Any], dataset: str) -> str:
     def text(cell: Cell) -> str:
         if cell not in ours:
             return "-"
-        return studies.plus_minus(ours[cell], ".0f") + (" (diverged)" if cell in diverged else "")
+        return studies.between(ours[cell] / 100, rate=True) + (" (diverged)" if cell in diverged else "")
 
     rows = [
         (f"`{agent}`", head, *(text((agent, head, n)) for n in several))
@@ -343,7 +343,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 for agent, row in cells.items()
             }
             title = f"{dataset}, chunks of {longest}: success"
-            plot.learning_curves(folder / f"{dataset.partition('-')[0]}.png", panels, title=title)
+            plot.learning_curves(folder / f"{dataset.partition('-')[0]}.png", panels, title=title, rate=True)
 
 
 if __name__ == "__main__":
