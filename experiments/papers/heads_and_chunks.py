@@ -9,9 +9,9 @@ protocol ogbench-fql (experiments/presets.yaml): OGBench's own rewards, and two 
 end. IQL and FQL have the settings that the FQL paper has for the task; DEAS those of its paper, and IFQL's where that
 leaves them open. All heads start near a value of 0, as a scalar does, and not in the middle of their support, -250 in
 scene. DEAS's discount of 0.999 allows values of -5,000 in scene and -1,000 with the cube. Its supports end at a fifth
-of that, for every categorical head alike, because a scalar's mean values end within a tenth of it, and the report says
-what share of targets was cut. Sizes are flags; those of the second command are the published ones, and are for a GPU.
-The data are made again by OGBench's own protocol (`rl.data.recipes`).
+of that, for every categorical head alike, because in scene a scalar's mean values end within a tenth of it; the report
+says what share of targets was cut. Sizes are flags; those of the second command are the published ones, and are for a
+GPU. The data are made again by OGBench's own protocol (`rl.data.recipes`).
 
 At the defaults the 90 runs take about 21 hours of one core, by `seconds`. A command that is killed loses what it
 trained since the last evaluation, and the same command goes on.
