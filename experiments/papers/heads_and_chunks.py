@@ -38,10 +38,8 @@ AGENTS = ("iql", "deas", "fql")
 PROTOCOL = "ogbench-fql"
 CATEGORICAL = ("two_hot", "hl_gauss", "c51")
 EVALUATIONS = 3  # the last ones, over which a score is the mean
-DEAS_LOW = {
-    "cube": -200.0,
-    "scene": -1000.0,
-}  # lower ends of its supports: a fifth of what its discount allows
+# Lower ends of DEAS's supports: a fifth of what its discount allows.
+DEAS_LOW = {"cube": -200.0, "scene": -1000.0}
 
 # CPU time of one update of one seed, two layers of 128 and batches of 128, on a busy AMD EPYC, of single actions and a
 # scalar head; what chunks and heads make of it; and of one step in the simulator.
