@@ -205,15 +205,20 @@ def check_chunk(settings: Settings) -> None:
         raise ValueError(
             f"--chunk={settings.chunk} is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
-    if settings.learning_starts < settings.envs * settings.chunk:
-        raise ValueError(
-            f"--learning_starts={settings.learning_starts} is too early: the first chunk is whole after --envs times "
-            f"--chunk, {settings.envs * settings.chunk} steps"
-        )
     limit = time_limit(settings.env)
     if limit and settings.chunk > limit:
         raise ValueError(
             f"--chunk={settings.chunk} is longer than every episode of {settings.env}, whose time limit is {limit}"
+        )
+    first = settings.envs * settings.chunk
+    if settings.learning_starts < first:
+        raise ValueError(
+            f"--learning_starts={settings.learning_starts} is too early: the first chunk is whole after --envs times "
+            f"--chunk, {first} steps"
+        )
+    if settings.replay < first:
+        raise ValueError(
+            f"--replay={settings.replay} holds no whole chunk: give at least --envs times --chunk, {first} steps"
         )
 
 

@@ -145,6 +145,12 @@ def from_flags(
     if preset and shard.is_main():
         chosen = " ".join(f"--{name}={_text(value)}" for name, value in preset["flags"].items())
         print(f"published settings ({'; '.join(preset['sources'])}): {chosen}", file=sys.stderr)
+        if replaced := [
+            name
+            for name, value in preset["flags"].items()
+            if _text(overrides.get(name, value)) != _text(value)
+        ]:
+            print(f"replaced by flags: {', '.join(replaced)}", file=sys.stderr)
         if preset["missing"]:
             print(f"no flag reaches: {'; '.join(preset['missing'])}", file=sys.stderr)
     return settings, config
@@ -165,7 +171,13 @@ def _of_settings(script: str, settings: Any, task: str) -> Preset | None:
 
 def _outside(script: str, settings: Any, task: str) -> str:
     """What a protocol has instead of an agent and a task that are not in it."""
-    blocks = [block for block in table()["presets"] if block.get("protocol") == settings.preset]
+    blocks = [
+        block
+        for block in table()["presets"]
+        if block.get("protocol") == settings.preset and block.get("script", "offline") == script
+    ]
+    if not blocks:
+        return f"--preset={settings.preset} is not for experiments.{script}: leave it out"
     agents = sorted({agent for block in blocks for agent in _several(block["agent"])})
     families = sorted({family for block in blocks for family in _several(block["family"])})
     return (
@@ -188,4 +200,4 @@ def _agent_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -160,6 +160,8 @@ def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:
     # With one discount for both they are those of single steps: here both logged returns, and their span.
     one = log([0, 0, 0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 1])
     np.testing.assert_allclose(chunks.value_bounds(one, 2, 0.9, 0.9), value_bounds(one, 0.9), rtol=1e-6)
+    with pytest.raises(ValueError, match="--chunk=7 is longer than every episode"):
+        chunks.value_bounds(one, 7, 0.999, 0.9)
 
 
 def test_integer_actions_have_no_chunks() -> None:

@@ -427,6 +427,11 @@ def test_a_member_of_an_ensemble_is_the_network_alone(leading: tuple[int, ...]) 
         np.testing.assert_allclose(outputs[i], apply(alone, observation, action), rtol=1e-5, atol=1e-6)
 
 
+def test_an_ensemble_of_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"critics=0.*give at least 1"):
+        ensemble(mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN), 0)
+
+
 def test_members_of_an_ensemble_start_apart() -> None:
     init = jax.jit(ensemble(mlp.critic(CONTINUOUS, OUTPUTS, HIDDEN), 5).init)
     params = init(KEY, normal(1, OBSERVATION), normal(1, DIMENSIONS))

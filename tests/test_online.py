@@ -873,9 +873,10 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
         ({"chunk": 2, "priority": 0.5}, "--priority=0.5 and --chunk=2 cannot be combined"),
         ({"chunk": 2, "relabel_success": "1"}, "--relabel_success=1 and --chunk=2 cannot be combined"),
         ({"chunk": 2, "env": "ALE/Pong-v5"}, "--chunk=2 is not for ALE games"),
-        ({"chunk": 30, "learning_starts": 20}, "--learning_starts=20 is too early: .* 30 steps"),
+        ({"chunk": 8, "learning_starts": 5}, "--learning_starts=5 is too early: .* 8 steps"),
+        ({"chunk": 5, "learning_starts": 20, "replay": 4}, r"--replay=4 holds no whole chunk: .* 5 steps"),
         (
-            {"chunk": 11, "env": POINT_MASS, "learning_starts": 20},
+            {"chunk": 11, "env": POINT_MASS, "learning_starts": 5},
             "longer than every episode of point_mass.*limit is 10",
         ),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),

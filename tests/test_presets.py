@@ -119,7 +119,7 @@ def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
     )
     assert (settings.batch_size, settings.updates) == (64, 1_000_000)
     assert (config.policy_cloning, config.critic_cloning) == (0.01, 0.5)
-    capsys.readouterr()
+    assert "replaced by flags: batch_size, agent.critic_cloning\n" in capsys.readouterr().err
     settings, config = command_line("--agent=rebrac", "--dataset=hopper-medium-v2", "--preset=none")
     assert settings == offline.Settings(
         agent="rebrac", dataset="hopper-medium-v2", head_low=settings.head_low, head_high=settings.head_high
@@ -182,6 +182,8 @@ def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> N
         ):
             command_line(*argv)
     assert command_line("--agent=fql", "--dataset=pen-human-v1")[1].alpha == 10_000
+    with pytest.raises(ValueError, match=r"ogbench-fql is not for experiments\.online: leave it out"):
+        presets.resolve("online", online.Settings(preset="ogbench-fql"), common.config, "env", {})
 
 
 @pytest.mark.parametrize("agent", ["fql", "ifql", "iql", "rebrac"])

@@ -29,7 +29,13 @@ def from_linen(module: nn.Module) -> Network:
 
 
 def ensemble(network: Network, members: int) -> Network:
-    """``members`` independent copies: a leading axis [E] on every parameter and output; inputs are shared."""
+    """``members`` independent copies: a leading axis [E] on every parameter and output; inputs are shared.
+
+    Raises:
+      ValueError: fewer than one.
+    """
+    if members < 1:
+        raise ValueError(f"an ensemble of {members} networks (critics={members}): give at least 1")
 
     def init(key: Key, *inputs: Array) -> Params:
         return jax.vmap(lambda k: network.init(k, *inputs))(jax.random.split(key, members))

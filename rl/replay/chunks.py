@@ -70,13 +70,7 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     Raises:
       ValueError: no episode is so long.
     """
-    ends = np.flatnonzero(np.asarray(dataset.last))
-    longest = np.diff(ends, prepend=-1).max()
-    if length > longest:
-        raise ValueError(
-            f"--chunk={length} is longer than every episode of the data: the longest has {longest} steps; give at "
-            "most that"
-        )
+    ends = _ends(dataset, length)
     start, steps = np.arange(replay.size(dataset)), dataset.transitions
     end = replay.reach(dataset, length)
     drawn = (end - start == length - 1) | (np.asarray(steps.discount)[end] == 0)
@@ -86,6 +80,18 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     over = over._replace(action=steps.action, next_action=steps.action, has_next_action=np.float32(known))
     last = ends[np.searchsorted(ends, start)]
     return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32))
+
+
+def _ends(dataset: Dataset, length: int) -> np.ndarray:
+    """The last rows of the episodes. Raises ValueError where none of them is ``length`` steps long."""
+    ends = np.flatnonzero(np.asarray(dataset.last))
+    longest = np.diff(ends, prepend=-1).max()
+    if length > longest:
+        raise ValueError(
+            f"--chunk={length} is longer than every episode of the data: the longest has {longest} steps; give at "
+            "most that"
+        )
+    return ends
 
 
 def take(chunks: Chunks, rows: Array, length: int) -> Transition:
@@ -121,7 +127,11 @@ def value_bounds(
     """As `rl.replay.dataset.value_bounds`, where rewards within a chunk have a discount of their own.
 
     With one discount for both, the values of chunks are those of single steps, and so are their bounds.
+
+    Raises:
+      ValueError: no episode is so long.
     """
+    _ends(dataset, length)
     # In float64: what float32 rounds off the discounts is divided by what is left of 1.
     reward, alive = (
         np.asarray(x, np.float64) for x in (dataset.transitions.reward, dataset.transitions.discount)
@@ -132,8 +142,10 @@ def value_bounds(
     cut = np.asarray(dataset.last)[end] & (alive[end] > 0)
     whole = (end - start == length - 1).tolist()
     within = lambda k: np.where(start + k <= end, reward[np.minimum(start + k, end)], 0.0)
-    # Python numbers, as in `rl.replay.dataset.returns_to_go`.
-    gain = np.sum([reward_discount**k * within(k) for k in range(length)], 0).tolist()
+    total = np.zeros(len(reward))
+    for k in range(length):
+        total += reward_discount**k * within(k)
+    gain = total.tolist()  # Python numbers, as in `rl.replay.dataset.returns_to_go`
     left = (discount ** (end - start + 1) * alive[end]).tolist()
     ends, after = cut.tolist(), np.minimum(end + 1, len(end) - 1).tolist()
     returns = [tail] * len(gain)
