@@ -77,10 +77,9 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
     chosen, sources, missing = {}, [], []
-    for block in table()["presets"]:
+    for block in _blocks(script):
         if (
-            block.get("script", "offline") != script
-            or agent not in _several(block["agent"])
+            agent not in _several(block["agent"])
             or not families.intersection(_several(block["family"]))
             or head not in block.get("heads", [head])
             or preset not in (NONE if block.get("explicit") else PAPER, block.get("protocol"))
@@ -171,11 +170,7 @@ def _of_settings(script: str, settings: Any, task: str) -> Preset | None:
 
 def _outside(script: str, settings: Any, task: str) -> str:
     """What a protocol has instead of an agent and a task that are not in it."""
-    blocks = [
-        block
-        for block in table()["presets"]
-        if block.get("protocol") == settings.preset and block.get("script", "offline") == script
-    ]
+    blocks = [block for block in _blocks(script) if block.get("protocol") == settings.preset]
     if not blocks:
         return f"--preset={settings.preset} is not for experiments.{script}: leave it out"
     agents = sorted({agent for block in blocks for agent in _several(block["agent"])})
@@ -185,6 +180,11 @@ def _outside(script: str, settings: Any, task: str) -> str:
         f"has {', '.join(agents)} on {', '.join(families)} (see experiments/presets.yaml). Choose one of them, or "
         "--preset=paper"
     )
+
+
+def _blocks(script: str) -> list[dict[str, Any]]:
+    """Those of the table that are for this script."""
+    return [block for block in table()["presets"] if block.get("script", "offline") == script]
 
 
 def _several(names: str | list[str]) -> list[str]:
