@@ -8,11 +8,12 @@ It reads what `sweeps.run` left and trains nothing, so it may be called while th
 report, if they have one metric. Runs that differ in nothing but --seed count as seeds of one run.
 
     python -m experiments.report sweeps/boards/locomotion.yaml --store
-    python -m experiments.report sweeps/boards/locomotion.yaml --finished=results/boards/locomotion/finished
+    python -m experiments.report sweeps/boards/locomotion.yaml --finished=other/machine/finished
 
 The first also copies what a report needs of finished runs, without their checkpoints, to the folder ``finished`` of
-the report. The second counts such runs, of another machine say, beside those in the sweep's own folder, as `sweeps.run`
-does with the same flag. A report names the commits and the machines of its runs.
+the report, whose runs every later report in that folder counts. The second counts such runs of any folder, of another
+machine say, beside those in the sweep's own, as `sweeps.run` does with the same flag. A report names the commits and
+the machines of its runs, and takes the place of no report of more runs.
 
 Aggregates, their intervals by the stratified bootstrap, probabilities of improvement and performance profiles are those
 of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice". Published numbers
@@ -92,7 +93,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
 
     Raises:
       ValueError: sweeps of several metrics, a metric that no run has, two sweeps of one run, an unknown baseline, a run
-        of fewer evaluations.
+        of fewer evaluations or whose metrics were cut, or a report of other finished programs in ``out``.
     """
     metrics = {plan.metric: plan.file for plan in plans}
     if len(metrics) > 1:
@@ -115,6 +116,9 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "data": _data(parts, Path(out) / log.RESULT),
         "other_data": _other_data(parts),
         "other_lengths": _other_lengths(parts),
+        "lost_lines": {
+            str(x.folder): x.result["lost_lines"] for x in parts if "lost_lines" in (x.result or {})
+        },
         "machines": _machines(parts),
         "cells": cells,
         "better": _better(cells, against),
@@ -122,6 +126,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "published": _published(parts, cells, evaluations),
         "curves": _curves(parts, score),
     }
+    _check_kept(Path(out) / log.RESULT, outcome["programs"])
     settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
     result = studies.finish(settings, outcome, report_page.blocks)
     report_page.draw(Path(out), result)
@@ -211,10 +216,23 @@ def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, 
         "folder": str(place),
         "variants": [part.variant for part in left or group],
         "task": group[0].task,
+        "seed": group[0].parameters.get("seed"),
         "state": state.name if left else "done",
         "share": state.step / state.total,
         "error": state.error,
     }
+
+
+def _check_kept(earlier: Path, programs: Sequence[Mapping[str, Any]]) -> None:
+    """Raises ValueError if a report that is there already has finished programs that this one has not."""
+    then = log.read_json(earlier).get("programs", []) if earlier.exists() else []
+    finished = lambda of: {Path(program["folder"]).name for program in of if program["state"] == "done"}
+    if lost := finished(then) - finished(programs):
+        raise ValueError(
+            f"{earlier.parent} holds a report of finished programs, of which {len(lost)} are not finished here, "
+            f"{sorted(lost)[0]} for one. Say where they lie (--finished=FOLDER, --workdir), or choose another --out, "
+            "or remove that report. Nothing was written"
+        )
 
 
 def _strangers(plan: sweeps.Sweep) -> list[str]:
@@ -308,6 +326,13 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
         _, curve = _curve(part, score)
         if len(curve) < evaluations:
             raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(curve)} of them")
+        assert part.scores is not None
+        if not np.allclose(curve[-1], part.scores[score]["last"]["per_seed"], equal_nan=True):
+            raise ValueError(
+                f"--evaluations={evaluations}: {part.folder / log.METRICS} does not end with the scores of "
+                f"{log.RESULT} beside it: its last lines were lost. Take that folder again from where it was trained, "
+                "or leave --evaluations out"
+            )
         return curve[-evaluations:].mean(0)
     assert part.scores is not None
     return np.atleast_1d(part.scores[score][which]["per_seed"])
@@ -384,6 +409,13 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
                 shutil.copyfile(place / name, partial)
         count += 1
     return count
+
+
+def _diverged(plan: sweeps.Sweep) -> Iterator[Path]:
+    """The programs some of whose runs diverged, so that each was trained alone."""
+    for place, program in plan.programs.items():
+        if _checked_state(program, place).name != "done" and any(place.glob(f"[0-9][0-9][0-9]/{log.RESULT}")):
+            yield place
 
 
 def _curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
@@ -620,9 +652,15 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
         )
     plans = [sweeps.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or f"results/boards/{Path(files[0]).stem}"))
+    stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]
+    plans = [sweeps.adopt(plan, stored) for plan in plans]
     result = run(plans, out, values.baseline, values.evaluations)
     if values.store:
         print(f"{store(plans, Path(out) / STORED)} more finished programs are stored in {Path(out) / STORED}")
+        for place in (place for plan in plans for place in _diverged(plan)):
+            print(
+                f"{place} is not stored: some of its runs diverged, so that it is not finished as a program"
+            )
     print((Path(out) / studies.REPORT).read_text())
     print(f"Everything is in {result['settings']['out']}; look at {studies.REPORT} first.")
 

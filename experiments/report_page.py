@@ -68,7 +68,7 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
     """What the finished runs were made with, unless it is one machine and the report's code; where data or lengths
-    differ."""
+    differ, or lines were lost."""
     machines = result["machines"]
     if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
         rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
@@ -85,6 +85,9 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
             for task, of_task in result["other_lengths"].items()
         ]
         yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
+    if result["lost_lines"]:
+        runs = "; ".join(f"{lines} in `{folder}`" for folder, lines in result["lost_lines"].items())
+        yield f"**Lines of metrics were lost before a run went on** ({runs}): best and selected scores lack them."
 
 
 def _style(result: Mapping[str, Any]) -> str:
@@ -222,8 +225,8 @@ def _missing(result: Mapping[str, Any]) -> Iterator[str]:
     if begun:
         rows = [
             (
-                "; ".join(f"`{name}`" for name in program["variants"]),
-                program["task"],
+                _runs(program),
+                _place(program),
                 program["state"],
                 f"{100 * program['share']:.0f} %",
                 _one_line(program["error"]),
@@ -234,11 +237,11 @@ def _missing(result: Mapping[str, Any]) -> Iterator[str]:
     waiting: dict[str, list[str]] = {}
     for program in missing:
         if program["state"] == "waiting":
-            waiting.setdefault("; ".join(program["variants"]), []).append(program["task"])
+            waiting.setdefault(_runs(program), []).append(_place(program))
     if waiting:
         yield (
             "Not begun: "
-            + "; ".join(f"`{name}` on {', '.join(tasks)}" for name, tasks in waiting.items())
+            + "; ".join(f"{names} on {', '.join(places)}" for names, places in waiting.items())
             + "."
         )
     if len(result["strangers"]):
@@ -247,6 +250,15 @@ def _missing(result: Mapping[str, Any]) -> Iterator[str]:
             + ", ".join(f"`{name}`" for name in result["strangers"])
             + "."
         )
+
+
+def _runs(program: Mapping[str, Any]) -> str:
+    return "; ".join(f"`{name}`" for name in program["variants"])
+
+
+def _place(program: Mapping[str, Any]) -> str:
+    """Where the runs of a program learn, with their seed if the sweep has several."""
+    return program["task"] if program["seed"] is None else f"{program['task']} (seed {program['seed']})"
 
 
 def _one_line(error: str) -> str:

@@ -37,6 +37,7 @@ from rl import checkpoint, log, plot, selection, statistics, train
 from rl.data.files import expanded
 
 CHECKPOINTS, CURVE, LOCK = "checkpoints", "curve.png", ".lock"
+_ATTEMPTS = 4  # to lock a folder
 
 # Scores that are summarised, and those worth a curve, the most telling first.
 SCORES = ("return", "normalized_return", "success", "final_success")
@@ -272,16 +273,15 @@ def _alone(folder: Path) -> Iterator[None]:
     if jax.process_index() != 0:
         yield
         return
-    path = folder / LOCK
     with contextlib.ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(open(path, "a+"))
+            file = stack.enter_context(open(folder / LOCK, "a+"))
         except OSError as error:
             remedy = f"{error.strerror}: choose a --workdir in which files can be written"
             raise OSError(error.errno, remedy, str(folder)) from error
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
             raise InUse(
@@ -292,12 +292,25 @@ def _alone(folder: Path) -> Iterator[None]:
             warnings.warn(
                 f"the file system of {folder} has no locks: nothing keeps another run out of it", stacklevel=4
             )
-        stack.callback(path.unlink, missing_ok=True)
+        # The file stays: removed, it could still be locked by one process while another locks a new one.
         file.truncate(0)
         since = datetime.now().isoformat(" ", "seconds")
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
         file.flush()
         yield
+
+
+def _lock(take: Callable[[], None]) -> None:
+    """Takes a lock, trying a few times: a process that only asks whether there is one (`holder`) has it for a moment.
+
+    Raises:
+      BlockingIOError: another process has it.
+    """
+    for _ in range(_ATTEMPTS):
+        with contextlib.suppress(BlockingIOError):
+            return take()
+        time.sleep(0.05)
+    take()
 
 
 def holder(folder: Path) -> str | None:
@@ -306,9 +319,10 @@ def holder(folder: Path) -> str | None:
         import fcntl
 
         with open(folder / LOCK) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return (folder / LOCK).read_text() or "another process"
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read() or "another process"
     except (ImportError, OSError):
         return None
     return None

@@ -212,15 +212,18 @@ def progress(total: int, desc: str, *, initial: int = 0, delay: float = 0.0) -> 
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name beside ``path``; what is written there takes the place of ``path`` at the end.
 
-    If the block fails, the temporary file is removed and ``path`` is as it was.
+    If the block fails, the temporary file is removed and ``path`` is as it was; what the system says, of a disk that
+    is full say, names ``path``.
     """
     path = Path(path)
     partial = path.with_name(f".{os.getpid()}.{path.name}")
     try:
         yield partial
         os.replace(partial, path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
 
 

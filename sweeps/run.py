@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import importlib
 import itertools
@@ -34,7 +35,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from types import ModuleType
@@ -51,6 +52,8 @@ from rl import checkpoint, data, lifecycle, log, shard, statistics, train
 from rl.data import recipes
 from rl.data.files import existing, expanded
 
+_EVALUATIONS = tuple(f"eval/{name}" for name in (*lifecycle.SCORES, "length", "fitted_q"))  # of policies
+
 
 class Script(NamedTuple):
     """A script that trains, as a sweep sees it."""
@@ -60,6 +63,7 @@ class Script(NamedTuple):
     per_unit: str = ""  # the agent's setting that says how many steps one unit of the length is; without, one
     together: bool = False  # whether it trains runs together that differ in float hyper-parameters
     presets: bool = True  # whether it has published settings
+    evaluations: tuple[str, ...] = _EVALUATIONS  # the metrics that it may log of them; (): others, too
 
 
 SCRIPTS = {
@@ -68,15 +72,20 @@ SCRIPTS = {
     "online": Script("env", "steps"),
     "mbpo": Script("env", "steps"),
     "model_based": Script("dataset", "epochs", per_unit="updates"),
-    "language": Script("log", presets=False),
+    "language": Script("log", presets=False, evaluations=()),
 }
 FAILED, SWEEP = "failed.json", "sweep.json"
+GOALS = ("maximize", "minimize")
 RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
+
+
+Rows = dict[Path, list[dict[str, Any]]]
+"""Of the runs of programs, by their folders."""
 
 
 class MetricError(ValueError):
@@ -155,6 +164,11 @@ def read(path: str) -> dict[str, Any]:
     metric = sweep.setdefault("metric", {"name": "eval/return"})
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
+    if metric.get("goal", GOALS[0]) not in GOALS:
+        raise ValueError(f"{path}: the goal of a metric is {' or '.join(GOALS)}, not {metric['goal']!r}")
+    logged = SCRIPTS[_PROGRAMS[sweep["program"]]].evaluations
+    if logged and str(metric["name"]).startswith("eval/") and metric["name"] not in logged:
+        raise ValueError(f"{path}: no run logs the metric {metric['name']}; there are {', '.join(logged)}")
     return sweep
 
 
@@ -206,11 +220,14 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
         )
     defaults, config_of = _defaults(program.script), _config_of(program.script)
     config = config_of(str(fixed.get("agent", defaults.agent)))
+    settings_known = config_flags.names(defaults)
+    known = [*settings_known, *(f"agent.{name}" for name in config_flags.names(config))]
     for name in fixed:
-        if name not in config_flags.names(defaults) and name in config_flags.names(config):
-            raise ValueError(
-                f"experiments.{program.script} has no setting {name!r}: did you mean 'agent.{name}'?"
-            )
+        if name in settings_known or hasattr(defaults, name) or name.startswith("agent."):
+            continue
+        near = difflib.get_close_matches(f"agent.{name}" if f"agent.{name}" in known else name, known, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(settings_known)}"
+        raise ValueError(f"experiments.{program.script} has no setting {name!r}{hint}")
     if script.presets:
         settings, config = presets.resolve(program.script, defaults, config_of, script.task, fixed)
     else:
@@ -238,12 +255,14 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
     """The programs of a sweep by their folders, of which nothing is read.
 
     Raises:
-      ValueError: parameters that cannot be run, or two programs of one folder.
+      ValueError: parameters that cannot be run, an unknown dataset, or two programs of one folder.
     """
     planned: dict[Path, Program] = {}
     for program in programs(runs, most, script):
         place = folder(program, root)
-        arguments(program, place)
+        settings, *_ = arguments(program, place)
+        if hasattr(settings, "dataset"):
+            data.check_name(settings.dataset)
         if place in planned:
             length = SCRIPTS[script].length
             raise ValueError(
@@ -316,7 +335,7 @@ def load(
         planned = plan(runs, together, script, root)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
+    return Sweep(file, script, metric["name"], metric.get("goal", GOALS[0]), root, len(runs), planned)
 
 
 def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
@@ -448,16 +467,8 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    try:
-        last = log.series(workdir, metric)[1][-1]
-    except KeyError as error:
-        raise MetricError(
-            f"the sweep's metric is not logged: {error.args[0]}. Change the metric in the file; what is finished is "
-            "not trained again"
-        ) from None
     each = program.apart()
-    settings, *_ = arguments(program, workdir)
-    scores = last.reshape(len(each), getattr(settings, "seeds", 1), -1).mean(-1)
+    scores = _last(program, workdir, metric).reshape(len(each), -1)
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
@@ -467,9 +478,29 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
     ]
 
 
+def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
+    """The last score of every seed of a program's runs, [R * S]. Raises MetricError, as `scored`.
+
+    It is that of the result; what a result does not sum up is in the metrics, whose last lines may have been lost.
+    """
+    score = metric.removeprefix("eval/")
+    of_runs = [part.get("scores", {}) for _, part in common.parts(log.read_json(workdir / log.RESULT))]
+    if metric != score and all(score in scores for scores in of_runs):
+        return np.array([scores[score]["last"]["per_seed"] for scores in of_runs])
+    try:
+        last = log.series(workdir, metric)[1][-1]
+    except KeyError as error:
+        raise MetricError(
+            f"the sweep's metric is not logged: {error.args[0]}. Change the metric in the file; what is finished is "
+            "not trained again"
+        ) from None
+    settings, *_ = arguments(program, workdir)
+    return last.reshape(program.runs * getattr(settings, "seeds", 1), -1).mean(-1)
+
+
 def ranked(rows: list[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
     """The rows, best score first; those without one last."""
-    sign = 1 if goal == "minimize" else -1
+    sign = 1 if goal == GOALS[1] else -1
     return sorted(rows, key=lambda row: sign * row["score"] if "score" in row else math.inf)
 
 
@@ -549,7 +580,10 @@ def _overrides(items: list[str]) -> dict[str, Any]:
     for name, equals, _ in pairs:
         if not equals:
             raise ValueError(f"--set takes flag=value pairs, not {name!r}")
-    return {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
+    try:
+        return {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
+    except yaml.YAMLError as error:
+        raise ValueError(f"--set={' --set='.join(items)} holds a value that is not YAML: {error}") from None
 
 
 def duration(text: str) -> float:
@@ -635,7 +669,7 @@ def table(rows: Sequence[Mapping[str, Any]], place: Path) -> Iterator[str]:
         yield f"... and {len(rows) - _SHOWN} more runs: all {len(rows)} are in {place}"
 
 
-def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
+def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
     """Trains what is not finished, one program after another; whether the budget was enough.
 
     Args:
@@ -643,10 +677,9 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
       store: is given the rows so far after every program.
       over: whether the budget is spent.
     """
-    planned, metric, goal = sweep.programs, sweep.metric, sweep.goal
     rows = done(sweep)
-    store(ranked([row for program_rows in rows.values() for row in program_rows], goal))
-    for place, program in planned.items():
+    store(rows)
+    for place, program in sweep.programs.items():
         if place in rows:
             continue
         if over():
@@ -654,7 +687,7 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
         if shard.is_main():
             print(f"{place}: {program.fixed} x {program.swept}")
         try:
-            rows[place] = attempt(program, place, metric)
+            rows[place] = attempt(program, place, sweep.metric)
         except lifecycle.InUse as error:
             print(f"left to another process: {error}", file=sys.stderr)
             continue
@@ -665,16 +698,16 @@ def _train(sweep: Sweep, store: Callable[[Any], None], over: Any) -> bool:
         if shard.is_main():
             for error in failures(rows[place])[:1]:
                 print(f"failed: {error}", file=sys.stderr)
-        store(ranked([row for program_rows in rows.values() for row in program_rows], goal))
+        store(rows)
     return True
 
 
-def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues, deadline: float) -> bool:
+def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValues, deadline: float) -> bool:
     """`_train` on a Ray cluster, until a ``deadline`` by `time.time`."""
     from sweeps import cluster
 
     rows, whole = done(sweep), True
-    store(ranked([row for program_rows in rows.values() for row in program_rows], sweep.goal))
+    store(rows)
     left = {place: program for place, program in sweep.programs.items() if place not in rows}
     if not left:
         return True
@@ -689,16 +722,16 @@ def _submit(sweep: Sweep, store: Callable[[Any], None], values: flags.FlagValues
         lost = [_row(part, place) | {"error": answer} for part in left[place].apart()]
         rows[place] = answer if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
-        store(ranked([row for program_rows in rows.values() for row in program_rows], sweep.goal))
+        store(rows)
     return whole
 
 
-def done(sweep: Sweep) -> dict[Path, list[dict[str, Any]]]:
-    """The rows of the programs that are finished, by their folders. Raises MetricError, as `scored`."""
+def done(sweep: Sweep, known: Collection[Path] = ()) -> Rows:
+    """The rows of the programs that are finished, but for those that are known. Raises MetricError, as `scored`."""
     return {
         place: scored(program, place, sweep.metric)
         for place, program in sweep.programs.items()
-        if finished(program, place)
+        if place not in known and finished(program, place)
     }
 
 
@@ -714,6 +747,8 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """
     try:
         if jax.process_count() == 1:  # several would be in each other's way
+            if process := lifecycle.holder(place):  # before its data are read
+                raise lifecycle.InUse(f"{place} is in use by {process}")
             collect(program)
         rows = execute(program, place, metric)
         (place / FAILED).unlink(missing_ok=True)
@@ -759,15 +794,21 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         for line in status(sweep.programs):
             say(line)
         return
-    rows: list[dict[str, Any]] = []
+    known: Rows = {}
 
-    def store(ranking: list[dict[str, Any]]) -> None:
-        rows[:] = ranking
+    def ranking() -> list[dict[str, Any]]:
+        return ranked([row for of_program in known.values() for row in of_program], sweep.goal)
+
+    def store(rows: Rows) -> None:
+        known.update(rows)
         if not shard.is_main():
             return
+        known.update(done(sweep, known))  # other processes finish programs, too
         try:
             sweep.root.mkdir(parents=True, exist_ok=True)
-            log.write_json(sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": ranking})
+            log.write_json(
+                sweep.root / SWEEP, {"file": sweep.file, "metric": sweep.metric, "runs": ranking()}
+            )
         except OSError as error:
             remedy = f"{error.strerror}: change that, and the same command goes on; what is finished stays as it is"
             raise OSError(error.errno, remedy, str(sweep.root / SWEEP)) from error
@@ -777,8 +818,15 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     else:
         with alarm(budget) as over:
             whole = _train(sweep, store, over)
+    store({})
+    rows = ranking()
     for line in table(rows, sweep.root / SWEEP):
         say(line)
+    left = len(sweep.programs) - len(known)
+    if whole and left:
+        say(
+            f"{left} of {len(sweep.programs)} programs are left to other processes: --status says how far they are"
+        )
     if not whole:
         say(
             f"the budget of {values.budget} is spent; the same command continues, and --status says what is left"

@@ -444,6 +444,10 @@ def test_an_agent_refuses_actions_it_cannot_take(agent: str) -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown agent 'td3bc': did you mean 'td3_bc'"):
         agents.get("td3bc")
+    with pytest.raises(
+        ValueError, match=r"unknown agent 'qc': QC is fql on chunks .*--agent.extraction=best_of"
+    ):
+        agents.get("qc")
     with pytest.raises(ValueError, match="unknown CQL variant 'H': choose one of h, rho, var"):
         maker("cql", synthetic.load("synthetic-discrete"), "scalar")(small("cql", variant="H"))
     with pytest.raises(ValueError, match="unknown value head 'hlgauss'"):

@@ -307,9 +307,21 @@ def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) ->
         ):
             pytest.fail("it was opened")
         assert (tmp_path / log.METRICS).exists()  # nothing was overwritten
-    assert not (tmp_path / lifecycle.LOCK).exists()
+    assert lifecycle.holder(tmp_path) is None
     learn(run(tmp_path))
     assert_same(whole, tmp_path)
+
+
+def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds a lock itself, for a moment; a status beside a sweep made a worker leave a program that was free."""
+    fcntl = pytest.importorskip("fcntl")
+    with open(tmp_path / lifecycle.LOCK, "a+") as asking:
+        fcntl.flock(asking, fcntl.LOCK_SH)
+        monkeypatch.setattr(lifecycle.time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
+        with lifecycle.session(run(tmp_path), lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})):
+            assert (lifecycle.holder(tmp_path) or "").startswith(f"process {os.getpid()} on ")
 
 
 def test_a_folder_of_nobody_has_a_remedy() -> None:

@@ -275,7 +275,7 @@ def test_result_is_replaced_whole(tmp_path: Path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(OSError, match=rf"No space left on device: .{tmp_path}/result.json"):
         log.result(tmp_path, {"score": 1.0})
     assert (tmp_path / "result.json").read_text() == before
     assert os.listdir(tmp_path) == ["result.json"]

@@ -140,9 +140,15 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
 @pytest.mark.slow
 def test_a_last_score_is_the_mean_of_as_many_evaluations_as_asked(finished: Any, tmp_path: Path) -> None:
     """As published tables of OGBench have it; best and selected ones are of one evaluation whatever is asked."""
-    file, where, _ = finished
+    file, where, programs = finished
     with pytest.raises(ValueError, match=r"--evaluations=9: .* has \d of them"):
         report_on(file, *where, "--evaluations=9")
+    cut = next(iter(programs)) / log.METRICS
+    lines = cut.read_text()
+    cut.write_text(2 * lines.splitlines(keepends=True)[0])
+    with pytest.raises(ValueError, match=f"{cut} does not end with the scores of result.json"):
+        report_on(file, *where, "--evaluations=2")
+    cut.write_text(lines)
     result = report_on(file, *where, "--evaluations=2")
     each = SCORES.mean(-1)  # [agent, task, evaluation, seed]
     for i, cell in enumerate(result["cells"]):
@@ -259,6 +265,12 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
     for place in places[:3]:
         (place / log.RESULT).unlink()
         (place / log.METRICS).unlink()
+    with pytest.raises(
+        ValueError, match=f"3 are not finished here, {places[0].name[:3]}.*Nothing was written"
+    ):
+        report_on(file, *where)
+    assert (tmp_path / "out" / studies.REPORT).read_text() == text
+    (tmp_path / "out" / log.RESULT).unlink()
     assert "Nothing is finished yet." in "\n".join(report_page.blocks(report_on(file, *where)))
     assert f"Not begun: `bc` on {', '.join(TASKS)}." in (tmp_path / "out" / studies.REPORT).read_text()
 
@@ -322,7 +334,8 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         np.testing.assert_allclose(curve["scores"], expected)
     card(plan.programs[place], place)
     (place / log.RESULT).unlink()  # of the second half of the seeds: the rest is no score of the run
-    result = report.run([plan], str(tmp_path / "out"))
+    result = report.run([plan], str(tmp_path / "half"))
+    assert "| synthetic-continuous (seed 1) | stopped |" in (tmp_path / "half" / studies.REPORT).read_text()
     assert result["cells"] == [] and [curve["finished"] for curve in result["curves"]] == [False] * 2
 
 
@@ -410,7 +423,7 @@ def test_finished_runs_of_several_machines_make_one_report(
     (stored / places[0].name / log.RESULT).write_text(
         '{"updates": 19}'
     )  # not finished: the sweep's own counts
-    joined = report_on(file, *where, f"--finished={stored}")
+    joined = report_on(file, *where)
     assert [program["state"] for program in joined["programs"]] == ["done"] * 6
     assert [Path(program["folder"]).parent.name for program in joined["programs"]] == ["runs"] * 3 + [
         "finished"

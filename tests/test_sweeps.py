@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -256,6 +257,14 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
         (
+            {"method": "grid", "parameters": {}, "metric": {"name": "eval/return", "goal": "minimise"}},
+            "the goal of a metric is maximize or minimize, not 'minimise'",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "metric": {"name": "eval/retrun"}},
+            "no run logs the metric eval/retrun; there are eval/return, ",
+        ),
+        (
             {"method": "grid", "parameters": {}, "program": "train.py"},
             r"experiments/offline.py, .*, experiments/language.py can be run here, not train.py",
         ),
@@ -292,6 +301,9 @@ def test_a_parameter_that_cannot_be_drawn_is_named(method: str, parameter: Any, 
         (["--set=agent=iqll"], "unknown agent 'iqll': did you mean 'iql'"),
         (["--set=seeds=2.5"], "seeds must be of type int"),
         (["--set=expectile=0.5"], "no setting 'expectile': did you mean 'agent.expectile'"),
+        (["--set=dataset=hopper-medum-v2"], "s.yaml: unknown dataset 'hopper-medum-v2': did you mean hopper"),
+        (["--set=agnt.hidden=4,4"], "no setting 'agnt.hidden': did you mean 'agent.hidden'"),
+        (["--set=seeds=["], r"--set=seeds=\[ holds a value that is not YAML"),
         (["--set=eval_episodes=1"], "s.yaml: --eval_episodes=1: give 0 for none or at least 2"),
         (["--set=workdir=runs/x"], "the sweep sets workdir, .*: give --workdir to the runner"),
         (["--set=updates=[1, 2]"], "updates must be of type int"),
@@ -396,6 +408,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
         Path(settings.workdir).mkdir(parents=True)
         row = {"step": 4, "eval/return": [[rate, rate] for rate in sweep["learning_rate"] for _ in range(2)]}
         Path(settings.workdir, log.METRICS).write_text(json.dumps(row) + "\n")
+        log.result(settings.workdir, {})
 
     monkeypatch.setattr(offline, "run", fake)
     program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
@@ -710,27 +723,42 @@ def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
 ) -> None:
     file = seeds_sweep(tmp_path, 0, 1)
     sweep = yaml.safe_load(Path(file).read_text())
-    other = write(tmp_path / "other.yaml", sweep | {"metric": {"name": "eval/sucess"}})
-    with pytest.raises(sweeps.MetricError, match=r"'eval/sucess'; it has: eval/return.* Change the metric"):
+    other = write(tmp_path / "other.yaml", sweep | {"metric": {"name": "eval/success"}})
+    with pytest.raises(sweeps.MetricError, match=r"'eval/success'; it has: eval/return.* Change the metric"):
         start(other, f"--workdir={tmp_path}")
     start(file, f"--workdir={tmp_path}")
     assert counted == [0, 1]
 
 
 def test_what_another_process_has_open_is_left_to_it(
-    counted: list[int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """What it has finished meanwhile is in sweep.json all the same."""
+    others: list[lifecycle.Session] = []
+
+    def finish_the_other(settings: offline.Settings, session: lifecycle.Session) -> None:
+        if others and settings.seed == 1:
+            other = others.pop()
+            other.write(settings.updates, {"eval/return": np.zeros((settings.seeds, 2))})
+            other.finish()
+
+    count_in_place_of_training(monkeypatch, finish_the_other)
     file = seeds_sweep(tmp_path, 0, 1)
     first, second = sweeps.plan(runs_of(sweeps.read(file)), 16, "offline", tmp_path)
     chosen, config, _ = sweeps.arguments(sweeps.Program(runs_of(sweeps.read(file))[0], {}), first)
-    taken = common.run(chosen, config, 4, task="count", identity=("seed",), card={"sweep": {}})
-    with lifecycle.session(taken, lifecycle.Start({}, 0, 0.0, False, None)):
+    taken = common.run(chosen, config, chosen.updates, task="count", identity=("seed",), card={"sweep": {}})
+    stored = lambda: json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    with lifecycle.session(taken, lifecycle.Start({}, 0, 0.0, False, None)) as other:
         assert lifecycle.holder(first) and not lifecycle.holder(second)
-        states = status_of(file, tmp_path, capsys)
-        assert states[0] == "2 programs: 1 running, 1 waiting"
+        assert status_of(file, tmp_path, capsys)[0] == "2 programs: 1 running, 1 waiting"
         start(file, f"--workdir={tmp_path}")
-    assert len(json.loads((tmp_path / "sweep.json").read_text())["runs"]) == 1
-    assert "left to another process" in capsys.readouterr().err
+        assert [row["parameters"]["seed"] for row in stored()] == [1]
+        said = capsys.readouterr()
+        assert "left to another process" in said.err and "1 of 2 programs are left to other" in said.out
+        others.append(other)
+        shutil.rmtree(second)
+        start(file, f"--workdir={tmp_path}")
+        assert [row["parameters"]["seed"] for row in stored()] == [1, 0]
 
 
 # ---- the budget ----------------------------------------------------------------------------------------------------

@@ -64,6 +64,12 @@ AGENTS: dict[str, ModuleType] = {
     "td3_bc": td3_bc,
 }
 
+SETTINGS = {
+    "qc": "QC is fql on chunks of actions, --agent=fql --chunk=5 --agent.extraction=best_of; --preset=ogbench-qc has "
+    "its published settings"
+}
+"""Published names that are settings of an agent, and which: answers to whoever asks for them."""
+
 GOALS = tuple(name for name, module in AGENTS.items() if hasattr(module.Config, "goals"))
 """Those that learn to reach goals (`rl.replay.goals`), and not from rewards."""
 
@@ -113,6 +119,8 @@ def get(name: str) -> ModuleType:
                 f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has"
             )
         return module
+    if name in SETTINGS:
+        raise ValueError(f"unknown agent {name!r}: {SETTINGS[name]}")
     near = difflib.get_close_matches(name, AGENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(

@@ -18,7 +18,7 @@ from rl.data.files import DataError
 from rl.data.steps import Loaded, digest, from_steps, loaded
 from rl.replay.dataset import Dataset
 
-__all__ = ["DataError", "Loaded", "digest", "from_steps", "load", "names"]
+__all__ = ["DataError", "Loaded", "check_name", "digest", "from_steps", "load", "names"]
 
 
 def load(
@@ -67,14 +67,13 @@ def load(
                 shuffled=shuffled,
             )
             return _as_entities(name, vectors)
-    if shuffled and (
-        name.startswith("minari:") or ogbench.known(name) or name.endswith(".npz") or name in synthetic.NAMES
-    ):
+    reader = _reader(name)
+    if shuffled and reader != "d4rl":
         raise DataError(
             f"--shuffled (shuffled=True) is for logs in D4RL's layout, which may hold next observations, and {name} is "
             "none: its steps are read in their order; leave it out, or save the log as .hdf5"
         )
-    if name.startswith("minari:"):
+    if reader == "minari":
         return minari.load(
             name.removeprefix("minari:"),
             folder=folder,
@@ -82,7 +81,7 @@ def load(
             environment=environment,
             flatten_observations=flatten_observations,
         )
-    if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
+    if reader == "d4rl":
         return d4rl.load(
             name,
             folder=folder,
@@ -90,7 +89,7 @@ def load(
             environment=environment,
             shuffled=shuffled,
         )
-    if ogbench.known(name) or name.endswith(".npz"):
+    if reader == "ogbench":
         return ogbench.load(
             name,
             folder=folder,
@@ -98,13 +97,33 @@ def load(
             environment=environment,
             validation=validation,
         )
+    result = synthetic.load(name)
+    return result._replace(
+        environment=environment or result.environment,
+        note=result.note if result.environment or not environment else "",
+        validation=result.validation if validation else None,
+    )
+
+
+def check_name(name: str) -> None:
+    """Raises DataError, as `load` does, if no reader knows ``name``; what there is under it is not looked at."""
+    if "+" in name:
+        from rl.envs import entities  # as in `load`
+
+        name = name.removesuffix(entities.SUFFIX)
+    _reader(name)
+
+
+def _reader(name: str) -> str:
+    """Who reads the dataset. Raises DataError on a name that nobody knows, with the nearest ones."""
+    if name.startswith("minari:"):
+        return "minari"
+    if name in d4rl.DATASETS or name in recipes.LOCOMOTION or name.endswith((".hdf5", ".h5")):
+        return "d4rl"
+    if ogbench.known(name) or name.endswith(".npz"):
+        return "ogbench"
     if name in synthetic.NAMES:
-        result = synthetic.load(name)
-        return result._replace(
-            environment=environment or result.environment,
-            note=result.note if result.environment or not environment else "",
-            validation=result.validation if validation else None,
-        )
+        return "synthetic"
     nearest = difflib.get_close_matches(name, names(), n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "rl.data.names() lists them all."
     raise DataError(
