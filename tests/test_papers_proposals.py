@@ -35,7 +35,9 @@ def test_the_bandit_is_logged_around_its_modes_with_their_shares() -> None:
 
 def test_rewards_and_shares_by_hand() -> None:
     actions = np.float32([[0.5, 0.5], [-0.5, 0.25], [0, 0], [0.9, -0.9]])
-    paid = [10, 6 * np.exp(-0.5), 10 * np.exp(-4), 2 * np.exp(-0.16 / 0.0625)]
+    fourth = lambda distance: np.exp(-0.5 * (distance / 0.35) ** 4)
+    paid = [10, 6 * fourth(0.25), 10 * fourth(np.sqrt(0.5)), 2 * fourth(np.sqrt(0.32))]
+    assert study.reward(np.float32([0.5 + study.NEAR, 0.5])) > study.WORTH[1]  # the rim of the best mode
     np.testing.assert_allclose(study.reward(actions), paid, rtol=1e-4)
     drawn = np.float32([[0.5, 0.5], [0.4, 0.6], [-0.5, -0.31], [0, 0]])
     summary = study.describe(drawn)
