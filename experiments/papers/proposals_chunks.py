@@ -53,7 +53,7 @@ KAPPA = 0.01  # of the quantile head
 ARRIVAL = np.float32([1.0, -1.0, 0.5, 0.0, 2.0, -0.5])
 
 # The corridor.
-CORRIDOR, WITHIN, BEYOND = 40, 0.9, 0.999  # steps; discounts within chunks, and from chunk to chunk
+CORRIDOR, WITHIN, BEYOND = 100, 0.9, 0.999  # steps; discounts within chunks, and from chunk to chunk
 CHUNKS = (1, 4, 8)
 
 # The bandit with a gap: actions in [-1, 1], logged but in the middle, towards which rewards rise.
@@ -66,7 +66,7 @@ class Sizes:
     """What can be chosen about these parts."""
 
     chunk_seeds: int = 3  # of the parts on chunks
-    chunk_updates: int = 4_000  # of each agent in the parts on chunks
+    chunk_updates: int = 6_000  # of each agent in the parts on chunks
 
 
 def variants(settings: Any, parts: list[str], names: list[str]) -> dict[str, studies.Variant]:
