@@ -68,7 +68,7 @@ SETTINGS = {
     "qc": "QC is fql on chunks of actions, --agent=fql --chunk=5 --agent.extraction=best_of; --preset=ogbench-qc has "
     "its published settings"
 }
-"""{published name of what is a setting of an agent here: how it is run}"""
+"""Published names of what is a setting of an agent here, with the flags that choose it."""
 
 GOALS = tuple(name for name, module in AGENTS.items() if hasattr(module.Config, "goals"))
 """Those that learn to reach goals (`rl.replay.goals`), and not from rewards."""
