@@ -103,6 +103,8 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
     parts = [part for plan in plans for part in _parts(plan)]
     _check_apart(parts)
     _check_metric(parts, score, plans)
+    states = [_state(plan, place, parts) for plan in plans for place in plan.programs]
+    _check_kept(Path(out) / log.RESULT, states)
     cells = _cells(parts, score, evaluations)
     against = _baselines(parts, baseline)
     outcome = {
@@ -111,7 +113,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "unit": sweeps.SCRIPTS[plans[0].script].length,
         "tasks": list(dict.fromkeys(part.task for part in parts)),
         "variants": list(dict.fromkeys(part.variant for part in parts)),
-        "programs": [_state(plan, place, parts) for plan in plans for place in plan.programs],
+        "programs": states,
         "strangers": [name for plan in plans for name in _strangers(plan)],
         "data": _data(parts, Path(out) / log.RESULT),
         "other_data": _other_data(parts),
@@ -126,7 +128,6 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "published": _published(parts, cells, evaluations),
         "curves": _curves(parts, score),
     }
-    _check_kept(Path(out) / log.RESULT, outcome["programs"])
     settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
     result = studies.finish(settings, outcome, report_page.blocks)
     report_page.draw(Path(out), result)
@@ -322,20 +323,20 @@ def _cells(parts: Sequence[Part], score: str, evaluations: int) -> list[dict[str
 
 def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarray:
     """[S] scores of a finished run by one of `report_page.WHICH`."""
+    assert part.scores is not None
+    each = np.atleast_1d(part.scores[score][which]["per_seed"])
     if which == "last" and evaluations > 1:
         _, curve = _curve(part, score)
         if len(curve) < evaluations:
             raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(curve)} of them")
-        assert part.scores is not None
-        if not np.allclose(curve[-1], part.scores[score]["last"]["per_seed"], equal_nan=True):
+        if not np.allclose(curve[-1], each, equal_nan=True):
             raise ValueError(
                 f"--evaluations={evaluations}: {part.folder / log.METRICS} does not end with the scores of "
                 f"{log.RESULT} beside it: its last lines were lost. Take that folder again from where it was trained, "
                 "or leave --evaluations out"
             )
         return curve[-evaluations:].mean(0)
-    assert part.scores is not None
-    return np.atleast_1d(part.scores[score][which]["per_seed"])
+    return each
 
 
 def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:

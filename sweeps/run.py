@@ -164,7 +164,7 @@ def read(path: str) -> dict[str, Any]:
     metric = sweep.setdefault("metric", {"name": "eval/return"})
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
-    if metric.get("goal", GOALS[0]) not in GOALS:
+    if metric.get("goal", "maximize") not in GOALS:
         raise ValueError(f"{path}: the goal of a metric is {' or '.join(GOALS)}, not {metric['goal']!r}")
     logged = SCRIPTS[_PROGRAMS[sweep["program"]]].evaluations
     if logged and str(metric["name"]).startswith("eval/") and metric["name"] not in logged:
@@ -335,7 +335,7 @@ def load(
         planned = plan(runs, together, script, root)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return Sweep(file, script, metric["name"], metric.get("goal", GOALS[0]), root, len(runs), planned)
+    return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
 
 
 def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
@@ -400,8 +400,10 @@ def _seconds(place: Path) -> float:
 
 def finished(program: Program, place: Path) -> bool:
     """Whether the program's result is there, as long as the sweep asks for."""
+    if not (place / log.RESULT).exists():
+        return False
     settings, *_ = arguments(program, place)
-    if settings.overwrite or not (place / log.RESULT).exists():
+    if settings.overwrite:
         return False
     length = SCRIPTS[program.script].length
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
@@ -500,7 +502,7 @@ def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
 
 def ranked(rows: list[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
     """The rows, best score first; those without one last."""
-    sign = 1 if goal == GOALS[1] else -1
+    sign = 1 if goal == "minimize" else -1
     return sorted(rows, key=lambda row: sign * row["score"] if "score" in row else math.inf)
 
 
