@@ -17,8 +17,9 @@ What d3rlpy's agents do otherwise by design, and what is done about it here (``-
 `benchmarks.d3rlpy_peer`.
 
 Every run of one seed is stored when it is finished; the same command goes on with the rest, and the report is written
-after each. On one core 50,000 updates of published size take ours and theirs in minutes: IQL 7 and 16, TD3+BC 6 and 13,
-ReBRAC 59 and 59, CQL 250 and 210. Examples:
+after each. Runs that other commands have stored come in by ``--stored``, so that processes can share the work. On one
+core 50,000 updates of published size take ours and theirs in minutes: IQL 7 and 16, TD3+BC 6 and 13, ReBRAC 59 and 59,
+CQL 250 and 210. Examples:
 
   A first look, in minutes:   python -m benchmarks.parity --agents=iql --seeds=2 --updates=4000 --eval_every=2000
   Do initial weights matter?  Each library with its own, PyTorch's there; IQL's published ones are orthogonal:
@@ -61,7 +62,7 @@ _DRAWN = 50  # batches drawn at once for d3rlpy
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(studies.Settings):
+class Settings(studies.RowSettings):
     """What can be chosen about the comparison."""
 
     agents: str = "iql,td3_bc,cql,rebrac"  # which, comma-separated
@@ -79,6 +80,15 @@ class Settings(studies.Settings):
     unadapted: bool = False  # d3rlpy keeps what it does otherwise by design, too
     data_folder: str = ""  # where the tiers lie, if not in their usual folder
     out: str = "results/benchmarks/parity"
+
+
+class Run(NamedTuple):
+    """What tells a run from others."""
+
+    agent: str
+    tier: str
+    seed: int
+    library: str
 
 
 class Subject(NamedTuple):
@@ -103,31 +113,50 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: a flag that cannot be used, or d3rlpy is not installed.
     """
     names, tiers = check(settings)
-    sizes = studies.chosen(settings, "agents", "tiers", "seeds", "data_folder")
-    planned = {
-        (agent, tier, library, seed): f"{tier}, {agent}, {library}, seed {seed}"
+    runs = [
+        Run(agent, tier, seed, library)
         for tier in tiers
         for agent in names
         for seed in range(settings.seeds)
-        for library in (OURS, THEIRS)
-    }
-    steps = {OURS: ours, THEIRS: theirs}
+        for library in STEPS
+    ]
+    earlier = studies.stored(settings, Run._fields)
+    for result in earlier.results:
+        if (other := result["settings"]["set"]) != settings.set:
+            raise ValueError(
+                f"--stored: {result['settings']['out']} has runs with --set={other}, which do not compare with "
+                f"--set={settings.set}"
+            )
+    names_of = {run: f"{run.tier}, {run.agent}, {run.library}, seed {run.seed}" for run in runs}
+    data = {tier: _data(settings, tier) for tier in tiers}
     variants = {
-        name: studies.Variant(
-            functools.partial(train_one, settings, agent, tier, steps[library], seed),
-            {**sizes, "data": _data(settings, tier), **(peers.versions() if library == THEIRS else {})},
-            settings.updates,
-        )
-        for (agent, tier, library, seed), name in planned.items()
+        names_of[run]: variant(settings, run, data[run.tier]) for run in runs if run not in earlier.rows
     }
+    versions = {", ".join(f"{name} {version}" for name, version in peers.versions().items())}
+    return studies.train_rows(
+        settings,
+        variants,
+        [(run._asdict(), names_of[run]) for run in runs],
+        report,
+        lambda result: (),
+        earlier,
+        "updates",
+        d3rlpy=sorted(versions.union(*(result["d3rlpy"] for result in earlier.results))),
+    )
 
-    def write() -> dict[str, Any]:
-        done = studies.recall(settings, variants)
-        outcomes = {which: done.outcomes[name] for which, name in planned.items() if name in done.outcomes}
-        return studies.finish(settings, {"d3rlpy": peers.versions(), **compared(outcomes)}, report)
 
-    studies.train(settings, variants, "updates", write)
-    return write()
+def variant(settings: Settings, run: Run, data: str | None) -> studies.Variant:
+    """A run on the tier whose file has the digest ``data``."""
+    steps = STEPS[run.library]
+    return studies.Variant(
+        functools.partial(train_one, settings, run.agent, run.tier, steps, run.seed, data),
+        {
+            **studies.chosen(settings, "agents", "tiers", "seeds", "data_folder"),
+            "data": data,
+            **(peers.versions() if run.library == THEIRS else {}),
+        },
+        settings.updates,
+    )
 
 
 def check(settings: Settings) -> tuple[list[str], list[str]]:
@@ -164,12 +193,12 @@ def _data(settings: Settings, tier: str) -> str | None:
 
 
 def train_one(
-    settings: Settings, agent: str, tier: str, steps: Any, seed: int, work: studies.Work
+    settings: Settings, agent: str, tier: str, steps: Any, seed: int, data: str | None, work: studies.Work
 ) -> dict[str, Any]:
     """One seed of one library, whose ``steps`` are `ours` or `theirs`.
 
     Returns:
-      ``updates`` [W], ``metrics`` {name: [W]} and ``returns`` [W], of all windows.
+      ``updates`` [W], ``metrics`` {name: [W]} and ``returns`` [W], of all windows, and ``data``.
     """
     of = subject(dataclasses.replace(settings, seeds=2, agents="", tiers="", out=""), agent, tier)
     run_keys = keys.seeds(jax.random.key(seed), 1)
@@ -195,7 +224,7 @@ def train_one(
                 curves.setdefault(name, []).append(float(np.mean([row[name] for row in rows])))
             returns.append(float(episodes(state, window)[SCORE].mean()))
     ends = [settings.eval_every * (i + 1) for i in range(len(returns))]
-    return {"updates": ends, "metrics": curves, "returns": returns}
+    return {"updates": ends, "metrics": curves, "returns": returns, "data": data}
 
 
 def ours(
@@ -234,6 +263,9 @@ def theirs(
         step += length
         current = jax.tree.map(lambda x: x[None], peer.weights(algo, params))
         yield state._replace(params=current), {name: float(np.mean(x)) for name, x in losses.items()}
+
+
+STEPS = {OURS: ours, THEIRS: theirs}
 
 
 def resolved(settings: Settings, agent: str, tier: str) -> tuple[offline.Settings, Any]:
@@ -304,43 +336,36 @@ def measured(learner: Learner, agent: str, state: State, probe: Transition) -> d
 # ---- the comparison ------------------------------------------------------------------------------------------------
 
 
-def compared(outcomes: Mapping[tuple[str, str, str, int], Mapping[str, Any]]) -> dict[str, Any]:
-    """Differences seed by seed, theirs less ours, of what both libraries have finished.
+def compared(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Differences seed by seed, theirs less ours, for each agent on each tier.
 
     Args:
-      outcomes: {(agent, tier, library, seed): outcome of `train_one`}.
+      rows: a `Run` each, with its outcome. A seed counts that both libraries have finished on the same data.
     """
+    runs: dict[tuple[str, str], dict[tuple[int, str], dict[str, Any]]] = {}
+    for row in rows:
+        seeds = runs.setdefault((row["agent"], row["tier"]), {})
+        seeds.setdefault((row["seed"], row["data"]), {})[row["library"]] = row
     blocks = []
-    for agent, tier in dict.fromkeys((agent, tier) for agent, tier, *_ in outcomes):
-        seeds = [
-            seed
-            for a, t, library, seed in outcomes
-            if (a, t, library) == (agent, tier, OURS) and (agent, tier, THEIRS, seed) in outcomes
-        ]
-        if len(seeds) < 2:
+    for (agent, tier), seeds in runs.items():
+        pairs = [pair for pair in seeds.values() if len(pair) == len(STEPS)]
+        if len(pairs) < 2:
             continue
-        runs = {
-            library: [outcomes[agent, tier, library, seed] for seed in seeds] for library in (OURS, THEIRS)
-        }
-        names = list(runs[OURS][0]["metrics"])
+        values = lambda of, pairs=pairs: _sides({side: [of(pair[side]) for pair in pairs] for side in STEPS})
         blocks.append(
             {
                 "agent": agent,
                 "tier": tier,
-                "seeds": len(seeds),
-                "updates": runs[OURS][0]["updates"],
-                "returns": _sides(
-                    {library: [run["returns"] for run in side] for library, side in runs.items()}
-                ),
+                "seeds": len(pairs),
+                "updates": pairs[0][OURS]["updates"],
+                "returns": values(lambda row: row["returns"]),
                 "metrics": {
-                    name: _sides(
-                        {library: [run["metrics"][name] for run in side] for library, side in runs.items()}
-                    )
-                    for name in names
+                    name: values(lambda row, name=name: row["metrics"][name])
+                    for name in pairs[0][OURS]["metrics"]
                 },
             }
         )
-    return {"runs": len(outcomes), "blocks": blocks}
+    return blocks
 
 
 def _sides(values: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
@@ -370,11 +395,10 @@ def _disjoint(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """The blocks of Markdown on a result."""
-    settings, blocks = result["settings"], result["blocks"]
-    versions = ", ".join(f"{name} {version}" for name, version in result["d3rlpy"].items())
+    settings, blocks = result["settings"], compared(result["rows"])
     yield "# Ours beside d3rlpy's"
     yield (
-        f"`{result['command']}`, commit {result['commit']}; {versions}. {result['runs']} runs are finished. Each "
+        f"{studies.origin(result)} {' and '.join(result['d3rlpy'])}. Each "
         + (
             "library starts from weights of its own"
             if settings["own_weights"]

@@ -196,6 +196,7 @@ def train_rows(
     report: Callable[[Mapping[str, Any]], Iterable[str]],
     claims: Callable[[Mapping[str, Any]], Iterable[Claim]],
     earlier: Stored,
+    steps: str = "seconds of one core",
     **parts: Any,
 ) -> dict[str, Any]:
     """Trains the variants, and after each writes a result with the rows that are finished; returns the last one.
@@ -207,6 +208,7 @@ def train_rows(
       report: as `finish` takes it, of ``rows``, ``wall_seconds`` and ``parts``.
       claims: likewise.
       earlier: rows that are taken as they are; they need no variant.
+      steps: what the variants' steps are.
       parts: what else the result holds.
     """
     planned = [(tuple(row.values()), row, name) for row, name in rows]
@@ -227,7 +229,7 @@ def train_rows(
         }
         return finish(settings, outcome, report, claims)
 
-    train(settings, variants, "seconds of one core", write)
+    train(settings, variants, steps, write)
     return write()
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +120,26 @@ def cut(data: Dataset) -> Dataset:
     )
 
 
-def outcome(rng: np.random.Generator, shift: float) -> dict[str, Any]:
+def outcome(run: parity.Run) -> dict[str, Any]:
+    """Numbers that are higher for d3rlpy, the more the larger the seed."""
+    rng, shift = np.random.default_rng(run.seed), 0.5 * (run.seed + 1) * (run.library == parity.THEIRS)
     return {
         "updates": [500, 1000],
         "metrics": {"critic_loss": (rng.normal(2, 0.1, 2) + shift).tolist()},
         "returns": (rng.normal(40, 5, 2) + 30 * shift).tolist(),
+        "data": "digest",
     }
 
 
 def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Against scipy's paired test; the report of half the runs says what it can; what is finished is not trained."""
-    outcomes = {
-        ("iql", TIER, library, seed): outcome(np.random.default_rng(seed), shift * (seed + 1))
-        for library, shift in ((parity.OURS, 0.0), (parity.THEIRS, 0.5))
-        for seed in range(4)
-    }
-    (block,) = parity.compared(outcomes)["blocks"]
+    """Against scipy's paired test; pairs share their data; what is finished or stored is not trained."""
+    runs = [parity.Run("iql", TIER, seed, library) for seed in range(4) for library in parity.STEPS]
+    rows = [{**run._asdict(), **outcome(run)} for run in runs]
+    (block,) = parity.compared(rows)
     ours, theirs = (
-        np.array([outcomes["iql", TIER, x, s]["returns"] for s in range(4)])
+        np.array([row["returns"] for row in rows if row["library"] == x])
         for x in (parity.OURS, parity.THEIRS)
     )
     for w in range(2):
@@ -148,39 +147,44 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         np.testing.assert_allclose(block["returns"]["difference"][w]["ci95"], t)
     t = stats.ttest_rel(theirs.mean(1), ours.mean(1)).confidence_interval(0.95)
     np.testing.assert_allclose(block["returns"]["whole"]["difference"]["ci95"], t)
-    assert (
-        parity.compared({key: x for key, x in outcomes.items() if key[3] == 0 or key[2] == parity.OURS})[
-            "blocks"
-        ]
-        == []
-    )
+    assert parity.compared([row for row in rows if row["seed"] == 0 or row["library"] == parity.OURS]) == []
+    made_again = [
+        row | {"data": "other"} if row["seed"] and row["library"] == parity.OURS else row for row in rows
+    ]
+    assert parity.compared(made_again) == []
 
     trained = []
 
-    def fake(settings: Any, agent: str, tier: str, steps: Any, seed: int, work: Any) -> dict[str, Any]:
+    def fake(
+        settings: Any, agent: str, tier: str, steps: Any, seed: int, data: str, work: Any
+    ) -> dict[str, Any]:
         if len(trained) == 3:
             raise KeyboardInterrupt
         library = {parity.ours: parity.OURS, parity.theirs: parity.THEIRS}[steps]
         trained.append((library, seed))
-        return outcomes[agent, tier, library, seed]
+        return outcome(parity.Run(agent, tier, seed, library))
 
     monkeypatch.setattr(parity, "train_one", fake)
     monkeypatch.setattr(parity, "check", lambda settings: (["iql"], [TIER]))
     monkeypatch.setattr(peers, "versions", lambda: {"d3rlpy": "0", "torch": "0"})
     monkeypatch.setattr(studies, "digest", lambda name, variant: name)
     settings = parity.Settings(
-        agents="iql", tiers=TIER, seeds=2, updates=1000, eval_every=500, out=str(tmp_path)
+        agents="iql", tiers=TIER, seeds=2, updates=1000, eval_every=500, out=str(tmp_path / "first")
     )
     with pytest.raises(KeyboardInterrupt):
         parity.run(settings)
-    assert "No agent has two seeds of both" in (tmp_path / studies.REPORT).read_text()
+    assert "No agent has two seeds of both" in (tmp_path / "first" / studies.REPORT).read_text()
     assert trained == [(parity.OURS, 0), (parity.THEIRS, 0), (parity.OURS, 1)]
-    trained[:] = ["again"]
-    parity.run(settings)
-    assert trained == ["again", (parity.THEIRS, 1)]
-    text = (tmp_path / studies.REPORT).read_text()
-    assert "4 runs are finished" in text and "## iql, hopper-medium-regen-v5, 2 seeds" in text
-    assert json.loads((tmp_path / "result.json").read_text())["runs"] == 4
+    elsewhere = dataclasses.replace(settings, stored=str(tmp_path / "first"), out=str(tmp_path / "second"))
+    for change in (settings, elsewhere):
+        trained[:] = ["again"]
+        result = parity.run(change)
+        assert trained == ["again", (parity.THEIRS, 1)][: 2 if change is settings else 1]
+        text = (Path(change.out) / studies.REPORT).read_text()
+        assert "## iql, hopper-medium-regen-v5, 2 seeds" in text and "Not finished" not in text
+        assert len(result["rows"]) == 4 and result["d3rlpy"] == ["d3rlpy 0, torch 0"]
+    with pytest.raises(ValueError, match="has runs with --set=, which do not compare with --set=x=1"):
+        parity.run(dataclasses.replace(elsewhere, set="x=1"))
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_both_libraries_learn_the_same_from_a_small_tier(tmp_path: Path) -> None
             out=str(tmp_path / "out"),
         )
     )
-    (block,) = result["blocks"]
+    (block,) = parity.compared(result["rows"])
     for name, of in block["metrics"].items():
         np.testing.assert_allclose(
             of["difference"][0]["each"], 0, atol=0.02 * abs(of[parity.OURS][0]["mean"]), err_msg=name
