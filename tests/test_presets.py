@@ -168,6 +168,14 @@ def test_an_unknown_preset_is_refused() -> None:
         command_line("--preset=best")
 
 
+def test_what_an_agent_refuses_is_named_by_its_flag() -> None:
+    """Fields that its Config refuses, and not what is no field of it."""
+    with pytest.raises(ValueError, match="^--agent.candidates=0 must be at least 1"):
+        command_line("--agent=fql", "--agent.candidates=0")
+    with pytest.raises(ValueError, match="^rl.agents.iql has no setting 'x'"):
+        presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", {"agent.x": 1})
+
+
 def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> None:
     """Its own blocks alone, whatever an agent's paper says of the task; and a run's card says which it follows."""
     arguments = ("--preset=ogbench-fql", "--dataset=antmaze-giant-navigate-singletask-v0")
