@@ -128,7 +128,7 @@ def resolve(
 
 
 def _agent(defaults: Any, chosen: Mapping[str, Any]) -> Any:
-    """The agent's hyper-parameters; a value that they refuse by the name of its field is refused by that of its flag."""
+    """The agent's hyper-parameters; what they refuse by the name of a field is refused by that of its flag."""
     try:
         return flags.with_fields(defaults, chosen)
     except ValueError as error:

@@ -170,9 +170,9 @@ def test_an_unknown_preset_is_refused() -> None:
 
 def test_what_an_agent_refuses_is_named_by_its_flag() -> None:
     """Fields that its Config refuses, and not what is no field of it."""
-    with pytest.raises(ValueError, match="^--agent.candidates=0 must be at least 1"):
+    with pytest.raises(ValueError, match=r"^--agent\.candidates=0 must be at least 1"):
         command_line("--agent=fql", "--agent.candidates=0")
-    with pytest.raises(ValueError, match="^rl.agents.iql has no setting 'x'"):
+    with pytest.raises(ValueError, match=r"^rl\.agents\.iql has no setting 'x'"):
         presets.resolve("offline", offline.PUBLISHED, common.config, "dataset", {"agent.x": 1})
 
 
