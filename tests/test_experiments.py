@@ -26,7 +26,6 @@ import pytest
 from absl import flags as absl_flags
 
 from experiments import (
-    classic_control,
     common,
     flags,
     goals,
@@ -203,10 +202,7 @@ def parse(*argv: str) -> absl_flags.FlagValues:
 @pytest.mark.parametrize(
     "owner",
     [
-        *(
-            script.Settings
-            for script in (classic_control, goals, language, model_based, offline, online, quickstart)
-        ),
+        *(script.Settings for script in (goals, language, model_based, offline, online, quickstart)),
         *(module.Config for module in (*agents.AGENTS.values(), *language.AGENTS.values())),
         Adam,
         Architecture,
@@ -441,7 +437,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
     assert {name: code for name, (code, _) in answers.items() if code} == {}
     shown = {name: text for name, (_, text) in answers.items()}
     listing = shown.pop("experiments.studies")  # no command: it lists those that are studies
-    assert all(f"python -m {name} " in listing for name in (*papers, "experiments.classic_control"))
+    assert all(f"python -m {name} " in listing for name in papers)
     for name, text in shown.items():
         assert re.search(r"^  --(\[no\])?\w+:", text, re.MULTILINE), name
     text = shown["experiments.offline"]

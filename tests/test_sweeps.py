@@ -18,7 +18,7 @@ import pytest
 import yaml
 from absl import flags as absl_flags
 
-from experiments import classic_control, common, flags, goals, offline, presets, report
+from experiments import common, flags, goals, offline, presets, report
 from rl import checkpoint, data, lifecycle, log, train
 from sweeps import run as sweeps
 
@@ -95,18 +95,6 @@ def test_a_board_says_what_it_answers_and_how_long_it_takes(path: Path) -> None:
     assert any("?" in line or "part of the board" in line for line in about[:2])
     assert any(line.startswith("# Time, on ") for line in about)
     assert any(f"python -m sweeps.run sweeps/boards/{path.name}" in line or "$name" in line for line in about)
-
-
-def test_the_classic_board_is_what_the_stored_result_was_made_with(tmp_path: Path) -> None:
-    """`experiments.classic_control` has the settings of results/classic_control."""
-    runs = {}
-    for name in ("classic", "classic_sac", "classic_td3"):
-        for place, program in sweeps.load(str(ROOT / f"sweeps/boards/{name}.yaml"), {}).programs.items():
-            settings, config, _ = sweeps.arguments(program, place)
-            label = f"dqn, {settings.head}" if settings.agent == "dqn" else settings.agent
-            seeds = classic_control.RUNS[label][0].seeds  # its own --seeds says how many
-            runs[label] = str((dataclasses.replace(settings, workdir="", seeds=seeds), config))
-    assert runs == {label: str(run) for label, run in classic_control.RUNS.items()}
 
 
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
