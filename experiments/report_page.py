@@ -239,11 +239,10 @@ def _missing(result: Mapping[str, Any]) -> Iterator[str]:
         if program["state"] == "waiting":
             waiting.setdefault(_runs(program), []).append(_place(program))
     if waiting:
-        yield (
-            "Not begun: "
-            + "; ".join(f"{names} on {', '.join(places)}" for names, places in waiting.items())
-            + "."
-        )
+        everywhere = {program["task"] for program in result["programs"]}
+        whole = f"all {len(everywhere)} tasks"
+        where = lambda places: whole if everywhere == {*places} != {places[0]} else ", ".join(places)
+        yield "Not begun: " + "; ".join(f"{runs} on {where(on)}" for runs, on in waiting.items()) + "."
     if len(result["strangers"]):
         yield (
             f"{len(result['strangers'])} run folders there are of other parameters than asked for, by another --set: "
