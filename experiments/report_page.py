@@ -27,7 +27,8 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
     yield f"`{result['command']}`, commit {result['commit']}, of {', '.join(f'`{file}`' for file in files)}."
     states = [program["state"] for program in result["programs"]]
     counted = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
-    yield f"{len(states)} programs: {counted}. What is not done is listed at the end."
+    listed = " What is not done is listed at the end." if {*states} != {"done"} else ""
+    yield f"{len(states)} programs: {counted}.{listed}"
     yield from _answers(result)
     if not result["cells"]:
         yield "Nothing is finished yet."

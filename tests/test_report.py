@@ -21,6 +21,7 @@ from experiments import presets, report, report_page, studies
 from rl import agents, data, lifecycle, log, model_based
 from sweeps import run as sweeps
 
+ROOT = Path(__file__).parents[1]
 TASKS = [f"hopper-{tier}-regen-v5" for tier in ("medium", "medium-replay", "expert")]
 SEEDS, EPISODES = 4, 6
 SCORES = np.random.default_rng(0).normal(40, 15, size=(2, 3, 2, SEEDS, EPISODES))  # agent, task, evaluation
@@ -472,3 +473,27 @@ def test_what_cannot_be_reported_is_refused(
     with pytest.raises(ValueError, match=message):
         report_on(*(word.format(**names) for word in argv), where[1])
     assert not (tmp_path / "out").exists()
+
+
+# ---- what is stored -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("results/boards/*/result.json")), ids=lambda x: x.parent.name)
+def test_a_stored_board_says_what_its_numbers_say(path: Path) -> None:
+    """Nothing is typed in, and its scores are those of the runs that are stored with it."""
+    result = studies.load(path)
+    text = (path.parent / studies.REPORT).read_text()
+    assert all(block in text for block in report_page.blocks(result))
+    stored = path.parent / report.STORED
+    done = {Path(program["folder"]).name for program in result["programs"] if program["state"] == "done"}
+    assert done == {place.name for place in stored.iterdir()} and done
+    for place in stored.iterdir():
+        assert (place / log.CONFIG).is_file() and (place / log.RESULT).is_file()
+
+
+def test_the_stored_online_agents_solve_their_tasks() -> None:
+    """Near enough on average over seeds, from 20 steps of balance at random and from -1200."""
+    least = {"CartPole-v1": 400.0, "Pendulum-v1": -250.0}
+    cells = studies.load(ROOT / "results" / "boards" / "classic" / log.RESULT)["cells"]
+    assert len(cells) == 7
+    assert {(x["variant"], x["task"]) for x in cells if x["last"]["mean"] < least[x["task"]]} == set()
