@@ -154,8 +154,13 @@ def test_c51_loss_agrees_with_rlax() -> None:
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "default"])
 @pytest.mark.parametrize("kappa", [0.01, 1.0, 3.0])
-def test_quantile_loss_and_its_gradient_agree_with_rlax(kappa: float) -> None:
+def test_quantile_loss_and_its_gradient_agree_with_rlax(
+    kappa: float, platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the form for CPUs, and in that for accelerators."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
     outputs, target = 3 * normal(1, 2, SIZE)
     levels = np.float32((2 * np.arange(SIZE) + 1) / (2 * SIZE))
     head = heads.quantile(SIZE, kappa)

@@ -478,7 +478,9 @@ def test_what_cannot_be_reported_is_refused(
 # ---- what is stored -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("results/boards/*/result.json")), ids=lambda x: x.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(ROOT.glob("results/boards/*/result.json")), ids=lambda x: x.parent.name
+)
 def test_a_stored_board_says_what_its_numbers_say(path: Path) -> None:
     """Nothing is typed in, and its scores are those of the runs that are stored with it."""
     result = studies.load(path)
