@@ -143,14 +143,18 @@ def test_c51_projection_agrees_with_rlax(
     np.testing.assert_allclose(ours, projection(reward, discount, outputs), atol=1e-5)
 
 
-def test_c51_loss_agrees_with_rlax() -> None:
+@pytest.mark.parametrize("platform", ["cpu", "default"])
+def test_c51_loss_agrees_with_rlax(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the form for CPUs, and in that for accelerators."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, **forms: forms[platform](*args))
     atoms = evenly(LOW, HIGH, SIZE)
     outputs, following = normal(0, 2, BATCH, SIZE)
     reward, discount = 5 * normal(1, BATCH), np.random.default_rng(2).uniform(size=BATCH).astype(np.float32)
     expected = jax.jit(jax.vmap(rlax.categorical_td_learning, (None, 0, 0, 0, None, 0)))(
         atoms, outputs, reward, discount, atoms, following
     )
-    loss, _ = loss_and_gradient("c51", outputs, TARGET["c51"](reward, discount, following))
+    target = jax.jit(heads.c51(LOW, HIGH, SIZE).target)(reward, discount, following)
+    loss, _ = loss_and_gradient("c51", outputs, target)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
 
 
