@@ -153,7 +153,10 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _table(result: Mapping[str, Any], which: str) -> str:
-    """Tasks down, variants across; beside last scores those of the data, and published ones of the same protocol."""
+    """Tasks down, variants across, or the other way round if these are more.
+
+    Beside last scores stand those of the data, and published ones of the same protocol.
+    """
     style = _style(result)
     summaries = {(cell["variant"], cell["task"]): cell[which] for cell in result["cells"]}
     columns = [name for name in result["variants"] if any(name == variant for variant, _ in summaries)]
@@ -180,6 +183,9 @@ def _table(result: Mapping[str, Any], which: str) -> str:
         *(f"`{name}`" for name in columns),
         *(f"`{name}`, published" for name in reported),
     )
+    if len(columns) > len(rows):
+        (_, *head), *rows = zip(head, *rows, strict=True)
+        head = ["", *head]
     return studies.table(head, rows)
 
 
