@@ -176,7 +176,7 @@ def test_the_priority_of_a_row_is_how_far_it_is_from_its_target(name: str, monke
 
     metrics, priority, each = jax.device_get(update(KEY))
     if head.are_values:
-        np.testing.assert_allclose(priority, each)
+        np.testing.assert_allclose(priority, each, rtol=1e-6)  # two programs, which may round differently
     else:
         output = softmax(np.float64(fitted))
         np.testing.assert_allclose(priority, rel_entr(target, output).sum(-1), rtol=1e-4, atol=1e-6)
