@@ -59,10 +59,13 @@ def _last(result: Mapping[str, Any]) -> str:
 def _answers(result: Mapping[str, Any]) -> Iterator[str]:
     """One line per baseline: who beats it, and on how many tasks."""
     for base in dict.fromkeys(row["baseline"] for row in result["better"]):
+        rows = [row for row in result["better"] if row["baseline"] == base and len(row["tasks"])]
         words = []
-        for row in (row for row in result["better"] if row["baseline"] == base and len(row["tasks"])):
+        for row in (row for row in rows if len(row["better"]) or len(row["worse"])):
             worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
+        if len(words) < len(rows):
+            words.append(f"no other of {len(rows)}" if words else f"none of {len(rows)}")
         text = "; ".join(words) or "nothing to compare yet"
         yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
 
