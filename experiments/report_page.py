@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ WHICH = {
     "best": "Best evaluation, chosen with hindsight",
     "selected": "Evaluation selected by one half of the episodes, or by estimates, and scored on the rest",
 }
+_CURVES = 8  # the most of one figure
 AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
 
 
@@ -219,11 +221,11 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
-    tasks = list(dict.fromkeys(curve["task"] for curve in result["curves"]))
-    if tasks:
+    figures = _figures(result)
+    if figures:
         yield "## Learning curves"
-        for task in tasks:
-            yield f"![{task}]({_curve_file(task)})"
+        for (task, group), file in zip(figures, map(_curve_file, figures), strict=True):
+            yield f"![{', '.join(filter(None, (task, group)))}]({file})"
 
 
 def _missing(result: Mapping[str, Any]) -> Iterator[str]:
@@ -302,16 +304,15 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             note="share, 95 % interval",
             rate=True,
         )
-    for task in dict.fromkeys(curve["task"] for curve in result["curves"]):
+    for (task, group), curves in _figures(result).items():
         plot.learning_curve(
-            folder / _curve_file(task),
+            folder / _curve_file((task, group)),
             {
                 curve["variant"] + ("" if curve["finished"] else " (unfinished)"): (
                     curve["steps"],
                     curve["scores"],
                 )
-                for curve in result["curves"]
-                if curve["task"] == task
+                for curve in curves
             },
             ylabel=score,
             title=task,
@@ -326,11 +327,23 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
         )
 
 
+def _figures(result: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:
+    """{(task, group): curves of one figure}: all of a task, or if they are many those of an agent, and the others."""
+    named = [(curve["task"], curve["variant"].partition(",")[0], curve) for curve in result["curves"]]
+    of_task = collections.Counter(task for task, *_ in named)
+    of_agent = collections.Counter((task, agent) for task, agent, _ in named)
+    figures: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for task, agent, curve in named:
+        group = agent if of_agent[task, agent] > 1 else "others"
+        figures.setdefault((task, group if of_task[task] > _CURVES else ""), []).append(curve)
+    return figures
+
+
 def _of_data(result: Mapping[str, Any], task: str) -> dict[str, float]:
     """The score of the data, to be drawn."""
     score = result["data"].get(task, {}).get(result["score"])
     return {} if score is None else {"the data": score}
 
 
-def _curve_file(task: str) -> str:
-    return f"{re.sub('[^A-Za-z0-9+.-]', '-', task)}.png"
+def _curve_file(figure: tuple[str, str]) -> str:
+    return f"{re.sub('[^A-Za-z0-9+._-]', '-', '-'.join(filter(None, figure)))}.png"

@@ -7,6 +7,7 @@ import dataclasses
 import fnmatch
 import itertools
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -486,11 +487,19 @@ def test_a_stored_board_says_what_its_numbers_say(path: Path) -> None:
     result = studies.load(path)
     text = (path.parent / studies.REPORT).read_text()
     assert all(block in text for block in report_page.blocks(result))
+    assert {*re.findall(r"\]\(([^)]*\.png)\)", text)} == {file.name for file in path.parent.glob("*.png")}
     stored = path.parent / report.STORED
     done = {Path(program["folder"]).name for program in result["programs"] if program["state"] == "done"}
     assert done == {place.name for place in stored.iterdir()} and done
     for place in stored.iterdir():
         assert (place / log.CONFIG).is_file() and (place / log.RESULT).is_file()
+
+
+def test_many_curves_are_drawn_in_a_figure_for_each_agent() -> None:
+    """The stored pointmaze has three agents with five heads each, and four agents more."""
+    text = (ROOT / "results" / "boards" / "pointmaze" / studies.REPORT).read_text()
+    groups = re.findall(r"!\[pointmaze-medium-navigate-singletask-v0, (\w+)\]", text)
+    assert groups == ["iql", "others", "rebrac", "td3_bc"]
 
 
 def test_the_stored_online_agents_solve_their_tasks() -> None:
