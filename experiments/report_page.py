@@ -252,9 +252,10 @@ def _missing(result: Mapping[str, Any]) -> Iterator[str]:
             waiting.setdefault(_runs(program), []).append(_place(program))
     if waiting:
         everywhere = {program["task"] for program in result["programs"]}
-        whole = f"all {len(everywhere)} tasks"
-        where = lambda places: whole if everywhere == {*places} != {places[0]} else ", ".join(places)
-        yield "Not begun: " + "; ".join(f"{runs} on {where(on)}" for runs, on in waiting.items()) + "."
+        for runs, places in waiting.items():
+            if len(everywhere) > 1 and {*places} == everywhere:
+                waiting[runs] = [f"all {len(everywhere)} tasks"]
+        yield "Not begun: " + "; ".join(f"{runs} on {', '.join(on)}" for runs, on in waiting.items()) + "."
     if len(result["strangers"]):
         yield (
             f"{len(result['strangers'])} run folders there are of other parameters than asked for, by another --set: "
