@@ -120,13 +120,7 @@ def run(settings: Settings) -> dict[str, Any]:
         for seed in range(settings.seeds)
         for library in STEPS
     ]
-    earlier = studies.stored(settings, Run._fields)
-    for result in earlier.results:
-        if (other := result["settings"]["set"]) != settings.set:
-            raise ValueError(
-                f"--stored: {result['settings']['out']} has runs with --set={other}, which do not compare with "
-                f"--set={settings.set}"
-            )
+    earlier = studies.stored(settings, Run._fields, words=["set"])
     names_of = {run: f"{run.tier}, {run.agent}, {run.library}, seed {run.seed}" for run in runs}
     data = {tier: _data(settings, tier) for tier in tiers}
     variants = {

@@ -101,7 +101,7 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
 
 def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> T:
     """``config`` with every field set from its parsed flag."""
-    return with_fields(config, {name: values[prefix + name].value for name in names(config)})
+    return with_fields(config, {name: values[prefix + name].value for name in names(config)}, prefix)
 
 
 def present(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> dict[str, Any]:
@@ -129,14 +129,16 @@ def names(config: Any) -> list[str]:
     return listed
 
 
-def with_fields(config: T, overrides: dict[str, Any]) -> T:
+def with_fields(config: T, overrides: dict[str, Any], prefix: str = "") -> T:
     """``config`` with the fields in ``overrides`` replaced, each converted to the type it has.
 
     A field of a nested dataclass is given as ``{"network.activation": "gelu"}`` or
-    ``{"network": {"activation": "gelu"}}``.
+    ``{"network": {"activation": "gelu"}}``. With the ``prefix`` of its flags, what it refuses by the name of a field is
+    refused by that of the flag.
 
     Raises:
-      ValueError: on a field that does not exist (the nearest one is suggested) or a value of another type.
+      ValueError: on a field that does not exist (the nearest one is suggested), a value of another type, or one that it
+        refuses.
     """
     known = names(config)
     converted: dict[str, Any] = {}
@@ -154,9 +156,14 @@ def with_fields(config: T, overrides: dict[str, Any]) -> T:
             parts.setdefault(outer, {})[inner] = _convert(name, value, _field(config, name))
         else:
             converted[name] = _convert(name, value, getattr(config, name))
-    for outer, part in parts.items():
-        converted[outer] = with_fields(getattr(config, outer), part)
-    return dataclasses.replace(config, **converted)  # type: ignore[type-var]
+    try:
+        for outer, part in parts.items():
+            converted[outer] = with_fields(getattr(config, outer), part, prefix and f"{prefix}{outer}.")
+        return dataclasses.replace(config, **converted)  # type: ignore[type-var]
+    except ValueError as error:
+        if not prefix or str(error).partition("=")[0] not in known:
+            raise
+        raise ValueError(f"--{prefix}{error}") from None
 
 
 def parser(

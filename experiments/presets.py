@@ -8,7 +8,6 @@ at its start and stores them with its card. Functions (``offline.run`` and so on
 
 from __future__ import annotations
 
-import dataclasses
 import fnmatch
 import functools
 import re
@@ -124,17 +123,8 @@ def resolve(
     if preset is None and request.preset in protocols():
         raise ValueError(_outside(script, request, task))
     chosen = {**(preset.flags if preset else {}), **overrides, "preset": request.preset if preset else NONE}
-    return flags.with_fields(settings, _plain(chosen)), _agent(config_of(request.agent), _agent_flags(chosen))
-
-
-def _agent(defaults: Any, chosen: Mapping[str, Any]) -> Any:
-    """The agent's hyper-parameters; what they refuse by the name of a field is refused by that of its flag."""
-    try:
-        return flags.with_fields(defaults, chosen)
-    except ValueError as error:
-        if str(error).partition("=")[0] not in {field.name for field in dataclasses.fields(defaults)}:
-            raise
-        raise ValueError(f"--agent.{error}") from None
+    config = flags.with_fields(config_of(request.agent), _agent_flags(chosen), "agent.")
+    return flags.with_fields(settings, _plain(chosen)), config
 
 
 def from_flags(

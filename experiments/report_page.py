@@ -224,8 +224,8 @@ def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     figures = _figures(result)
     if figures:
         yield "## Learning curves"
-        for (task, group), file in zip(figures, map(_curve_file, figures), strict=True):
-            yield f"![{', '.join(filter(None, (task, group)))}]({file})"
+        for figure in figures:
+            yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure)})"
 
 
 def _missing(result: Mapping[str, Any]) -> Iterator[str]:

@@ -126,12 +126,13 @@ class Stored(NamedTuple):
     results: list[dict[str, Any]]  # that they are from
 
 
-def stored(settings: Any, names: Sequence[str]) -> Stored:
+def stored(settings: Any, names: Sequence[str], words: Collection[str] = ()) -> Stored:
     """The rows of the results in the folders that ``settings.stored`` lists; of several that are alike the last.
 
     Args:
       settings: of the study, a `RowSettings`.
       names: of what tells a row from others.
+      words: settings that are text and choose no rows.
 
     Raises:
       ValueError: a folder without a result, or one whose numbers were other settings of this study.
@@ -142,15 +143,17 @@ def stored(settings: Any, names: Sequence[str]) -> Stored:
     results = [load(folder / log.RESULT) for folder in folders]
     rows = {}
     for folder, result in zip(folders, results, strict=True):
-        _check_comparable(settings, folder, result["settings"])
+        _check_comparable(settings, folder, result["settings"], words)
         provenance = {name: result[name] for name in ("command", "commit", "versions", "hardware")}
         for row in result["rows"]:
             rows[tuple(row[name] for name in names)] = {"provenance": provenance, **row}
     return Stored(rows, results)
 
 
-def _check_comparable(settings: Any, folder: Path, earlier: Mapping[str, Any]) -> None:
-    """Raises ValueError if a number among the settings was another one; words choose rows, and may differ.
+def _check_comparable(
+    settings: Any, folder: Path, earlier: Mapping[str, Any], words: Collection[str]
+) -> None:
+    """Raises ValueError if a number among the settings was another one; text chooses rows, but for ``words``.
 
     A setting whose name begins with that of a part, ``hopper_steps`` say, counts only where that part was run.
     """
@@ -158,7 +161,11 @@ def _check_comparable(settings: Any, folder: Path, earlier: Mapping[str, Any]) -
     absent = set(getattr(settings, "parts", "").split(",")) - set(earlier.get("parts", "").split(","))
     for name, value in dataclasses.asdict(settings).items():
         before = plain(earlier.get(name, value))
-        counts = not isinstance(value, str) and name != "overwrite" and name.partition("_")[0] not in absent
+        counts = (
+            (not isinstance(value, str) or name in words)
+            and name != "overwrite"
+            and name.partition("_")[0] not in absent
+        )
         if counts and before != plain(value):
             raise ValueError(
                 f"--stored: {folder} was made with --{name}={before}, and this command has {value}, so that their rows "

@@ -233,7 +233,8 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
     else:
         fields = {name.removeprefix("agent."): x for name, x in fixed.items() if name.startswith("agent.")}
         plain = {name: x for name, x in fixed.items() if not name.startswith("agent.")}
-        settings, config = config_flags.with_fields(defaults, plain), config_flags.with_fields(config, fields)
+        settings = config_flags.with_fields(defaults, plain)
+        config = config_flags.with_fields(config, fields, "agent.")
     module.check(settings, *([config] if program.script == "model_based" else []))
     return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
 

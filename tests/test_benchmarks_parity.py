@@ -183,7 +183,9 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         text = (Path(change.out) / studies.REPORT).read_text()
         assert "## iql, hopper-medium-regen-v5, 2 seeds" in text and "Not finished" not in text
         assert len(result["rows"]) == 4 and result["d3rlpy"] == ["d3rlpy 0, torch 0"]
-    with pytest.raises(ValueError, match="has runs with --set=, which do not compare with --set=x=1"):
+    with pytest.raises(
+        ValueError, match="was made with --set=, and this command has x=1, so that their rows do not compare"
+    ):
         parity.run(dataclasses.replace(elsewhere, set="x=1"))
 
 
