@@ -15,6 +15,7 @@ import contextlib
 import errno
 import json
 import logging
+import math
 import os
 import re
 import shutil
@@ -429,8 +430,9 @@ def _is_disk_full(error: BaseException) -> bool:
 
 def _disk_full(folder: Path, step: int, leaves: Mapping[str, Any]) -> str:
     needed, free = sum(leaf.nbytes for leaf in leaves.values()), shutil.disk_usage(folder).free
+    tenths = math.ceil(10 * needed / 2**20)  # rounded up, so that no checkpoint needs 0.0
     return (
-        f"disk full: the checkpoint of step {step} needs up to {needed / 2**20:.1f} MiB in {folder}, and "
+        f"disk full: the checkpoint of step {step} needs up to {tenths / 10} MiB in {folder}, and "
         f"{free / 2**20:.1f} MiB are free. Earlier checkpoints are untouched: free some space and start the same "
         "command again, which resumes from the newest."
     )
