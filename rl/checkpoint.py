@@ -141,10 +141,21 @@ def inspect(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """The card of the checkpoint of ``step``, which is known to be whole: its files are not read again."""
+    """The card of the checkpoint of ``step``, which is known to be whole: its files are not read again.
+
+    Raises:
+        CheckpointError: it has been removed.
+    """
     names = (str(step), f"{step}.saving")
-    path = next(path for name in names if (path := Path(folder) / name / _CARD).exists())
+    path = next((path for name in names if (path := Path(folder) / name / _CARD).exists()), None)
+    if path is None:
+        raise CheckpointError(f"{folder} has no checkpoint of step {step} any more: start the same command again")
     return json.loads(path.read_text())["card"]
+
+
+def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The steps of all checkpoints that were written to their end, the newest first; their files are not read."""
+    return tuple(step for step, path in _candidates(Path(folder)) if (path / _CARD).exists())
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:

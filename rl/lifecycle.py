@@ -84,6 +84,7 @@ class Start(NamedTuple):
     seconds: float  # wall time so far
     resumed: bool  # from a checkpoint
     result: dict[str, Any] | None  # what result.json says of a finished run
+    checkpoints: tuple[int, ...] | None = None  # steps of those in the folder when it was read; None: not known
 
 
 def folder(workdir: str, task: str, label: str) -> Path:
@@ -106,10 +107,15 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
       tree: {name: pytree of arrays, or of shapes}, as in `rl.checkpoint.restore`.
 
     Raises:
+      InUse: another process has the folder open; `session` has the last word on that.
       CheckpointError: the folder holds another run, or results without the checkpoints they came from.
       ValueError: the run there has gone beyond ``run.total``.
     """
+    other = holder(run.folder) if jax.process_index() == 0 else None
+    if anywhere(other is not None):
+        raise _in_use(run.folder, other)
     identity = {**run.card, "versions": versions()}
+    there = checkpoint.steps(run.folder / CHECKPOINTS)
     earlier = None
     if not run.overwrite:
         like = {**tree, "seconds": np.zeros(())}
@@ -120,10 +126,10 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
                 f"{run.folder} holds a finished run without its checkpoints: choose another --workdir, or "
                 "--overwrite to start again"
             )
-        return Start(tree, 0, 0.0, False, None)
+        return Start(tree, 0, 0.0, False, None, there)
     saved, step = earlier
     result = _finished(run, step) if step >= run.total else None
-    return Start(saved, step, saved.pop("seconds").item(), True, result)
+    return Start(saved, step, saved.pop("seconds").item(), True, result, there)
 
 
 def notes(run: Run) -> Any:
@@ -233,16 +239,33 @@ def session(run: Run, start: Start) -> Iterator[Session]:
     With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
 
     Raises:
-      InUse: another process has the folder open; the message says which.
+      InUse: another process has the folder open, or had it since ``start`` was read; the message says which.
       OSError: nothing can be written there.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_alone(run.folder))
+        failure = None
+        try:
+            stack.enter_context(_alone(run.folder))
+        except (InUse, OSError) as error:  # on the first process alone: the others would wait for it
+            failure = error
+        if anywhere(failure is not None):
+            raise failure or InUse(f"the first process could not open {run.folder}: its message says why")
+        _check_unchanged(run, start)
         if run.overwrite:
             clear(run)
         elif start.step:
             _warn_of_lost_lines(run, start.step)
         yield stack.enter_context(_open(run, start))
+
+
+def _check_unchanged(run: Run, start: Start) -> None:
+    """Raises InUse if another process has written to the run's checkpoints since ``start`` was read."""
+    known = run.overwrite or start.checkpoints is None
+    if anywhere(not known and checkpoint.steps(run.folder / CHECKPOINTS) != start.checkpoints):
+        raise InUse(
+            f"another process went on with the run in {run.folder} while this one prepared to: start the same command "
+            "again"
+        )
 
 
 @contextlib.contextmanager
@@ -284,10 +307,7 @@ def _alone(folder: Path) -> Iterator[None]:
             _lock(lambda: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB))
         except BlockingIOError:
             file.seek(0)
-            raise InUse(
-                f"{folder} is in use by {file.read().strip() or 'another process'}: wait until it ends, stop it, or "
-                "choose another --workdir"
-            ) from None
+            raise _in_use(folder, file.read()) from None
         except OSError:
             warnings.warn(
                 f"the file system of {folder} has no locks: nothing keeps another run out of it", stacklevel=4
@@ -298,6 +318,13 @@ def _alone(folder: Path) -> Iterator[None]:
         file.write(f"process {os.getpid()} on {socket.gethostname()} since {since}")
         file.flush()
         yield
+
+
+def _in_use(folder: Path, by: str | None) -> InUse:
+    return InUse(
+        f"{folder} is in use by {(by or '').strip() or 'another process'}: wait until it ends, stop it, or choose "
+        "another --workdir"
+    )
 
 
 def _lock(take: Callable[[], None]) -> None:

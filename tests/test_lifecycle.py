@@ -208,9 +208,12 @@ def test_a_request_at_the_last_step_changes_nothing(whole: Path, tmp_path: Path)
 
 def test_a_stop_of_any_process_stops_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All hosts leave after the same epoch: nobody asked this one."""
-    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda local: np.array([local, True]))
+
+    def another_is_asked(step: int) -> None:
+        monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: np.array([x, True]))
+
     with pytest.raises(train.Interrupted, match="stopped at update 1;"):
-        learn(run(tmp_path))
+        learn(run(tmp_path), each=another_is_asked)
 
 
 def test_an_error_keeps_the_checkpoint_before_it(whole: Path, tmp_path: Path) -> None:
@@ -310,6 +313,34 @@ def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) ->
     assert lifecycle.holder(tmp_path) is None
     learn(run(tmp_path))
     assert_same(whole, tmp_path)
+
+
+def test_a_run_that_another_process_went_on_with_in_between_is_left_alone(whole: Path, tmp_path: Path) -> None:
+    """Between reading the newest checkpoint and opening the folder nothing was checked: lines of the other were lost."""
+    first = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
+    learn(run(tmp_path))
+    for late in (first, first._replace(step=5, checkpoints=(5, 4))):
+        with pytest.raises(lifecycle.InUse, match="another process went on"), lifecycle.session(run(tmp_path), late):
+            pytest.fail("it was opened")
+    assert_same(whole, tmp_path)
+
+
+def test_what_the_first_process_cannot_open_no_process_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
+    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: np.array([True, x]))
+    with pytest.raises(lifecycle.InUse, match="the first process could not"), lifecycle.session(run(tmp_path), start):
+        pytest.fail("it was opened")
+
+
+def test_a_folder_that_is_open_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    this = run(tmp_path)
+    with (
+        lifecycle.session(this, lifecycle.begin(this, {"state": np.zeros(3)})),
+        pytest.raises(lifecycle.InUse, match="is in use by process"),
+    ):
+        lifecycle.begin(this, {"state": np.zeros(3)})
 
 
 def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
