@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,14 +58,7 @@ def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:
       ValueError: values that cannot be trained together.
     """
     values = {name: [float(x) for x in column] for name, column in (sweep or {}).items()}
-    if len({len(column) for column in values.values()}) > 1:
-        raise ValueError(f"the fields of a sweep need equally many values: {values}")
-    for name, column in values.items():
-        if 0 in column:
-            raise ValueError(
-                f"a sweep of {name} over {column}: 0 may switch a term off, which one program cannot do for some of "
-                "its runs; train 0 as a run of its own, as sweeps/run.py does"
-            )
+    train.check_sweep(values)
     return values
 
 
@@ -110,20 +104,22 @@ def validator(
     held_out: Any,
     learners: Callable[[Settings, Callable[[Learner], Learner]], tuple[train.Population, Key]],
     mesh: jax.sharding.Mesh,
+    period: int = 1,
 ) -> Callable[[State], dict[str, np.ndarray]]:
     """A function of the state -> {"validation/...": [S]}: the metrics of training on held-out data, without training.
 
-    They are means over `_VALIDATION` batches.
+    They are means over `_VALIDATION` batches, or as many more as make whole periods.
 
     Args:
       settings: the run's.
       held_out: what batches are drawn from, as in training; None gives a function that says nothing.
       learners: (settings, what to make of every learner) -> the run's population and keys.
       mesh: the run's.
+      period: updates between those that report the metrics of a delayed policy; others report 0.
     """
     if held_out is None:
         return lambda state: {}
-    batches = dataclasses.replace(settings, eval_every=_VALIDATION)
+    batches = dataclasses.replace(settings, eval_every=math.ceil(_VALIDATION / period) * period)
     runs, run_keys = learners(batches, _frozen)
     epoch = jax.jit(shard.over_mesh(runs.epoch, mesh))
     data, placed = shard.place(held_out, mesh), shard.place_keys(keys.of(run_keys, "validate"), mesh)

@@ -128,6 +128,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             held_out,
             lambda chosen, wrap: learners(chosen, config, sweep, task, mesh, world, wrap),
             mesh,
+            getattr(config, "policy_delay", 1),
         )
         logged.loop(
             settings,

@@ -62,6 +62,11 @@ _IDENTITY = (
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
     *("chunk", "replan_every"),
 )
+# Hyper-parameters that change what networks compute, and not the shapes of their parameters.
+_FUNCTION = (
+    *(f"network.{name}" for name in ("activation", "norm_after", "residual", "policy_layer_norm", "encoder")),
+    *("order", "see_levels", "see_dimensions"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -394,6 +399,13 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
                 f"--init_from={settings.init_from} was trained with --agent.{name}={discount}, and its values are of "
                 f"such returns: give --agent.{name}={discount}, not {getattr(config, name)}"
             )
+    there, here = (checkpoint.flat(x) for x in (card["config"], dataclasses.asdict(config)))
+    if wrong := [name for name in _FUNCTION if name in there and there[name] != here[name]]:
+        flags = " ".join(f"--agent.{name}={there[name]}" for name in wrong)
+        raise ValueError(
+            f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
+            f"here: give {flags}"
+        )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     leaves = []
     for name, leaf in checkpoint.named({"state": like}).items():

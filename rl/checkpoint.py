@@ -174,7 +174,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.n
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """One line for each entry, by its name 'config.expectile', that only one card has or whose values differ."""
-    saved, now = _flat(saved), _flat(now)
+    saved, now = flat(saved), flat(now)
 
     def say(side: Mapping[str, Any], name: str) -> str:
         return repr(side[name]) if name in side else "nothing"
@@ -185,6 +185,13 @@ def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
         for name in names
         if say(saved, name) != say(now, name)
     ]
+
+
+def flat(card: Any, prefix: str = "") -> dict[str, Any]:
+    """Entries of nested dicts by their names: {'config.expectile': 0.9} of {'config': {'expectile': 0.9}}."""
+    if not isinstance(card, dict):
+        return {prefix.rstrip("."): card}
+    return {name: value for key in card for name, value in flat(card[key], f"{prefix}{key}.").items()}
 
 
 def export(path: str | os.PathLike[str], params: Any) -> None:
@@ -408,13 +415,6 @@ def _compare(path: Path, record: Mapping[str, Any], wanted: Mapping[str, Any], c
         more = len(wrong) - _LISTED
         listed = wrong[:_LISTED] + ([f"and {more} more"] if more > 0 else [])
         raise CheckpointError("\n  ".join([f"{path} is of another run:", *listed]) + f"\n{_REMEDY}")
-
-
-def _flat(card: Any, prefix: str = "") -> dict[str, Any]:
-    """{'config.expectile': 0.9} of {'config': {'expectile': 0.9}}."""
-    if not isinstance(card, dict):
-        return {prefix.rstrip("."): card}
-    return {name: value for key in card for name, value in _flat(card[key], f"{prefix}{key}.").items()}
 
 
 def _wait_for_all(name: str) -> None:

@@ -131,8 +131,9 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: if a field is unknown or shapes the program.
+      ValueError: if a field is unknown or shapes the program, or has values that cannot be trained together.
     """
+    check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
         if not isinstance(getattr(config, name, None), float):
@@ -176,6 +177,19 @@ def population(
 
     actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
     return Population(init, epoch, over_seeds(lambda x: x.act), actor)
+
+
+def check_sweep(sweep: Mapping[str, Any]) -> None:
+    """Raises ValueError for {field: values} that cannot be trained in one program."""
+    columns = {name: np.asarray(values).tolist() for name, values in sweep.items()}
+    if len({len(column) for column in columns.values()}) > 1:
+        raise ValueError(f"the fields of a sweep need equally many values: {columns}")
+    for name, column in columns.items():
+        if 0 in column:
+            raise ValueError(
+                f"a sweep of {name} over {column}: 0 may switch a term off, which one program cannot do for some of "
+                "its runs; train 0 as a run of its own, as sweeps/run.py does"
+            )
 
 
 def epochs(

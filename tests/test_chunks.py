@@ -88,12 +88,17 @@ logs = st.lists(st.tuples(st.integers(-3, 3), st.sampled_from([0, 1, 1, 1]), st.
 
 
 @settings(deadline=None, max_examples=60)
-@given(logs, st.integers(1, 5))
-def test_chunks_of_a_log_are_those_of_a_walk_along_it(rows: list[Any], length: int) -> None:
-    """Successes inside episodes, terminations and time limits, with a discount of their own for rewards."""
+@given(logs, st.integers(1, 5), st.booleans())
+def test_chunks_of_a_log_are_those_of_a_walk_along_it(rows: list[Any], length: int, cut: bool) -> None:
+    """Successes inside episodes, terminations and time limits, with a discount of their own for rewards.
+
+    Where ``cut``, the last step of an episode knows its next action, which was logged and left out.
+    """
     reward, discount, last = (np.array(column) for column in zip(*rows, strict=True))
     last[-1] = True
     dataset = log(reward, discount, last)
+    if cut:
+        dataset.transitions.has_next_action[:] = 1
     longest = np.diff(np.flatnonzero(last), prepend=-1).max()
     if length > longest:
         with pytest.raises(ValueError, match=f"--chunk={length} is longer than every episode.* {longest} st"):

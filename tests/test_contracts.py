@@ -17,7 +17,8 @@ import numpy as np
 import optax
 import pytest
 
-from rl import agents, checkpoint, train
+from experiments import logged
+from rl import agents, checkpoint, shard, train
 from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
@@ -588,6 +589,28 @@ def test_runs_of_a_sweep_act_with_their_hyper_parameters() -> None:
 def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
     with pytest.raises(ValueError, match=f"cannot sweep '{field}' in one program"):
         train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={field: [1, 2]})
+
+
+def test_a_switch_cannot_be_swept() -> None:
+    """CQL's 0 leaves its multiplier out, which a traced 0 does not: the run would be another than it says."""
+    cql = small("cql")
+    with pytest.raises(ValueError, match=r"a sweep of target_gap over \[0.0, 1.0\]: 0 may switch a term off"):
+        train.population(iql()[1], cql, replay.sampler(BATCH), STEPS, sweep={"target_gap": [0.0, 1.0]})
+
+
+def test_validation_of_a_delayed_policy_is_a_mean_over_whole_periods() -> None:
+    """Ten batches held 3 or 4 updates of a policy that moves on every third, by where training stood."""
+    due = lambda state, batch, key: (state, {"policy_loss": 3.0 * ((state.step + 1) % 3 == 0)})
+    one, mesh = jax.random.split(jax.random.key(0), 1), shard.mesh()
+
+    def learners(settings: Any, wrap: Any) -> Any:
+        make = lambda config: wrap(Learner(None, due, None))
+        return train.population(make, Gain(), lambda rows, key, step: rows, settings.eval_every), one
+
+    validate = logged.validator(logged.Settings(), np.zeros(2), learners, mesh, period=3)
+    for step in range(3):
+        state = State({"x": np.zeros(1)}, {}, {}, np.int32(step))
+        np.testing.assert_array_equal(validate(state)["validation/policy_loss"], [1.0])
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
+from rl.networks.layers import Architecture
 from rl.replay import dataset as replay
 from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
@@ -714,6 +715,11 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
             (8, 8),
             "trained with --agent.discount=0.99.*: give --agent.discount=0.99, not 0.9",
         ),
+        (
+            {"network": Architecture("gelu", "orthogonal", norm_after=True)},
+            (8, 8),
+            "give --agent.network.activation=relu --agent.network.norm_after=False",
+        ),
         ({"chunk": 2}, (8, 8), "decides on 1 actions at once: give --chunk=1, not 2"),
         ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
         ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
@@ -742,8 +748,9 @@ def test_what_does_not_fit_what_was_trained_is_refused(
             workdir=str(request.module.trained),
         )
         offline.run(one, config("iql"))
-    agent_changes = {"hidden": hidden, "discount": changes.get("discount", 0.99)}
-    changes = {name: value for name, value in changes.items() if name != "discount"}
+    of_agent = ("discount", "network")
+    agent_changes = {"hidden": hidden} | {name: changes[name] for name in of_agent if name in changes}
+    changes = {name: value for name, value in changes.items() if name not in of_agent}
     chosen = settings(
         tmp_path_factory.mktemp("run"), **{"agent": "iql", "init_from": str(request.module.trained)} | changes
     )

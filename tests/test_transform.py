@@ -42,6 +42,9 @@ def test_everything_that_depends_on_the_data_becomes_numbers(dataset: Dataset) -
 def test_steps_in_no_order_have_no_range_of_returns(dataset: Dataset) -> None:
     with pytest.raises(ValueError, match="--reward_scale=return_range is that of the returns of episodes"):
         transform.fit(dataset._replace(last=np.ones(5, bool)), transform.RETURN_RANGE)
+    alike = dataset._replace(last=np.arange(5) == 4)
+    with pytest.raises(ValueError, match="the 1 episodes of the log all have a return of .* give a number"):
+        transform.fit(alike, transform.RETURN_RANGE)
 
 
 @pytest.mark.parametrize("shape", [(2_000_000, 2), (1_000_000, 2, 2)])

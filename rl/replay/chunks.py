@@ -76,7 +76,10 @@ def make(dataset: Dataset, length: int, discount: float, reward_discount: float 
     drawn = (end - start == length - 1) | (np.asarray(steps.discount)[end] == 0)
     over = replay.n_step(dataset, length, discount, reward_discount).transitions
     following = np.minimum(end + 1, len(start) - 1)
-    known = (over.has_next_action > 0) & drawn[following] & (end - start == length - 1)
+    # Where a log has no next observations, the step that a time limit cut is left out, and the one before it, the last
+    # that is left, still knows its next action: there is no chunk after it all the same.
+    after = (end - start == length - 1) & ~np.asarray(dataset.last)[end]
+    known = (over.has_next_action > 0) & after & drawn[following]
     over = over._replace(action=steps.action, next_action=steps.action, has_next_action=np.float32(known))
     last = ends[np.searchsorted(ends, start)]
     return Chunks(over, np.flatnonzero(drawn).astype(np.int32), last.astype(np.int32))

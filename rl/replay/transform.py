@@ -58,7 +58,8 @@ def fit(
         that never varied, the id of an object that no episode had, would otherwise be huge.
 
     Raises:
-      ValueError: ``entities``, and an observation is no set of vectors; or `RETURN_RANGE` of steps in no order.
+      ValueError: ``entities``, and an observation is no set of vectors; or `RETURN_RANGE` of steps in no
+        order, or of episodes that all return the same.
     """
     if reward_scale == RETURN_RANGE:
         if replay.is_shuffled(dataset):
@@ -66,7 +67,7 @@ def fit(
                 f"--reward_scale={RETURN_RANGE} is that of the returns of episodes, and the log holds single "
                 "transitions in no order: give a number"
             )
-        reward_scale = 1000.0 / max(float(np.ptp(replay.episode_returns(dataset))), 1e-6)
+        reward_scale = 1000.0 / _range(replay.episode_returns(dataset))
     mean = deviation = None
     if normalize_observations:
         observation = dataset.transitions.observation
@@ -88,6 +89,17 @@ def fit(
         )
     clip = ENTITY_CLIP if entities and normalize_observations else 0.0
     return Transform(float(reward_scale), reward_shift, clip_rewards, mean, deviation, clip)
+
+
+def _range(returns: np.ndarray) -> float:
+    """The largest return of an episode less the smallest. Raises ValueError if it is nothing but rounding."""
+    width = float(np.ptp(returns))
+    if not width > 1e-6 * max(1.0, float(np.abs(returns).max())):
+        raise ValueError(
+            f"--reward_scale={RETURN_RANGE}: the {len(returns)} episodes of the log all have a return of "
+            f"{float(returns[0]):.6g}, which has no range: give a number"
+        )
+    return width
 
 
 def rewards(transform: Transform, reward: Any) -> np.ndarray:
