@@ -99,6 +99,11 @@ def problem(
       reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
     """
+    if any(discount(config) == 1 for config in configs):
+        raise ValueError(
+            "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "
+            "than 1"
+        )
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,

@@ -49,7 +49,6 @@ from experiments import common, flags, language_log
 from experiments.language_log import OVERLONG, PROBLEMS
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, lm_bc
-from rl.agents.state import require_share
 from rl.data import dialogues
 from rl.envs import text
 from rl.envs.text import Game
@@ -503,7 +502,6 @@ def _value_head(
       ValueError: the log has returns beyond it.
     """
     discount = getattr(config, "discount", 1.0)
-    require_share("discount", discount)
     support, head = common.value_head(settings, replay.value_bounds(episodes, discount))
     # In the rewards' own precision, or -0.3 would lie below a support that begins at -0.3.
     values = np.concatenate([replay.returns_to_go(one, discount) for one in episodes]).astype(np.float32)

@@ -149,7 +149,9 @@ def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
     names = (str(step), f"{step}.saving")
     path = next((path for name in names if (path := Path(folder) / name / _CARD).exists()), None)
     if path is None:
-        raise CheckpointError(f"{folder} has no checkpoint of step {step} any more: start the same command again")
+        raise CheckpointError(
+            f"{folder} has no checkpoint of step {step} any more: start the same command again"
+        )
     return json.loads(path.read_text())["card"]
 
 

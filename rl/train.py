@@ -180,8 +180,9 @@ def population(
 
 
 def check_sweep(sweep: Mapping[str, Any]) -> None:
-    """Raises ValueError for {field: values} that cannot be trained in one program."""
-    columns = {name: np.asarray(values).tolist() for name, values in sweep.items()}
+    """Raises ValueError for {field: values} that cannot be trained in one program; traced values are not looked at."""
+    known = {name: values for name, values in sweep.items() if not isinstance(values, jax.core.Tracer)}
+    columns = {name: np.asarray(values).tolist() for name, values in known.items()}
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError(f"the fields of a sweep need equally many values: {columns}")
     for name, column in columns.items():

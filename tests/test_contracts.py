@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -442,6 +443,24 @@ def test_an_agent_refuses_actions_it_cannot_take(agent: str) -> None:
         maker(agent, loaded, "scalar")(small(agent))
 
 
+@pytest.mark.parametrize("agent", [*agents.AGENTS, "rl.agents.ilql", "rl.agents.bcoder", "rl.agents.lm_bc"])
+def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
+    """They trained: an expectile of 1.5 without a word, a policy delay of 0 by what a modulo by 0 happens to be."""
+    default = agents.get(agent).Config()
+    wrong = {"discount": 1.7, "expectile": 1.5, "target_rate": 2.0, "learning_rate": -1.0, "temperature": -3.0}
+    wrong |= {"alpha": -1.0, "critics": 0, "policy_delay": 0, "samples": 0, "hidden": (8, 0), "epsilon_updates": -1}
+    for name, value in wrong.items():
+        if hasattr(default, name):
+            with pytest.raises(ValueError, match=rf"^{name}={re.escape(str(value))} must"):
+                dataclasses.replace(default, **{name: value})
+
+
+def test_edac_needs_two_critics() -> None:
+    with pytest.raises(ValueError, match="critics=1: diversity is of gradients of at least 2 critics"):
+        agents.get("edac").Config(critics=1)
+    agents.get("sac_n").Config(critics=1)
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown agent 'td3bc': did you mean 'td3_bc'"):
         agents.get("td3bc")
@@ -449,7 +468,7 @@ def test_unknown_names_are_refused() -> None:
         ValueError, match=r"unknown agent 'qc': QC is fql on chunks .*--agent.extraction=best_of"
     ):
         agents.get("qc")
-    with pytest.raises(ValueError, match="unknown CQL variant 'H': choose one of h, rho, var"):
+    with pytest.raises(ValueError, match="variant='H': choose one of h, rho, var"):
         maker("cql", synthetic.load("synthetic-discrete"), "scalar")(small("cql", variant="H"))
     with pytest.raises(ValueError, match="unknown value head 'hlgauss'"):
         maker("iql", synthetic.load("synthetic-discrete"), "hlgauss")
@@ -628,7 +647,7 @@ def test_every_field_that_can_be_swept_is_accepted_by_its_agent(kind: str, agent
     config, make = small(agent), maker(agent, load(kind), "scalar")
     dataset, sample = source(kind, config)
     floats = [f.name for f in dataclasses.fields(config) if isinstance(getattr(config, f.name), float)]
-    sweep = {name: [getattr(config, name)] * 2 for name in floats}
+    sweep = {name: [getattr(config, name) or 0.5] * 2 for name in floats}  # no 0, which is a switch
     runs = train.population(make, config, sample, STEPS, sweep=sweep)
     keys = jax.random.split(jax.random.key(0), 2)
     state = jax.eval_shape(runs.init, keys, two_rows(kind))

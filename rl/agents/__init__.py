@@ -1,14 +1,17 @@
 """One algorithm per file, each as close to its paper's algorithm box as code can be.
 
-Every file holds a frozen ``Config`` and a ``make(config, spec, head, optimiser)`` that returns a
-`rl.types.Learner`. What two agents share is imported from ``rl.values`` and ``rl.networks``. No file,
-device, logger or loop is known here.
+Every agent of `AGENTS` is a file with a frozen ``Config`` and a ``make(config, spec, head, optimiser)`` that returns a
+`rl.types.Learner`. Those of language (``ilql``, ``bcoder``, ``lm_bc``) have a language model in place of the spec, those
+with linear values (``pevi``, ``r2pvi``, ``drpvi``, ``robust_vi``) an estimate at once in place of updates. What two
+agents share is imported, from here too (``state``, ``optimisers``, ``extraction``). No file, device, logger or loop is
+known here.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import re
 from types import ModuleType
 from typing import Any
@@ -78,10 +81,13 @@ def target_range(agent: str, config: Any, spec: Spec, low: float, high: float) -
     """What the targets of an agent reach, where rewards alone give values from ``low`` to ``high``.
 
     An agent whose targets hold more than rewards (an entropy bonus, a penalty) says how far they reach in a function
-    ``target_range(config, spec, low, high)`` of its module. Supports of categorical heads are chosen by it.
+    ``target_range(config, spec, low, high)`` of its module. Supports of categorical heads are chosen by it. With a
+    discount of 1 nothing bounds what all steps to come add up to.
     """
     widen = getattr(get(agent), "target_range", None)
-    return widen(config, spec, low, high) if widen else (low, high)
+    if widen is None:
+        return low, high
+    return (-math.inf, math.inf) if config.discount == 1 else widen(config, spec, low, high)
 
 
 def check_data(agent: str, config: Any, logged: Transition | None) -> None:

@@ -61,6 +61,7 @@ from rl.agents.state import (
     require,
     require_demonstrations,
     require_no_policy,
+    require_ranges,
     start,
 )
 from rl.networks.autoregressive import soft_dueling
@@ -106,6 +107,7 @@ class Config:
     critic_optimiser: Adam = Adam()  # of V and advantages
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         coarse.Grid(self.levels, self.bins)
         require_choices(self, {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS})
         if isinstance(self.temperature, int | float) and not self.temperature > 0:

@@ -13,7 +13,7 @@ import jax
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, start
+from rl.agents.state import augmented, descend, require_ranges, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -28,6 +28,9 @@ class Config:
     hidden: tuple[int, ...] = (256, 256)  # widths of the policy's layers
     network: Architecture = Architecture()  # of every network
     policy_optimiser: Adam = Adam()  # of the policy
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

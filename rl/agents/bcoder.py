@@ -37,9 +37,10 @@ import jax.numpy as jnp
 
 from rl.agents.lm_bc import next_token
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, require_share, start
+from rl.agents.state import descend, require_ranges, start
 from rl.language.model import LM
 from rl.networks import token_heads
+from rl.networks.layers import require_choices
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import tokens
 from rl.values.heads import ValueHead
@@ -63,6 +64,10 @@ class Config:
     weight_decay: float = 0.05  # AdamW's, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the value heads
     chunk: int = 128  # columns of tokens whose logits are held at a time
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require_choices(self, {"operator": OPERATORS})
 
 
 class Judgement(NamedTuple):
@@ -103,13 +108,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     ``act`` and ``value`` take texts [B, T] without padding: the likeliest next tokens [B], and V of them [B]. Sample
     with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `judge`.
-
-    Raises:
-      ValueError: an operator that is not one of `OPERATORS`, or a discount outside [0, 1].
     """
-    if config.operator not in OPERATORS:
-        raise ValueError(f"unknown operator {config.operator!r}: choose one of {', '.join(OPERATORS)}")
-    require_share("discount", config.discount)
     body = token_heads.state_values(head.size, config.inner)
     optimiser = optimiser or adamw(config.weight_decay)
     optimisers = {

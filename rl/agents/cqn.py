@@ -51,6 +51,7 @@ from rl.agents.state import (
     require,
     require_demonstrations,
     require_no_policy,
+    require_ranges,
     start,
 )
 from rl.networks.dueling import dueling
@@ -87,6 +88,7 @@ class Config:
     critic_optimiser: Adam = Adam()  # of the network
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         coarse.Grid(self.levels, self.bins)
         for name in ("td_weight", "dominance_weight", "margin_weight", "margin", "exploration_noise"):
             value = getattr(self, name)

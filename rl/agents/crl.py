@@ -33,7 +33,7 @@ import optax
 
 from rl.agents import extraction
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, start
+from rl.agents.state import augmented, descend, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture, require_choices
@@ -68,14 +68,15 @@ class Config:
     goals: Hindsight = Hindsight(value=Goals(0.0, 1.0, 0.0))  # which goals a step is relabelled with
 
     def __post_init__(self) -> None:
-        require_choices(self, {"loss": LOSSES})
+        require_ranges(self)
+        require_choices(self, {"extraction": extraction.EXTRACTIONS, "loss": LOSSES})
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner of `GoalBatch`; see `rl.types.Learner`.
 
     Raises:
-      ValueError: a spec without goals, or an extraction that does not exist or cannot handle integer actions.
+      ValueError: a spec without goals, or an extraction that cannot handle integer actions.
     """
     del head
     plain = goals.plain_spec(spec, "crl")

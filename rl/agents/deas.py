@@ -27,7 +27,7 @@ import optax
 
 from rl.agents import ifql
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require, require_share
+from rl.agents.state import require
 from rl.types import Learner, Spec
 from rl.values import heads
 from rl.values.heads import ValueHead
@@ -42,7 +42,6 @@ class Config(ifql.Config):
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
-    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions, or a discount above 1."""
+    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
     require(spec, "deas", discrete=False)
-    require_share("chunk_discount", config.chunk_discount)
     return ifql.learner(config, spec, head, optimiser, heads.same_distribution)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, require_no_policy, start
+from rl.agents.state import augmented, descend, follow, require, require_no_policy, require_ranges, start
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -40,13 +40,18 @@ class Config:
     target_rate: float = 0.005  # the step of the slow copy; 1 copies
     target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
     epsilon: float = 0.05  # how often it explores in the end
-    epsilon_updates: int = 10_000  # updates until then; Dopamine's 250,000 steps are 62,500 updates
+    epsilon_updates: int = (
+        10_000  # updates until then, 0 for none; Dopamine's 250,000 steps are 62,500 updates
+    )
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of layers or blocks; 512 after the convolutions of images
     layer_norm: bool = False  # in the dense layers
     network: Architecture = Architecture(initialiser="glorot")  # of every network
     # Its epsilon in Dopamine is 1.5e-4, with categorical heads 3.125e-4.
     critic_optimiser: Adam = Adam()  # of the network
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -92,7 +97,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def explore(state: State, observation: Array, key: Key) -> Array:
         which, what = jax.random.split(key)
         best = act(state, observation, key)
-        epsilon = jnp.maximum(config.epsilon, 1 - (1 - config.epsilon) * state.step / config.epsilon_updates)
+        progress = state.step / config.epsilon_updates if config.epsilon_updates else 1.0
+        epsilon = jnp.maximum(config.epsilon, 1 - (1 - config.epsilon) * progress)
         random = jax.random.randint(what, best.shape, 0, spec.action_size)
         return jnp.where(jax.random.uniform(which, best.shape) < epsilon, random, best)
 

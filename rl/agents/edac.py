@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
-from rl.agents import sac_n
+import optax
 
-make, target_range = sac_n.make, sac_n.target_range
+from rl.agents import sac_n
+from rl.agents.optimisers import Optimiser
+from rl.agents.state import require
+from rl.types import Learner, Spec
+from rl.values.heads import ValueHead
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,3 +18,12 @@ class Config(sac_n.Config):
     """Hyper-parameters; the paper uses N = 10 or 50 and eta = 1 or 5."""
 
     diversity: float = 1.0  # eta
+
+
+def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
+    """The learner; see `rl.types.Learner`. Raises ValueError for integer actions."""
+    require(spec, "edac", discrete=False)
+    return sac_n.make(config, spec, head, optimiser)
+
+
+target_range = sac_n.target_range

@@ -32,7 +32,7 @@ import optax
 
 from rl import nest
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, start
+from rl.agents.state import augmented, descend, follow, require, require_ranges, start
 from rl.networks import flow, mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture, require_choices
@@ -66,6 +66,7 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the policy of one step
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         require_choices(self, {"aggregation": bellman.MEMBERS, "extraction": EXTRACTIONS})
         flow.require_candidates(self.candidates)
         flow.require_steps(self.flow_steps, self.integrator)

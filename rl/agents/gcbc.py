@@ -17,7 +17,7 @@ import jax
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, start
+from rl.agents.state import augmented, descend, require_ranges, start
 from rl.networks import mlp
 from rl.networks.layers import OGBENCH, Architecture
 from rl.replay import goals
@@ -35,6 +35,9 @@ class Config:
     network: Architecture = OGBENCH  # of every network
     policy_optimiser: Adam = Adam()  # of the policy
     goals: Hindsight = Hindsight()  # which goals a step is relabelled with; those for values are not used
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -24,10 +24,10 @@ import optax
 
 from rl.agents import extraction, gcivl
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, start
+from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
-from rl.networks.layers import OGBENCH, Architecture
+from rl.networks.layers import OGBENCH, Architecture, require_choices
 from rl.replay import goals
 from rl.replay.goals import GoalBatch, Hindsight
 from rl.types import Array, Key, Learner, Metrics, Spec, State
@@ -53,12 +53,16 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the policy
     goals: Hindsight = Hindsight()  # which goals a step is relabelled with
 
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require_choices(self, {"extraction": extraction.EXTRACTIONS})
+
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner of `GoalBatch`; see `rl.types.Learner`.
 
     Raises:
-      ValueError: a spec without goals, or an extraction that does not exist or cannot handle integer actions.
+      ValueError: a spec without goals, or an extraction that cannot handle integer actions.
     """
     goals.plain_spec(spec, "gciql")
     extraction.require(config, spec)

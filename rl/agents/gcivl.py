@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, start
+from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture
@@ -51,6 +51,9 @@ class Config:
     value_optimiser: Adam = Adam()  # of the values
     policy_optimiser: Adam = Adam()  # of the policy
     goals: Hindsight = Hindsight()  # which goals a step is relabelled with
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
 
 class Regression(NamedTuple):

@@ -51,7 +51,7 @@ import optax
 
 from rl import acting
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import descend, follow, require, start
+from rl.agents.state import descend, follow, require, require_ranges, start
 from rl.networks import diffusion, entity
 from rl.networks.base import Network, ensemble
 from rl.networks.layers import require_choices
@@ -102,6 +102,7 @@ class Config:
     goals: Hindsight = GOALS  # which goals a step is relabelled with, and K, the steps to a subgoal
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
         require_choices(self, choices)
         for name in ("candidates", "replan_every"):

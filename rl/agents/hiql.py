@@ -31,7 +31,7 @@ import optax
 
 from rl.agents import gcivl
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, start
+from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture
@@ -62,6 +62,7 @@ class Config:
     goals: Hindsight = Hindsight(subgoal_steps=25)  # which goals a step is relabelled with, and k
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         if self.goals.subgoal_steps < 1:
             raise ValueError("goals.subgoal_steps=0: hiql needs subgoals, give the steps to one, such as 25")
 

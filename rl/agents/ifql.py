@@ -27,7 +27,7 @@ import optax
 
 from rl import nest
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, start
+from rl.agents.state import augmented, descend, follow, require, require_ranges, start
 from rl.networks import flow, mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture
@@ -56,6 +56,7 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the flow
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         flow.require_steps(self.flow_steps, self.integrator)
         flow.require_candidates(self.candidates)
 

@@ -26,11 +26,12 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, follow, is_off, require_share, start
+from rl.agents.state import descend, follow, is_off, require_ranges, start
 from rl.language import generate
 from rl.language.generate import Decoder
 from rl.language.model import LM, log_probabilities
 from rl.networks import token_heads
+from rl.networks.layers import require_choices
 from rl.networks.token_heads import VocabularyValues
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
 from rl.values import bellman, heads, losses, tokens
@@ -56,6 +57,10 @@ class Config:
     bias: float = 0.0  # of every output: the mean return, about, with a head of values and negative rewards
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
 
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require_choices(self, {"backup": BACKUPS})
+
 
 class Judgement(NamedTuple):
     """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
@@ -69,14 +74,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     ``act`` and ``value`` take texts [B, T] without padding: the tokens [B] that `decoder` thinks likeliest, and V of
     them [B].
-
-    Raises:
-      ValueError: a backup that is not one of `BACKUPS`, or a discount or an expectile outside [0, 1].
     """
-    if config.backup not in BACKUPS:
-        raise ValueError(f"unknown backup {config.backup!r}: choose one of {', '.join(BACKUPS)}")
-    require_share("discount", config.discount)
-    require_share("expectile", config.expectile)
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
     optimiser = optimiser or adamw(config.weight_decay)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, start
+from rl.agents.state import augmented, descend, follow, require_ranges, start
 from rl.networks import flow, mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
@@ -54,6 +54,7 @@ class Config:
     policy_optimiser: Adam = Adam(schedule="cosine")  # of the policy
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         flow.require_candidates(self.candidates)
 
 

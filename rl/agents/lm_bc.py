@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Optimiser, adamw
-from rl.agents.state import descend, start
+from rl.agents.state import descend, require_ranges, start
 from rl.language.model import LM
 from rl.types import Array, Key, Learner, Metrics, State, TokenBatch
 from rl.values import tokens
@@ -30,6 +30,9 @@ class Config:
     learning_rate: float = 1e-4  # AdamW's, of neither norms nor biases
     weight_decay: float = 0.0  # AdamW's, of neither norms nor biases
     chunk: int = 128  # columns of tokens whose logits are held at a time
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
 
 
 def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = None) -> Learner:

@@ -92,11 +92,14 @@ def share(settings: Adam, count: Array) -> Array:
 
 def _kernels(params: Any) -> Any:
     """True for the leaves of ``params`` that are kernels."""
-    return jax.tree.map_with_path(lambda path, _: getattr(path[-1], "key", None) == "kernel", params)
+    return jax.tree.map_with_path(lambda path, _: _last(path) == "kernel", params)
 
 
 def _matrices(params: Any) -> Any:
     """True for the leaves of ``params`` that are neither the scale of a norm nor a bias."""
-    return jax.tree.map_with_path(
-        lambda path, _: getattr(path[-1], "key", None) not in ("scale", "bias"), params
-    )
+    return jax.tree.map_with_path(lambda path, _: _last(path) not in ("scale", "bias"), params)
+
+
+def _last(path: tuple[Any, ...]) -> str | None:
+    """The name of a leaf; None of a parameter that is all of its tree, such as a multiplier."""
+    return getattr(path[-1], "key", None) if path else None

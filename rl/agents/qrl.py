@@ -32,9 +32,9 @@ import optax
 
 from rl.agents import extraction
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, start
+from rl.agents.state import augmented, descend, require_ranges, start
 from rl.networks import mlp, quasimetric
-from rl.networks.layers import OGBENCH, Architecture
+from rl.networks.layers import OGBENCH, Architecture, require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State
@@ -58,12 +58,16 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the policy
     goals: Hindsight = Hindsight(value=Goals(0.0, 0.0, 1.0))  # which goals a step is relabelled with
 
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require_choices(self, {"extraction": extraction.EXTRACTIONS})
+
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
     """The learner of `GoalBatch`; see `rl.types.Learner`.
 
     Raises:
-      ValueError: a spec without goals, an extraction that does not exist or cannot handle integer actions, or a latent
+      ValueError: a spec without goals, an extraction that cannot handle integer actions, or a latent
         size that is no multiple of 8.
     """
     del head

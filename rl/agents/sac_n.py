@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, is_off, require, start
+from rl.agents.state import augmented, descend, follow, is_off, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
@@ -46,6 +46,13 @@ class Config:
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        if not is_off(self.diversity) and self.critics < 2:
+            raise ValueError(
+                f"critics={self.critics}: diversity is of gradients of at least 2 critics: give more, or diversity=0"
+            )
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -165,10 +165,31 @@ def require_demonstrations(logged: Transition | None, origin: int, off: str) -> 
     )
 
 
-def require_share(name: str, value: float | Array) -> None:
-    """Raises ValueError for a hyper-parameter outside [0, 1]; one that is swept inside one program is not looked at."""
-    if isinstance(value, int | float) and not 0 <= value <= 1:
-        raise ValueError(f"{name}={value} must lie in [0, 1]")
+_SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
+_COUNTS = ("critics", "samples", "policy_delay", "target_period", "hidden")
+_NOT_NEGATIVE = (
+    *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
+    *("temperature", "awr_temperature", "alpha", "low_alpha", "high_alpha", "weight", "target_gap"),
+    *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
+    *("policy_cloning", "critic_cloning"),
+)
+
+
+def require_ranges(config: Any) -> None:
+    """Raises ValueError, naming the field, for a hyper-parameter outside the range that its name has in all agents.
+
+    One that is swept inside one program (a tracer) is not looked at.
+    """
+    for names, within, text in (
+        (_SHARES, lambda x: 0 <= x <= 1, "must lie in [0, 1]"),
+        (_COUNTS, lambda x: x >= 1, "must be at least 1"),
+        (_NOT_NEGATIVE, lambda x: x >= 0, "must be at least 0"),
+    ):
+        for name in names:
+            value = getattr(config, name, None)
+            parts = value if isinstance(value, tuple) else (value,)
+            if not all(within(x) for x in parts if isinstance(x, int | float)):
+                raise ValueError(f"{name}={value} {text}")
 
 
 def is_off(weight: float | Array) -> bool:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, start
+from rl.agents.state import augmented, descend, follow, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture, require_choices
@@ -54,6 +54,7 @@ class Config:
     policy_optimiser: Adam = Adam()  # of the policy
 
     def __post_init__(self) -> None:
+        require_ranges(self)
         require_choices(self, {"aggregation": bellman.AGGREGATIONS})
 
 

@@ -27,9 +27,7 @@ __all__ = ["VARIANTS", "Config", "make", "target_range"]
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
-    """The learner; see `rl.types.Learner`. Raises ValueError on an unknown variant."""
-    if config.variant not in VARIANTS:
-        raise ValueError(f"unknown CQL variant {config.variant!r}: choose one of {', '.join(VARIANTS)}")
+    """The learner; see `rl.types.Learner`."""
     return (discrete if spec.discrete else continuous).make(config, spec, head, optimiser)
 
 

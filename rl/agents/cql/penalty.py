@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from rl.agents.optimisers import Adam
-from rl.agents.state import is_off
-from rl.networks.layers import Architecture
+from rl.agents.state import is_off, require_ranges
+from rl.networks.layers import Architecture, require_choices
 from rl.types import Array
 from rl.values import losses
 
@@ -37,6 +37,10 @@ class Config:
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy (continuous actions)
+
+    def __post_init__(self) -> None:
+        require_ranges(self)
+        require_choices(self, {"variant": VARIANTS})
 
 
 def gap(variant: str, values: Array, log_density: Array, q_data: Array) -> Array:
