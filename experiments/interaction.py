@@ -70,6 +70,10 @@ def check(settings: Settings) -> None:
         *(("save_every", "eval_every"), ("steps", "eval_every")),
     ):
         common.multiple(settings, whole, part)
+    if settings.replay < settings.envs:
+        raise ValueError(
+            f"--replay={settings.replay} does not hold one step of --envs={settings.envs}: give at least that"
+        )
     if settings.learning_starts < 1:
         raise ValueError(
             "--learning_starts must be at least 1: there is nothing to draw before the first step"

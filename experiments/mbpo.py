@@ -124,8 +124,7 @@ def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer
         loop.replay,
         run_keys(settings),
         rhythm=interaction.rhythm(settings),
-        # After the fit, which is made between the last random step and the next.
-        learning_starts=settings.learning_starts + 1,
+        learning_starts=settings.learning_starts,
         random=settings.learning_starts,
         seen=Transform(),
         retraining=loop.retraining,

@@ -24,10 +24,11 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import common, flags, presets
-from rl import acting, envs, keys, lifecycle, model_based, train
+from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
+from rl.envs.registry import time_limit
 from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
@@ -104,6 +105,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings, config)
+    common.check_schedules(config, settings.epochs * config.updates)
     task = common.problem(settings, [config], target_range)
     bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
@@ -262,7 +264,7 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
             f"{error}. Give the --environment that the data are of, such as --environment=Hopper-v5; the agents of "
             "experiments.offline need no such rule"
         ) from None
-    limit = envs.make(environment).spec.max_episode_steps if environment else None
+    limit = time_limit(environment) if environment else 0
     if limit and config.length > limit:
         raise ValueError(f"--agent.length={config.length}: episodes of {environment} end after {limit} steps")
     return rule

@@ -281,13 +281,14 @@ def scorer(
         if settings.policy_estimates and shard.is_main():
             fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
             estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)
+            dataset = jax.device_put(task.dataset)  # once: each estimate would copy it again
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
             scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
             if estimate:
                 fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
-                scores["eval/fitted_q"] = np.asarray(estimate(local, task.dataset, fit_keys).value)
+                scores["eval/fitted_q"] = np.asarray(estimate(local, dataset, fit_keys).value)
             return scores
 
         yield score

@@ -175,6 +175,11 @@ def check(settings: Settings) -> None:
             f"--learning_starts={settings.learning_starts} is too early for stacked frames: it must be more than "
             f"--envs times ({frames} + --n_step)"
         )
+    if frames and settings.replay <= settings.envs * (frames + settings.n_step):
+        raise ValueError(
+            f"--replay={settings.replay} holds no whole stack of frames: it must be more than --envs times ({frames} + "
+            "--n_step)"
+        )
     if settings.priority and settings.offline_data:
         raise ValueError("--priority and --offline_data cannot be combined: logged steps have no priorities")
     if settings.offline_data and not 0 < settings.offline_ratio < 1:

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 
 from rl import acting, envs, evaluate, nest, plot
-from rl.envs import entities, pixels, workers
-from rl.envs.goals import RANDOM, TASKS, TopView, places, top_view
+from rl.envs import pixels, workers
+from rl.envs.goals import TopView, places, top_view
 from rl.envs.registry import time_limit
 from rl.nest import GOAL, OBSERVATION
 from rl.replay import transform
@@ -101,7 +101,7 @@ def draw(
             base_seed=base_seed,
             options=options,
         ) as episodes:
-            every = max(1, _limit(environment) // _FRAMES) if pictured else 0
+            every = max(1, time_limit(environment) // _FRAMES) if pictured else 0
             played = record(episodes, policy, index, score, every)
     folder.mkdir(parents=True, exist_ok=True)
     files = []
@@ -131,10 +131,6 @@ def no_pictures(environment: str, processes: int) -> str | None:
         "a picture [H, W, 3] (render_mode='rgb_array' where they are registered). The run is finished and stored; the "
         "same command draws the frames once they can be had"
     )
-
-
-def _limit(environment: str) -> int:
-    return time_limit(environment.removesuffix(entities.SUFFIX).removeprefix(TASKS).removeprefix(RANDOM))
 
 
 def _observing(policy: Policy) -> Actor:

@@ -68,7 +68,8 @@ class Trainer:
       replay: its memory.
       run_keys: [S], one for each seed (`rl.keys.seeds`).
       rhythm: how many updates are made after every how many steps of the ``N`` environments together.
-      learning_starts: steps of each seed before the first update.
+      learning_starts: steps of each seed before the first update; with ``retraining``, before its first run, which the
+        updates follow that the next step brings.
       random: steps of each seed whose actions are drawn uniformly.
       seen: how learners see observations and rewards.
       logged: data that ``replay`` mixes into batches, as learners see them: a `rl.replay.dataset.Dataset`, or its
@@ -115,7 +116,7 @@ class Trainer:
         self.retrained, self.model_metrics = -1, dict[str, np.ndarray]()  # at which step; its metrics then
         self._retraining = retraining
         self._updates, self._period = rhythm
-        self._learning_starts, self._random_steps = learning_starts, random
+        self._learning_starts, self._random_steps = learning_starts + (retraining is not None), random
 
     def start(self, state: State | None) -> None:
         """Begins, with learners in ``state`` if it is given."""

@@ -380,7 +380,12 @@ def summary(folder: Path, part: int = 0, parts: int = 1, task_episodes: int = 0)
       part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
       task_episodes: as of `Run`.
     """
-    logged = log.read(folder)
+    return _summary(log.read(folder), part, parts, task_episodes)
+
+
+def _summary(
+    logged: Sequence[Mapping[str, Any]], part: int, parts: int, task_episodes: int
+) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     for name in SCORES:
         history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
@@ -411,12 +416,12 @@ def _scores(
     """The entries of result.json on scores; see `Session.finish`."""
     if not run.variants:
         return {"scores": summary(run.folder, task_episodes=run.task_episodes), **each(0, 1)}
-    parts = len(run.variants)
+    parts, logged = len(run.variants), log.read(run.folder)
     return {
         "variants": [
             {
                 "parameters": variant,
-                "scores": summary(run.folder, i, parts, run.task_episodes),
+                "scores": _summary(logged, i, parts, run.task_episodes),
                 **each(i, parts),
             }
             for i, variant in enumerate(run.variants)

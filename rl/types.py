@@ -20,8 +20,9 @@ Metrics = Mapping[str, Array]
 class Transition(NamedTuple):
     """One step of experience, or a batch of them with equal leading axes.
 
-    ``discount`` is the environment's own: 0 where the episode *terminated*, 1 everywhere else, time limits
-    included. The agent's gamma multiplies it. ``next_action`` is the action that was logged at
+    ``discount`` is the environment's own: of a single step 0 where the episode *terminated*, 1 everywhere else, time
+    limits included. The agent's gamma multiplies it; where a row stands for m steps (`rl.replay.dataset.n_step`,
+    `rl.replay.chunks`), it is gamma^(m-1) in place of 1. ``next_action`` is the action that was logged at
     ``next_observation``; where none was (the last step of an episode) it repeats ``action`` and
     ``has_next_action`` is 0.
     """
@@ -29,7 +30,7 @@ class Transition(NamedTuple):
     observation: Any  # [..., *observation shape] float32 or uint8: an array, or a nested dict of arrays
     action: Any  # [..., D] float32 in [-1, 1], or [...] int32
     reward: Any  # [...] float32
-    discount: Any  # [...] float32 in {0, 1}
+    discount: Any  # [...] float32 in [0, 1]
     next_observation: Any  # like observation
     next_action: Any  # like action
     has_next_action: Any  # [...] float32 in {0, 1}

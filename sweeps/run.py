@@ -198,9 +198,10 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
     categorical heads and the returns of chunks are made.
     """
     groups: dict[str, list[Program]] = {}
+    names = {name for run in runs for name in run}
+    differ = {name for name in names if any(run.get(name) != runs[0].get(name) for run in runs)}
     for run in runs:
-        swept = {name: value for name, value in run.items() if _can_be_swept(run, name, value, script)}
-        varying = sorted(name for name in swept if any(other.get(name) != run[name] for other in runs))
+        varying = sorted(name for name in differ & run.keys() if _can_be_swept(run, name, run[name], script))
         fixed = {name: value for name, value in run.items() if name not in varying}
         group = groups.setdefault(json.dumps([fixed, varying], sort_keys=True), [])
         if not group or not varying or group[-1].runs >= most:

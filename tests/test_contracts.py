@@ -447,8 +447,21 @@ def test_an_agent_refuses_actions_it_cannot_take(agent: str) -> None:
 def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
     """They trained: an expectile of 1.5 without a word, a policy delay of 0 by what a modulo by 0 happens to be."""
     default = agents.get(agent).Config()
-    wrong = {"discount": 1.7, "expectile": 1.5, "target_rate": 2.0, "learning_rate": -1.0, "temperature": -3.0}
-    wrong |= {"alpha": -1.0, "critics": 0, "policy_delay": 0, "samples": 0, "hidden": (8, 0), "epsilon_updates": -1}
+    wrong = {
+        "discount": 1.7,
+        "expectile": 1.5,
+        "target_rate": 2.0,
+        "learning_rate": -1.0,
+        "temperature": -3.0,
+    }
+    wrong |= {
+        "alpha": -1.0,
+        "critics": 0,
+        "policy_delay": 0,
+        "samples": 0,
+        "hidden": (8, 0),
+        "epsilon_updates": -1,
+    }
     for name, value in wrong.items():
         if hasattr(default, name):
             with pytest.raises(ValueError, match=rf"^{name}={re.escape(str(value))} must"):

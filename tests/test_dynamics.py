@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from rl.dynamics import ensemble, fit, loss, network, rows
+from rl.dynamics import ensemble, fit, loss, network, rows, value_aware
 from rl.replay import ring
 from rl.replay.dataset import Dataset
 from rl.types import Spec, Transition
@@ -481,8 +481,13 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
         built().fit(log(1), KEY)
     with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
         built().fit(partly_filled(log().transitions, 0), KEY)
-    with pytest.raises(ValueError, match="made without a loss that reads it"):
-        built().fit(log(), KEY, context=np.ones(2))
+    plain = {
+        name: ensemble.make(change(deterministic=name == "mse"), SPEC, each)
+        for name, each in value_aware.VALUE_FREE.items()
+    }
+    for each in (built(), *plain.values()):
+        with pytest.raises(ValueError, match="the ensemble's loss reads none: leave it out"):
+            each.fit(log(), KEY, context=np.ones(2))
     pair = jax.tree.map(lambda x: np.stack([x, x]), log().transitions)
     with pytest.raises(ValueError, match=r"data of 2 rings .* need as many keys, not \(\)"):
         built().fit(ring.Ring(pair, np.int32(0), np.int32(400)), KEY)

@@ -460,3 +460,11 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     # The workers hold the parent's standard output too: run() returns when the last of them is gone.
     parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, timeout=60, check=False)
     assert (parent.returncode, parent.stdout) == (-signal.SIGKILL, b"ready\n")
+
+
+@pytest.mark.parametrize(
+    "name", ["CartPole-v1", "pixels/CartPole-v1", "goals/CartPole-v1", "CartPole-v1+noise3"]
+)
+def test_what_stands_before_and_after_a_name_does_not_change_its_time_limit(name: str) -> None:
+    assert registry.time_limit(name) == 500
+    assert registry.time_limit("nowhere-v1") == 0

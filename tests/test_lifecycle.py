@@ -315,12 +315,17 @@ def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) ->
     assert_same(whole, tmp_path)
 
 
-def test_a_run_that_another_process_went_on_with_in_between_is_left_alone(whole: Path, tmp_path: Path) -> None:
-    """Between reading the newest checkpoint and opening the folder nothing was checked: lines of the other were lost."""
+def test_a_run_that_another_process_went_on_with_in_between_is_left_alone(
+    whole: Path, tmp_path: Path
+) -> None:
+    """Between reading the newest checkpoint and opening the folder nothing was checked: the other lost lines."""
     first = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
     learn(run(tmp_path))
     for late in (first, first._replace(step=5, checkpoints=(5, 4))):
-        with pytest.raises(lifecycle.InUse, match="another process went on"), lifecycle.session(run(tmp_path), late):
+        with (
+            pytest.raises(lifecycle.InUse, match="another process went on"),
+            lifecycle.session(run(tmp_path), late),
+        ):
             pytest.fail("it was opened")
     assert_same(whole, tmp_path)
 
@@ -330,7 +335,10 @@ def test_what_the_first_process_cannot_open_no_process_waits_for(
 ) -> None:
     start = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
     monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: np.array([True, x]))
-    with pytest.raises(lifecycle.InUse, match="the first process could not"), lifecycle.session(run(tmp_path), start):
+    with (
+        pytest.raises(lifecycle.InUse, match="the first process could not"),
+        lifecycle.session(run(tmp_path), start),
+    ):
         pytest.fail("it was opened")
 
 

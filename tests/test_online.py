@@ -886,6 +886,11 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
             {"chunk": 11, "env": POINT_MASS, "learning_starts": 5},
             "longer than every episode of point_mass.*limit is 10",
         ),
+        ({"envs": 4, "replay": 3}, "--replay=3 does not hold one step of --envs=4"),
+        (
+            {"env": "ALE/Pong-v5", "learning_starts": 12, "replay": 5},
+            "--replay=5 holds no whole stack of frames: .* --envs times .4 ",
+        ),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
         ({"agent": "bc"}, "no way to explore: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),

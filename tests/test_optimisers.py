@@ -108,6 +108,14 @@ def test_another_optimiser_takes_the_schedule_and_nothing_else() -> None:
             build(Adam(**fields), 0.1, optax.sgd)
 
 
+def test_a_parameter_without_a_name_does_not_decay() -> None:
+    """QRL's multiplier is all of its tree, and has the optimiser of the distance."""
+    one = jnp.ones(())
+    for optimiser in (build(Adam(weight_decay=0.3), 0.1), build(Adam(), 0.1)):
+        updates, _ = optimiser.update(jnp.zeros(()), optimiser.init(one), one)
+        assert updates == 0
+
+
 def test_schedules_count_the_agents_updates_where_a_network_moves_on_every_second() -> None:
     """TD3's policy: its cosine ends with the agent's, and is not at its middle then."""
     settings = Adam("cosine", 6, 2)

@@ -1,8 +1,8 @@
 """One algorithm per file, each as close to its paper's algorithm box as code can be.
 
 Every agent of `AGENTS` is a file with a frozen ``Config`` and a ``make(config, spec, head, optimiser)`` that returns a
-`rl.types.Learner`. Those of language (``ilql``, ``bcoder``, ``lm_bc``) have a language model in place of the spec, those
-with linear values (``pevi``, ``r2pvi``, ``drpvi``, ``robust_vi``) an estimate at once in place of updates. What two
+`rl.types.Learner`. Those of language (``ilql``, ``bcoder``, ``lm_bc``) have a language model in place of the spec, and
+those with linear values (``pevi``, ``r2pvi``, ``drpvi``, ``robust_vi``) an estimate in place of updates. What two
 agents share is imported, from here too (``state``, ``optimisers``, ``extraction``). No file, device, logger or loop is
 known here.
 """

@@ -17,9 +17,9 @@ take the minimum; targets follow the critics *before* each update. ``normalize_q
 code offers, and advises for tasks without a tuned alpha (0.03 to 10 then).
 
 Q-chunking (QC: Li, Zhou & Levine 2025) is this agent on chunks of actions (``--chunk=5``, `rl.replay.chunks`). Its own
-version has no policy of one step (``extraction=best_of``): pi(s) is the best of N draws of the flow, by the critics'
-mean, both where it acts and in L_Q, where critics choose and their slow copies value what is chosen. With the distilled
-policy it is QC-FQL.
+version has no policy of one step (``extraction=best_of``): pi(s) is the best of N draws of the flow, by the
+critics' ``aggregation``, both where it acts and in L_Q, where critics choose and their slow copies value what is
+chosen. ``alpha``, ``normalize_q`` and ``policy_optimiser`` are not used then. With the distilled policy it is QC-FQL.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Config:
 
     discount: float = 0.99  # gamma
     alpha: float = 10.0  # weight of distillation against Q, to be tuned for each task
-    aggregation: str = "mean"  # of the critics in targets: mean or min
+    aggregation: str = "mean"  # of the critics in targets, and for best_of: mean or min
     extraction: str = "distilled"  # of the policy from the flow: distilled, or best_of, the best of its draws
     candidates: int = 32  # N, draws of the flow where extraction is best_of
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit

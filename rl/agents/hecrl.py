@@ -325,7 +325,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         v_next = value.apply(state.params["value"], s_next, g)
         backup = (steps.reward, config.discount * steps.discount, v_next)
         v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
+        clipped = head.clipped(*backup)
         if head.are_values:  # other heads have a support
+            clipped = (q_target < low) | (q_target > high)
             q_target = jnp.clip(q_target, low, high)
         first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
 
@@ -347,7 +349,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 "value_loss": value_loss,
                 "policy_loss": policy_loss,
                 "cloning": cloning,
-                "clipped": head.clipped(*backup).mean(),
+                "clipped": clipped.mean(),
                 "q": head.value(q).mean(),
                 "v": head.value(v).mean(),
             }

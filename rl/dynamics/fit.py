@@ -77,8 +77,8 @@ def fitter(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Callable[...,
     parts = programs(config, spec, loss)
 
     def fit(data: Dataset | Ring, key: Key, model: Model | None = None, context: Any = ()) -> Model:
-        if loss is LIKELIHOOD and jax.tree.leaves(context):
-            raise ValueError("a context is given, but the ensemble was made without a loss that reads it")
+        if not loss.reads_context and jax.tree.leaves(context):
+            raise ValueError("a context is given, but the ensemble's loss reads none: leave it out")
         initial = jax.eval_shape(parts.init, key)
         if model is not None:
             _check_model(model, initial)

@@ -52,6 +52,7 @@ class Loss(NamedTuple):
     variances: bool | None = None  # whether members must predict them; None: as the configuration says
     # What follows from a row and the context alone: computed once in a fit, and given to the costs as `Rows.annotation`
     annotate: Annotate | None = None
+    reads_context: bool = True
 
 
 def errors(prediction: Prediction, rows: Rows) -> Array:
@@ -98,7 +99,7 @@ def _mean_error(context: Any, prediction: Prediction, rows: Rows, key: Key) -> A
     return errors(prediction, rows).mean(-1)
 
 
-LIKELIHOOD = judged_by_means(_mean_error)  # of an ordinary fit; it reads no context
+LIKELIHOOD = judged_by_means(_mean_error)._replace(reads_context=False)  # of an ordinary fit
 
 
 def weighted(weight: Weight, variances: bool | None = None, annotate: Annotate | None = None) -> Loss:

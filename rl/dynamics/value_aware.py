@@ -372,7 +372,7 @@ def _with_plain(cost: Cost, plain: Cost, floor: float) -> Cost:
 
 VALUE_FREE: dict[str, Loss] = {
     "mle": loss.LIKELIHOOD._replace(variances=True),
-    "mse": _PLAIN._replace(variances=False),
+    "mse": _PLAIN._replace(variances=False, reads_context=False),
 }
 
 VALUE_AWARE: dict[str, Callable[[Values, Settings], Loss]] = {

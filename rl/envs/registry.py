@@ -102,8 +102,14 @@ def stacked_frames(name: str) -> int:
 
 
 def time_limit(name: str) -> int:
-    """Steps after which an episode is cut, by what the environment is registered with; 0 where that is nothing."""
-    known = registered(distractors.parse(name).base)
+    """Steps after which an episode is cut, by what the environment is registered with; 0 where that is nothing.
+
+    Prefixes and suffixes of ours do not change it.
+    """
+    base = distractors.parse(name.removesuffix(entities.SUFFIX)).base
+    for prefix in (pixels.PREFIX, goals.TASKS, goals.RANDOM):
+        base = base.removeprefix(prefix)
+    known = registered(base)
     return (known.max_episode_steps or 0) if known else 0
 
 

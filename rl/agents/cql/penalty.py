@@ -26,12 +26,12 @@ class Config:
     weight: float = 5.0  # w
     target_gap: float = 0.0  # tau of the Lagrange version, in units of weight times gap; 0 turns it off
     samples: int = 10  # actions per proposal (continuous actions)
-    backup_entropy: bool = False  # entropy in the target (continuous actions)
+    backup_entropy: bool = False  # entropy in the target, unless max_backup (continuous actions)
     max_backup: bool = False  # best of `samples` next actions in the target (continuous actions)
     double: bool = True  # double Q-learning (integer actions)
     target_rate: float = 0.005  # Polyak step
     learning_rate: float = 3e-4  # Adam, critics and multiplier
-    policy_learning_rate: float = 1e-4  # Adam, policy and temperature
+    policy_learning_rate: float = 1e-4  # Adam, policy and temperature (continuous actions)
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in the critics
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
