@@ -43,7 +43,7 @@ from rl.values.robust import REGULARISED
 _IDENTITY = (
     *logged.IDENTITY,
     *("normalize_observations", "reward_scale", "reward_shift", "clip_rewards", "policy_estimates"),
-    *("robust", "robust_scale", "robust_updates", "chunk", "replan_every"),
+    *("robust", "robust_scale", "robust_updates", "n_step", "chunk", "replan_every"),
 )
 
 
@@ -52,6 +52,7 @@ class Settings(logged.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # arsq bc cql cqn deas dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
+    n_step: int = 1  # steps in each transition: rewards are summed until the value takes over
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
@@ -85,14 +86,15 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         raise ValueError(
             "--policy_estimates compares policies by one discount, and the sweep has several: sweep it without them"
         )
-    if settings.chunk > 1 and {"discount", "chunk_discount"} & set(sweep):
-        raise ValueError(
-            f"--chunk={settings.chunk}: the returns of chunks are made with one discount, and the sweep has several: "
-            "train each as a run of its own"
-        )
+    for name in ("chunk", "n_step"):
+        if getattr(settings, name) > 1 and {"discount", "chunk_discount"} & set(sweep):
+            raise ValueError(
+                f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
+                "sweep has several: train each as a run of its own"
+            )
     common.check_schedules(config, settings.updates)
     task = problem(settings, logged.variants(config, sweep))
-    batches, held_out = (common.in_chunks(settings, config, x) for x in (task.dataset, task.validation))
+    batches, held_out = (rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
@@ -176,6 +178,13 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
     common.check_chunk(settings)
+    common.at_least_one(settings, "n_step")
+    for name, usual in (("chunk", 1), ("robust", "")):
+        if settings.n_step > 1 and getattr(settings, name) != usual:
+            raise ValueError(
+                f"--n_step={settings.n_step} and --{name}={getattr(settings, name)} cannot be combined: leave one of "
+                "them out"
+            )
     for name in ("robust", "policy_estimates"):
         if settings.chunk > 1 and getattr(settings, name):
             raise ValueError(
@@ -188,6 +197,13 @@ def check(settings: Settings) -> None:
         raise ValueError(
             f"--robust_scale={settings.robust_scale} and --robust_updates={settings.robust_updates} must be positive"
         )
+
+
+def rows(settings: Settings, config: Any, dataset: replay.Dataset | None) -> Any:
+    """What batches are drawn from: single steps, several as one, or chunks of actions; None for no data."""
+    if dataset is None or settings.chunk > 1:
+        return common.in_chunks(settings, config, dataset)
+    return replay.n_step(dataset, settings.n_step, common.discount(config))
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:

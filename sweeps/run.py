@@ -343,14 +343,22 @@ def load(
 def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
     """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
 
-    Their flags are the same, so that what differs are defaults, presets or the code of this version.
+    Their flags are the same, so that what differs are defaults, presets or the code of this version. A hyper-parameter
+    that the run did not know yet had the effect of its default.
     """
     stored = log.read_json(place / log.CONFIG).get("config", {})
     identity = [name for name in stored.get("settings", {}) if hasattr(settings, name)]
+    known = checkpoint.flat(stored.get("config", {}))
+    defaults = checkpoint.flat(dataclasses.asdict(type(config)()))
+    of_agent = {
+        name: value
+        for name, value in checkpoint.flat(dataclasses.asdict(config)).items()
+        if name in known or value != defaults[name]
+    }
     now = {
         "agent": settings.agent,
         "settings": {name: getattr(settings, name) for name in identity},
-        "config": dataclasses.asdict(config),
+        "config": of_agent,
         **({"sweep": sweep} if "sweep" in stored else {}),
     }
     differences = checkpoint.differences(

@@ -454,15 +454,18 @@ def sac_n(s: Setting) -> Expected:
 
     def policy_loss(pi: Tree) -> float:
         action, log_prob = squashed(pi, b.observation, 1)
-        q = h.value(critics(s.params["critic"], b.observation, action[0])).min(0)
-        return (alpha * log_prob[0] - q).mean()
+        q = h.value(critics(s.params["critic"], b.observation, action[0]))
+        return (alpha * log_prob[0] - (q.mean(0) if c.subset else q.min(0))).mean()
 
     metrics = {"policy_loss": policy_loss(params["policy"]), "entropy": entropy, "alpha": alpha}
     params = descend(params, c.learning_rate, policy=policy_loss)
     action, log_prob = squashed(params["policy"], b.next_observation, 1)
     discount = c.discount * b.discount
-    q_next = smallest(h, critics(s.target["critic"], b.next_observation, action[0]))
-    backup = b.reward - discount * alpha * log_prob[0], discount, q_next
+    q_next = critics(s.target["critic"], b.next_observation, action[0])
+    if c.subset:
+        next_key = jax.random.split(jax.random.key(0), 3)[1]
+        q_next = q_next[jax.random.permutation(jax.random.fold_in(next_key, 1), c.critics)[: c.subset]]
+    backup = b.reward - discount * alpha * log_prob[0], discount, smallest(h, q_next)
     td_loss = s.critic_loss(h.target(*backup))
     metrics["clipped"] = h.clipped(*backup)
 
@@ -580,8 +583,11 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
 
     slow = outputs(s.target["q"], b.next_observation)
     chooser = outputs(s.params["q"], b.next_observation) if c.double else slow
-    q_next = pick(slow, h.value(chooser).argmax(-1), 1)
-    backup = b.reward, c.discount * b.discount, q_next
+    q_next, bonus = pick(slow, h.value(chooser).argmax(-1), 1), 0.0
+    if temperature := getattr(c, "temperature", 0.0):
+        q_next, bonus = soft_maximum(h, slow, temperature)
+    discount = c.discount * b.discount
+    backup = b.reward + discount * bonus, discount, q_next
     y = h.target(*backup)
 
     def logged(q: Tree) -> np.ndarray:
@@ -593,6 +599,14 @@ def q_learning(s: Setting) -> tuple[Loss, Loss, Loss, float]:
         lambda q: h.value(logged(q)),
         h.clipped(*backup),
     )
+
+
+def soft_maximum(head: Head, outputs: np.ndarray, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+    """Outputs [B, K], of scalars or logits, whose value with the bonus [B] is that of soft Q-learning."""
+    policy = special.softmax(head.value(outputs) / temperature, -1)
+    mean = lambda x: (policy[..., None] * x).sum(1)
+    mixed = mean(outputs) if outputs.shape[-1] == 1 else np.log(mean(special.softmax(outputs, -1)))
+    return mixed, temperature * special.entr(policy).sum(-1)
 
 
 def dqn(s: Setting) -> Expected:
@@ -782,7 +796,10 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "cql", "scalar", {"variant": "rho"}),
     ("discrete", "cql", "scalar", {"variant": "var"}),
     ("discrete", "cql", "scalar", {"target_gap": 0.4}),
+    ("continuous", "sac", "hl_gauss", {"critics": 3, "subset": 2}),  # REDQ
     ("discrete", "dqn", "scalar", {"double": False}),
+    ("discrete", "dqn", "scalar", {"temperature": 0.6}),
+    ("discrete", "dqn", "c51", {"temperature": 0.6}),
     ("discrete", "dqn", "c51", {"double": False, "target_period": 2, "target_rate": 1.0}),
 ]
 

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import rlax
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import settings
 from scipy import special, stats
 
 from rl.values import bellman, heads
@@ -278,109 +277,19 @@ def test_impossible_subsets_are_refused(subset: int) -> None:
         )
 
 
-# ---- over time ------------------------------------------------------------------------------------------
-
-
-def trajectory(seed: int, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    discount = 0.9 * (rng.random(length) > 0.2)  # terminates now and then
-    return rng.normal(size=length), discount, rng.normal(size=length)
-
-
-N_STEP = jax.jit(bellman.n_step, static_argnums=2)
-LAMBDA_RETURN, THEIR_LAMBDA_RETURN = jax.jit(bellman.lambda_return), jax.jit(rlax.lambda_returns)
-
-
-@law
-@given(seed=st.integers(0, 1000), length=st.sampled_from([1, 7]), n=st.sampled_from([1, 3, 7, 10]))
-def test_n_step_is_the_literal_sum(seed: int, length: int, n: int) -> None:
-    reward, discount, _ = trajectory(seed, length)
-    returns, discounts, steps = map(np.asarray, N_STEP(reward, discount, n))
-    assert steps.dtype == np.int32
-    for t in range(length):
-        total, product, taken = 0.0, 1.0, 0
-        while taken < n and t + taken < length:
-            total += product * reward[t + taken]
-            product *= discount[t + taken]
-            taken += 1
-        np.testing.assert_allclose([returns[t], discounts[t], steps[t]], [total, product, taken], atol=1e-5)
-
-
-@pytest.mark.parametrize("n", [1, 3, 9, 12])
-def test_n_step_returns_agree_with_rlax(n: int) -> None:
-    reward, discount, next_value = map(np.float32, trajectory(0, 9))
-    returns, discounts, steps = map(np.asarray, N_STEP(reward, discount, n))
-    bootstrap = next_value[np.arange(9) + steps - 1]
-    expected = jax.jit(rlax.n_step_bootstrapped_returns, static_argnums=3)(reward, discount, next_value, n)
-    np.testing.assert_allclose(returns + discounts * bootstrap, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("lambda_", [0.0, 0.5, 0.95, 1.0])
-def test_lambda_returns_agree_with_rlax_and_with_the_mixture_of_n_step_returns(lambda_: float) -> None:
-    length = 9
-    reward, discount, next_value = trajectory(3, length)
-    inputs = (*map(np.float32, (reward, discount, next_value)), lambda_)
-    ours, expected = np.asarray(LAMBDA_RETURN(*inputs)), THEIR_LAMBDA_RETURN(*inputs)
-    np.testing.assert_allclose(ours, expected, atol=1e-5)
-
-    # Sutton & Barto, equation 12.3: (1 - lambda) sum_n lambda^(n-1) G_n, all that is left on the last.
-    for t in range(length):
-        left = length - t
-        forward = 0.0
-        for n in range(1, left + 1):
-            weights = np.cumprod(np.concatenate([[1.0], discount[t : t + n]]))
-            g = weights[:n] @ reward[t : t + n] + weights[n] * next_value[t + n - 1]
-            forward += g * (lambda_ ** (left - 1) if n == left else (1 - lambda_) * lambda_ ** (n - 1))
-        np.testing.assert_allclose(ours[t], forward, atol=1e-5)
-
-
-def test_lambda_return_carries_no_gradient() -> None:
-    inputs = map(np.float32, trajectory(1, 6))
-    gradients = jax.grad(lambda *x: bellman.lambda_return(*x, 0.9).sum(), argnums=(0, 1, 2))
-    for gradient in compiled(gradients, *inputs):
-        np.testing.assert_array_equal(gradient, 0)
-
-
-def test_time_is_summed_in_float32() -> None:
-    """300 rewards of 0.1 in bfloat16 would stop at 32: its neighbour is 32.25."""
-    bfloat16 = jnp.dtype(jnp.bfloat16)
-    reward, discount, nothing = (np.full(300, x, bfloat16) for x in (0.1, 1, 0))
-    returns, discounts, _ = N_STEP(reward, discount, 300)
-    assert returns.dtype == discounts.dtype == jnp.float32
-    np.testing.assert_allclose(np.asarray(returns)[0], 300 * float(reward[0]), rtol=1e-5)
-    returns = LAMBDA_RETURN(reward.astype(np.float32), discount, nothing, 1.0)
-    assert returns.dtype == jnp.float32
-    np.testing.assert_allclose(np.asarray(returns)[0], 300 * float(reward[0]), rtol=1e-5)
-
-
-@every_head
-def test_a_lambda_return_is_a_target_of_every_head(name: str) -> None:
-    head = HEADS[name]
-
-    def value(*trajectory: jax.Array) -> tuple[jax.Array, jax.Array]:
-        returns = bellman.lambda_return(*trajectory, 0.9)
-        target = heads.scalar_target(head, returns)
-        outputs = target[:, None] if name == "scalar" else target if name == "quantile" else jnp.log(target)
-        return head.value(outputs), returns
-
-    values, returns = compiled(value, *map(np.float32, trajectory(2, 8)))
-    np.testing.assert_allclose(values, returns, atol=3e-4)
-
-
 # ---- composition, shapes, batching ----------------------------------------------------------------------
 
 
 @every_head
 def test_backups_compose_and_carry_no_gradient(name: str) -> None:
-    """n steps of clipped double Q, soft over actions: nothing flows into the networks that are backed up."""
+    """Clipped double Q, soft over actions: nothing flows into the networks that are backed up."""
     head = HEADS[name]
     outputs, slow = normal(8, 6, head.size), normal(9, MEMBERS, 6, ACTIONS, head.size)
 
     def objective(slow: jax.Array, outputs: jax.Array) -> jax.Array:
-        returns, discounts, steps = bellman.n_step(jnp.ones(6), jnp.full(6, 0.9), 3)
         mixture, bonus = bellman.soft_max_action(head, bellman.min_member(head, slow), 0.5)
-        there = jnp.arange(6) + steps - 1
-        target = head.target(returns + discounts * bonus[there], discounts, mixture[there])
+        discount = jnp.full(6, 0.9)
+        target = head.target(1.0 + discount * bonus, discount, mixture)
         return head.loss(outputs, target).sum()
 
     gradient, to_outputs = compiled(jax.grad(objective, argnums=(0, 1)), slow, outputs)
@@ -434,21 +343,8 @@ INTEGERS = np.zeros(ACTIONS, np.int32)
         lambda: bellman.smooth_action(FLAT, jax.random.key(0), 0.5, COLUMN),
         lambda: bellman.min_member(HEADS["c51"], OUTPUTS),
         lambda: bellman.mean_member(HEADS["c51"], OUTPUTS),
-        lambda: bellman.n_step(COLUMN, COLUMN, 2),
-        lambda: bellman.n_step(FLAT, COLUMN, 2),
-        lambda: bellman.n_step(FLAT, FLAT[:2], 2),
-        lambda: bellman.lambda_return(COLUMN, COLUMN, COLUMN, 0.9),
-        lambda: bellman.lambda_return(FLAT, FLAT, COLUMN, 0.9),
-        lambda: bellman.lambda_return(FLAT, FLAT, FLAT[:2], 0.9),
-        lambda: bellman.lambda_return(FLAT, FLAT, FLAT, FLAT),
     ],
 )
 def test_wrong_shapes_are_refused(wrong: Callable[[], object]) -> None:
     with pytest.raises(AssertionError, match="Chex"):
         wrong()
-
-
-@pytest.mark.parametrize("n", [0, -2])
-def test_n_step_needs_a_step(n: int) -> None:
-    with pytest.raises(ValueError, match=f"n >= 1, not {n}"):
-        bellman.n_step(FLAT, FLAT, n)

@@ -474,6 +474,9 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"chunk": 4, "replan_every": 5}, "--replan_every=5 must lie between 0 and --chunk=4"),
         ({"chunk": 4, "robust": "kl"}, "--robust=kl and --chunk=4 cannot be combined"),
         ({"chunk": 4, "policy_estimates": 5}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
+        ({"n_step": 0}, "--n_step must be at least 1, not 0"),
+        ({"n_step": 3, "chunk": 4}, "--n_step=3 and --chunk=4 cannot be combined"),
+        ({"n_step": 3, "robust": "kl"}, "--n_step=3 and --robust=kl cannot be combined"),
         ({"chunk": 4000}, "--chunk=4000 is longer than every episode of the data: the longest has"),
         ({"chunk": 4, "dataset": "synthetic-discrete"}, "--chunk=4: chunks are of continuous actions"),
         ({"reward_scale": "much"}, "--reward_scale=much is neither"),
@@ -521,7 +524,7 @@ def test_a_sweep_of_discounts_has_a_support_for_all(
         (
             {"discount": [0.9, 0.99]},
             {"chunk": 4},
-            "--chunk=4: the returns of chunks are made with one discount",
+            "--chunk=4: returns over several steps are made with one discount",
         ),
     ],
 )
@@ -728,6 +731,18 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_batches_of_several_steps_have_the_agents_discount() -> None:
+    loaded = data.load("synthetic-continuous").dataset
+    chosen, cloned = offline.Settings(n_step=3), config("iql", discount=0.5)
+    several = offline.rows(chosen, cloned, loaded).transitions
+    whole = int(np.flatnonzero(loaded.last)[0]) - 3  # three steps from here on are of the first episode
+    reward = loaded.transitions.reward[whole : whole + 3]
+    np.testing.assert_allclose(several.reward[whole], reward @ [1, 0.5, 0.25], rtol=1e-6)
+    np.testing.assert_allclose(several.discount[whole], 0.25 * loaded.transitions.discount[whole + 2])
+    assert offline.rows(offline.Settings(), cloned, loaded) is loaded
+    assert offline.rows(chosen, cloned, None) is None
+
+
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:
     """Five actions at once, one after another."""
     chosen = settings(tmp_path, agent="bc", chunk=5, dataset="synthetic-continuous", **EVALUATED)

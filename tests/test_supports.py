@@ -12,7 +12,7 @@ import pytest
 
 from experiments import logged, offline
 from rl import agents, model_based
-from rl.agents import arsq, rebrac, robust, sac_n
+from rl.agents import arsq, dqn, rebrac, robust, sac_n
 from rl.dynamics import base, ensemble
 from rl.types import Spec
 from rl.values.robust import worst_case
@@ -50,6 +50,15 @@ def test_the_entropy_bonus_of_all_bins_is_within_from_the_first_step_on() -> Non
     for _ in range(500):
         v = 1.0 + bonus + 0.9 * v
     assert agents.target_range("arsq", config, HOPPER, 0.0, 10.0) == (0.0, pytest.approx(v))
+
+
+def test_the_entropy_of_a_soft_maximum_is_within() -> None:
+    """Of uniform actions, from the next step on: ``V = 1 + gamma (V + bonus)``, by iteration."""
+    config, v = dqn.Config(temperature=0.3, discount=0.9), 0.0
+    for _ in range(500):
+        v = 1.0 + 0.9 * (v + 0.3 * math.log(5.0))
+    assert agents.target_range("dqn", config, Spec((3,), 5, True), 0.0, 10.0) == (0.0, pytest.approx(v))
+    assert agents.target_range("dqn", dqn.Config(discount=1.0), HOPPER, 0.0, 10.0) == (-math.inf, math.inf)
 
 
 def test_who_widens_and_who_does_not() -> None:

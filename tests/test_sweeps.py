@@ -706,6 +706,20 @@ def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
     assert counted == [0]
 
 
+def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
+    counted: list[int], tmp_path: Path
+) -> None:
+    """Stored results stay results when an agent learns another setting."""
+    file = seeds_sweep(tmp_path, 0)
+    start(file, f"--workdir={tmp_path}")
+    (config,) = tmp_path.glob(f"*/{log.CONFIG}")
+    stored = json.loads(config.read_text())
+    del stored["config"]["config"]["candidates"], stored["config"]["config"]["network"]["residual"]
+    config.write_text(json.dumps(stored))
+    start(file, f"--workdir={tmp_path}")
+    assert counted == [0]
+
+
 def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
     counted: list[int], tmp_path: Path
 ) -> None:

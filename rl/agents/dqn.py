@@ -11,19 +11,34 @@ several steps are made by the replay (`rl.replay.ring.transitions`). Layers star
 head: Glorot's uniform kernels and biases of 0. (Kernels of its networks of distributions on Atari start as U(-b, b),
 b = 1.32 / sqrt(fan_in).)
 
+With a ``temperature`` alpha above 0 targets have the soft maximum over actions in place of the largest value, entropy
+included (soft Q-learning: Haarnoja et al. 2017; `rl.values.bellman.soft_max_action`), and ``double`` is not used:
+
+    y   = r + gamma d alpha log sum_a exp( Q'(s', a) / alpha )
+
 It explores with probability epsilon, which falls from 1 to ``epsilon`` over ``epsilon_updates`` updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, require_no_policy, require_ranges, start
+from rl.agents.state import (
+    augmented,
+    descend,
+    follow,
+    is_off,
+    require,
+    require_no_policy,
+    require_ranges,
+    start,
+)
 from rl.networks import mlp
 from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -37,6 +52,7 @@ class Config:
 
     discount: float = 0.99  # gamma
     double: bool = True  # choose the next action with the online network
+    temperature: float = 0.0  # alpha of soft Q-learning, in units of value; 0: the largest value
     target_rate: float = 0.005  # the step of the slow copy; 1 copies
     target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
     epsilon: float = 0.05  # how often it explores in the end
@@ -64,17 +80,20 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     def init(key: Key, batch: Transition) -> State:
         return start({"q": network.init(key, batch.observation)}, optimisers, targets=["q"])
 
-    def bootstrap(state: State, observation: Array) -> Array:
-        """The outputs [..., K] with which a target continues."""
+    def bootstrap(state: State, observation: Array) -> tuple[Array, Array]:
+        """The outputs [..., K] with which a target continues, and what entropy adds to their value [...]."""
         q = network.apply(state.target["q"], observation)
+        if not is_off(config.temperature):
+            return bellman.soft_max_action(head, q, config.temperature)
         selector = network.apply(state.params["q"], observation) if config.double else q
-        return bellman.double_q(head, q, selector)
+        return bellman.double_q(head, q, selector), jnp.zeros(q.shape[:-2])
 
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         del key
-        next_outputs = bootstrap(state, batch.next_observation)
-        target = head.target(batch.reward, config.discount * batch.discount, next_outputs)
-        clipped = head.clipped(batch.reward, config.discount * batch.discount, next_outputs).mean()
+        next_outputs, bonus = bootstrap(state, batch.next_observation)
+        discount = config.discount * batch.discount
+        backup = (batch.reward + discount * bonus, discount, next_outputs)
+        target, clipped = head.target(*backup), head.clipped(*backup).mean()
 
         def loss(params):
             q = bellman.at_action(network.apply(params["q"], batch.observation), batch.action)
@@ -104,7 +123,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def value(state: State, observation: Array, key: Key) -> Array:
         del key
-        return head.value(bootstrap(state, observation))
+        outputs, bonus = bootstrap(state, observation)
+        return head.value(outputs) + bonus
 
     def critics(state: State, observation: Array, action: Array) -> Array:
         outputs = network.apply(state.params["q"], observation)
@@ -112,3 +132,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     learner = Learner(init, update, act, value, explore, weighted, critics)
     return augmented(learner, spec, config.network)
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, widened by the entropy of all steps to come, of at most log A each."""
+    steps = config.discount / (1 - config.discount)
+    return low, high + config.temperature * math.log(spec.action_size) * steps

@@ -8,6 +8,9 @@
 ``g_i`` is the unit gradient of ``Q_i(s, a)`` with respect to the logged action. eta = 0 is SAC-N; eta > 0
 is EDAC, which reaches the same pessimism with fewer critics.
 
+With ``subset`` = M the minimum in y is over M critics, drawn anew for each batch, and the policy ascends the mean of
+all N: REDQ (Chen, Wang, Zhou & Ross, ICLR 2021), which has N = 10, M = 2 and 20 updates for each step.
+
 Temperature, actor and critics move in this order, each seeing its predecessors' new parameters, as in
 the authors' code. Layers start as there (`rl.networks.layers.Architecture`, ``rlkit``); for the policy's hidden
 kernels its initialiser takes the outputs of a layer for its inputs, which is not copied.
@@ -39,6 +42,7 @@ class Config:
     discount: float = 0.99  # gamma
     critics: int = 10  # N; the paper's SAC-N needs up to 500 on hopper
     diversity: float = 0.0  # eta
+    subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all
     target_rate: float = 0.005  # Polyak step
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
@@ -49,6 +53,10 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        if not 0 <= self.subset <= self.critics:
+            raise ValueError(
+                f"subset={self.subset} must be at most critics={self.critics}, or 0 for all of them"
+            )
         if not is_off(self.diversity) and self.critics < 2:
             raise ValueError(
                 f"critics={self.critics}: diversity is of gradients of at least 2 critics: give more, or diversity=0"
@@ -80,6 +88,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         """The outputs [..., K] with which a target continues, and their action's log density [...]."""
         action, log_prob = policy.apply(state.params["policy"], observation).sample_and_log_prob(seed=key)
         q = critic.apply(state.target["critic"], observation, action)
+        if config.subset:
+            return bellman.subset_min_member(head, q, jax.random.fold_in(key, 1), config.subset), log_prob
         return bellman.min_member(head, q), log_prob
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
@@ -92,8 +102,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def policy_loss(params, alpha):
             action, log_prob = draw(params)
-            q = head.value(critic.apply(state.params["critic"], batch.observation, action)).min(0)
-            return (alpha * log_prob - q).mean()
+            q = head.value(critic.apply(state.params["critic"], batch.observation, action))
+            return (alpha * log_prob - (q.mean(0) if config.subset else q.min(0))).mean()
 
         def diversity(params):
             def values(member_params, action):
