@@ -113,7 +113,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, target).mean(1).sum()
+            critic_loss = losses.critics(head, q, target)
 
             field = velocity.apply(params["flow"], batch.observation, key=dropout_keys[0])
             flow_loss = flow.loss(field, batch.action, flow_key).mean()

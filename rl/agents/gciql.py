@@ -104,10 +104,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             v = value.apply(params["value"], steps.observation)
-            weight = losses.expectile_weight(head.value(q_slow) - head.value(v), config.expectile)
-            value_loss = (weight * head.loss(v, v_target)).mean()
+            value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
             q = critic.apply(params["critic"], steps.observation, steps.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+            critic_loss = losses.critics(head, q, q_target)
             of_policy, measured = extraction.policy_loss(
                 config,
                 spec,

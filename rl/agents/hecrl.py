@@ -333,11 +333,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             v = value.apply(params["value"], s, g)
-            weight = losses.expectile_weight(head.value(q_slow) - head.value(v), config.expectile)
-            value_loss = (weight * head.loss(v, v_target)).mean()
+            value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
 
             q = critic.apply(params["critic"], s, g, steps.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+            critic_loss = losses.critics(head, q, q_target)
 
             action = policy.apply(params["policy"], s, g_actor)
             q_policy = head.value(member.apply(first_critic, s, g_actor, action))

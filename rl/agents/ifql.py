@@ -105,12 +105,10 @@ def learner(
 
         def loss(params):
             v = value.apply(params["value"], batch.observation)
-            advantage = head.value(q_slow) - head.value(v)
-            weight = losses.expectile_weight(advantage, config.expectile)
-            value_loss = (weight * head.loss(v, v_target)).mean()
+            value_loss, advantage = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
 
             q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+            critic_loss = losses.critics(head, q, q_target)
 
             field = policy.apply(params["policy"], batch.observation, key=dropout_key)
             policy_loss = flow.loss(field, batch.action, flow_key).mean()

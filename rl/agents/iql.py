@@ -90,13 +90,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def loss(params):
             v = value.apply(params["value"], batch.observation)
-            advantage = head.value(q_slow) - head.value(v)
-            value_loss = (
-                losses.expectile_weight(advantage, config.expectile) * head.loss(v, v_target)
-            ).mean()
+            value_loss, advantage = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
 
             q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, q_target).mean(1).sum()
+            critic_loss = losses.critics(head, q, q_target)
 
             chosen = policy.apply(params["policy"], batch.observation, key=key)
             log_prob = chosen.log_prob(batch.action)

@@ -114,7 +114,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def critic_loss(params, target):
             q = critic.apply(params, batch.observation, batch.action)
-            loss = jax.vmap(head.loss, (0, None))(q, target).mean(1).sum()
+            loss = losses.critics(head, q, target)
             if is_off(config.diversity):  # a second derivative that SAC-N need not pay for
                 return loss, q
             return loss + config.diversity * diversity(params), q

@@ -24,7 +24,7 @@ from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture, require_choices
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-from rl.values import bellman
+from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
 # (Q [E, B] of the policy's actions, these [B, D], the batch's [B, D]) -> the policy's loss, and what else to report
@@ -106,7 +106,7 @@ def learner(
 
         def critic_loss(params):
             q = critic.apply(params, batch.observation, batch.action)
-            return jax.vmap(head.loss, (0, None))(q, target).mean(1).sum(), head.value(q).mean()
+            return losses.critics(head, q, target), head.value(q).mean()
 
         def policy_loss(params, critic_params):
             action = policy.apply(params, batch.observation, key=dropout_key)

@@ -1,15 +1,21 @@
 """Losses that are not a head's own: weights, regularisers and policy objectives.
 
-All are elementwise or reduce the axes they name; the mean over the batch is the agent's.
+All are elementwise or reduce the axes they name. The mean over the batch is the agent's, but for `implicit_value` and
+`critics`, which several agents share whole.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import chex
 import jax
 import jax.numpy as jnp
 
 from rl.types import Array
+
+if TYPE_CHECKING:
+    from rl.values.heads import ValueHead
 
 
 def huber(error: Array, delta: float = 1.0) -> Array:
@@ -30,6 +36,30 @@ def expectile_weight(error: Array, expectile: float | Array) -> Array:
     """
     chex.assert_is_broadcastable(jnp.shape(expectile), error.shape)
     return jax.lax.stop_gradient(jnp.abs(expectile - (error < 0)))
+
+
+def implicit_value(
+    head: ValueHead, outputs: Array, slow: Array, target: Array, expectile: float | Array
+) -> tuple[Array, Array]:
+    """IQL's ``L_V = E[ |tau - 1(u < 0)| loss_V(y) ]`` with ``u = Q - V`` (Kostrikov et al. 2022, equation 5).
+
+    Args:
+      head: of the values.
+      outputs: of V, [B, K].
+      slow: outputs of the critics' slow copies at the logged actions, [B, K].
+      target: of V, by any head's encoding of ``slow`` (`rl.values.heads.same_target`).
+      expectile: tau.
+
+    Returns:
+      the loss [] and u [B].
+    """
+    advantage = head.value(slow) - head.value(outputs)
+    return (expectile_weight(advantage, expectile) * head.loss(outputs, target)).mean(), advantage
+
+
+def critics(head: ValueHead, outputs: Array, target: Array) -> Array:
+    """``sum_i E[ loss_Qi(y) ]`` [] of an ensemble's outputs [E, B, K] with one target of the head for all."""
+    return jax.vmap(head.loss, (0, None))(outputs, target).mean(1).sum()
 
 
 def awr_weight(advantage: Array, temperature: float | Array, cap: float = 100.0) -> Array:

@@ -19,7 +19,7 @@ from rl.agents.state import augmented, descend, follow, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-from rl.values import bellman
+from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
 
@@ -94,7 +94,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser) -> L
             alpha_loss = params["log_alpha"] * (entropy + spec.action_size)
 
             q = critic.apply(params["critic"], batch.observation, batch.action)
-            critic_loss = jax.vmap(head.loss, (0, None))(q, target).mean(1).sum()
+            critic_loss = losses.critics(head, q, target)
             proposed = jax.lax.stop_gradient(actions)
             values = head.value(critic.apply(params["critic"], batch.observation, proposed))
             gaps = sampled_gap(
