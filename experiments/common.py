@@ -99,6 +99,11 @@ def problem(
       reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
     """
+    if is_set(settings) and not getattr(agents.get(settings.agent), "READS_SETS", False):
+        raise ValueError(
+            f"--dataset={settings.dataset}: --agent={settings.agent} would take a set of entities for a history; "
+            f"leave {entities.SUFFIX} out, or use hecrl"
+        )
     if any(discount(config) == 1 for config in configs):
         raise ValueError(
             "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "

@@ -14,7 +14,7 @@ pytest.importorskip("ogbench")
 
 from experiments import goals
 from rl import data, envs
-from rl.agents import hecrl
+from rl.agents import gciql, hecrl
 from rl.envs import entities
 from rl.nest import GOAL, OBSERVATION
 from rl.replay.goals import Goals, Hindsight
@@ -101,6 +101,15 @@ def test_data_are_sets_with_ids_of_their_episode(tmp_path: Path) -> None:
     write(tmp_path / "none.npz", 0)
     with pytest.raises(data.DataError, match=r"none\.npz\+entities: .* 1 to 8 cubes.* not vectors of 19"):
         data.load(f"{tmp_path}/none.npz+entities")
+
+
+def test_agents_that_read_histories_are_not_given_sets(tmp_path: Path) -> None:
+    """GCIQL built a causal transformer over the order of the cubes, without a word."""
+    write(tmp_path / "two.npz", 2)
+    config = gciql.Config()
+    settings = goals.Settings(agent="gciql", dataset=f"{tmp_path}/two.npz+entities", eval_episodes=0)
+    with pytest.raises(ValueError, match="--agent=gciql would take a set of entities for a history"):
+        goals.problem(settings, config, [config])
 
 
 def test_a_run_rewards_the_step_after_which_all_cubes_are_near(tmp_path: Path) -> None:

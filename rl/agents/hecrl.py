@@ -61,6 +61,9 @@ from rl.types import Actor, Array, Key, Learner, Metrics, Params, Spec, State
 from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
+READS_SETS = True
+"""Observations [N, F] are sets of entities. Agents that do not say so take them for histories [T, F]."""
+
 CHOICES = ("best", "random")
 AWR_ERRORS = ("squared", "chamfer")
 AT_ONCE = (
