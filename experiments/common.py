@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from rl import agents, data, evaluate, lifecycle, log, train
+from rl import agents, checkpoint, data, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
-from rl.types import Actor, Spec
+from rl.types import Actor, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -284,6 +286,23 @@ def in_chunks(settings: Any, config: Any, dataset: Dataset | None) -> Any:
     if settings.chunk == 1 or dataset is None:
         return dataset
     return chunks.make(dataset, settings.chunk, *discounts(config))
+
+
+def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:
+    """The learners' state [S, ...] from the arrays of a checkpoint, of the structure and shapes of ``like``.
+
+    Of more seeds the first are taken. Raises ValueError, naming the first array that is missing or of another shape.
+    """
+    leaves = []
+    for name, leaf in checkpoint.named({"state": like}).items():
+        array = arrays.get(name)
+        array = array[: leaf.shape[0]] if array is not None and leaf.shape else array
+        if array is None or array.shape != leaf.shape:
+            raise ValueError(
+                f"its {name} is {None if array is None else array.shape}, here it is {leaf.shape}"
+            )
+        leaves.append(jnp.asarray(array))
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def sizes(settings: Any) -> dict[str, Any]:

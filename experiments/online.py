@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app
 
@@ -412,18 +411,13 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"here: give {flags}"
         )
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
-    leaves = []
-    for name, leaf in checkpoint.named({"state": like}).items():
-        array = arrays.get(name)
-        array = array if array is None or name == "state/step" else array[: settings.seeds]
-        shape = leaf.shape if name == "state/step" else (settings.seeds, *leaf.shape)
-        if array is None or array.shape != shape:
-            raise ValueError(
-                f"--init_from={settings.init_from}: its {name} is {None if array is None else array.shape}, here "
-                f"it is {shape}; give the same --agent.* flags as there"
-            )
-        leaves.append(jnp.asarray(array))
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
+    try:
+        return common.placed_state(arrays, jax.tree.map(several, like)._replace(step=like.step))
+    except ValueError as error:
+        raise ValueError(
+            f"--init_from={settings.init_from}: {error}; give the same --agent.* flags as there"
+        ) from None
 
 
 def _source_folder(settings: Settings) -> Path:

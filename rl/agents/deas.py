@@ -15,8 +15,9 @@ distribution where the head has one and else a value (`rl.values.heads.same_dist
 policy: it is fitted to logged chunks, and no action of the policy enters a target.
 
 A small ``g_1`` keeps the returns within a chunk short, and with them the support of the head, while ``g_2`` near 1
-looks far ahead. With single actions g_1 has no effect. All else is `rl.agents.ifql`. The authors' code is not public: what could not be read of it (``tau``,
-that twin critics are combined by their minimum, sizes of networks) is as there.
+looks far ahead. With single actions g_1 has no effect. All else is `rl.agents.ifql`. The authors' code is not public:
+what could not be read of it (``tau``, that twin critics are combined by their minimum, sizes of networks) is as
+there.
 """
 
 from __future__ import annotations

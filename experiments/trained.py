@@ -1,0 +1,196 @@
+"""The policies of a run of `experiments.offline` or `experiments.online`: to test in new episodes, or to act with.
+
+    python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --episodes=100
+    python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --environment=Hopper-v4
+
+All seeds of the run are played, by what its newest checkpoint holds. Training evaluates in other episodes than these,
+so that a policy that was chosen by its scores is tested on new ones. From Python:
+
+    from experiments import trained
+    from rl import envs
+
+    policies = trained.load("runs/hopper-medium-regen-v5/iql-scalar")
+    env, act = envs.make(policies.environment), trained.player(policies, member=0)
+    observation, _ = env.reset(seed=0)
+    action = act(observation, first=True)    # then act(observation) until the episode is over
+
+Observations are the environment's own. Actions lie in [-1, 1], to which `rl.envs.make` scales those of an environment,
+or are integers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app
+
+from experiments import common, flags
+from rl import acting, agents, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
+from rl.data.files import expanded
+from rl.replay import chunks, transform
+from rl.types import Actor, Learner, Spec, State
+from rl.values import heads
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What can be chosen about a test."""
+
+    run: str = ""  # the run's folder
+    environment: str = ""  # where to play; "": where the run was evaluated
+    episodes: int = 100  # of each seed
+    seed: int = 0  # of the episodes
+    eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
+
+
+class Policies(NamedTuple):
+    """The policies of all seeds of a run, and of all its variants if it was a sweep; those of one after another."""
+
+    environment: str
+    spec: Spec
+    state: State  # [P, ...]
+    actor: Actor  # of all at once, which sees the environment's own observations
+    count: int  # P
+    step: int  # of the checkpoint
+
+
+def load(run: str | Path, environment: str = "") -> Policies:
+    """The policies of the run in a folder, as its newest checkpoint has them.
+
+    Args:
+      run: the folder.
+      environment: that they act in; "" for that of the run.
+
+    Raises:
+      ValueError: there is no checkpoint, it is of another script, or it does not fit the environment.
+    """
+    folder = expanded(str(run))
+    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS) or (None, {})
+    if record is None:
+        raise ValueError(f"--run={run}: there is no checkpoint")
+    card = record["card"]
+    if not {"transform", "support", "settings"} <= set(card):
+        raise ValueError(f"--run={run} is no run of experiments.offline or experiments.online")
+    name = environment or _environment(card["settings"], folder)
+    env = envs.make(name)
+    spec = envs.spec(env)
+    seen = nest.map_structure(
+        lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, env.observation_space
+    )
+    env.close()
+    settings, sweep = card["settings"], card.get("sweep") or {}
+    length = settings.get("chunk", 1)
+    config = flags.with_fields(common.config(card["agent"]), card["config"])
+    head = heads.make(
+        settings["head"], *(card["support"] or ()), size=settings["head_size"], start=_start(settings)
+    )
+
+    def make(config: Any) -> Learner:
+        learner = agents.get(card["agent"]).make(config, chunks.spec(spec, length), head)
+        return acting.in_chunks(learner, spec, length, settings.get("replan_every", 0))
+
+    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
+    several = train.population(make, config, lambda *_: None, 1, sweep=swept)
+    count = settings["seeds"] * max((len(values) for values in sweep.values()), default=1)
+    keys = jax.random.split(jax.random.key(0), count)
+    like = jax.eval_shape(several.init, keys, online.example(chunks.spec(spec, length), seen))
+    try:
+        state = common.placed_state(arrays, like)
+    except ValueError as error:
+        raise ValueError(f"--run={run} does not fit {name}: {error}") from None
+    how = transform.from_json(card["transform"])
+    actor = acting.observing(several.actor, functools.partial(transform.observations, how))
+    return Policies(name, spec, state, actor, count, record["step"])
+
+
+def _environment(settings: Mapping[str, Any], folder: Path) -> str:
+    """Where a run was evaluated. Raises ValueError where nothing says it."""
+    result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
+    name = settings.get("env") or settings.get("environment") or result.get("environment")
+    if not name:
+        raise ValueError(f"--run={folder} does not say where it was evaluated: give --environment")
+    return str(name)
+
+
+def _start(settings: Mapping[str, Any]) -> float | None:
+    """The value that the head's networks add to (`rl.values.heads.make`)."""
+    start = settings.get("head_start")
+    return None if start is None or np.isnan(start) or settings["head"] in common.UNBOUNDED else start
+
+
+def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., np.ndarray]:
+    """One of the policies as a function of what one environment shows: ``act(observation, first=False)``.
+
+    Args:
+      policies: as `load` gives them.
+      member: which, from 0.
+      seed: of the draws of a policy that is random, or plans by chance.
+
+    ``first`` must be True at the first observation of each episode: agents that decide on several actions at once, or
+    plan, remember.
+    """
+    if not 0 <= member < policies.count:
+        raise ValueError(f"member={member}, but the run has {policies.count} policies, counted from 0")
+    memory, key = None, jax.random.key(seed)
+    act = jax.jit(acting.resetting(policies.actor).act)
+
+    def step(observation: Any, first: bool = False) -> np.ndarray:
+        nonlocal memory, key
+        shown = nest.map_structure(
+            lambda x: jnp.stack([jnp.asarray(x)] * policies.count)[:, None], observation
+        )
+        if memory is None:
+            memory = policies.actor.start(policies.state, shown)
+        key, now = jax.random.split(key)
+        begins = np.full((policies.count, 1), first)
+        action, memory = act(policies.state, memory, shown, begins, jax.random.split(now, policies.count))
+        return np.asarray(action[member, 0])
+
+    return step
+
+
+def scores(policies: Policies, settings: Settings, index: int = 0) -> dict[str, np.ndarray]:
+    """{"return": [P, episodes], ...} of new episodes, as `rl.evaluate.Evaluator` gives them.
+
+    Args:
+      policies: as `load` gives them.
+      settings: how many episodes, and of which seed.
+      index: number of the evaluation. Those of training count from 1.
+    """
+    with evaluate.evaluator(
+        policies.actor,
+        policies.environment,
+        seeds=policies.count,
+        episodes=settings.episodes,
+        processes=None if settings.eval_processes < 0 else settings.eval_processes,
+        base_seed=settings.seed,
+    ) as episodes:
+        return episodes(policies.state, index)
+
+
+def main(_: list[str]) -> None:
+    settings = flags.read(Settings())
+    if not settings.run:
+        raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
+    common.at_least_one(settings, "episodes")
+    policies = load(settings.run, settings.environment)
+    for name, each in scores(policies, settings).items():
+        of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
+        low, high = of["ci95"]
+        spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
+        print(f"{name}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}")
+    print(
+        f"{settings.episodes} new episodes of {policies.environment} for each of {policies.count} policies, as they "
+        f"are after step {policies.step} of {settings.run}."
+    )
+
+
+if __name__ == "__main__":
+    app.run(flags.reporting(main), flags_parser=flags.parser(Settings()))

@@ -1,0 +1,88 @@
+"""experiments.trained: a run's policies act again as they did in the run's own evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import point_mass  # noqa: F401  (registers its environment)
+import pytest
+
+from experiments import offline, online, trained
+from rl import agents, envs, log
+
+POINT_MASS = "point_mass:PointMass-v0"
+TINY = {"seeds": 2, "batch_size": 8, "eval_episodes": 3, "eval_processes": 0, "tensorboard": False}
+
+
+def config(agent: str, **changes: Any) -> Any:
+    return agents.get(agent).Config(hidden=(8, 8), **changes)
+
+
+def last(folder: Path) -> dict[str, Any]:
+    """The last line of a run's metrics."""
+    return log.read(folder)[-1]
+
+
+def again(folder: Path, index: int, **changes: Any) -> np.ndarray:
+    """The returns of the evaluation of that number, played once more."""
+    chosen = trained.Settings(str(folder), episodes=3, eval_processes=0, **changes)
+    return trained.scores(trained.load(folder), chosen, index)["return"]
+
+
+def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path) -> None:
+    """With a support, standardised observations, chunks of actions and two variants: all that acting depends on."""
+    chosen = offline.Settings(
+        agent="iql",
+        dataset="synthetic-continuous",
+        environment=POINT_MASS,
+        head="hl_gauss",
+        normalize_observations=True,
+        chunk=2,
+        updates=4,
+        eval_every=2,
+        workdir=str(tmp_path),
+        **TINY,
+    )
+    offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
+    expected = np.asarray(last(tmp_path)["eval/return"])
+    assert expected.shape == (4, 3)
+    np.testing.assert_array_equal(again(tmp_path, 2), expected)
+    assert (again(tmp_path, 0) != expected).any() and (again(tmp_path, 2, seed=1) != expected).any()
+
+    policies = trained.load(tmp_path)
+    env, act, total = envs.make(POINT_MASS), trained.player(policies, member=1), 0.0
+    observation, _ = env.reset(seed=0)
+    for step in range(5):
+        action = act(observation, first=step == 0)
+        assert action.shape == (policies.spec.action_size,) and np.abs(action).max() <= 1
+        observation, reward, *_ = env.step(action)
+        total += reward
+    env.close()
+    assert np.isfinite(total)
+    with pytest.raises(ValueError, match="member=4, but the run has 4 policies, counted from 0"):
+        trained.player(policies, member=4)
+    with pytest.raises(ValueError, match=r"does not fit Pendulum-v1: its state/params/.* is .*, here it is"):
+        trained.load(tmp_path, "Pendulum-v1")
+
+
+def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
+    chosen = online.Settings(
+        agent="td3",
+        env=POINT_MASS,
+        steps=40,
+        eval_every=20,
+        save_every=20,
+        learning_starts=10,
+        replay=40,
+        workdir=str(tmp_path),
+        **TINY,
+    )
+    online.run(chosen, config("td3"))
+    np.testing.assert_array_equal(again(tmp_path, 2), last(tmp_path)["eval/return"])
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"--run={tmp_path}: there is no checkpoint"):
+        trained.load(tmp_path)
