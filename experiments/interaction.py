@@ -151,7 +151,7 @@ def train(
     if start.result is not None:
         return start.result
     if start.resumed:
-        trainer.resume(start.tree, start.step, lifecycle.notes(run))
+        trainer.resume(start.tree, start.step, lifecycle.notes(run, start.step))
     else:
         trainer.start(initial())
     with (

@@ -433,8 +433,10 @@ def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _source_card(settings: Settings) -> dict[str, Any]:
-    """`_source` without the arrays."""
-    return _checked_card(settings, checkpoint.inspect(_source_folder(settings)))
+    """`_source` without the arrays, whose files are not read."""
+    folder = _source_folder(settings)
+    steps = checkpoint.steps(folder)
+    return _checked_card(settings, checkpoint.described(folder, steps[0]) if steps else None)
 
 
 def _checked_card(settings: Settings, record: dict[str, Any] | None) -> dict[str, Any]:

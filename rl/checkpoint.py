@@ -58,7 +58,7 @@ def save(
         step: updates done; a checkpoint of the same step is replaced.
         tree: any pytree of JAX arrays (typed keys included) and NumPy arrays.
         card: what identifies the run, as JSON: agent, config, head, dataset digest, seeds, versions.
-        notes: JSON that goes with the arrays and has no fixed shape; `inspect` returns it.
+        notes: JSON that goes with the arrays and has no fixed shape; `described` returns it.
         keep: how many checkpoints to leave, this one included.
 
     Raises:
@@ -130,21 +130,11 @@ def restore(folder: str | os.PathLike[str], like: Any, card: Mapping[str, Any]) 
     return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in wanted]), record["step"]
 
 
-def inspect(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """What the newest whole checkpoint says of itself: ``step``, ``card``, ``leaves``, ``notes``; None for none.
+def described(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
+    """What the checkpoint of ``step``, which is known to be whole, says of itself: its files are not read again.
 
     Raises:
-        CheckpointError: every checkpoint there is damaged.
-    """
-    newest = _newest(Path(folder).absolute())
-    return newest and newest[1]
-
-
-def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
-    """The card of the checkpoint of ``step``, which is known to be whole: its files are not read again.
-
-    Raises:
-        CheckpointError: it has been removed.
+        CheckpointError: it has been removed, or its card is damaged.
     """
     names = (str(step), f"{step}.saving")
     path = next((path for name in names if (path := Path(folder) / name / _CARD).exists()), None)
@@ -152,7 +142,11 @@ def card(folder: str | os.PathLike[str], step: int) -> dict[str, Any]:
         raise CheckpointError(
             f"{folder} has no checkpoint of step {step} any more: start the same command again"
         )
-    return json.loads(path.read_text())["card"]
+    try:
+        record: dict[str, Any] = json.loads(path.read_text())
+    except ValueError:
+        raise CheckpointError(f"{path} is damaged: {_REMEDY}") from None
+    return record
 
 
 def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
@@ -161,7 +155,9 @@ def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
 
 
 def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
-    """What `inspect` returns, and every array by its name ('state/params/critic/...'), whatever run wrote them.
+    """What the newest whole checkpoint says of itself, and every array by its name ('state/params/critic/...').
+
+    It may be of any run.
 
     Raises:
         CheckpointError: every checkpoint there is damaged.
@@ -170,7 +166,7 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.n
     if newest is None:
         return None
     path, record = newest
-    like = {name: _parse(described) for name, described in record["leaves"].items()}
+    like = {name: _parse(leaf) for name, leaf in record["leaves"].items()}
     return record, _read_arrays(path / _ARRAYS, like)
 
 

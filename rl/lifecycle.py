@@ -134,9 +134,9 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
     return Start(saved, step, saved.pop("seconds").item(), True, result, there)
 
 
-def notes(run: Run) -> Any:
-    """The notes of the newest checkpoint; see `rl.checkpoint.save`."""
-    return (checkpoint.inspect(run.folder / CHECKPOINTS) or {}).get("notes")
+def notes(run: Run, step: int) -> Any:
+    """The notes of the checkpoint of ``step``, which `begin` has read; see `rl.checkpoint.save`."""
+    return checkpoint.described(run.folder / CHECKPOINTS, step)["notes"]
 
 
 def versions() -> dict[str, str]:
@@ -489,7 +489,7 @@ def _warn_of_lost_lines(run: Run, step: int) -> bool:
 
 def _written(run: Run, step: int) -> int:
     """Lines that were ever written to metrics.jsonl up to the checkpoint of ``step``, as it says itself."""
-    return checkpoint.card(run.folder / CHECKPOINTS, step).get("lines", 0)
+    return checkpoint.described(run.folder / CHECKPOINTS, step)["card"].get("lines", 0)
 
 
 def _lines(folder: Path, step: int) -> int:

@@ -83,7 +83,7 @@ def test_a_run_leaves_its_records(tmp_path: Path) -> None:
     config = json.loads((tmp_path / log.CONFIG).read_text())["config"]
     assert config == {"transform": {"reward_scale": 3.0}, "agent": "counter", "config": {"rate": 2}}
     assert sorted(path.name for path in (tmp_path / lifecycle.CHECKPOINTS).iterdir()) == ["5", "6"]
-    assert lifecycle.notes(run(tmp_path)) == {"seen": 6}
+    assert lifecycle.notes(run(tmp_path), 6) == {"seen": 6}
 
 
 def test_a_length_counted_in_something_else_than_steps(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_damaged_config_is_named_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_says_what_it_was_made_with(whole: Path) -> None:
-    saved = (checkpoint.inspect(whole / lifecycle.CHECKPOINTS) or {})["card"]["versions"]
+    saved = checkpoint.read(whole / lifecycle.CHECKPOINTS)[0]["card"]["versions"]
     assert {
         "python",
         "jax",
