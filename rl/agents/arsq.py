@@ -107,7 +107,6 @@ class Config:
     critic_optimiser: Adam = Adam()  # of V and advantages
 
     def __post_init__(self) -> None:
-        require_ranges(self)
         coarse.Grid(self.levels, self.bins)
         require_choices(self, {"bc": CLONING, "trunk": TRUNKS, "order": coarse.ORDERS})
         if isinstance(self.temperature, int | float) and not self.temperature > 0:
@@ -117,8 +116,7 @@ class Config:
             )
         if isinstance(self.bc_weight, int | float) and not self.bc_weight >= 0:
             raise ValueError(f"bc_weight={self.bc_weight} must be at least 0; 0 leaves the BC term out")
-        if self.critics < 1:
-            raise ValueError(f"critics={self.critics} must be at least 1")
+        require_ranges(self)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
