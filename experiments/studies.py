@@ -300,14 +300,12 @@ def digest(name: str, variant: Variant) -> str:
 
 def load(path: str | Path) -> dict[str, Any]:
     """A JSON file of `rl.log`: lists of numbers are arrays, and NaN and infinities numbers again."""
-    return _arrays(json.loads(Path(path).read_text()))
+    return _arrays(log.read_json(Path(path)))
 
 
 def _arrays(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _arrays(item) for name, item in value.items()}
-    if isinstance(value, str):
-        return {"NaN": np.nan, "Infinity": np.inf, "-Infinity": -np.inf}.get(value, value)
     if not isinstance(value, list):
         return value
     items = [_arrays(item) for item in value]
