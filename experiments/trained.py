@@ -20,6 +20,7 @@ or are integers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -33,6 +34,7 @@ from absl import app
 
 from experiments import common, flags
 from rl import acting, agents, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
+from rl.data import d4rl
 from rl.data.files import expanded
 from rl.replay import chunks, transform
 from rl.types import Actor, Learner, Spec, State
@@ -59,6 +61,9 @@ class Policies(NamedTuple):
     actor: Actor  # of all at once, which sees the environment's own observations
     count: int  # P
     step: int  # of the checkpoint
+    reference: (
+        tuple[float, float] | None
+    )  # (random, expert) return, where the run's scores were normalised by D4RL's
 
 
 def load(run: str | Path, environment: str = "") -> Policies:
@@ -107,7 +112,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
     how = transform.from_json(card["transform"])
     actor = acting.observing(several.actor, functools.partial(transform.observations, how))
-    return Policies(name, spec, state, actor, count, record["step"])
+    return Policies(name, spec, state, actor, count, record["step"], reference(folder, name))
 
 
 def _environment(settings: Mapping[str, Any], folder: Path) -> str:
@@ -117,6 +122,14 @@ def _environment(settings: Mapping[str, Any], folder: Path) -> str:
     if not name:
         raise ValueError(f"--run={folder} does not say where it was evaluated: give --environment")
     return str(name)
+
+
+def reference(folder: Path, environment: str) -> tuple[float, float] | None:
+    """D4RL's (random, expert) return of a locomotion task, if the scores of the run in the folder were normalised."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        if any("eval/normalized_return" in row for row in log.read(folder)):
+            return d4rl.locomotion_reference(environment)
+    return None
 
 
 def _start(settings: Mapping[str, Any]) -> float | None:
@@ -170,6 +183,7 @@ def scores(policies: Policies, settings: Settings, index: int = 0) -> dict[str, 
         seeds=policies.count,
         episodes=settings.episodes,
         processes=None if settings.eval_processes < 0 else settings.eval_processes,
+        reference=policies.reference,
         base_seed=settings.seed,
     ) as episodes:
         return episodes(policies.state, index)

@@ -83,6 +83,13 @@ def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(tmp_path, 2), last(tmp_path)["eval/return"])
 
 
+def test_returns_are_normalised_where_the_runs_were(tmp_path: Path) -> None:
+    assert trained.reference(tmp_path, "Hopper-v5") is None
+    (tmp_path / log.METRICS).write_text('{"step": 1, "eval/normalized_return": [[1.0]]}\n')
+    assert trained.reference(tmp_path, "Hopper-v4") == pytest.approx((-20.272305, 3234.3))
+    assert trained.reference(tmp_path, POINT_MASS) is None
+
+
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--run={tmp_path}: there is no checkpoint"):
         trained.load(tmp_path)
