@@ -693,6 +693,35 @@ def test_cheats_do_not_pass(anywhere: Pool, cheat: str) -> None:
     assert verdict(anywhere, f"{RIGHT}# after: {cheat}") == Verdict.PASSED
 
 
+def test_no_address_becomes_data_of_the_tests(anywhere: Pool) -> None:
+    """NumPy believes what an object says of where its data are: a program read the judge's memory by that."""
+    pytest.importorskip("numpy")
+    place = f"id(__import__('json').__doc__) + {sys.getsizeof('') - 1}"  # the same in judge and program
+    pointer = f"""
+        import json
+        class Pointer: pass
+        pointer = Pointer()
+        pointer.__array_interface__ = {{"data": ({place}, True), "shape": (16,), "typestr": "|u1", "version": 3}}
+        """
+    as_array = """
+        import rl.programs.wire as wire
+        real, asked = wire.dumps, []
+        def probe():
+            asked.append(1)
+            return 0
+        def forged(value, refer, **others):
+            if not asked: return real(value, refer, **others)
+            asked.clear()
+            array = {"array": ["|u1", [16], {"reference": refer(pointer)}]}
+            return json.dumps({"tuple": [True, array, [], ""]}).encode() + b"\\n"
+        wire.dumps = forged
+        """
+    tests = "import json, numpy\nassert bytes(numpy.asarray(probe()).tolist()) == json.__doc__.encode()[:16]"
+    problem = ADD._replace(tests=tests, entry=("probe",))
+    for program in (pointer + as_array, pointer + "\n        def probe(): return pointer"):
+        assert verdict(anywhere, textwrap.dedent(program), problem) in (Verdict.FAILED, Verdict.RUNTIME_ERROR)
+
+
 def test_a_program_sees_no_tests(anywhere: Pool) -> None:
     program = """
     import gc, sys
@@ -1159,6 +1188,7 @@ for _ in range(int(input())):
          "threading.Thread(target=main).start()", Verdict.PASSED),
         ("import builtins\nbuiltins.seen = getattr(builtins, 'seen', 0) + 1\nassert seen == 1\n" + SUM_LINES,
          Verdict.PASSED),  # nothing is left of the run before
+        ("print('\\x01' * 10**6)", Verdict.FAILED),  # as JSON six times as long
         ("print(3, 7)", Verdict.FAILED),
         (SUM_LINES + "print('more')", Verdict.FAILED),
         ("pass", Verdict.FAILED),
@@ -1185,6 +1215,7 @@ def test_scripts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> Non
         ("lines", "10000000000000001", "10000000000000000", False),
         ("lines", "1", "1.0", True),
         ("lines", "b a", "a b", False),
+        ("lines", "1_0", "10", False),
         ("lines", "nan", "0", False),
         ("lines", "5", "inf", False),
         ("lines", "inf", "5", False),

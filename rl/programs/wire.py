@@ -234,6 +234,10 @@ def _numbers(parts: Any) -> Any:
     kind, shape, flat = parts
     if kind[1] not in _ARRAYS or not kind[2:].isdigit():
         raise TypeError(kind)
+    # Of anything else NumPy would ask where its data are, and believe it.
+    plain = type(flat) is list and {type(x) for x in flat} <= {bool, int, float, complex}
+    if not plain or type(shape) is not list or {type(x) for x in shape} - {int}:
+        raise TypeError("an array is made of a list of numbers")
     return importlib.import_module("numpy").array(flat, kind).reshape(shape)
 
 

@@ -77,7 +77,7 @@ def main(isolation: str, limits: str, packages: str) -> None:
 
     A job has the program's ``text``, the text of its ``tests``, the names that the tests take from the program,
     ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). Of a script it has instead of
-    these three its input, ``given``, the ``expected`` output and one of `MATCHES`, ``match``. stdout carries `READY`,
+    these three its input, ``stdin``, the ``expected`` output and one of `MATCHES`, ``match``. stdout carries `READY`,
     then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
 
     Args:
@@ -138,7 +138,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
             os.dup2(null, standard)
         os.close(null)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
-        _run_program(confine, *streams, limits.output // 4)
+        _run_program(confine, *streams, limits.output // 8)  # JSON writes a control character as six
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
@@ -326,6 +326,8 @@ class Remote:
         object.__setattr__(self, "_handle", handle)
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__array"):  # NumPy asks for these, and would take an address in memory from the program
+            raise AttributeError(name)
         return self._program.ask(getattr, self, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -548,7 +550,12 @@ def _alike(words: list[str], expected: list[str], relative: float, absolute: flo
 
 
 def _close(word: str, other: str, relative: float, absolute: float) -> bool:
-    """Whether two words are numbers that are close or, if both are whole, the same."""
+    """Whether two words are numbers that are close or, if both are whole, the same.
+
+    Python's own 1_000 is no number to others.
+    """
+    if "_" in word:
+        return False
     try:
         return int(word) == int(other)
     except ValueError:
