@@ -65,11 +65,10 @@ def check(settings: Settings) -> None:
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")
     rhythm(settings)
-    for whole, part in (
-        *(("steps", "envs"), ("eval_every", "envs")),
-        *(("save_every", "eval_every"), ("steps", "eval_every")),
-    ):
+    for whole, part in (("steps", "envs"), ("eval_every", "envs"), ("steps", "eval_every")):
         common.multiple(settings, whole, part)
+    if settings.save_every < settings.steps:  # else there is a checkpoint at the end alone
+        common.multiple(settings, "save_every", "eval_every")
     if settings.replay < settings.envs:
         raise ValueError(
             f"--replay={settings.replay} does not hold one step of --envs={settings.envs}: give at least that"

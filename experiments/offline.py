@@ -116,8 +116,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     start = lifecycle.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
-    if task.loaded.note and shard.is_main():
-        print(f"note: {task.loaded.note}", file=sys.stderr)
+    if shard.is_main():
+        print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
+        if task.loaded.note:
+            print(f"note: {task.loaded.note}", file=sys.stderr)
     if settings.robust:
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
@@ -144,7 +146,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             dynamics=world,
         )
         return session.finish(
-            source=task.loaded.source, note=task.loaded.note, environment=task.loaded.environment
+            source=task.loaded.source,
+            transitions=replay.size(task.dataset),
+            note=task.loaded.note,
+            environment=task.loaded.environment,
         )
 
 

@@ -413,11 +413,17 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
     try:
-        return common.placed_state(arrays, jax.tree.map(several, like)._replace(step=like.step))
+        state = common.placed_state(arrays, jax.tree.map(several, like)._replace(step=like.step))
     except ValueError as error:
         raise ValueError(
             f"--init_from={settings.init_from}: {error}; give the same --agent.* flags as there"
         ) from None
+    print(
+        f"starts after update {state.step.item():,} of {settings.init_from}, with {settings.seeds} of its "
+        f"{card['settings']['seeds']} seeds; no action is drawn at random",
+        file=sys.stderr,
+    )
+    return state
 
 
 def _source_folder(settings: Settings) -> Path:

@@ -30,7 +30,7 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
     states = [program["state"] for program in result["programs"]]
     counted = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
     listed = " What is not done is listed at the end." if {*states} != {"done"} else ""
-    yield f"{len(states)} programs: {counted}.{listed}"
+    yield f"{len(states)} program{'s' * (len(states) > 1)}: {counted}.{listed}"
     yield from _answers(result)
     if not result["cells"]:
         yield "Nothing is finished yet."
@@ -42,7 +42,9 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield from _provenance(result)
         if result["data"]:
             data = [f"{card['transitions']:,} transitions of {task}" for task, card in result["data"].items()]
-            yield f"The data were made here: {', '.join(data)}. *The data* is their mean score."
+            scored = any(card.get(result["score"]) is not None for card in result["data"].values())
+            column = " *The data* is their mean score." if scored else ""
+            yield f"The data were made here: {', '.join(data)}.{column}"
         yield from _aggregate_blocks(result)
         for which, title in WHICH.items():
             yield f"## {_last(result) if which == 'last' else title}"

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags
+from experiments import common, flags, logged
 from rl import acting, agents, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.data import d4rl
 from rl.data.files import expanded
@@ -59,11 +59,15 @@ class Policies(NamedTuple):
     spec: Spec
     state: State  # [P, ...]
     actor: Actor  # of all at once, which sees the environment's own observations
-    count: int  # P
+    labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
+    count: int  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
     reference: (
         tuple[float, float] | None
-    )  # (random, expert) return, where the run's scores were normalised by D4RL's
+    )  # D4RL's (random, expert) return, where the run's scores were normalised
+
+    def __repr__(self) -> str:
+        return f"Policies({self.environment}, {self.count} policies, step {self.step})"
 
 
 def load(run: str | Path, environment: str = "") -> Policies:
@@ -79,13 +83,17 @@ def load(run: str | Path, environment: str = "") -> Policies:
     folder = expanded(str(run))
     record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS) or (None, {})
     if record is None:
-        raise ValueError(f"--run={run}: there is no checkpoint")
+        below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
+        hint = f"; runs below it are {', '.join(below[:5])}" if below else ""
+        raise ValueError(f"--run={run}: there is no checkpoint{hint}")
     card = record["card"]
     if not {"transform", "support", "settings"} <= set(card):
         raise ValueError(f"--run={run} is no run of experiments.offline or experiments.online")
     name = environment or _environment(card["settings"], folder)
     env = envs.make(name)
     spec = envs.spec(env)
+    if environment:
+        _check_spec(spec, environment, _environment(card["settings"], folder, ""))
     seen = nest.map_structure(
         lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, env.observation_space
     )
@@ -112,16 +120,30 @@ def load(run: str | Path, environment: str = "") -> Policies:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
     how = transform.from_json(card["transform"])
     actor = acting.observing(several.actor, functools.partial(transform.observations, how))
-    return Policies(name, spec, state, actor, count, record["step"], reference(folder, name))
+    labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
+    return Policies(name, spec, state, actor, labels, count, record["step"], reference(folder, name))
 
 
-def _environment(settings: Mapping[str, Any], folder: Path) -> str:
-    """Where a run was evaluated. Raises ValueError where nothing says it."""
+def _environment(settings: Mapping[str, Any], folder: Path, unknown: str | None = None) -> str:
+    """Where a run was evaluated. Where nothing says it, ``unknown``, or if that is None a ValueError."""
     result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
-    name = settings.get("env") or settings.get("environment") or result.get("environment")
-    if not name:
+    name = settings.get("env") or settings.get("environment") or result.get("environment") or unknown
+    if name is None:
         raise ValueError(f"--run={folder} does not say where it was evaluated: give --environment")
     return str(name)
+
+
+def _check_spec(spec: Spec, environment: str, trained_in: str) -> None:
+    """Raises ValueError if the environment differs from the run's own in what is observed or done."""
+    if not trained_in:
+        return
+    env = envs.make(trained_in)
+    own = envs.spec(env)
+    env.close()
+    if spec != own:
+        raise ValueError(
+            f"--environment={environment} has {spec}; the run was trained in {trained_in}, which has {own}"
+        )
 
 
 def reference(folder: Path, environment: str) -> tuple[float, float] | None:
@@ -195,11 +217,15 @@ def main(_: list[str]) -> None:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
     common.at_least_one(settings, "episodes")
     policies = load(settings.run, settings.environment)
-    for name, each in scores(policies, settings).items():
-        of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
-        low, high = of["ci95"]
-        spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
-        print(f"{name}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}")
+    for name, every in scores(policies, settings).items():
+        for label, each in zip(policies.labels, np.split(every, len(policies.labels)), strict=True):
+            of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
+            low, high = of["ci95"]
+            spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
+            several = f"{label}: " if label else ""
+            print(
+                f"{several}{name}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}"
+            )
     print(
         f"{settings.episodes} new episodes of {policies.environment} for each of {policies.count} policies, as they "
         f"are after step {policies.step} of {settings.run}."

@@ -6,7 +6,7 @@ Figures are drawn without pyplot: no global state, no display, safe in threads a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,7 @@ _STYLES = ("-", "--", "-.", ":")
 _INK = "#333333"
 _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
 _RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
+_BAND = 3  # seeds from which on an interval is drawn
 
 
 def learning_curve(
@@ -39,6 +40,8 @@ def learning_curve(
     rate: bool = False,
 ) -> None:
     """Draws each run's mean over seeds, its 95 % interval (`rl.statistics.interval`) and every seed as a thin line.
+
+    The interval of two seeds, ten times as wide as they are apart, would hide all else, and is left out.
 
     Args:
         path: the PNG, replaced as a whole.
@@ -63,7 +66,7 @@ def learning_curve(
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
-    _legend(axes, "mean, 95 % interval, each seed")
+    _legend(axes, _what_is_drawn(runs.values()))
     _save(figure, path)
 
 
@@ -101,7 +104,8 @@ def learning_curves(
         axes.set_xlabel(xlabel, fontsize=12)
         axes.set_ylabel(ylabel, fontsize=12)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
-    _legend(row[columns - 1], "mean, 95 % interval, each seed" if intervals else "mean, each seed")
+    every = [run for runs in panels.values() for run in runs.values()]
+    _legend(row[columns - 1], _what_is_drawn(every, intervals))
     _save(figure, path)
 
 
@@ -589,6 +593,14 @@ def _cut_bands(axes: Axes, scores: Sequence[np.ndarray]) -> None:
     axes.set_ylim(max(min(low, least - near), least - far), min(max(high, most + near), most + far))
 
 
+def _what_is_drawn(runs: Iterable[tuple[ArrayLike, ArrayLike]], intervals: bool = True) -> str:
+    """The title of a legend of learning curves (steps [T], scores [T, S])."""
+    most = max(np.shape(scores)[1] for _, scores in runs)
+    if most == 1:
+        return ""
+    return "mean, 95 % interval, each seed" if intervals and most >= _BAND else "mean, each seed"
+
+
 def _curve(
     axes: Axes, steps: np.ndarray, scores: np.ndarray, interval: Any, label: str, look: dict[str, Any]
 ) -> None:
@@ -597,7 +609,7 @@ def _curve(
     count = scores.shape[1]
     if count > 1:
         axes.plot(steps, scores, color=colour, linewidth=0.7, alpha=0.35)
-    if count > 1 and interval is not None:
+    if count >= _BAND and interval is not None:
         band = [interval(row) if ok else (np.nan, np.nan) for row, ok in zip(scores, finite, strict=True)]
         low, high = np.transpose(band) if band else (steps, steps)
         axes.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)

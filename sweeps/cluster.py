@@ -27,7 +27,8 @@ RETRIES = 10  # of a task whose worker died
 PAUSE = 5.0  # seconds until a folder that another process has open is looked at again
 # What a task may say, with its rows or a message.
 ROWS, IN_USE, OVER, METRIC, LOST = "rows", "in_use", "over", "metric", "lost"
-_PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_")  # environment variables that tasks get from this process
+# Environment variables that tasks get from this process; the last two say where data lie.
+_PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_", "D4RL_", "MINARI_")
 
 
 def outcomes(
@@ -139,8 +140,10 @@ def _result(ray: ModuleType, reference: Any) -> tuple[str, Any]:
     except ray.exceptions.RayTaskError as error:  # a mistake in the code, which may not be one for the others
         print(error, file=sys.stderr)  # with its traceback
         return LOST, str(error).strip().splitlines()[-1]
-    except ray.exceptions.RayError as error:
+    except (ray.exceptions.WorkerCrashedError, ray.exceptions.OutOfMemoryError) as error:
         return LOST, f"its worker died {RETRIES + 1} times: {str(error).splitlines()[0]}"
+    except ray.exceptions.RayError as error:
+        return LOST, f"{type(error).__name__}: {str(error).splitlines()[0]}"
 
 
 def _warn_of_resources(ray: ModuleType, cpus: float, gpus: float) -> None:

@@ -48,6 +48,12 @@ class Fake:
         class RayTaskError(RayError):
             pass
 
+        class WorkerCrashedError(RayError):
+            pass
+
+        class OutOfMemoryError(RayError):
+            pass
+
     def __init__(self, task: Callable[..., Any]):
         self.task, self.calls = task, []
 
@@ -80,7 +86,7 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     def task(name: str, place: str) -> tuple[str, Any]:
         calls.append(name)
         if name == "lost":
-            raise Fake.exceptions.RayError("The worker died\nand more")
+            raise Fake.exceptions.WorkerCrashedError("The worker died\nand more")
         if name == "wrong":
             raise Fake.exceptions.RayTaskError("Traceback ...\n  x = None + 1\nTypeError: no such sum\n")
         first = calls.count(name) == 1

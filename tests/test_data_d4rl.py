@@ -199,7 +199,7 @@ def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch
     folder = tmp_path / "cache"
     first = data.load("door-human-v1", folder=folder)
     assert data.load("door-human-v1", folder=folder).digest == first.digest
-    assert urls == ["http://rail.eecs.berkeley.edu/datasets/offline_rl/hand_dapg_v1/door-human-v1.hdf5"]
+    assert urls == ["https://rail.eecs.berkeley.edu/datasets/offline_rl/hand_dapg_v1/door-human-v1.hdf5"]
     with (folder / "door-human-v1.hdf5").open("ab") as file:
         file.write(b"x")
     with pytest.raises(DataError, match="the file has changed"):
@@ -233,7 +233,7 @@ def test_the_table():
         assert low < high
         assert (entry.task.environment is None) == entry.task.note.startswith("no environment"), name
     # Spot checks against d4rl/infos.py.
-    server = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+    server = "https://rail.eecs.berkeley.edu/datasets/offline_rl"
     for name, file, reference in (
         ("walker2d-medium-expert-v2", "gym_mujoco_v2/walker2d_medium_expert-v2.hdf5", (1.629008, 4592.3)),
         ("pen-cloned-v0", "hand_dapg/pen-demos-v0-bc-combined.hdf5", (96.262799, 3076.8331017826877)),

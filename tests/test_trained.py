@@ -63,8 +63,14 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     assert np.isfinite(total)
     with pytest.raises(ValueError, match="member=4, but the run has 4 policies, counted from 0"):
         trained.player(policies, member=4)
-    with pytest.raises(ValueError, match=r"does not fit Pendulum-v1: its state/params/.* is .*, here it is"):
+    assert policies.labels == ("expectile=0.6", "expectile=0.9")
+    assert repr(policies) == f"Policies({POINT_MASS}, 4 policies, step 4)"
+    with pytest.raises(
+        ValueError, match=rf"--environment=Pendulum-v1 has Spec.*trained in {POINT_MASS}, which has"
+    ):
         trained.load(tmp_path, "Pendulum-v1")
+    with pytest.raises(ValueError, match=f"--run={tmp_path.parent}: .* runs below it are {tmp_path}"):
+        trained.load(tmp_path.parent)
 
 
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:

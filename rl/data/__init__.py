@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from rl.data import d4rl, minari, ogbench, recipes, synthetic
-from rl.data.files import DataError
+from rl.data.files import DataError, expanded
 from rl.data.steps import Loaded, digest, from_steps, loaded
 from rl.replay.dataset import Dataset
 
@@ -124,6 +124,10 @@ def _reader(name: str) -> str:
         return "ogbench"
     if name in synthetic.NAMES:
         return "synthetic"
+    if expanded(name).is_file():
+        raise DataError(
+            f"{name} is a file, but no .hdf5, .h5 or .npz: docs/own_data.md says what such files hold"
+        )
     nearest = difflib.get_close_matches(name, names(), n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "rl.data.names() lists them all."
     raise DataError(

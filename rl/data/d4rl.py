@@ -22,7 +22,7 @@ from rl.data import download
 from rl.data.files import DataError, existing, expanded, reading
 from rl.data.steps import Loaded, check_length, from_steps, loaded, reference, require
 
-_SERVER = "http://rail.eecs.berkeley.edu/datasets/offline_rl"
+_SERVER = "https://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = ("timeouts", "next_observations")
 

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import socket
 import time
 import urllib.error
@@ -60,7 +61,9 @@ def fetch(
         if check is not None:
             check(partial)
         # First: a kill between the two leaves a checksum without a file, which the next download replaces.
-        _sidecar(path).write_text(f"{digest}  {path.name}\n")
+        noted = partial.with_name(f"{partial.name}.sha256")
+        noted.write_text(f"{digest}  {path.name}\n")
+        os.replace(noted, sidecar(path))
         os.replace(partial, path)
     except OSError as error:  # failures of the network have become DataErrors by now
         raise DataError(
@@ -68,7 +71,8 @@ def fetch(
             "or choose another folder"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        for left in (partial, partial.with_name(f"{partial.name}.sha256")):
+            left.unlink(missing_ok=True)
 
 
 def verify(path: Path, sha256: str | None = None) -> None:
@@ -77,9 +81,11 @@ def verify(path: Path, sha256: str | None = None) -> None:
     Raises:
         DataError: the file has changed.
     """
-    sidecar = _sidecar(path)
-    with reading(sidecar, "the checksum of its download", f"delete it if {path.name} is as it should be"):
-        recorded = sidecar.read_text().split() if sidecar.exists() else []
+    beside = sidecar(path)
+    with reading(beside, "the checksum of its download", f"delete it if {path.name} is as it should be"):
+        recorded = beside.read_text().split() if beside.exists() else []
+        if beside.exists() and not (recorded and re.fullmatch("[0-9a-f]{64}", recorded[0])):
+            raise ValueError("it holds no SHA-256")
     if sha256 is None and not recorded:
         return
     digest = _hash(path)
@@ -88,7 +94,7 @@ def verify(path: Path, sha256: str | None = None) -> None:
     if recorded and digest != recorded[0]:
         raise DataError(
             f"{path} has SHA-256 {digest}, but {recorded[0]} when it was downloaded: the file has changed. "
-            f"Delete it to download it again, or delete {sidecar.name} beside it if the change was meant"
+            f"Delete it to download it again, or delete {beside.name} beside it if the change was meant"
         )
 
 
@@ -169,5 +175,6 @@ def _hash(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _sidecar(path: Path) -> Path:
+def sidecar(path: Path) -> Path:
+    """Where the checksum of a downloaded file is recorded."""
     return path.with_name(path.name + ".sha256")

@@ -11,7 +11,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_AGAIN = "it is cut short, damaged or in another format; delete it and load again by name, or copy it again"
+_AGAIN = (
+    "it is cut short, damaged or in another format; if it was downloaded, delete it and load again by name; if it is "
+    "yours, copy or write it again"
+)
 
 
 class DataError(ValueError):

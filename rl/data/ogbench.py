@@ -212,7 +212,9 @@ def _find(name: str, folder: str | Path | None) -> Path:
 
 def _origin(path: Path) -> str:
     card = path.with_suffix(".json")
-    if not card.exists():
+    if (
+        not card.exists() or download.sidecar(path).exists()
+    ):  # the card of a file that a download took the place of
         return _DOWNLOADED
     with reading(card, f"the card that says whether {path.name} was regenerated", "repair or delete it"):
         return "OGBench layout, regenerated" if json.loads(card.read_text())["regenerated"] else _DOWNLOADED

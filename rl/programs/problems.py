@@ -300,7 +300,10 @@ def _inner_json(text: Any, what: str) -> Any:
     try:
         return json.loads(text) if isinstance(text, str) and text.strip() else text or None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"its {what} is no JSON: {error}") from None
+        fault = (
+            "holds an integer that is too long" if "integer string conversion" in str(error) else "is no JSON"
+        )
+        raise ValueError(f"its {what} {fault}: {error}") from None
 
 
 # APPS: what is expected has lists for tuples, and may be the one item of a list.

@@ -326,7 +326,9 @@ class Remote:
         object.__setattr__(self, "_handle", handle)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__array"):  # NumPy asks for these, and would take an address in memory from the program
+        if name.startswith(
+            "__array"
+        ):  # NumPy asks for these, and would take an address in memory from the program
             raise AttributeError(name)
         return self._program.ask(getattr, self, name)
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from rl.data import download
 from rl.data.files import expanded
 from rl.data.recipes import pool, storage
 from rl.data.recipes.pool import Chunk
@@ -222,7 +223,11 @@ def _publish(
     # Old files go first and the card comes before the new ones: stopped anywhere in between, the card matches
     # the plan while a file is missing, and the next run continues here.
     for file in files.values():
-        file.unlink(missing_ok=True)
+        for old in (
+            file,
+            download.sidecar(file),
+        ):  # with the checksum of a download that it takes the place of
+            old.unlink(missing_ok=True)
     first = next(iter(files.values()))
     with storage.replacing(first.with_suffix(".json")) as stream:
         stream.write((json.dumps(card, indent=2) + "\n").encode())
