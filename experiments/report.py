@@ -125,7 +125,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "cells": cells,
         "better": _better(cells, against),
         **_aggregated(cells, score),
-        "published": _published(parts, cells, evaluations),
+        "published": _published(parts, cells, score, evaluations),
         "curves": _curves(parts, score),
     }
     settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
@@ -591,7 +591,7 @@ def _bootstrapped(function: Any, *arguments: Any) -> dict[str, Any]:
 
 
 def _published(
-    parts: Sequence[Part], cells: Sequence[Mapping[str, Any]], evaluations: int
+    parts: Sequence[Part], cells: Sequence[Mapping[str, Any]], score: str, evaluations: int
 ) -> list[dict[str, Any]]:
     """What others reported for the agents and tasks of the sweeps, and in what their protocol differs from ours."""
     finished = {(cell["variant"], cell["task"]) for cell in cells}
@@ -613,17 +613,19 @@ def _published(
                 "task": part.task,
                 "mean": numbers[0],
                 "deviation": numbers[1] if len(numbers) > 1 else None,
-                "differs": _differences(part, settings, protocol, evaluations),
+                "differs": _differences(part, settings, protocol, score, evaluations),
                 "finished": (part.variant, part.task) in finished,
             }
     return list(rows.values())
 
 
-def _differences(part: Part, settings: Any, protocol: Mapping[str, Any], evaluations: int) -> list[str]:
+def _differences(
+    part: Part, settings: Any, protocol: Mapping[str, Any], score: str, evaluations: int
+) -> list[str]:
     """In words, what a run does otherwise than a published protocol."""
     script = sweeps.SCRIPTS[part.script]
     length = getattr(settings, script.length)
-    differs = []
+    differs = [] if score == protocol["score"] else [f"scores are not of {protocol['score']}"]
     known = any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"])
     if not known or "regenerated" in (part.result or {}).get("source", ""):
         differs.append(f"data are not {protocol['data']}")

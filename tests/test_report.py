@@ -209,7 +209,9 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
         "head_size": {"value": 51},  # which a scalar head does not read
     }
     parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
-    differs = [row["differs"] for part in parts for row in report._published([part], [], 1)]
+    of = lambda score: [row["differs"] for part in parts for row in report._published([part], [], score, 1)]
+    differs = of("normalized_return")
+    assert all("scores are not of normalized_return" in row for row in of("return"))
     flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
     assert sorted(map(str, differs)) == sorted(
         str([f"other settings than published ({flag})"] if flag else []) for flag in flags

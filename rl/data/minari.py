@@ -293,7 +293,7 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
     from gymnasium import spaces
 
     if data.env_spec is None:
-        return None, "no environment: none is recorded with the data; choose it (environment=...)"
+        return None, "no environment: none is recorded with the data; name it (--environment=NAME)"
     if flatten and isinstance(data.observation_space, spaces.Dict):
         return None, (
             f"no environment: {data.env_spec.id} observes a dictionary; register a version of it wrapped in "
