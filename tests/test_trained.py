@@ -33,6 +33,7 @@ def again(folder: Path, index: int, **changes: Any) -> np.ndarray:
 
 def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path) -> None:
     """With a support, standardised observations, chunks of actions and two variants: all that acting depends on."""
+    folder = tmp_path / "run"
     chosen = offline.Settings(
         agent="iql",
         dataset="synthetic-continuous",
@@ -42,16 +43,16 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         chunk=2,
         updates=4,
         eval_every=2,
-        workdir=str(tmp_path),
+        workdir=str(folder),
         **TINY,
     )
     offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
-    expected = np.asarray(last(tmp_path)["eval/return"])
+    expected = np.asarray(last(folder)["eval/return"])
     assert expected.shape == (4, 3)
-    np.testing.assert_array_equal(again(tmp_path, 2), expected)
-    assert (again(tmp_path, 0) != expected).any() and (again(tmp_path, 2, seed=1) != expected).any()
+    np.testing.assert_array_equal(again(folder, 2), expected)
+    assert (again(folder, 0) != expected).any() and (again(folder, 2, seed=1) != expected).any()
 
-    policies = trained.load(tmp_path)
+    policies = trained.load(folder)
     env, act, total = envs.make(POINT_MASS), trained.player(policies, member=1), 0.0
     observation, _ = env.reset(seed=0)
     for step in range(5):
@@ -68,9 +69,9 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     with pytest.raises(
         ValueError, match=rf"--environment=Pendulum-v1 has Spec.*trained in {POINT_MASS}, which has"
     ):
-        trained.load(tmp_path, "Pendulum-v1")
-    with pytest.raises(ValueError, match=f"--run={tmp_path.parent}: .* runs below it are {tmp_path}"):
-        trained.load(tmp_path.parent)
+        trained.load(folder, "Pendulum-v1")
+    with pytest.raises(ValueError, match=f"--run={tmp_path}: .* runs below it are {folder}"):
+        trained.load(tmp_path)
 
 
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
