@@ -64,7 +64,7 @@ class Policies(NamedTuple):
     step: int  # of the checkpoint
     reference: (
         tuple[float, float] | None
-    )  # D4RL's (random, expert) return, where the run's scores were normalised
+    )  # D4RL's (random, expert) return, if the run's scores were normalised
 
     def __repr__(self) -> str:
         return f"Policies({self.environment}, {self.count} policies, step {self.step})"
@@ -81,69 +81,70 @@ def load(run: str | Path, environment: str = "") -> Policies:
       ValueError: there is no checkpoint, it is of another script, or it does not fit the environment.
     """
     folder = expanded(str(run))
-    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS) or (None, {})
-    if record is None:
-        below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
-        hint = f"; runs below it are {', '.join(below[:5])}" if below else ""
-        raise ValueError(f"--run={run}: there is no checkpoint{hint}")
-    card = record["card"]
-    if not {"transform", "support", "settings"} <= set(card):
-        raise ValueError(f"--run={run} is no run of experiments.offline or experiments.online")
-    name = environment or _environment(card["settings"], folder)
-    env = envs.make(name)
-    spec = envs.spec(env)
-    if environment:
-        _check_spec(spec, environment, _environment(card["settings"], folder, ""))
-    seen = nest.map_structure(
-        lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, env.observation_space
-    )
-    env.close()
-    settings, sweep = card["settings"], card.get("sweep") or {}
-    length = settings.get("chunk", 1)
-    config = flags.with_fields(common.config(card["agent"]), card["config"])
-    head = heads.make(
-        settings["head"], *(card["support"] or ()), size=settings["head_size"], start=_start(settings)
-    )
-
-    def make(config: Any) -> Learner:
-        learner = agents.get(card["agent"]).make(config, chunks.spec(spec, length), head)
-        return acting.in_chunks(learner, spec, length, settings.get("replan_every", 0))
-
-    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
-    several = train.population(make, config, lambda *_: None, 1, sweep=swept)
-    count = settings["seeds"] * max((len(values) for values in sweep.values()), default=1)
-    keys = jax.random.split(jax.random.key(0), count)
-    like = jax.eval_shape(several.init, keys, online.example(chunks.spec(spec, length), seen))
+    record, arrays = _checkpoint(folder)
+    card, own = record["card"], _environment(record["card"]["settings"], folder)
+    name = environment or own
+    if not name:
+        raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
+    spec, types = _shown(name)
+    if own and name != own and spec != (of_run := _shown(own)[0]):
+        raise ValueError(f"--environment={name} has {spec}; the run was trained in {own}, which has {of_run}")
+    sweep = card.get("sweep") or {}
+    labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
+    count = card["settings"]["seeds"] * len(labels)
+    several = _population(card, spec, sweep)
+    example = online.example(chunks.spec(spec, card["settings"].get("chunk", 1)), types)
+    like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), example)
     try:
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
     how = transform.from_json(card["transform"])
     actor = acting.observing(several.actor, functools.partial(transform.observations, how))
-    labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
     return Policies(name, spec, state, actor, labels, count, record["step"], reference(folder, name))
 
 
-def _environment(settings: Mapping[str, Any], folder: Path, unknown: str | None = None) -> str:
-    """Where a run was evaluated. Where nothing says it, ``unknown``, or if that is None a ValueError."""
-    result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
-    name = settings.get("env") or settings.get("environment") or result.get("environment") or unknown
-    if name is None:
-        raise ValueError(f"--run={folder} does not say where it was evaluated: give --environment")
-    return str(name)
+def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What a run's newest checkpoint says, and its arrays. Raises ValueError where there is none of these scripts."""
+    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS) or (None, {})
+    if record is None:
+        below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
+        hint = f"; runs below it are {', '.join(below[:5])}" if below else ""
+        raise ValueError(f"--run={folder}: there is no checkpoint{hint}")
+    if not {"transform", "support", "settings"} <= set(record["card"]):
+        raise ValueError(f"--run={folder} is no run of experiments.offline or experiments.online")
+    return record, arrays
 
 
-def _check_spec(spec: Spec, environment: str, trained_in: str) -> None:
-    """Raises ValueError if the environment differs from the run's own in what is observed or done."""
-    if not trained_in:
-        return
-    env = envs.make(trained_in)
-    own = envs.spec(env)
+def _shown(environment: str) -> tuple[Spec, Any]:
+    """What an environment shows and takes, and the types of what it shows."""
+    env = envs.make(environment)
+    space, spec = env.observation_space, envs.spec(env)
     env.close()
-    if spec != own:
-        raise ValueError(
-            f"--environment={environment} has {spec}; the run was trained in {trained_in}, which has {own}"
-        )
+    return spec, nest.map_structure(lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, space)
+
+
+def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -> train.Population:
+    """The learners of a run, to act with."""
+    settings, module = card["settings"], agents.get(card["agent"])
+    length = settings.get("chunk", 1)
+    head = heads.make(
+        settings["head"], *(card["support"] or ()), size=settings["head_size"], start=_start(settings)
+    )
+
+    def make(config: Any) -> Learner:
+        learner = module.make(config, chunks.spec(spec, length), head)
+        return acting.in_chunks(learner, spec, length, settings.get("replan_every", 0))
+
+    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
+    config = flags.with_fields(module.Config(), card["config"])
+    return train.population(make, config, lambda *_: None, 1, sweep=swept)
+
+
+def _environment(settings: Mapping[str, Any], folder: Path) -> str:
+    """Where a run was evaluated; "" where nothing says it."""
+    result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
+    return settings.get("env") or settings.get("environment") or result.get("environment") or ""
 
 
 def reference(folder: Path, environment: str) -> tuple[float, float] | None:

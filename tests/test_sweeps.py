@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import itertools
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -690,15 +691,21 @@ def test_a_larger_sweep_trains_only_what_is_new(counted: list[int], tmp_path: Pa
         start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
 
 
+@contextlib.contextmanager
+def stored_hypers(folder: Path) -> Iterator[dict[str, Any]]:
+    """The hyper-parameters that the only run below the folder has stored, to be changed."""
+    (config,) = folder.glob(f"*/{log.CONFIG}")
+    stored = json.loads(config.read_text())
+    yield stored["config"]["config"]
+    config.write_text(json.dumps(stored))
+
+
 def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
     counted: list[int], tmp_path: Path
 ) -> None:
-    file = seeds_sweep(tmp_path, 0)
-    start(file, f"--workdir={tmp_path}")
-    (config,) = tmp_path.glob(f"*/{log.CONFIG}")
-    stored = json.loads(config.read_text())
-    stored["config"]["config"]["expectile"] = 0.123  # as if the default had been another
-    config.write_text(json.dumps(stored))
+    start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
+    with stored_hypers(tmp_path) as hypers:
+        hypers["expectile"] = 0.123  # as if the default had been another
     with pytest.raises(
         checkpoint.CheckpointError, match=r"other code or defaults:\n  config.expectile: 0.123"
     ):
@@ -710,13 +717,10 @@ def test_a_setting_that_a_run_did_not_know_yet_had_the_effect_of_its_default(
     counted: list[int], tmp_path: Path
 ) -> None:
     """Stored results stay results when an agent learns another setting."""
-    file = seeds_sweep(tmp_path, 0)
-    start(file, f"--workdir={tmp_path}")
-    (config,) = tmp_path.glob(f"*/{log.CONFIG}")
-    stored = json.loads(config.read_text())
-    del stored["config"]["config"]["candidates"], stored["config"]["config"]["network"]["residual"]
-    config.write_text(json.dumps(stored))
-    start(file, f"--workdir={tmp_path}")
+    start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
+    with stored_hypers(tmp_path) as hypers:
+        del hypers["candidates"], hypers["network"]["residual"]
+    start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
     assert counted == [0]
 
 
