@@ -330,10 +330,21 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
         language_model, settings.stop or stop, settings.date, [one.dialogue for one in prompts]
     )
     prompts = language_log.prompts_that_fit(settings, words, prompts, language_model.config.context)
-    folder = lifecycle.folder(settings.workdir, Path(settings.model).name, "generated")
+    folder = answers_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
     answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
     return {"folder": str(folder), "last": {}}
+
+
+def answers_folder(settings: Settings) -> Path:
+    """Where a model that learns nothing leaves its answers: an exported one beside its own folder, in that of its run.
+
+    All exports have one name, so that those of two runs would else leave them in one place.
+    """
+    place = Path(settings.model).absolute()
+    if (place / exported.CARD).exists() and not settings.workdir:
+        return place.parent / "generated"
+    return lifecycle.folder(settings.workdir, place.name, "generated")
 
 
 def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:

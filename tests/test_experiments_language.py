@@ -731,3 +731,15 @@ def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(described))
     with pytest.raises(ValueError, match="do not say which token ends a text: give --stop"):
         script.run(settings(files, tmp_path / "run", model=str(tmp_path / "model")), config())
+
+
+def test_answers_of_exports_of_two_runs_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All exports are called policy: the answers of one took the place of the other's."""
+    for run in ("a", "b"):
+        (tmp_path / run / "policy").mkdir(parents=True)
+        (tmp_path / run / "policy" / exported.CARD).touch()
+    of = lambda model, **changes: script.answers_folder(script.Settings(model=str(tmp_path / model), **changes))
+    assert (of("a/policy"), of("b/policy")) == (tmp_path / "a/generated", tmp_path / "b/generated")
+    assert of("a/policy", workdir="mine") == Path("mine")
+    monkeypatch.chdir(tmp_path)
+    assert of("smol") == Path("runs/smol/generated")
