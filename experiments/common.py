@@ -281,11 +281,13 @@ def check_chunk(settings: Any) -> None:
         )
 
 
-def in_chunks(settings: Any, config: Any, dataset: Dataset | None) -> Any:
-    """What batches of so many actions in each row are drawn from; None for no data."""
-    if settings.chunk == 1 or dataset is None:
-        return dataset
-    return chunks.make(dataset, settings.chunk, *discounts(config))
+def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
+    """What batches are drawn from: single steps, ``n_step`` of them as one, or chunks of actions; None for no data."""
+    if dataset is None:
+        return None
+    if settings.chunk > 1:  # where --n_step is 1
+        return chunks.make(dataset, settings.chunk, *discounts(config))
+    return replay.n_step(dataset, settings.n_step, discount(config))
 
 
 def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:

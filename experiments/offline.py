@@ -94,7 +94,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             )
     common.check_schedules(config, settings.updates)
     task = problem(settings, logged.variants(config, sweep))
-    batches, held_out = (rows(settings, config, x) for x in (task.dataset, task.validation))
+    batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
@@ -202,13 +202,6 @@ def check(settings: Settings) -> None:
         raise ValueError(
             f"--robust_scale={settings.robust_scale} and --robust_updates={settings.robust_updates} must be positive"
         )
-
-
-def rows(settings: Settings, config: Any, dataset: replay.Dataset | None) -> Any:
-    """What batches are drawn from: single steps, several as one, or chunks of actions; None for no data."""
-    if dataset is None or settings.chunk > 1:
-        return common.in_chunks(settings, config, dataset)
-    return replay.n_step(dataset, settings.n_step, common.discount(config))
 
 
 def blank_dynamics(settings: Settings, task: Problem) -> ensemble.Model | None:

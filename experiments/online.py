@@ -50,7 +50,6 @@ from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
 from rl.replay import chunks, transform
-from rl.replay import dataset as replays
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
 from rl.values import heads
@@ -265,8 +264,7 @@ def success(settings: Settings) -> str | float | None:
 
 def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:
     """The logged data as the agent sees its own experience: rewards, observations and steps in each transition."""
-    logged = replays.n_step(transform.apply(seen, loaded.dataset), settings.n_step, common.discount(config))
-    return common.in_chunks(settings, config, logged)  # --n_step is 1 where there are chunks
+    return common.rows(settings, config, transform.apply(seen, loaded.dataset))
 
 
 def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:

@@ -62,9 +62,8 @@ class Policies(NamedTuple):
     labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
     count: int  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
-    reference: (
-        tuple[float, float] | None
-    )  # D4RL's (random, expert) return, if the run's scores were normalised
+    # D4RL's (random, expert) return, if the run's scores were normalised
+    reference: tuple[float, float] | None
 
     def __repr__(self) -> str:
         return f"Policies({self.environment}, {self.count} policies, step {self.step})"

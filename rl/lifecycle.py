@@ -84,9 +84,8 @@ class Start(NamedTuple):
     seconds: float  # wall time so far
     resumed: bool  # from a checkpoint
     result: dict[str, Any] | None  # what result.json says of a finished run
-    checkpoints: tuple[int, ...] | None = (
-        None  # steps of those in the folder when it was read; None: not known
-    )
+    # Steps of the checkpoints in the folder when it was read; None: not known
+    checkpoints: tuple[int, ...] | None = None
 
 
 def folder(workdir: str, task: str, label: str) -> Path:

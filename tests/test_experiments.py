@@ -734,13 +734,13 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
 def test_batches_of_several_steps_have_the_agents_discount() -> None:
     loaded = data.load("synthetic-continuous").dataset
     chosen, cloned = offline.Settings(n_step=3), config("iql", discount=0.5)
-    several = offline.rows(chosen, cloned, loaded).transitions
+    several = common.rows(chosen, cloned, loaded).transitions
     whole = int(np.flatnonzero(loaded.last)[0]) - 3  # three steps from here on are of the first episode
     reward = loaded.transitions.reward[whole : whole + 3]
     np.testing.assert_allclose(several.reward[whole], reward @ [1, 0.5, 0.25], rtol=1e-6)
     np.testing.assert_allclose(several.discount[whole], 0.25 * loaded.transitions.discount[whole + 2])
-    assert offline.rows(offline.Settings(), cloned, loaded) is loaded
-    assert offline.rows(chosen, cloned, None) is None
+    assert common.rows(offline.Settings(), cloned, loaded) is loaded
+    assert common.rows(chosen, cloned, None) is None
 
 
 def test_an_agent_of_chunks_is_trained_and_evaluated_in_single_actions(tmp_path: Path) -> None:

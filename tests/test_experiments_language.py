@@ -738,7 +738,9 @@ def test_answers_of_exports_of_two_runs_lie_apart(tmp_path: Path, monkeypatch: p
     for run in ("a", "b"):
         (tmp_path / run / "policy").mkdir(parents=True)
         (tmp_path / run / "policy" / exported.CARD).touch()
-    of = lambda model, **changes: script.answers_folder(script.Settings(model=str(tmp_path / model), **changes))
+    of = lambda model, **changes: script.answers_folder(
+        script.Settings(model=str(tmp_path / model), **changes)
+    )
     assert (of("a/policy"), of("b/policy")) == (tmp_path / "a/generated", tmp_path / "b/generated")
     assert of("a/policy", workdir="mine") == Path("mine")
     monkeypatch.chdir(tmp_path)

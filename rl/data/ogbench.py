@@ -212,9 +212,8 @@ def _find(name: str, folder: str | Path | None) -> Path:
 
 def _origin(path: Path) -> str:
     card = path.with_suffix(".json")
-    if (
-        not card.exists() or download.sidecar(path).exists()
-    ):  # the card of a file that a download took the place of
+    # Beside a checksum the card is that of a file which the download took the place of.
+    if not card.exists() or download.sidecar(path).exists():
         return _DOWNLOADED
     with reading(card, f"the card that says whether {path.name} was regenerated", "repair or delete it"):
         return "OGBench layout, regenerated" if json.loads(card.read_text())["regenerated"] else _DOWNLOADED

@@ -42,13 +42,10 @@ def load(path: str | os.PathLike[str]) -> tuple[Config, Params, dict[str, Any]]:
     metadata, tensors = read(path)
     config = weights.check_config(lambda: _config(metadata, tensors, path), path)
     if metadata["general.architecture"] in _NEIGHBOURS:
+        rotated = {"attn_q": config.shape.heads, "attn_k": config.shape.kv_heads}
         for name in list(tensors):
             of_layer = re.fullmatch(r"blk\.\d+\.(attn_[qk])\.(weight|bias)", name)
-            heads = (
-                {"attn_q": config.shape.heads, "attn_k": config.shape.kv_heads}[of_layer[1]]
-                if of_layer
-                else 0
-            )
+            heads = rotated[of_layer[1]] if of_layer else 0
             if heads and len(tensors[name]) % (2 * heads) == 0:  # what has another shape is refused below
                 tensors[name] = _halves(tensors[name], heads)
     return config, weights.assemble(config, weights.GGUF, tensors, str(path)), metadata

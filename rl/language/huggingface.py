@@ -82,9 +82,8 @@ def save(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_safetensors(folder / _ONE_FILE, weights.disassemble(config, _entries(config), params))
-    (folder / _INDEX).unlink(
-        missing_ok=True
-    )  # of a model in several files that was there: it would be read instead
+    # That of a model in several files, which was there before, would be read instead.
+    (folder / _INDEX).unlink(missing_ok=True)
     stated = {"eos_token_id": ends[0] if len(ends) == 1 else list(ends)} if ends else {}
     _write_json(folder / "config.json", describe(config) | stated)
     texts = dict(companions or {})

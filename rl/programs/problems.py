@@ -299,11 +299,10 @@ def _inner_json(text: Any, what: str) -> Any:
     """What a field says, which is JSON in a text; nothing at all is empty."""
     try:
         return json.loads(text) if isinstance(text, str) and text.strip() else text or None
-    except (ValueError, RecursionError) as error:
-        fault = (
-            "holds an integer that is too long" if "integer string conversion" in str(error) else "is no JSON"
-        )
-        raise ValueError(f"its {what} {fault}: {error}") from None
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"its {what} is no JSON: {error}") from None
+    except ValueError as error:  # JSON, with an integer of more digits than Python reads
+        raise ValueError(f"its {what} cannot be read: {error}") from None
 
 
 # APPS: what is expected has lists for tuples, and may be the one item of a list.

@@ -326,9 +326,8 @@ class Remote:
         object.__setattr__(self, "_handle", handle)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(
-            "__array"
-        ):  # NumPy asks for these, and would take an address in memory from the program
+        # NumPy asks for these, and would take an address in memory from the program.
+        if name.startswith("__array"):
             raise AttributeError(name)
         return self._program.ask(getattr, self, name)
 
@@ -556,7 +555,7 @@ def _close(word: str, other: str, relative: float, absolute: float) -> bool:
 
     Python's own 1_000 is no number to others.
     """
-    if "_" in word:
+    if "_" in word + other:
         return False
     try:
         return int(word) == int(other)

@@ -223,11 +223,8 @@ def _publish(
     # Old files go first and the card comes before the new ones: stopped anywhere in between, the card matches
     # the plan while a file is missing, and the next run continues here.
     for file in files.values():
-        for old in (
-            file,
-            download.sidecar(file),
-        ):  # with the checksum of a download that it takes the place of
-            old.unlink(missing_ok=True)
+        file.unlink(missing_ok=True)
+        download.sidecar(file).unlink(missing_ok=True)  # of a download that it takes the place of
     first = next(iter(files.values()))
     with storage.replacing(first.with_suffix(".json")) as stream:
         stream.write((json.dumps(card, indent=2) + "\n").encode())
