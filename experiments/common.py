@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import agents, checkpoint, data, evaluate, lifecycle, log, train
+from rl import acting, agents, checkpoint, data, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
-from rl.types import Actor, Spec, State
+from rl.types import Actor, Learner, Spec, State
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -236,6 +236,14 @@ def _words(settings: Any, variant: str) -> list[str]:
 def config(agent: str) -> Any:
     """The default hyper-parameters of an agent without a model."""
     return agents.get(agent).Config()
+
+
+def learner(
+    agent: str, config: Any, spec: Spec, head: ValueHead, chunk: int = 1, replan_every: int = 0
+) -> Learner:
+    """An agent without a model, that decides on ``chunk`` actions at once and executes ``replan_every`` of them."""
+    decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
+    return acting.in_chunks(decides, spec, chunk, replan_every)
 
 
 def discount(config: Any) -> float:

@@ -142,23 +142,28 @@ def train(
       trainer: not yet started.
       learner: that it trains.
       seen: how the learner sees observations.
-      initial: the state that a new run begins with, if not a fresh one.
+      initial: the state that a new run begins with, if not a fresh one: it is evaluated first, at step 0.
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
     """
     start = lifecycle.begin(run, trainer.saved())
     if start.result is not None:
         return start.result
+    trained = None
     if start.resumed:
         trainer.resume(start.tree, start.step, lifecycle.notes(run, start.step))
     else:
-        trainer.start(initial())
+        trained = initial()
+        trainer.start(trained)
     with (
         scorer(settings, learner, seen) as score,
         lifecycle.session(run, start) as session,
     ):
         (run.folder / ACTORS).mkdir(exist_ok=True)
         write = functools.partial(export, slow=slow, whole=whole)
+        if trained is not None:
+            session.write(0, score(trainer.carry.state, 0))
+            write(run.folder / ACTORS / "0.npz", trainer.carry.state)
         _learn(settings, trainer, score, session, run.folder, write)
         return session.finish(updates=int(trainer.carry.state.step), deaths=trainer.deaths)
 

@@ -235,13 +235,11 @@ def learners(
     wrap: Callable[[Learner], Learner] = lambda learner: learner,
 ) -> tuple[train.Population, Key]:
     """All variants times all seeds as one population, and their keys; every learner is what ``wrap`` makes of it."""
-    module = agents.get(settings.agent)
-
-    spec = task.loaded.spec
 
     def make(config: Any) -> Learner:
-        learner = module.make(config, chunks.spec(spec, settings.chunk), task.head)
-        learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
+        learner = common.learner(
+            settings.agent, config, task.loaded.spec, task.head, settings.chunk, settings.replan_every
+        )
         if world is None:
             return learner
         propose = _ensemble(settings, task).propose

@@ -44,7 +44,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, interaction, presets
-from rl import acting, agents, checkpoint, data, keys, lifecycle, online
+from rl import agents, checkpoint, data, keys, lifecycle, online
 from rl.data.files import expanded
 from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
@@ -235,8 +235,7 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     head = heads.make(
         settings.head, *(support(settings) or ()), size=settings.head_size, start=start(settings)
     )
-    learner = agents.get(settings.agent).make(config, chunks.spec(spec, settings.chunk), head)
-    learner = acting.in_chunks(learner, spec, settings.chunk, settings.replan_every)
+    learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
     several = (settings.n_step, gamma, settings.envs)
     frames = stacked_frames(settings.env)

@@ -33,11 +33,11 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, logged
-from rl import acting, agents, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
+from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.data import d4rl
 from rl.data.files import expanded
 from rl.replay import chunks, transform
-from rl.types import Actor, Learner, Spec, State
+from rl.types import Actor, Spec, State
 from rl.values import heads
 
 
@@ -125,18 +125,14 @@ def _shown(environment: str) -> tuple[Spec, Any]:
 
 def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -> train.Population:
     """The learners of a run, to act with."""
-    settings, module = card["settings"], agents.get(card["agent"])
-    length = settings.get("chunk", 1)
+    settings = card["settings"]
+    decisions = settings.get("chunk", 1), settings.get("replan_every", 0)
     head = heads.make(
         settings["head"], *(card["support"] or ()), size=settings["head_size"], start=_start(settings)
     )
-
-    def make(config: Any) -> Learner:
-        learner = module.make(config, chunks.spec(spec, length), head)
-        return acting.in_chunks(learner, spec, length, settings.get("replan_every", 0))
-
+    make = lambda config: common.learner(card["agent"], config, spec, head, *decisions)
     swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
-    config = flags.with_fields(module.Config(), card["config"])
+    config = flags.with_fields(common.config(card["agent"]), card["config"])
     return train.population(make, config, lambda *_: None, 1, sweep=swept)
 
 

@@ -641,6 +641,10 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
     assert after["state/step"] == record["step"] + 2  # updates at the last two steps
     moved = np.abs(after[name][0] - arrays[name][0])
     assert 0 < moved.max() < 1e-3 and np.abs(arrays[name][1] - arrays[name][0]).max() > 0.1
+    # What it started from is evaluated, too.
+    assert [row["step"] for row in log.read(tmp_path / "online") if "eval/return" in row] == [0, 20]
+    first = np.load(tmp_path / "online" / "actors" / "0.npz")
+    np.testing.assert_array_equal(first["body/Dense_0/kernel"], arrays[name][:1])
     # The environment's rewards and observations, and those of the log, are what they were offline.
     data = offline.problem(trained, [0.99]).loaded.dataset
     scale = 1000 / np.ptp(replay.episode_returns(data))

@@ -123,6 +123,9 @@ def test_order_duplicates_and_cache(anywhere: Pool, monkeypatch: pytest.MonkeyPa
     assert anywhere.run([(ADD, first), (other, first), (other, second)]) == [passed, failed, passed]
     assert judged == [second, first, first, second]
     assert anywhere.run([]) == []
+    monkeypatch.setattr(pools, "_REMEMBERED", 1)
+    for times in (2, 3):  # known until all but the newest are forgotten
+        assert anywhere.run([(ADD, first)]) == [passed] and judged.count(first) == times
 
 
 def test_two_workers_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:

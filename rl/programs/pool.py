@@ -18,6 +18,7 @@ none finds anything.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import queue
@@ -51,6 +52,7 @@ REWARDS: Mapping[Verdict, float] = MappingProxyType(
 
 _ISOLATIONS = ("bubblewrap", "namespaces")  # in the order of preference
 _LIMITS = Limits()
+_REMEMBERED = 100_000  # verdicts, some hundred bytes each: training judges new programs for days
 _START_SECONDS = 30.0
 _GRACE_SECONDS = 5.0  # in which a worker must have told of the judge's alarm
 # Threads that share one arena do not each reserve address space, of which a program has little.
@@ -76,8 +78,9 @@ class UntestableError(ValueError):
 class Pool:
     """Workers that judge programs, and the verdicts they gave; a context manager.
 
-    A verdict is found once for each problem and text. Programs run with a fixed hash seed and a fixed seed of
-    ``random``, and are timed by the processor they use, so it depends neither on chance nor on the machine's load.
+    A verdict is found once for each problem and text, while it is among the newest 100,000. Programs run with a fixed
+    hash seed and a fixed seed of ``random``, and are timed by the processor they use, so it depends neither on chance
+    nor on the machine's load.
 
     Args:
         workers: sandboxes that work at the same time; by default one for each available core.
@@ -139,7 +142,9 @@ class Pool:
                 "the problems out, raise the limits, or correct the references"
             )
         self._find(programs)
-        return [self._verdicts[pair] for pair in programs]
+        verdicts = [self._verdicts[pair] for pair in programs]
+        self._forget(len(self._verdicts) - _REMEMBERED)
+        return verdicts
 
     def _find(self, programs: list[tuple[Problem, str]]) -> None:
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
@@ -148,6 +153,10 @@ class Pool:
         results = self._threads.map(self._judge, new, [decides[problem] for problem, _ in new])
         for pair, verdict in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
             self._verdicts[pair] = verdict
+
+    def _forget(self, count: int) -> None:
+        for pair in list(itertools.islice(self._verdicts, max(count, 0))):  # the oldest
+            del self._verdicts[pair]
 
     def close(self) -> None:
         """End the workers. Those of a pool that is not closed end with this process."""
