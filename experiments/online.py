@@ -21,7 +21,7 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
     python -m experiments.online --agent=iql --env=Hopper-v5 --init_from=runs/hopper-medium-v2/iql-scalar \
         --offline_data=hopper-medium-v2 --offline_ratio=0.5 --agent.policy_optimiser.schedule=constant
 
-There the offline run must have had a constant schedule, too: IQL's own learning rate is 0 after 1,000,000 updates.
+There the offline run must have had a constant schedule, too: IQL's published one falls to 0 over the run.
 What decides on several actions at once (``--chunk``) goes on so; single steps are remembered, and read in chunks.
 
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:

@@ -123,8 +123,9 @@ def resolve(
     if preset is None and request.preset in protocols():
         raise ValueError(_outside(script, request, task))
     chosen = {**(preset.flags if preset else {}), **overrides, "preset": request.preset if preset else NONE}
-    config = flags.with_fields(config_of(request.agent), _agent_flags(chosen), "agent.")
-    return flags.with_fields(settings, _plain(chosen)), config
+    settings = flags.with_fields(settings, _plain(chosen))
+    agent_flags = {name: _value(x, settings) for name, x in _agent_flags(chosen).items()}
+    return settings, flags.with_fields(config_of(request.agent), agent_flags, "agent.")
 
 
 def from_flags(
@@ -196,6 +197,13 @@ def _plain(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _agent_flags(overrides: Mapping[str, Any]) -> dict[str, Any]:
     return {name.removeprefix("agent."): x for name, x in overrides.items() if name.startswith("agent.")}
+
+
+def _value(value: Any, settings: Any) -> Any:
+    """That of the flag which a value of the table names, or else itself."""
+    if isinstance(value, str) and value.startswith("--"):
+        return getattr(settings, value.removeprefix("--"))
+    return value
 
 
 def _text(value: Any) -> str:

@@ -598,11 +598,11 @@ def _published(
     rows: dict[tuple[str, str, str], dict[str, Any]] = {}
     for path in sorted((Path(__file__).parent / "papers" / "published").glob("*.yaml")):
         entry = yaml.safe_load(path.read_text())
-        protocol = entry.get("protocol")
-        if not protocol:
+        if "protocol" not in entry:
             continue
         for part in parts:
             settings, _ = _settings(part)
+            protocol = entry["protocol"] | entry.get("agents", {}).get(settings.agent, {})
             task = presets.task_name(str(getattr(settings, sweeps.SCRIPTS[part.script].task)))
             numbers = entry["scores"].get(task, {}).get(settings.agent)
             if numbers is None or getattr(settings, "head", "scalar") != protocol.get("head", "scalar"):
@@ -636,7 +636,14 @@ def _differences(
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
         return differs
-    preset = {name: x for name, x in part.parameters.items() if name in ("agent", "preset", script.task)}
+    chosen = (
+        "agent",
+        "preset",
+        script.task,
+        script.length,
+        *_SCORING,
+    )  # a schedule may be as long as the run
+    preset = {name: x for name, x in part.parameters.items() if name in chosen}
     if changed := _changed(part._replace(parameters=preset), part, script.length, *_SCORING):
         differs.append(f"other settings than published ({' '.join(changed)})")
     return differs

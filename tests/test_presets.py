@@ -55,6 +55,8 @@ def test_every_number_is_a_flag_that_a_known_task_reaches_and_has_a_source(
         for name, value in values.items():
             target = config_of(agent) if name.startswith("agent.") else script.Settings()
             field = name.removeprefix("agent.")
+            if str(value).startswith("--"):  # the value of another flag
+                value = getattr(script.Settings(), value.removeprefix("--"))
             arrived = functools.reduce(getattr, field.split("."), flags.with_fields(target, {field: value}))
             assert arrived == (tuple(value) if isinstance(value, list) else value), name
 
@@ -128,7 +130,9 @@ def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
 
 
 def test_a_family_decides() -> None:
-    assert command_line("--dataset=walker2d-medium-v2")[0].reward_scale == "return_range"
+    settings, config = command_line("--dataset=walker2d-medium-v2", "--updates=5000")
+    assert settings.reward_scale == "return_range"
+    assert config.policy_optimiser.decay_updates == 5000  # as long as the run, as in its code
     settings, config = command_line("--dataset=antmaze-large-play-v2")
     assert (settings.reward_scale, settings.reward_shift, config.expectile) == ("1", -1.0, 0.9)
     assert command_line("--dataset=antmaze-large-navigate-singletask-v0")[1].hidden == (512,) * 4

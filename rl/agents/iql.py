@@ -12,9 +12,9 @@ factor keeps the expectile as the fixed point of its expected value (`losses.exp
 Differences. The three gradients are taken at the same parameters and applied together, while the
 authors' code updates V first and uses the new one in the other two. Integer actions are accepted: they
 enter the critics one-hot and the policy is categorical. As in that code layers start orthogonal with gain sqrt(2)
-and biases of 0, and the policy's learning rate falls along a cosine over 1,000,000 updates. It acts with the policy's
-mode, or, with ``candidates``, with the best of several draws (Hansen-Estruch et al. 2023 do so with a diffusion, see
-`rl.agents.ifql`).
+and biases of 0, and the policy's learning rate falls along a cosine, which is as long as the run with
+``--preset=paper``. It acts with the policy's mode, or, with ``candidates``, with the best of several draws
+(Hansen-Estruch et al. 2023 do so with a diffusion, see `rl.agents.ifql`).
 """
 
 from __future__ import annotations
