@@ -349,14 +349,14 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         ({"seed": 1}, None),
         ({"seed": 0}, "with the same seed"),  # the default, which the other file does not write
         ({"seed": 1, "updates": 40}, "but are no seeds of one run: the second has --updates=40. Report"),
-        ({"seed": 1, "head": "c51", "agent.expectile": 0.9}, "--head=c51 --agent.expectile=0.9"),
+        ({"seed": 1, "head": "c51", "agent.alpha": 5.0}, "--head=c51 --agent.alpha=5.0"),
         ({"seed": 1, "eval_every": 20}, "--eval_every=20"),  # whose curves have other steps
     ],
 )
 def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
     changed: dict[str, Any], message: str | None, tmp_path: Path
 ) -> None:
-    plain = {"agent": "iql", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
+    plain = {"agent": "td3_bc", "dataset": TASKS[0], "seeds": SEEDS, "updates": 20, "eval_every": 10}
     parts = []
     for values in (plain, plain | changed):
         file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
