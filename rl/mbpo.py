@@ -18,8 +18,11 @@ depend on its number alone.
 
 Differences from the published code (pairlab/vagram, on mbrl-lib): the initial steps are uniformly random instead of an
 untrained policy's; the first fit, and with it the first update, comes right after them instead of ``retrain_every``
-steps later; and there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer
-rollouts. Observations are not normalised for the agent; the model standardises its own inputs.
+steps later; there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer
+rollouts; Adam's moments start from 0 in every fit, and each member goes back to its own best check, not all to one; the
+bounds of log-variances are learned, and fixed there; and the weight decay of VaGraM's model is that of a sum over
+members, where a mean makes it seven times as strong, and on biases, too. Observations are not normalised for the agent;
+the model standardises its own inputs.
 """
 
 from __future__ import annotations

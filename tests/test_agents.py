@@ -449,7 +449,9 @@ def rebrac(s: Setting) -> Expected:
 def sac_n(s: Setting) -> Expected:
     c, h, b = s.config, s.head, s.batch
     entropy = -squashed(s.params["policy"], b.observation, 1)[1].mean()
-    params = descend(s.params, c.learning_rate, log_alpha=lambda x: x * (entropy + DIMENSIONS))
+    params, due = s.params, (s.step + 1) % c.policy_delay == 0
+    if due:
+        params = descend(params, c.learning_rate, log_alpha=lambda x: x * (entropy + DIMENSIONS))
     alpha = np.exp(params["log_alpha"])
 
     def policy_loss(pi: Tree) -> float:
@@ -457,8 +459,10 @@ def sac_n(s: Setting) -> Expected:
         q = h.value(critics(s.params["critic"], b.observation, action[0]))
         return (alpha * log_prob[0] - (q.mean(0) if c.subset else q.min(0))).mean()
 
-    metrics = {"policy_loss": policy_loss(params["policy"]), "entropy": entropy, "alpha": alpha}
-    params = descend(params, c.learning_rate, policy=policy_loss)
+    improved = {"policy_loss": policy_loss(params["policy"]), "entropy": entropy}
+    metrics = {"alpha": alpha} | {name: due * c.policy_delay * x for name, x in improved.items()}
+    if due:
+        params = descend(params, c.learning_rate, policy=policy_loss)
     action, log_prob = squashed(params["policy"], b.next_observation, 1)
     discount = c.discount * b.discount
     q_next = critics(s.target["critic"], b.next_observation, action[0])
@@ -796,7 +800,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "cql", "scalar", {"variant": "rho"}),
     ("discrete", "cql", "scalar", {"variant": "var"}),
     ("discrete", "cql", "scalar", {"target_gap": 0.4}),
-    ("continuous", "sac", "hl_gauss", {"critics": 3, "subset": 2}),  # REDQ
+    ("continuous", "sac", "hl_gauss", {"critics": 3, "subset": 2, "policy_delay": 2}),  # REDQ
     ("discrete", "dqn", "scalar", {"double": False}),
     ("discrete", "dqn", "scalar", {"temperature": 0.6}),
     ("discrete", "dqn", "c51", {"temperature": 0.6}),

@@ -9,11 +9,13 @@
 is EDAC, which reaches the same pessimism with fewer critics.
 
 With ``subset`` = M the minimum in y is over M critics, drawn anew for each batch, and the policy ascends the mean of
-all N: REDQ (Chen, Wang, Zhou & Ross, ICLR 2021), which has N = 10, M = 2 and 20 updates for each step.
+all N: REDQ (Chen, Wang, Zhou & Ross, ICLR 2021), which has N = 10, M = 2 and 20 updates for each step. In its code
+temperature and actor move on the last of the 20 alone: ``policy_delay``.
 
-Temperature, actor and critics move in this order, each seeing its predecessors' new parameters, as in
-the authors' code. Layers start as there (`rl.networks.layers.Architecture`, ``rlkit``); for the policy's hidden
-kernels its initialiser takes the outputs of a layer for its inputs, which is not copied.
+Temperature, actor and critics move in this order, each seeing its predecessors' new parameters, as in CORL; the
+authors' code takes all gradients at the old ones. Layers start as in that (`rl.networks.layers.Architecture`,
+``rlkit``); for the policy's hidden kernels its initialiser takes the outputs of a layer for its inputs, which is not
+copied.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, is_off, require, require_ranges, start
+from rl.agents.state import augmented, delayed, descend, follow, is_off, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
@@ -44,6 +46,7 @@ class Config:
     diversity: float = 0.0  # eta
     subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all
     target_rate: float = 0.005  # Polyak step
+    policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in the critics
@@ -71,7 +74,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     policy = mlp.squashed_policy(spec, config.hidden, config.network)
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
-        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+        "policy": build(config.policy_optimiser, config.learning_rate, optimiser, config.policy_delay),
         "log_alpha": optimiser(config.learning_rate),
     }
 
@@ -119,14 +122,18 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 return loss, q
             return loss + config.diversity * diversity(params), q
 
-        entropy = -draw(state.params["policy"])[1]
-        surplus = (entropy + spec.action_size).mean()
-        # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
-        state = descend(state, {"log_alpha": surplus}, optimisers)
-        alpha = jnp.exp(state.params["log_alpha"])
+        def improve(state: State) -> tuple[State, Metrics]:
+            entropy = -draw(state.params["policy"])[1]
+            surplus = (entropy + spec.action_size).mean()
+            # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
+            state = descend(state, {"log_alpha": surplus}, optimisers)
+            alpha = jnp.exp(state.params["log_alpha"])
+            loss, gradient = jax.value_and_grad(policy_loss)(state.params["policy"], alpha)
+            metrics = {"policy_loss": loss, "entropy": entropy.mean()}
+            return descend(state, {"policy": gradient}, optimisers), metrics
 
-        actor_loss, gradient = jax.value_and_grad(policy_loss)(state.params["policy"], alpha)
-        state = descend(state, {"policy": gradient}, optimisers)
+        state, improved = delayed(improve, state, config.policy_delay)
+        alpha = jnp.exp(state.params["log_alpha"])
 
         next_outputs, next_log_prob = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
@@ -137,12 +144,11 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         metrics = {
             "critic_loss": loss,
-            "policy_loss": actor_loss,
             "q": head.value(q).mean(),
             "q_std": head.value(q).std(0).mean(),
             "clipped": head.clipped(reward, discount, next_outputs).mean(),
-            "entropy": entropy.mean(),
             "alpha": alpha,
+            **improved,
         }
         return state._replace(step=state.step + 1), metrics
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -54,6 +54,27 @@ def follow(state: State, rate: float | Array, period: int = 1) -> State:
         due = (state.step + 1) % period == 0
         moved = jax.tree.map(lambda new, old: jnp.where(due, new, old), moved, state.target)
     return state._replace(target=moved)
+
+
+def delayed(
+    improve: Callable[[State], tuple[State, Metrics]], state: State, period: int
+) -> tuple[State, Metrics]:
+    """``improve(state)`` on every ``period``-th update; its metrics are 0 on the others.
+
+    They are scaled, so that their mean over an epoch is that over the updates which were made.
+    """
+    if period == 1:
+        return improve(state)
+    once = jax.jit(improve, inline=True)  # traced once, for its shapes and for itself
+
+    def due(state: State) -> tuple[State, Metrics]:
+        state, metrics = once(state)
+        return state, jax.tree.map(lambda x: period * x, metrics)
+
+    def keep(state: State) -> tuple[State, Metrics]:
+        return state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(once, state)[1])
+
+    return jax.lax.cond((state.step + 1) % period == 0, due, keep, state)
 
 
 def augmented(learner: Learner, spec: Spec, architecture: Architecture) -> Learner:

@@ -11,7 +11,6 @@ code. There may be more critics, and another ``aggregation`` of them than the mi
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -19,7 +18,7 @@ import jax.numpy as jnp
 import optax
 
 from rl.agents.optimisers import Adam, Optimiser, build
-from rl.agents.state import augmented, descend, follow, require, require_ranges, start
+from rl.agents.state import augmented, delayed, descend, follow, require, require_ranges, start
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture, require_choices
@@ -113,24 +112,16 @@ def learner(
             q = head.value(critic.apply(critic_params, batch.observation, action))
             return objective(q, action, batch.action)
 
-        @functools.partial(jax.jit, inline=True)  # traced once, for `keep` and for itself
         def improve(state: State) -> tuple[State, Metrics]:
             (loss, metrics), gradient = jax.value_and_grad(policy_loss, has_aux=True)(
                 state.params["policy"], state.params["critic"]
             )
             state = follow(descend(state, {"policy": gradient}, optimisers), config.target_rate)
-            # Scaled so that the mean over an epoch is the mean over the updates that were made.
-            return state, jax.tree.map(lambda x: config.policy_delay * x, {"policy_loss": loss, **metrics})
-
-        def keep(state: State) -> tuple[State, Metrics]:
-            return state, jax.tree.map(
-                lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(improve, state)[1]
-            )
+            return state, {"policy_loss": loss, **metrics}
 
         (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"])
         state = descend(state, {"critic": gradient}, optimisers)
-        due = (state.step + 1) % config.policy_delay == 0
-        state, metrics = jax.lax.cond(due, improve, keep, state)
+        state, metrics = delayed(improve, state, config.policy_delay)
         metrics = {"critic_loss": loss, "q": q, "clipped": clipped, **metrics}
         return state._replace(step=state.step + 1), metrics
 

@@ -45,9 +45,8 @@ def make(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Ensemble:
       [S, C], of each key its own.
     - ``key``: of the initial parameters, bootstrap samples and batches. With keys [S], S models come from one program.
     - ``model``: where to continue; by default from fresh parameters. The statistics of its inputs become those of the
-      new data, and its first layer is changed so that its predictions stay (`network.restandardize`). It is judged by
-      the held-out rows before the first update, and a member that never improves on that by 1 % stays what it was.
-      Adam's moments start from 0.
+      new data, and its first layer is changed so that its predictions stay (`network.restandardize`). The first check
+      counts as better than what it was, as in MBPO. Adam's moments start from 0.
     - ``context``: what the loss is given, any pytree; with a leading axis [S] for keys [S], which share single numbers.
 
     All updates between two checks are one compiled call; a progress bar shows the checks. Rows whose episode terminated

@@ -12,7 +12,8 @@ chunks of a check are `jax.lax.fori_loop` over that many, not scans over a fixed
 costs no more than the rows in it.
 
 Differences from RAVL's code: a batch is drawn uniformly from the member's bootstrap sample instead of by
-permutations of it, and the statistics of the normaliser are those of the observations.
+permutations of it, the samples stay with their members where that code deals them out anew in every epoch, and the
+statistics of the normaliser are those of the observations.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ def begin(
 ) -> tuple[Progress, Sample, Key]:
     """Before the first update: the state, what the updates draw from, and the key of the updates.
 
-    A model that was never fitted counts as infinitely bad, so that whatever comes first is better; one that was is
-    judged by the rows that are held out now.
+    Whatever comes first is better, also where a model goes on: were it judged by its own error first, a fit that is
+    short of patience would often end where it began.
     """
     _, sample_key, update_key = _keys(key)
     shape = (config.members, len(data.order))
@@ -141,7 +142,7 @@ def begin(
     continued = network.restandardize(model, data.mean, data.deviation).members
     members = jax.tree.map(lambda new, old: jnp.where(fitted.any(), new, old), continued, model.members)
     params = {"members": members, "bounds": model.bounds}
-    error = jnp.where(fitted, holdout_error(config, loss, params, data, sizes, context), jnp.inf)
+    error = jnp.full(config.members, jnp.inf, jnp.float32)
     zero, no = jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     state = Progress(params, _ADAM.init(params), params, error, zero, zero, no, no)
     return state, Sample(places, data.rows.annotation), update_key
