@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from experiments import common
-from rl import acting, checkpoint, lifecycle
+from rl import acting, agents, checkpoint, lifecycle
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.train import STACKED
-from rl.types import Learner, State
+from rl.types import Learner, Spec, State
 
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
@@ -84,14 +84,20 @@ def check(settings: Settings) -> None:
         )
 
 
-def check_head(settings: Settings) -> None:
-    """Raises ValueError, naming the flags, if a head needs a support and none is given."""
+def check_head(settings: Settings, config: Any, spec: Spec) -> None:
+    """Raises ValueError, naming the flags, if a head needs a support and none is given.
+
+    The message says how far targets reach beyond what rewards give.
+    """
     unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head not in common.UNBOUNDED and unbounded:
-        raise ValueError(
-            f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
-            "represent: nothing tells them before there are data"
-        )
+    if settings.head in common.UNBOUNDED or not unbounded:
+        return
+    below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
+    beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"
+    raise ValueError(
+        f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
+        f"represent: nothing tells them before there are data{beyond if above > below else ''}"
+    )
 
 
 def rhythm(settings: Settings) -> tuple[int, int]:

@@ -169,14 +169,7 @@ def make_learner(settings: Settings, config: Any, spec: Spec) -> Learner:
     Raises:
       ValueError: the head needs them; the message says how far the targets reach beyond what rewards give.
     """
-    try:
-        interaction.check_head(settings)
-    except ValueError as error:
-        below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
-        beyond = (
-            f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"
-        )
-        raise ValueError(f"{error}{beyond if above > below else ''}") from None
+    interaction.check_head(settings, config, spec)
     _, head = common.value_head(settings, (0.0, 1.0))  # of heads without a support
     return agents.get(settings.agent).make(config, spec, head)
 

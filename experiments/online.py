@@ -195,8 +195,6 @@ def check(settings: Settings) -> None:
         raise ValueError(
             "--relabel_success is not for ALE games and pixels/, of which single frames are kept: leave it out"
         )
-    if not settings.init_from:
-        interaction.check_head(settings)
 
 
 def check_chunk(settings: Settings) -> None:
@@ -231,7 +229,9 @@ def check_chunk(settings: Settings) -> None:
 
 
 def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.Replay]:
-    """The learner and its memory."""
+    """The learner and its memory. Raises ValueError where a head needs a support that no flag gives."""
+    if not settings.init_from:
+        interaction.check_head(settings, config, spec)
     head = heads.make(
         settings.head, *(support(settings) or ()), size=settings.head_size, start=start(settings)
     )

@@ -279,7 +279,8 @@ def ranked(
       view: of the steps.
       capacity: steps that are kept.
       batch_size: transitions in each update.
-      exponent: alpha, 0 is uniform; 0.5 in Dopamine's Rainbow.
+      exponent: 0 is uniform; 0.5 in Dopamine's Rainbow. It is of the loss: with squared errors half of Schaul's alpha,
+        which is of the absolute error.
       correction: beta, how far the bias of these draws is taken out of the updates; 0.5 there.
 
     Raises:

@@ -462,7 +462,7 @@ def draw_all(out: Path, result: Mapping[str, Any]) -> None:
     """Every figure of the paper, and ours."""
     draw(out / "figure_1a.png", result["1a"], "perturbation q", "delta = 0.3, |xi| = 0.2, lambda = 0.1")
     draw(out / "figure_1b.png", result["1b"], "perturbation q", "R2PVI-TV, delta = |xi| = 0.3")
-    title = "delta = 0.3, |xi| = 0.2, perturbation 1"
+    title = "delta = 0.3, |xi| = 0.2, perturbation 0.9"
     draw(out / "figure_1c.png", result["1c"], "radius rho, or price lambda", title)
     shown = [curve for curve in result["1d"] if not any(x in curve["label"] for x in ("VA", "lambda = 2"))]
     draw(out / "figure_1d.png", shown, "probability of a rise p", "American put, N = 100, d = 30")

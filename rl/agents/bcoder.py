@@ -22,7 +22,9 @@ What frozen models say of a row never changes within a stage. `value_rows` and `
 what they return leave these forward passes out, a fifth to a third of the work, where rows are drawn more than once.
 
 Differences: the paper's model has an encoder, shared and frozen; here all is one causal model, and the value a
-second copy of it. Both anchors are means over tokens, not sums, and learning rates are constant.
+second copy of it. L_Q and both anchors are means over all tokens of a batch, not over each program's first, and
+learning rates are constant. Half of the paper's batches is ground truth (appendix H), lest generated programs dominate:
+an agent draws no batches, `experiments.papers.bcoder_dsl` does so, and `experiments.language` draws rows uniformly.
 """
 
 from __future__ import annotations
@@ -237,7 +239,7 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
     """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
 
     A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(judgement.reward, batch.segment, n)``:
-    keep the programs of highest score (section 4.4 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
+    keep the programs of highest score (section 4.5 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
     must be terminated, or their last token is compared with a state that never was.
     """
 

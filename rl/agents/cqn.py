@@ -29,6 +29,7 @@ the authors':
 - In updates and exploration, bins whose values are within 1e-4 of the greatest are tied and one of them is drawn; the
   authors draw only where all bins are that close. Evaluation takes the greatest, the first of equal ones.
 - Exploration adds normal noise and clips it to the box, as there; the first random actions are the loop's.
+- Layers start orthogonal with gain sqrt(2), where the authors' linear ones have 1: a LayerNorm follows each.
 - Dense layers have biases, also before a LayerNorm. Of images the encoder has a slow copy like the rest of the network.
 """
 

@@ -37,7 +37,7 @@ _GRID = 512
 
 @dataclasses.dataclass(frozen=True)
 class Config(linear.Config):
-    """Hyper-parameters; defaults are the R2PVI paper's for the simulated linear MDP."""
+    """Hyper-parameters; defaults are the R2PVI paper's for the simulated linear MDP, whose radius is of one factor."""
 
     divergence: str = "tv"  # tv is DRPVI, kl is DRVI-L
     radius: float | Array = 0.1  # rho, of the ball: one number, or [H, d] for each step and factor

@@ -26,10 +26,11 @@ Every 25 steps, at most 32 times in an episode, the value selects among candidat
 | EC-SGIQL, which is HECRL | the defaults |
 | EC-IQL, no subgoals | ``subgoals=none`` |
 | EC-SGIQL with AWR subgoals | ``subgoals=awr filtered=False direct=False`` |
-| a random feasible subgoal | ``choice=random`` |
+| a random subgoal | ``candidates=1 filtered=False direct=False`` |
 | best value without filter | ``filtered=False direct=False`` |
 
-The last row is the authors' switch, which turns off the filter and the direct-goal rule alike; here each has one.
+The authors have one switch for the filter and the direct-goal rule; here each has its own. ``choice=random``, any
+feasible candidate, is ours.
 
 Paper and code. Where the two differ, this is the code: the policy ascends the first critic alone. Gradients are taken
 at the same parameters and applied together, where the code updates V, Q and the policy one after another. The loss of

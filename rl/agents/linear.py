@@ -153,7 +153,9 @@ def _pass(
 def _inverse_variance(config: Config, data: Trajectories, fit: Fit) -> Array:
     """One over the estimated variance of the next value, which is at least 1, of every sample [H, N].
 
-    The variance-aware versions weigh the regressions of a second pass by it (VA-DRPVI, Liu & Xu 2024).
+    The variance-aware versions weigh the regressions of a second pass by it (VA-DRPVI, Liu & Xu 2024). Here moments are
+    regressed on all data; the authors' code has the regularisation alone for the matrix, which moves estimates to
+    their limits, and variances to 1.
     """
     horizon = data.features.shape[0]
     bound = horizon * config.reward_bound

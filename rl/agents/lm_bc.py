@@ -1,6 +1,6 @@
 """Behaviour cloning of tokens: supervised fine-tuning of a language model.
 
-    L = - E_D[ w_t log pi(x_t | x_<t) ]     over the agent's own tokens
+    L = - E_D[ w_t log pi(x_t | x_<t) ] / E_D[ w_t ]     over the agent's own tokens
 
 with the weights ``imitate`` of the data: all 1 for plain fine-tuning, 1 for chosen episodes and 0 for others for
 filtered cloning (`rl.replay.tokens.best`) or rejection fine-tuning (those that passed). It learns no value: a head

@@ -13,8 +13,10 @@ start as there (`rl.networks.layers.Architecture`, ``rlkit``), but LayerNorm sta
 it after: ``network.norm_after``, which published settings set.
 
 The ReBRAC of a later comparison on OGBench (code of QAM) is not that of the first (FQL): it has ten critics, whose
-mean less half a deviation stands for the minimum in targets and policy alike, no pull in the critic and no noise in
-targets. All are settings: ``critics``, ``aggregation``, ``deviations``, ``critic_cloning``, ``policy_noise``.
+mean less half a deviation stands for the minimum in targets and policy alike, no pull in the critic and, on most tasks,
+no noise in targets. These are settings: ``critics``, ``aggregation``, ``deviations``, ``critic_cloning``,
+``policy_noise``. In its code the policy moves on every update and only the slow copies on every second, which no
+setting does: ``policy_delay`` is of both.
 """
 
 from __future__ import annotations

@@ -15,7 +15,9 @@ observation dimensions,
     mle               the Gaussian likelihood (`rl.dynamics.loss.LIKELIHOOD`), which asks no value
 
 The reward's error has weight 1 against the mean over dimensions of the weighted state errors, as in the official code
-of VaGraM; ``mse`` is VaGraM with weights 1, so that the two differ in nothing else.
+of VaGraM; ``mse`` is VaGraM with weights 1, so that the two differ in nothing else. Elsewhere that code has other
+factors: no 1 / O in ``taylor``, the mean over all O + 1 outputs in the plain error of the first epoch, and
+``value_weighted`` divided by the sum of |V| over a batch, its critics and members.
 
 **Units.** Members predict ``s' - s`` in the units of the data, whatever their inputs are scaled by, and gradients are
 with respect to ``s'`` in these units. ``g_d e_d`` is then in units of the value, and no rescaling of an observation

@@ -80,7 +80,8 @@ def chamfer(entities: Array, others: Array) -> Array:
     """How far two sets are apart, [...], of entities [..., N, F] and [..., M, F], in whatever order.
 
     The mean absolute difference of each entity from the one of the other set that is nearest to it; the mean over the
-    first set plus that over the second. HECRL's error of regressed subgoals where entities are particles without ids.
+    first set plus that over the second. HECRL's error of regressed subgoals where entities are particles without ids,
+    but for a factor: its code sums over features, and takes the mean of both directions.
     """
     distance = jnp.abs(entities[..., :, None, :] - others[..., None, :, :]).mean(-1)
     return distance.min(-1).mean(-1) + distance.min(-2).mean(-1)

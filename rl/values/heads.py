@@ -213,7 +213,7 @@ def hl_gauss(
 ) -> ValueHead:
     """Softmax over ``size`` bins, trained on the histogram of a Gaussian around the target.
 
-    HL-Gauss (Imani & White 2018) as in "Stop Regressing" (Farebrother et al. 2024, equation 3.4): bin
+    HL-Gauss (Imani & White 2018) as in "Stop Regressing" (Farebrother et al. 2024, equation 3.3): bin
     ``i`` between edges ``e_i`` and ``e_i+1`` gets the mass of N(y, sigma^2) there, renormalised, with
     sigma = ``sigma_ratio`` bin widths; the value is the expectation over bin centres.
 
