@@ -7,7 +7,8 @@ The code of the paper's baseline, CQN, bootstraps beyond terminations, while ARS
 both ways, everything else being equal: ``cqn`` respects terminations, ``cqn_ignoring`` is the published baseline.
 
   offline      agents on logged data alone (the paper's table 1)
-  online       agents in the environment from the start, half of each batch logged (its figure 4; no pre-training)
+  online       agents in the environment from the start, half of each batch logged (its figure 4; no pre-training),
+               the other half the run's own steps; the authors' replay begins with the log, which that half draws, too
   ablations    ARSQ on one tier of Hopper: order of tokens, what they see, coarse-to-fine, trunks
   temperature  the same, at five temperatures
   door         28 joints: AdroitHandDoor with 25 human demonstrations, offline and online; --door=FILE has them
