@@ -394,6 +394,40 @@ def test_ilql_losses_equal_the_plain_form() -> None:
         ilql.make(dataclasses.replace(QUICK, backup="td"), lm, value_head)
 
 
+def test_targets_beyond_the_support_are_counted() -> None:
+    """Of B-Coder's V, which must make up for advantages below 0, and of ILQL's Q: `clipped` by hand."""
+    batch, lm, learners = data(), language_model(), {}
+    returns = np.stack([batch.reward[:, 1] + 0.9 * batch.reward[:, 2], batch.reward[:, 2]], 1)
+    for high in (0.5, 40.0):
+        bounded = heads.make("two_hot", -high, high, 11)
+        for backup in ("expectile", "mc"):
+            config = dataclasses.replace(QUICK, backup=backup)
+            learners[f"{backup} {high}"] = ilql.make(config, lm, bounded)
+        learners[f"bcoder {high}"] = bcoder.make(FAST, lm, bounded)
+
+    @jax.jit
+    def update() -> dict[str, Any]:
+        key = jax.random.key(0)
+        return {
+            name: learner.update(learner.init(key, batch), batch, key)[1]["clipped"]
+            for name, learner in learners.items()
+        }
+
+    clipped = update()
+    for name in ("expectile", "mc", "bcoder"):
+        assert clipped[f"{name} 40.0"] == 0
+    assert clipped["mc 0.5"] == pytest.approx((np.abs(returns) > 0.5).mean())
+    last = (
+        np.abs(batch.reward[:, 2]) > 0.5
+    ).mean() / 2  # of all decisions; V of an untrained head is about 0
+    assert clipped["expectile 0.5"] == pytest.approx(last)
+    judged = bcoder_start()[
+        1
+    ]  # alpha times the distance to the best logit is what V's target lies above the reward
+    above = batch.reward[:, [1, 2]] + (judged.v - judged.q)[:, [1, 2]]
+    assert clipped["bcoder 0.5"] == pytest.approx((np.abs(above) > 0.5).mean())
+
+
 def test_terms_that_are_off_leave_their_parameters() -> None:
     config = dataclasses.replace(QUICK, bc_weight=0.0, cql_weight=0.0, weight_decay=0.1)
     learner = ilql.make(config, language_model(), head("scalar"))

@@ -138,7 +138,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     def error(
         batch: TokenBatch, advantage: Array, v: Array, next_advantage: Array
-    ) -> tuple[Array, tokens.Steps, Array]:
+    ) -> tuple[Array, tokens.Steps, dict[str, Array]]:
         """L_Q, given A [B, T], V's outputs [B, T, K] and A [B, T] of the token that each state continues with."""
         steps = tokens.steps(batch)
         discount = config.discount * steps.discount
@@ -148,7 +148,15 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         known = steps.taken
         if config.operator == "sarsa":
             known = known & (steps.has_next | (steps.discount == 0))
-        return tokens.mean(each, known), steps, head.value(v[:, :-1])
+        td, value = tokens.mean(each, known), head.value(v[:, :-1])
+        clipped = head.clipped(*jax.lax.stop_gradient((reward - advantage[:, :-1], discount, following)))
+        metrics = {
+            "critic_loss": td,
+            "q": tokens.mean(value + advantage[:, :-1], steps.taken),
+            "v": tokens.mean(value, steps.taken),
+            "clipped": tokens.mean(clipped, known),
+        }
+        return td, steps, metrics
 
     def value_stage(state: State, rows: ValueRows) -> tuple[State, Metrics]:
         batch, advantage = rows
@@ -157,10 +165,9 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             v = bounded(outputs(params, batch))
             # The conservative token and the best one are the same here, and its advantage is 0.
             following = advantage if config.operator == "sarsa" else jnp.zeros_like(advantage)
-            td, steps, value = error(batch, advantage, v, following)
+            td, _, metrics = error(batch, advantage, v, following)
             # Nothing is anchored yet.
-            anchors = {"imitation_loss": jnp.zeros(()), "advantage_loss": jnp.zeros(())}
-            return td, {**_metrics(td, advantage, steps, value), **anchors}
+            return td, {**metrics, "imitation_loss": jnp.zeros(()), "advantage_loss": jnp.zeros(())}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params["value"])
         return descend(state, {"value": gradients}, optimisers), metrics
@@ -176,13 +183,12 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
                 "max": jnp.zeros_like(student.of),
                 "sarsa": student.advantage,
             }[config.operator]
-            td, steps, value = error(batch, student.advantage, v, following)
+            td, steps, metrics = error(batch, student.advantage, v, following)
             weight = steps.imitate * steps.taken
             imitation = -tokens.mean(student.log_prob[:, :-1], weight)
             anchor = tokens.mean(-student.advantage[:, :-1], weight)
             total = td + config.advantage_weight * anchor + config.imitation_weight * imitation
-            anchors = {"imitation_loss": imitation, "advantage_loss": anchor}
-            return total, {**_metrics(td, student.advantage, steps, value), **anchors}
+            return total, {**metrics, "imitation_loss": imitation, "advantage_loss": anchor}
 
         trained = {name: state.params[name] for name in ("policy", "residual")}
         gradients, metrics = jax.grad(loss, has_aux=True)(trained)
@@ -288,11 +294,3 @@ def _bounded(
         trained, frozen, features = residual
         outputs = outputs + body.apply(trained, features) - body.apply(frozen, features)
     return config.maximum - soft_abs(outputs) if head.are_values else outputs
-
-
-def _metrics(td: Array, advantage: Array, steps: tokens.Steps, value: Array) -> dict[str, Array]:
-    return {
-        "critic_loss": td,
-        "q": tokens.mean(value + advantage[:, :-1], steps.taken),
-        "v": tokens.mean(value, steps.taken),
-    }

@@ -116,12 +116,15 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         q_slow = bellman.min_member(head, of_logged(state.target["q"], slow, steps))
         v_target = heads.same_target(head, q_slow)
 
-        def backup(v: Array) -> Array:
-            """Q's target [B, S, ...], given V's outputs [B, T, K]."""
+        def backup(v: Array) -> tuple[Array, Array]:
+            """Q's target [B, S, ...], given V's outputs [B, T, K]; and where it is clipped, [B, S]."""
             if config.backup == "mc":
-                return heads.scalar_target(head, tokens.returns_to_go(steps, config.discount))
+                returns = tokens.returns_to_go(steps, config.discount)
+                clipped = head.clipped(returns, jnp.zeros_like(returns), v[:, :-1])
+                return heads.scalar_target(head, returns), clipped
             after = jnp.pad(q_slow, ((0, 0), (0, 1), (0, 0))) if config.backup == "sarsa" else v
-            return head.target(steps.reward, discount, tokens.at(after, steps.next))
+            known = steps.reward, discount, tokens.at(after, steps.next)
+            return head.target(*known), head.clipped(*known)
 
         if config.backup == "sarsa":
             known = known & (steps.has_next | (steps.discount == 0))
@@ -134,9 +137,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             value_loss = tokens.mean(weight * head.loss(v[:, :-1], v_target), steps.taken)
 
             q = of_logged(params["q"], features, steps)
-            critic_loss = tokens.mean(jax.vmap(head.loss, (0, None))(q, backup(v)).sum(0), known)
+            target, clipped = backup(jax.lax.stop_gradient(v))
+            critic_loss = tokens.mean(jax.vmap(head.loss, (0, None))(q, target).sum(0), known)
             metrics = {
                 "critic_loss": critic_loss,
+                "clipped": tokens.mean(clipped, known),
                 "value_loss": value_loss,
                 "q": tokens.mean(head.value(q).mean(0), steps.taken),
                 "v": tokens.mean(head.value(v[:, :-1]), steps.taken),
