@@ -163,7 +163,7 @@ def run(settings: Settings) -> dict[str, Any]:
     # No hardware in it: to ask JAX for that would take the accelerator's memory from the parts, whose results have it.
     result: dict[str, Any] = {
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
-        "commit": log.commit(),
+        "commit": log.loaded_commit(),
         "versions": log.versions(),
         "settings": dataclasses.asdict(settings),
         "parts": [],

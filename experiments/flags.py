@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
-from rl import checkpoint, shard, train
+from rl import checkpoint, log, shard, train
 from rl.programs.pool import IsolationError
 from rl.shard import hosts
 
@@ -184,6 +184,7 @@ def parser(
     """
 
     def parse(argv: Sequence[str]) -> list[str]:
+        log.loaded_commit()
         if settings is not None:
             define(settings, values=values)
         try:

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import functools
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,6 +76,7 @@ class Part(NamedTuple):
     parameters: dict[str, Any]
     script: str
     folder: Path
+    program: Path  # the folder of its program, of which that may be one
     index: int  # among the runs that were trained together there
     runs: int  # of these
     state: sweeps.State
@@ -92,18 +94,18 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
       evaluations: the last ones, of which a last score is the mean.
 
     Raises:
-      ValueError: sweeps of several metrics, a metric that no run has, two sweeps of one run, an unknown baseline, a run
-        of fewer evaluations or whose metrics were cut, or a report of other finished programs in ``out``.
+      ValueError: sweeps of several metrics, or of one that is to be small, a metric that no run has, two sweeps of one
+        run, an unknown baseline, a run of fewer evaluations or whose metrics were cut, or a report of other finished
+        programs, or of longer ones, in ``out``.
     """
-    metrics = {plan.metric: plan.file for plan in plans}
-    if len(metrics) > 1:
-        listed = ", ".join(f"{name} in {file}" for name, file in metrics.items())
-        raise ValueError(f"a report has one metric, and these files have several: {listed}")
-    score = next(iter(metrics)).removeprefix("eval/")
+    score = _score(plans)
     parts = [part for plan in plans for part in _parts(plan)]
     _check_apart(parts)
     _check_metric(parts, score, plans)
-    states = [_state(plan, place, parts) for plan in plans for place in plan.programs]
+    of_program: dict[Path, list[Part]] = {}
+    for part in parts:
+        of_program.setdefault(part.program, []).append(part)
+    states = [_state(group, score) for group in of_program.values()]
     _check_kept(Path(out) / log.RESULT, states)
     cells = _cells(parts, score, evaluations)
     against = _baselines(parts, baseline)
@@ -118,6 +120,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "data": _data(parts, Path(out) / log.RESULT),
         "other_data": _other_data(parts),
         "other_lengths": _other_lengths(parts),
+        "other_settings": _other_settings(parts),
         "lost_lines": {
             str(x.folder): x.result["lost_lines"] for x in parts if "lost_lines" in (x.result or {})
         },
@@ -132,6 +135,25 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
     result = studies.finish(settings, outcome, report_page.blocks)
     report_page.draw(Path(out), result)
     return result
+
+
+def _score(plans: Sequence[sweeps.Sweep]) -> str:
+    """The name of the score that the sweeps are of. Raises ValueError if there is none for all."""
+    metrics = {plan.metric: plan.file for plan in plans}
+    if len(metrics) > 1:
+        listed = ", ".join(f"{name} in {file}" for name, file in metrics.items())
+        raise ValueError(f"a report has one metric, and these files have several: {listed}")
+    for plan in plans:
+        if plan.goal != "maximize":
+            raise ValueError(
+                f"{plan.file}: the goal of {plan.metric} is to {plan.goal} it, and reports say who has more of a "
+                "score: sweeps.run ranks such runs"
+            )
+    lengths = {sweeps.SCRIPTS[plan.script].length: plan.file for plan in plans}
+    if len(lengths) > 1:
+        listed = ", ".join(f"{name} in {file}" for name, file in lengths.items())
+        raise ValueError(f"curves of {listed} cannot share an axis: report these files apart")
+    return next(iter(metrics)).removeprefix("eval/")
 
 
 # ---- what the runs left -----------------------------------------------------------------------------------
@@ -163,6 +185,7 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
             parameters,
             plan.script,
             where,
+            place,
             index,
             count,
             state,
@@ -206,33 +229,41 @@ def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
         return sweeps.State(_OTHER, 0, 1, 0.0, str(error))
 
 
-def _state(plan: sweeps.Sweep, place: Path, parts: Sequence[Part]) -> dict[str, Any]:
+def _state(group: Sequence[Part], score: str) -> dict[str, Any]:
     """A program's state, for result.json, with those of its runs that are not finished, or all if none is left.
 
     Runs whose program diverged are trained one by one: some may be finished, and the program is not.
     """
-    group = [part for part in parts if part.folder in (place, *place.glob("[0-9][0-9][0-9]"))]
     state, left = group[0].state, [part for part in group if part.result is None]
+    without = [part for part in group if part.result is not None and score not in (part.scores or {})]
     return {
-        "folder": str(place),
-        "variants": [part.variant for part in left or group],
+        "folder": str(group[0].program),
+        "variants": [part.variant for part in left or without or group],
         "task": group[0].task,
         "seed": group[0].parameters.get("seed"),
-        "state": state.name if left else "done",
+        "state": state.name if left else "no scores" if without else "done",
         "share": state.step / state.total,
-        "error": state.error,
+        "length": state.total,
+        "error": state.error or f"its result has no {score}" * bool(without and not left),
     }
 
 
 def _check_kept(earlier: Path, programs: Sequence[Mapping[str, Any]]) -> None:
-    """Raises ValueError if a report that is there already has finished programs that this one has not."""
+    """Raises ValueError if a report that is there already has finished programs that this one has not, or longer."""
     then = log.read_json(earlier).get("programs", []) if earlier.exists() else []
-    finished = lambda of: {Path(program["folder"]).name for program in of if program["state"] == "done"}
-    if lost := finished(then) - finished(programs):
+    finished, before = (
+        {
+            Path(program["folder"]).name: program.get("length", 0)
+            for program in of
+            if program["state"] == "done"
+        }
+        for of in (programs, then)
+    )
+    if lost := [name for name, length in before.items() if finished.get(name, -1) < length]:
         raise ValueError(
-            f"{earlier.parent} holds a report of finished programs, of which {len(lost)} are not finished here, "
-            f"{sorted(lost)[0]} for one. Say where they lie (--finished=FOLDER, --workdir), or choose another --out, "
-            "or remove that report. Nothing was written"
+            f"{earlier.parent} holds a report of finished programs, of which {len(lost)} are not finished here, or are "
+            f"shorter, {sorted(lost)[0]} for one. Say where they lie (--finished=FOLDER, --workdir), or choose another "
+            "--out, or remove that report. Nothing was written"
         )
 
 
@@ -326,7 +357,7 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
     assert part.scores is not None
     each = np.atleast_1d(part.scores[score][which]["per_seed"])
     if which == "last" and evaluations > 1:
-        _, curve = _curve(part, score)
+        steps, curve = _curve(part, score)
         if len(curve) < evaluations:
             raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(curve)} of them")
         if not np.allclose(curve[-1], each, equal_nan=True):
@@ -334,6 +365,11 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
                 f"--evaluations={evaluations}: {part.folder / log.METRICS} does not end with the scores of "
                 f"{log.RESULT} beside it: its last lines were lost. Take that folder again from where it was trained, "
                 "or leave --evaluations out"
+            )
+        if len(set(np.diff(steps[-evaluations:])) - {np.diff(steps).min()}):
+            raise ValueError(
+                f"--evaluations={evaluations}: {part.folder / log.METRICS} lacks some of the last ones, whose lines "
+                "were lost: leave --evaluations out"
             )
         return curve[-evaluations:].mean(0)
     return each
@@ -379,17 +415,44 @@ def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
     return {task: of_task for task, of_task in lengths.items() if len(set(of_task.values())) > 1}
 
 
+def _other_settings(parts: Sequence[Part]) -> dict[str, dict[str, dict[str, str]]]:
+    """{variant: {parameter: {task: value}}} of what the runs of one name do not share on all tasks."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for part in parts:
+        of_variant = found.setdefault(part.variant, {})
+        script = sweeps.SCRIPTS[part.script]
+        for name, value in part.parameters.items():
+            if name not in (script.task, *_INDIFFERENT):
+                of_variant.setdefault(name, {})[part.task] = str(value)
+    every = {variant: {part.task for part in parts if part.variant == variant} for variant in found}
+    differ = {
+        variant: {
+            name: of_task
+            for name, of_task in of_variant.items()
+            if len(set(of_task.values())) > 1 or of_task.keys() != every[variant]
+        }
+        for variant, of_variant in found.items()
+    }
+    return {variant: names for variant, names in differ.items() if names}
+
+
 def _machines(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """What finished runs were made with: commit, hardware, and how many of them."""
+    """What finished runs were made with: commits and hardware of all their sessions, and how many runs there are."""
     results = {part.folder: part.result for part in parts if part.result and "hardware" in part.result}
     counts: dict[tuple[str, str], int] = {}
-    for result in results.values():
-        host = result["hardware"]
-        machine = host["cpu"] if host["backend"] == "cpu" else f"{host['devices']} {host['device']}"
-        cores = host["cores"]
-        key = (str(result["commit"]), f"{machine}, {cores} {'core' if cores == 1 else 'cores'}")
+    for folder, result in results.items():
+        first = log.read_json(folder / log.CONFIG) if (folder / log.CONFIG).exists() else {}
+        sessions = [one for one in (first, *first.get("resumed", [])) if "hardware" in one] or [result]
+        commits = dict.fromkeys(studies.short(one["commit"]) for one in sessions)
+        machines = dict.fromkeys(_machine(one["hardware"]) for one in sessions)
+        key = (", then ".join(commits), ", then ".join(machines))
         counts[key] = counts.get(key, 0) + 1
     return [{"commit": commit, "hardware": machine, "programs": n} for (commit, machine), n in counts.items()]
+
+
+def _machine(host: Mapping[str, Any]) -> str:
+    name = host["cpu"] if host["backend"] == "cpu" else f"{host['devices']} {host['device']}"
+    return f"{name}, {host['cores']} {'core' if host['cores'] == 1 else 'cores'}"
 
 
 def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
@@ -397,11 +460,20 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
 
     These are their settings, metrics and results: no checkpoints. The result comes last, so that a copy that was cut
     short is no finished run.
+
+    Raises:
+      ValueError: a longer run of the same parameters is stored there.
     """
     count = 0
     for place, program in (item for plan in plans for item in plan.programs.items()):
         target, done = folder / place.name, _checked_state(program, place).name == "done"
-        result = target / log.RESULT
+        result, length = target / log.RESULT, sweeps.SCRIPTS[program.script].length
+        if done and result.exists():
+            there, here = (log.read_json(x / log.RESULT)[length] for x in (target, place))
+            if there > here:
+                raise ValueError(
+                    f"{target} holds a run of {there} {length}, more than the {here} of {place}: choose another --out"
+                )
         if not done or (result.exists() and result.read_bytes() == (place / log.RESULT).read_bytes()):
             continue
         target.mkdir(parents=True, exist_ok=True)
@@ -442,14 +514,14 @@ def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
             unfinished.add((part.variant, part.task))
     curves = []
     for (variant, task), group in groups.items():
-        length = min(len(steps) for steps, _ in group)
+        shared = functools.reduce(np.intersect1d, [steps for steps, _ in group])
         curves.append(
             {
                 "variant": variant,
                 "task": task,
                 "finished": (variant, task) not in unfinished,
-                "steps": group[0][0][:length],
-                "scores": np.concatenate([scores[:length] for _, scores in group], 1),
+                "steps": shared,
+                "scores": np.concatenate([scores[np.isin(steps, shared)] for steps, scores in group], 1),
             }
         )
     return curves
@@ -498,7 +570,14 @@ def _better(cells: Sequence[Mapping[str, Any]], against: Mapping[str, str]) -> l
     last = {(cell["variant"], cell["task"]): cell["last"]["ci95"] for cell in cells}
     rows = []
     for variant, base in against.items():
-        tasks = [task for name, task in last if name == variant and (base, task) in last]
+        tasks = [
+            task
+            for name, task in last
+            if name == variant
+            and (base, task) in last
+            # A single seed has no interval.
+            and np.isfinite([last[variant, task], last[base, task]]).all()
+        ]
         pairs = {task: (last[variant, task], last[base, task]) for task in tasks}
         rows.append(
             {

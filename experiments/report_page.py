@@ -70,7 +70,8 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
         if len(words) < len(rows):
             words.append(f"no other of {len(rows)}" if words else f"none of {len(rows)}")
-        text = "; ".join(words) or "nothing to compare yet"
+        alone = any(np.isnan(cell["last"]["ci95"][0]) for cell in result["cells"])
+        text = "; ".join(words) or f"nothing to compare yet{', where a single seed has no interval' * alone}"
         yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
 
 
@@ -78,8 +79,8 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
     """What the finished runs were made with, unless it is one machine and the report's code; where data or lengths
     differ, or lines were lost."""
     machines = result["machines"]
-    if len(machines) > 1 or any(row["commit"] != result["commit"] for row in machines):
-        rows = [f"{row['programs']} of commit {row['commit'][:12]} on {row['hardware']}" for row in machines]
+    if len(machines) > 1 or any(row["commit"] != studies.short(result["commit"]) for row in machines):
+        rows = [f"{row['programs']} of commit {row['commit']} on {row['hardware']}" for row in machines]
         yield f"Finished programs: {'; '.join(rows)}."
     if len(result["other_data"]):
         yield (
@@ -93,6 +94,9 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
             for task, of_task in result["other_lengths"].items()
         ]
         yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
+    for variant, names in result["other_settings"].items():
+        tasks = {f"--{name}={value} on {task}" for name, of in names.items() for task, value in of.items()}
+        yield f"**Not the same settings on all tasks:** `{variant}` has {', '.join(sorted(tasks))}."
     if result["lost_lines"]:
         runs = "; ".join(f"{lines} in `{folder}`" for folder, lines in result["lost_lines"].items())
         yield f"**Lines of metrics were lost before a run went on** ({runs}): best and selected scores lack them."
@@ -103,8 +107,8 @@ def _style(result: Mapping[str, Any]) -> str:
 
 
 def _between(mean: float, bounds: Sequence[float], style: str) -> str:
-    """A value with its interval, or alone where one seed gives none."""
-    if np.isnan(bounds[0]):
+    """A value with its interval, or alone where there is none: of one seed, or if all resamples agree."""
+    if np.isnan(bounds[0]) or bounds[0] == bounds[1]:
         return format(float(mean), style)
     return studies.between({"mean": mean, "ci95": bounds}, style)
 
@@ -157,6 +161,11 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
             ("one", "other", "probability of improvement"),
             [(f"`{r['x']}`", f"`{r['y']}`", _between(r["value"], r["ci95"], ".2f")) for r in pairs],
         )
+        if any(r["ci95"][0] == r["ci95"][1] for r in pairs):
+            yield (
+                "Without an interval where the seeds of both do not overlap on any task: all resamples say the same, "
+                "and so few seeds cannot say how often they would."
+            )
 
 
 def _table(result: Mapping[str, Any], which: str) -> str:

@@ -245,7 +245,10 @@ def origin(result: Mapping[str, Any]) -> str:
     cores, hours = result["hardware"]["cores"], result["wall_seconds"] / 3600
     text = f"`{result['command']}`, {cores} core{'s' * (cores > 1)}, {hours:.1f} hours of training."
     rows = [row["provenance"] for row in result["rows"] if "provenance" in row]
-    origins = [(x["command"], (x["commit"] or "no checkout")[:7], x["hardware"]["cpu"]) for x in rows]
+    origins = [
+        (x["command"], short(x["commit"]) if x["commit"] else "no checkout", x["hardware"]["cpu"])
+        for x in rows
+    ]
     for one in dict.fromkeys(origins):
         text += f" {origins.count(one)} of {len(result['rows'])} rows are of `{one[0]}` ({one[1]}, {one[2]})."
     if unfinished := result.get("unfinished"):
@@ -583,6 +586,11 @@ def finish(
         blocks += ["## Not finished", "\n".join(f"- {row}" for row in unfinished)]
     write_blocks(folder / name, blocks)
     return result
+
+
+def short(commit: str | None) -> str:
+    """A commit in twelve letters, and whether files differed from it."""
+    return f"{str(commit)[:12]}{'-dirty' * str(commit).endswith('-dirty')}"
 
 
 def program(result: Mapping[str, Any], file: str) -> str:

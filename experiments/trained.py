@@ -40,6 +40,8 @@ from rl.replay import chunks, transform
 from rl.types import Actor, Spec, State
 from rl.values import heads
 
+_NEW = 2**31 - 1  # number of an evaluation that no training gets to
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -187,13 +189,13 @@ def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., 
     return step
 
 
-def scores(policies: Policies, settings: Settings, index: int = 0) -> dict[str, np.ndarray]:
+def scores(policies: Policies, settings: Settings, index: int = _NEW) -> dict[str, np.ndarray]:
     """{"return": [P, episodes], ...} of new episodes, as `rl.evaluate.Evaluator` gives them.
 
     Args:
       policies: as `load` gives them.
       settings: how many episodes, and of which seed.
-      index: number of the evaluation. Those of training count from 1.
+      index: number of the evaluation, which decides its episodes. Those of training count from 0.
     """
     with evaluate.evaluator(
         policies.actor,

@@ -149,13 +149,13 @@ class Session:
 
     def __init__(self, run: Run, start: Start, record: log.Run, bar: Any, stopping: list[int]):
         self.bar, self.stopping = bar, stopping
-        self._run, self._record, self._began = run, record, time.time() - start.seconds
+        self._run, self._record, self._began = run, record, time.monotonic() - start.seconds
         self._versions = versions()
         self._lines = _written(run, start.step) if start.step else 0
 
     def seconds(self) -> float:
         """Wall time of the run so far."""
-        return time.time() - self._began
+        return time.monotonic() - self._began
 
     def write(self, step: int, scores: Mapping[str, Any], report: train.Report | None = None) -> None:
         """Logs what is known at ``step``: an epoch's ``report`` under train/, and ``scores`` as they are named."""
@@ -200,7 +200,8 @@ class Session:
             self.save(step, tree, notes())
         if stop and step < self._run.total:
             where = f"{self._run.axis.split()[-1].removesuffix('s')} {step}"
-            raise train.Interrupted(f"stopped at {where}; the same command continues from {self._run.folder}")
+            command = "the same command" + " without --overwrite" * self._run.overwrite
+            raise train.Interrupted(f"stopped at {where}; {command} continues from {self._run.folder}")
 
     def finish(
         self, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}, **outcome: Any
@@ -372,7 +373,8 @@ def labels(variants: Sequence[Mapping[str, float]]) -> list[str]:
 def summary(folder: Path, part: int = 0, parts: int = 1, task_episodes: int = 0) -> dict[str, Any]:
     """Last, best and selected scores of every metric that a run logged, with 95 % intervals over seeds.
 
-    They are Student's, and `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
+    An evaluation before the first step, of what a run started from, is none of its scores. Intervals are Student's, and
+    `rl.statistics.rate_interval`'s of success rates, which stay within 0 and 1.
 
     Args:
       folder: of the run.
@@ -386,12 +388,13 @@ def _summary(
     logged: Sequence[Mapping[str, Any]], part: int, parts: int, task_episodes: int
 ) -> dict[str, Any]:
     scores: dict[str, Any] = {}
+    trained = [row for row in logged if row["step"] > 0]
     for name in SCORES:
-        history = np.asarray([row[f"eval/{name}"] for row in logged if f"eval/{name}" in row], float)
+        history = np.asarray([row[f"eval/{name}"] for row in trained if f"eval/{name}" in row], float)
         if not history.size:
             continue
         history = np.split(history, parts, 1)[part]
-        estimates = np.asarray([row["eval/fitted_q"] for row in logged if "eval/fitted_q" in row])
+        estimates = np.asarray([row["eval/fitted_q"] for row in trained if "eval/fitted_q" in row])
         estimates[~np.isfinite(estimates)] = -np.inf  # a fit that diverged recommends nothing
         estimates = np.split(estimates, parts, 1)[part] if estimates.size else estimates
         interval = statistics.rate_interval if name in RATES else statistics.interval

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import json
 import math
@@ -139,7 +140,7 @@ def provenance() -> dict[str, Any]:
     """What a number must have beside it: the command, the commit, versions and hardware."""
     return {
         "command": _command(),
-        "commit": commit(),
+        "commit": loaded_commit(),
         "versions": versions(),
         "hardware": hardware(),
     }
@@ -157,6 +158,12 @@ def commit() -> str | None:
     code = ("--untracked-files=no", "--", ":(top)", ":(top,exclude)results")
     changed = _git(here, "--no-optional-locks", "status", "--porcelain", *code)
     return None if head is None or changed is None else head + "-dirty" * bool(changed)
+
+
+@functools.cache
+def loaded_commit() -> str | None:
+    """`commit` as it was at the first call: scripts ask as they start, before their files can change."""
+    return commit()
 
 
 def versions() -> dict[str, str]:

@@ -25,7 +25,8 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
     its name.
 
     ``selected``: chosen without the scores that it reports. With ``estimates`` (of `rl.fitted_q`, say), the
-    evaluation with the highest estimate, scored on all its episodes: what one gets without an environment.
+    evaluation with the highest estimate, scored on all its episodes: what one gets without an environment, and the
+    last one where no estimate is finite.
     Without, the one that is best on the first half of the episodes, scored on the second half: unbiased, but
     it needs the environment.
 
@@ -57,7 +58,8 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
     if np.isnan(mean).any() or np.isnan(chosen_by).any():
         raise ValueError("scores and estimates must not be NaN")
     runs = np.arange(mean.shape[1])
-    last, best, selected = np.full(runs.shape, len(mean) - 1), mean.argmax(0), chosen_by.argmax(0)
+    last, best = np.full(runs.shape, len(mean) - 1), mean.argmax(0)
+    selected = np.where(np.isneginf(chosen_by).all(0), last, chosen_by.argmax(0))
     return {
         "last": Choice(mean[last, runs], last),
         "best": Choice(mean[best, runs], best),

@@ -7,6 +7,7 @@ they come here: ten episodes of one policy say nothing about the next seed. No J
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -91,7 +92,8 @@ def bootstrap(
     """Percentile interval of a statistic by the stratified bootstrap: seeds are resampled within each task.
 
     Meant for aggregates over many tasks. On one task with few seeds it is too narrow: use `interval`, whose
-    docstring has the coverage of both.
+    docstring has the coverage of both. Where seeds of two methods do not overlap on any task, all resamples have the
+    same probability of improvement: an interval without width is none.
 
     Args:
         statistic: a function of this module, or any that maps [..., S, K] arrays to [...], or to [..., T].
@@ -114,7 +116,9 @@ def bootstrap(
     if min(len(matrix) for matrix in matrices) == 1:
         return Interval(np.nan, np.nan)
     rng = np.random.default_rng(seed)
-    chunk = max(1, _CHUNK // sum(matrix.size for matrix in matrices))
+    # A statistic of two matrices may look at all pairs of their seeds.
+    numbers = max(sum(x.size for x in matrices), math.prod(map(len, matrices)) * matrices[0].shape[1])
+    chunk = max(1, _CHUNK // numbers)
     values = []
     for start in range(0, resamples, chunk):
         count = min(chunk, resamples - start)

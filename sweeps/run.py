@@ -35,6 +35,7 @@ import re
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -78,6 +79,8 @@ FAILED, SWEEP = "failed.json", "sweep.json"
 GOALS = ("maximize", "minimize")
 RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
+# What a parameter may have.
+_PARAMETER = ("value", "values", "probabilities", "distribution", "min", "max", "mu", "sigma", "q")
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"
 _SHOWN = 10  # rows of the table at the end
@@ -157,19 +160,54 @@ def read(path: str) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"{path}: unknown keys {sorted(unknown)}")
     for name, parameter in sweep["parameters"].items():
-        if not isinstance(parameter, dict) or not isinstance(parameter.get("values", []), list):
-            raise ValueError(
-                f"{path}: {name} must be written {{value: x}}, {{values: [x, y]}} or by min and max"
-            )
+        _check_parameter(f"{path}: {name}", parameter)
+    for word in sweep.get("command", []):
+        if str(word).startswith("--") and word != "--wandb":
+            raise ValueError(f"{path}: flags of the command are not read here: write {word} as a parameter")
     metric = sweep.setdefault("metric", {"name": "eval/return"})
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
     if metric.get("goal", "maximize") not in GOALS:
         raise ValueError(f"{path}: the goal of a metric is {' or '.join(GOALS)}, not {metric['goal']!r}")
     logged = SCRIPTS[_PROGRAMS[sweep["program"]]].evaluations
-    if logged and str(metric["name"]).startswith("eval/") and metric["name"] not in logged:
+    training = str(metric["name"]).startswith(("train/", "validation/", "model/"))
+    if logged and not training and metric["name"] not in logged:
         raise ValueError(f"{path}: no run logs the metric {metric['name']}; there are {', '.join(logged)}")
     return sweep
+
+
+def _check_parameter(name: str, parameter: Any) -> None:
+    """Raises ValueError on a parameter of a sweep that is not written as wandb has it; numbers in it become numbers."""
+    if not isinstance(parameter, dict) or not isinstance(parameter.get("values", []), list):
+        raise ValueError(f"{name} must be written {{value: x}}, {{values: [x, y]}} or by min and max")
+    if unknown := parameter.keys() - _PARAMETER:
+        raise ValueError(
+            f"{name} has {', '.join(sorted(map(str, unknown)))}: known are {', '.join(_PARAMETER)}"
+        )
+    if {"value", "values"} <= parameter.keys():
+        raise ValueError(f"{name} has both value and values: give one")
+    if "values" in parameter:
+        parameter["values"] = [_number(x) for x in parameter["values"]]
+        weights = parameter.get("probabilities")
+        whole = weights is None or (len(weights) == len(parameter["values"]) and abs(sum(weights) - 1) < 1e-6)
+        if not whole or any(x < 0 for x in weights or []):
+            raise ValueError(f"{name}: probabilities={weights} must be one for each value, and sum to 1")
+    for bound in ("value", "min", "max", "mu", "sigma", "q"):
+        if bound in parameter:
+            parameter[bound] = _number(parameter[bound])
+            if bound != "value" and not isinstance(parameter[bound], int | float):
+                raise ValueError(f"{name}: {bound}={parameter[bound]!r} is no number")
+    if parameter.get("q", 1) <= 0:
+        raise ValueError(f"{name}: q={parameter['q']} must be above 0")
+
+
+def _number(value: Any) -> Any:
+    """A number such as 1e-3, which YAML takes for a text; anything else as it is."""
+    return (
+        float(value)
+        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
+        else value
+    )
 
 
 def overridden(sweep: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,16 +217,23 @@ def overridden(sweep: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def combinations(sweep: Mapping[str, Any], count: int, seed: int) -> Iterator[dict[str, Any]]:
-    """The runs of a sweep, as {flag: value}: a grid in file order, or ``count`` random draws; at most its run_cap."""
+    """The runs of a sweep, as {flag: value}: a grid in file order, or ``count`` random draws; at most its run_cap.
+
+    A combination that was drawn before is left out. Every parameter has draws of its own, whatever else there is.
+    """
     parameters, most = sweep["parameters"], sweep.get("run_cap")
     if sweep["method"] == "grid":
         choices = [_choices(name, parameter) for name, parameter in parameters.items()]
         for values in itertools.islice(itertools.product(*choices), most):
             yield dict(zip(parameters, values, strict=True))
         return
-    rng = np.random.default_rng(seed)
+    streams = {name: np.random.default_rng([seed, zlib.crc32(str(name).encode())]) for name in parameters}
+    drawn = set()
     for _ in range(count if most is None else min(count, most)):
-        yield {name: _draw(name, parameter, rng) for name, parameter in parameters.items()}
+        run = {name: _draw(name, parameter, streams[name]) for name, parameter in parameters.items()}
+        if (key := json.dumps(run, default=str)) not in drawn:
+            drawn.add(key)
+            yield run
 
 
 def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> list[Program]:
@@ -302,7 +347,7 @@ def check_folder(program: Program, place: Path) -> None:
     """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one."""
     settings, config, sweep = arguments(program, place)
     if (place / log.CONFIG).exists() and not settings.overwrite:
-        _check_same(place, settings, config, sweep)
+        _check_same(place, program.script, settings, config, sweep)
         _check_length(place, SCRIPTS[program.script].length, settings)
 
 
@@ -340,14 +385,20 @@ def load(
     return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
 
 
-def _check_same(place: Path, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
+def _check_same(place: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
     """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
 
-    Their flags are the same, so that what differs are defaults, presets or the code of this version. A hyper-parameter
-    that the run did not know yet had the effect of its default.
+    Their flags are the same, so that what differs are defaults, presets or the code of this version. A setting or a
+    hyper-parameter that the run did not know yet had the effect of its default.
     """
     stored = log.read_json(place / log.CONFIG).get("config", {})
-    identity = [name for name in stored.get("settings", {}) if hasattr(settings, name)]
+    before, usual = stored.get("settings", {}), type(settings)()
+    new = [
+        name
+        for name in (_module(script)._IDENTITY if SCRIPTS[script].task in before else ())
+        if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
+    ]
+    identity = [name for name in (*before, *new) if hasattr(settings, name)]
     known = checkpoint.flat(stored.get("config", {}))
     defaults = checkpoint.flat(dataclasses.asdict(type(config)()))
     of_agent = {
@@ -481,6 +532,9 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
     """
     each = program.apart()
     scores = _last(program, workdir, metric).reshape(len(each), -1)
+    if not np.isfinite(scores).all():
+        error = f"{(~np.isfinite(scores)).sum()} of {scores.size} last {metric} are not finite"
+        return [_row(part, workdir) | {"error": error} for part in each]
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
@@ -534,6 +588,8 @@ def _draw(name: str, parameter: Mapping[str, Any], rng: np.random.Generator) -> 
     if "value" in parameter:
         return parameter["value"]
     if "values" in parameter:
+        if not parameter["values"]:
+            raise ValueError(f"{name}: there are no values to draw")
         probabilities = parameter.get("probabilities")
         return parameter["values"][rng.choice(len(parameter["values"]), p=probabilities)]
     low, high = parameter.get("min"), parameter.get("max")
@@ -703,6 +759,10 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
         except lifecycle.InUse as error:
             print(f"left to another process: {error}", file=sys.stderr)
             continue
+        except MetricError as error:
+            if not any("score" in row for of_program in rows.values() for row in of_program):
+                raise  # before more is trained for a metric that no run may have
+            rows[place] = [_row(part, place) | {"error": str(error)} for part in program.apart()]
         except (train.Interrupted, KeyboardInterrupt):
             if over():
                 return False
@@ -739,12 +799,35 @@ def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValue
 
 
 def done(sweep: Sweep, known: Collection[Path] = ()) -> Rows:
-    """The rows of the programs that are finished, but for those that are known. Raises MetricError, as `scored`."""
-    return {
-        place: scored(program, place, sweep.metric)
+    """The rows of the programs that are finished, but for those that are known.
+
+    Raises:
+      MetricError: as `scored`, if none of them has the metric.
+    """
+    rows: Rows = {}
+    failed: list[MetricError] = []
+    for place, program in sweep.programs.items():
+        if place not in known and finished(program, place):
+            try:
+                rows[place] = scored(program, place, sweep.metric)
+            except MetricError as error:
+                failed.append(error)
+                rows[place] = [_row(part, place) | {"error": str(error)} for part in program.apart()]
+    if failed and len(failed) == len(rows) and not known:
+        raise failed[0]
+    return rows
+
+
+def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
+    """The rows of finished runs that were trained alone, because their program diverged and is not finished."""
+    return [
+        row
         for place, program in sweep.programs.items()
-        if place not in known and finished(program, place)
-    }
+        if place not in known and program.runs > 1
+        for i, part in enumerate(program.apart())
+        if finished(part, place / f"{i:03d}")
+        for row in scored(part, place / f"{i:03d}", sweep.metric)
+    ]
 
 
 def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
@@ -762,6 +845,7 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
             if process := lifecycle.holder(place):  # before its data are read
                 raise lifecycle.InUse(f"{place} is in use by {process}")
             collect(program)
+            (place / FAILED).unlink(missing_ok=True)
         rows = execute(program, place, metric)
         (place / FAILED).unlink(missing_ok=True)
     except (MetricError, lifecycle.InUse):
@@ -809,7 +893,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     known: Rows = {}
 
     def ranking() -> list[dict[str, Any]]:
-        return ranked([row for of_program in known.values() for row in of_program], sweep.goal)
+        rows = [row for of_program in known.values() for row in of_program]
+        return ranked(rows + alone(sweep, known), sweep.goal)
 
     def store(rows: Rows) -> None:
         known.update(rows)
@@ -840,9 +925,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
             f"{left} of {len(sweep.programs)} programs are left to other processes: --status says how far they are"
         )
     if not whole:
-        say(
-            f"the budget of {values.budget} is spent; the same command continues, and --status says what is left"
-        )
+        command = "the same command" + " without --overwrite" * values.overwrite
+        say(f"the budget of {values.budget} is spent; {command} continues, and --status says what is left")
     failed = failures(rows)
     if failed:
         say(

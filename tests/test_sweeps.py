@@ -131,7 +131,16 @@ def test_a_grid_is_every_combination_in_file_order() -> None:
 
 
 def random(**parameters: Any) -> list[dict[str, Any]]:
+    """2,000 draws, beside a number that makes no two alike."""
+    parameters |= {"other": {"min": 0.0, "max": 1.0}}
     return runs_of({"method": "random", "parameters": parameters}, count=2000)
+
+
+def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text("{method: random, parameters: {x: {min: 1e-5, max: 3e-3}, y: {values: [7e-1, text]}}}")
+    parameters = sweeps.read(str(path))["parameters"]
+    assert parameters == {"x": {"min": 1e-5, "max": 3e-3}, "y": {"values": [0.7, "text"]}}
 
 
 @pytest.mark.parametrize(
@@ -157,6 +166,18 @@ def test_random_draws_follow_their_distribution(
         assert set(drawn) == {0.0, 0.5, 1.0, 1.5, 2.0}
     if kind is int:
         assert set(drawn) == set(range(3, 10))
+
+
+def test_what_was_drawn_is_not_drawn_again_and_parameters_have_draws_of_their_own() -> None:
+    """Else two runs would share a folder, and ``--set`` would change everything else."""
+    parameters = {"x": {"values": [0.7, 0.9]}, "y": {"values": [1, 2, 3]}, "z": {"value": 5}}
+    runs = runs_of({"method": "random", "parameters": parameters}, 60, 0)
+    assert sorted((run["x"], run["y"]) for run in runs) == list(itertools.product([0.7, 0.9], [1, 2, 3]))
+    continuous = {"x": {"min": 0.0, "max": 1.0}, "y": {"min": 0.0, "max": 1.0}}
+    both = runs_of({"method": "random", "parameters": continuous}, 5, 0)
+    fixed = runs_of({"method": "random", "parameters": continuous | {"x": {"value": 3.0}}}, 5, 0)
+    assert [run["y"] for run in both] == [run["y"] for run in fixed]
+    assert [run["y"] for run in both] != [run["x"] for run in both]
 
 
 def test_random_choices_have_their_probabilities() -> None:
@@ -245,6 +266,25 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "grid", "parameters": {"seed": 3}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
+        (
+            {"method": "grid", "parameters": {}, "metric": {"name": "return"}},
+            "no run logs the metric return;",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"min": 0.1, "max": 0.9, "distrbution": "uniform"}}},
+            "x has distrbution: known are value, values",
+        ),
+        ({"method": "grid", "parameters": {"x": {"value": 1, "values": [2]}}}, "both value and values"),
+        ({"method": "random", "parameters": {"x": {"min": "low", "max": 1.0}}}, "min='low' is no number"),
+        ({"method": "random", "parameters": {"x": {"min": 0, "max": 1, "q": 0}}}, "q=0 must be above 0"),
+        (
+            {"method": "random", "parameters": {"x": {"values": [1, 2], "probabilities": [0.9]}}},
+            r"probabilities=\[0.9\] must be one for each value",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "command": ["python", "--agent.alpha=3", "${args}"]},
+            "write --agent.alpha=3 as a parameter",
+        ),
         (
             {"method": "grid", "parameters": {}, "metric": {"name": "eval/return", "goal": "minimise"}},
             "the goal of a metric is maximize or minimize, not 'minimise'",

@@ -30,7 +30,7 @@ from rl.data.recipes import behaviour, storage
 from rl.data.recipes.behaviour import Actors
 from rl.data.recipes.catalogue import Locomotion
 from rl.data.recipes.episode import draw_seed
-from rl.log import commit, replacing
+from rl.log import loaded_commit, replacing
 
 if TYPE_CHECKING:
     import gymnasium
@@ -230,7 +230,7 @@ class Plan(NamedTuple):
         return {
             "environment": self.recipe.env,
             "command": command if self.path is None else f"{command} --actors={self.path}",
-            "commit": commit() or "unknown",
+            "commit": loaded_commit() or "unknown",
             "actors": {} if self.actors is None else self.actors.card,
             "stages": [self._describe(stage) for stage in self.stages],
         }
