@@ -513,3 +513,112 @@ def test_the_stored_online_agents_solve_their_tasks() -> None:
     text = (folder / studies.REPORT).read_text()  # more agents than tasks: those go down
     assert "|  | CartPole-v1 | Pendulum-v1 |\n" in text and "\n| `sac` |  | -1" in text
     assert {(x["variant"], x["task"]) for x in cells if x["last"]["mean"] < least[x["task"]]} == set()
+
+
+def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: Path) -> None:
+    """Neither in a report nor where it stores them: their folders have the same names."""
+    file, where, programs = finished
+    report_on(file, *where, "--store")
+    short = sweeps.load(file, {"updates": 10}, str(tmp_path / "short"))
+    for place, program in short.programs.items():
+        leave(place, SCORES[0, 0, :1])
+        card(program, place)
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | {"updates": 10})
+    assert {place.name for place in short.programs} == {place.name for place in programs}
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    flags = ["--set=updates=10", f"--workdir={tmp_path / 'short'}", f"--out={tmp_path / 'out'}", "--store"]
+    with pytest.raises(ValueError, match="6 are not finished here, or are shorter"):
+        report_on(file, *flags)
+    with pytest.raises(ValueError, match="holds a run of 20 updates, more than the 10 of"):
+        report.store([short], tmp_path / "out" / report.STORED)
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+
+
+def test_all_sessions_of_a_run_are_named(finished: Any, tmp_path: Path) -> None:
+    """A run that went on under other code, or on another machine, is not the last one's alone."""
+    file, where, programs = finished
+    host = {"cpu": "A", "backend": "cpu", "cores": 1, "device": "cpu", "devices": 1}
+    sessions = [
+        {"commit": f"{name * 40}{tail}", "hardware": host} for name, tail in (("a", ""), ("b", "-dirty"))
+    ]
+    for place in programs:
+        first = log.read_json(place / log.CONFIG) | sessions[0] | {"resumed": [sessions[1]]}
+        log.write_json(place / log.CONFIG, first)
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | sessions[1])
+    (row,) = report_on(file, *where)["machines"]
+    assert row["commit"] == f"{'a' * 12}, then {'b' * 12}-dirty"
+    assert (row["hardware"], row["programs"]) == ("A, 1 core", 6)
+
+
+def test_a_metric_that_is_to_be_small_has_no_report(tmp_path: Path) -> None:
+    file = board(tmp_path, metric={"name": "eval/length", "goal": "minimize"})
+    with pytest.raises(ValueError, match="the goal of eval/length is to minimize it"):
+        report.run([sweeps.load(file, {}, str(tmp_path / "runs"))], str(tmp_path / "out"))
+
+
+def test_one_name_with_several_settings_is_said(tmp_path: Path) -> None:
+    """Of two files with one task each, whose scores are put together."""
+    plans = []
+    for task, rate in zip(TASKS[:2], (0.1, 0.2), strict=True):
+        parameters = {"agent": "bc", "dataset": task, "seeds": SEEDS, "updates": 20, "eval_every": 10}
+        given = {name: {"value": x} for name, x in (parameters | {"agent.learning_rate": rate}).items()}
+        plan = sweeps.load(board(tmp_path, parameters=given), {}, str(tmp_path / task))
+        for place, program in plan.programs.items():
+            leave(place, SCORES[0, 0])
+            card(program, place)
+        plans.append(plan)
+    result = report.run(plans, str(tmp_path / "out"))
+    assert result["other_settings"] == {
+        "bc": {"agent.learning_rate": dict(zip(TASKS[:2], ("0.1", "0.2"), strict=True))}
+    }
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert (
+        f"`bc` has --agent.learning_rate=0.1 on {TASKS[0]}, --agent.learning_rate=0.2 on {TASKS[1]}" in text
+    )
+
+
+def test_curves_of_seeds_meet_at_the_same_steps_and_scores_at_those_that_are_due(tmp_path: Path) -> None:
+    """Where one of two runs lost a line of its metrics."""
+    parameters = {
+        "agent": {"value": "bc"},
+        "dataset": {"value": TASKS[0]},
+        "seed": {"values": [0, 1]},
+        "seeds": {"value": SEEDS},
+        "updates": {"value": 40},
+        "eval_every": {"value": 10},
+    }
+    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    scores = np.concatenate([SCORES[0, 0], SCORES[0, 1]])  # four evaluations
+    for place, program in plan.programs.items():
+        leave(place, scores)
+        card(program, place)
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | {"updates": 40})
+    lines = (place / log.METRICS).read_text().splitlines(keepends=True)
+    (place / log.METRICS).write_text("".join(lines[:2] + lines[3:]))
+    (curve,) = report.run([plan], str(tmp_path / "out"))["curves"]
+    assert curve["steps"].tolist() == [10, 20, 40]
+    each = scores.mean(-1)[[0, 1, 3]]
+    np.testing.assert_allclose(curve["scores"], np.concatenate([each, each], 1))
+    with pytest.raises(ValueError, match="lacks some of the last ones"):
+        report.run([plan], str(tmp_path / "out"), evaluations=2)
+
+
+def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Path) -> None:
+    file, where, programs = finished
+    place = next(iter(programs))
+    log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | {"scores": {}})
+    result = report_on(file, *where)
+    assert [program["state"] for program in result["programs"]] == ["no scores", *["done"] * 5]
+    assert "its result has no normalized_return" in (tmp_path / "out" / studies.REPORT).read_text()
+
+
+def test_seeds_that_do_not_overlap_have_no_interval(finished: Any, tmp_path: Path) -> None:
+    """Of the probability of improvement: all resamples say the same."""
+    file, where, programs = finished
+    for (agent, task), place in zip(itertools.product(range(2), range(3)), programs, strict=True):
+        shutil.rmtree(place)
+        leave(place, SCORES[0, task] + 1000 * agent)
+        card(programs[place], place)
+    report_on(file, *where)
+    text = (tmp_path / "out" / studies.REPORT).read_text()
+    assert "| `iql` | `bc` | 1.00 |" in text and "Without an interval where the seeds" in text
