@@ -115,9 +115,14 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
 
 def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     scores = [[1.0, 1.0], [1.0, 0.5], [1.0, 1.0]]  # of three seeds, two episodes each
-    line = {"step": 0, "eval/success": scores, "eval/return": scores}
-    (tmp_path / log.METRICS).write_text(json.dumps(line) + "\n")
+    perfect = [[1.0, 1.0]] * 3  # of what the run started from, which is none of its scores
+    lines = [
+        {"step": step, "eval/success": each, "eval/return": each}
+        for step, each in ((0, perfect), (5, scores))
+    ]
+    (tmp_path / log.METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = lifecycle.summary(tmp_path)
+    assert summary["return"]["best"]["per_seed"].tolist() == [1.0, 0.75, 1.0]
     assert summary["return"]["last"]["ci95"][1] > 1  # Student's
     low, high = summary["success"]["last"]["ci95"]
     assert 0 < low < 11 / 12 < high <= 1
@@ -177,7 +182,7 @@ def test_a_longer_run_continues_to_the_bits_of_one(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = types.SimpleNamespace(
-        time=functools.partial(next, itertools.count(0.0))
+        monotonic=functools.partial(next, itertools.count(0.0))
     )  # a second passes at each look
     monkeypatch.setattr(lifecycle, "time", clock)
     first = learn(run(tmp_path, 3))
