@@ -715,13 +715,8 @@ def _differences(
     if getattr(settings, "preset", presets.NONE) == presets.NONE:
         differs.append("no published settings")
         return differs
-    chosen = (
-        "agent",
-        "preset",
-        script.task,
-        script.length,
-        *_SCORING,
-    )  # a schedule may be as long as the run
+    # A schedule may be as long as the run.
+    chosen = ("agent", "preset", script.task, script.length, *_SCORING)
     preset = {name: x for name, x in part.parameters.items() if name in chosen}
     if changed := _changed(part._replace(parameters=preset), part, script.length, *_SCORING):
         differs.append(f"other settings than published ({' '.join(changed)})")

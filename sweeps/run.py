@@ -203,11 +203,8 @@ def _check_parameter(name: str, parameter: Any) -> None:
 
 def _number(value: Any) -> Any:
     """A number such as 1e-3, which YAML takes for a text; anything else as it is."""
-    return (
-        float(value)
-        if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
-        else value
-    )
+    is_number = isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value)
+    return float(value) if is_number else value
 
 
 def overridden(sweep: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

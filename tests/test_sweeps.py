@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import itertools
 import json
+import math
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -437,7 +438,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
         Path(settings.workdir).mkdir(parents=True)
         row = {"step": 4, "eval/return": [[rate, rate] for rate in sweep["learning_rate"] for _ in range(2)]}
         Path(settings.workdir, log.METRICS).write_text(json.dumps(row) + "\n")
-        log.result(settings.workdir, {})
+        log.result(settings.workdir, {"updates": settings.updates})
 
     monkeypatch.setattr(offline, "run", fake)
     program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
@@ -445,6 +446,28 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
     assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
     assert "not finite" in rows[1]["error"]
+    again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
+    assert sweeps.done(again) == {}
+    assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
+
+
+def planned(programs: dict[Path, sweeps.Program]) -> sweeps.Sweep:
+    return sweeps.Sweep("s.yaml", "offline", "eval/return", "maximize", Path(), len(programs), programs)
+
+
+def test_finished_runs_without_a_score_stop_no_others(tmp_path: Path) -> None:
+    """Without the metric, or with one that is not finite; the metric of none is an error of the file."""
+    lines = {"good": {"eval/return": [1.0, 3.0]}, "without": {}, "infinite": {"eval/return": [math.inf, 1.0]}}
+    sweep = planned({tmp_path / name: sweeps.Program(SMALL, {}) for name in lines})
+    for name, line in lines.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / log.METRICS).write_text(json.dumps({"step": 4, **line}) + "\n")
+        log.result(tmp_path / name, {"updates": SMALL["updates"], "wall_seconds": 1.0})
+    good, without, infinite = (row for (row,) in sweeps.done(sweep).values())
+    assert good["score"] == 2 and "metric is not logged" in without["error"]
+    assert infinite["error"] == "1 of 2 last eval/return are not finite"
+    with pytest.raises(sweeps.MetricError, match="metric is not logged"):
+        sweeps.done(planned({tmp_path / "without": sweeps.Program(SMALL, {})}))
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
