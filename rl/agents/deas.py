@@ -17,10 +17,10 @@ policy: it is fitted to logged chunks, and no action of the policy enters a targ
 A small ``g_1`` keeps the returns within a chunk short, and with them the support of the head, while ``g_2`` near 1
 looks far ahead. With single actions g_1 has no effect. All else is `rl.agents.ifql`.
 
-The authors have published two programs, of which this page knows the descriptions and the critics of the one for robots
-(DEAS-Isaac-GR00T: the smaller critic, 101 atoms, an expectile of 0.7 or 0.9). The one for OGBench (DEAS-FQL, "with
-FQL") takes FQL's distilled policy in place of the best of N, with its ``alpha`` of 300, and has ``g_2`` = 0.99 on
-cube-double; ``tau`` and the sizes of its networks were not read, and are IFQL's here.
+The authors have published two programs, which were read in part. That for robots (DEAS-Isaac-GR00T) takes the smaller
+critic, 101 atoms, and an expectile of 0.7 or 0.9. That for OGBench (DEAS-FQL) has FQL's distilled policy in place of the
+best of N, with its ``alpha`` of 300, and ``g_2`` = 0.99 on cube-double; its ``tau`` and the sizes of its networks were not
+read, and are IFQL's here.
 """
 
 from __future__ import annotations
