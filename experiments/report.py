@@ -417,21 +417,22 @@ def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
 
 def _other_settings(parts: Sequence[Part]) -> dict[str, dict[str, dict[str, str]]]:
     """{variant: {parameter: {task: value}}} of what the runs of one name do not share on all tasks."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    values: dict[str, dict[str, dict[str, str]]] = {}
+    tasks: dict[str, set[str]] = {}
     for part in parts:
-        of_variant = found.setdefault(part.variant, {})
+        tasks.setdefault(part.variant, set()).add(part.task)
+        of_variant = values.setdefault(part.variant, {})
         script = sweeps.SCRIPTS[part.script]
         for name, value in part.parameters.items():
             if name not in (script.task, *_INDIFFERENT):
                 of_variant.setdefault(name, {})[part.task] = str(value)
-    every = {variant: {part.task for part in parts if part.variant == variant} for variant in found}
     differ = {
         variant: {
             name: of_task
             for name, of_task in of_variant.items()
-            if len(set(of_task.values())) > 1 or of_task.keys() != every[variant]
+            if len(set(of_task.values())) > 1 or of_task.keys() != tasks[variant]
         }
-        for variant, of_variant in found.items()
+        for variant, of_variant in values.items()
     }
     return {variant: names for variant, names in differ.items() if names}
 

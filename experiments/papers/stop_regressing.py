@@ -64,7 +64,7 @@ VALUES, BINS = (-1.0, 9.0), 51  # the support, wider than any value there is
 STICKY = {"deterministic": 0.0, "sticky": 0.25}
 NOISES = (0.0, 0.3, 1.0)  # eta
 PAPER, OURS = "Stop Regressing (Farebrother et al., ICML 2024), ", "ours; nothing is published"
-SAID = {
+FIGURES = {
     "deterministic, eta 0": PAPER + "figure 15: they perform comparably",
     "sticky, eta 0": PAPER + "figure 15",
 }
@@ -334,7 +334,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         for place, by in noise.items():
             text = f"four rooms, {place}: HL-Gauss returns more than {other} (difference)"
             gain = by["hl_gauss"]["return"]["each"] - by[other]["return"]["each"]
-            source = SAID.get(place, OURS) if other == "scalar" else OURS
+            source = FIGURES.get(place, OURS) if other == "scalar" else OURS
             yield studies.Claim(text, source, gain, studies.positive)
     for kind in STICKY:
         quiet, loud = (noise[f"{kind}, eta {eta:g}"] for eta in (min(NOISES), max(NOISES)))
