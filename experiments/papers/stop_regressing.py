@@ -326,7 +326,7 @@ def _every(settings: Settings) -> int:
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """HL-Gauss against the squared error, where the paper compares them, and against two-hot."""
     noise = result["noise"]
-    for other in ("scalar", "two_hot"):
+    for other in (name for name in ("scalar", "two_hot") if name in result["plasticity"]):
         last = {name: result["plasticity"][name]["phases"][-1]["each"] for name in ("hl_gauss", other)}
         text = f"targets that jump: HL-Gauss has a smaller error than {other} in the last phase (difference)"
         source = PAPER + "figure 17" if other == "scalar" else OURS
