@@ -137,10 +137,23 @@ class State(NamedTuple):
     error: str = ""
 
 
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which YAML's loader silently drops the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        first: dict[str, yaml.Mark] = {}
+        for key, _ in node.value:
+            if key.value != "<<" and (mark := first.setdefault(str(key.value), key.start_mark)) != key.start_mark:
+                raise yaml.constructor.ConstructorError(
+                    f"{key.value} is given here", mark, "and here again: leave one out", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
 def read(path: str) -> dict[str, Any]:
     """The sweep in the file. Raises ValueError if it is not one that can be run here."""
     try:
-        sweep = yaml.safe_load(existing(path, "give a sweep file, such as sweeps/first.yaml").read_text())
+        sweep = yaml.load(existing(path, "give a sweep file, such as sweeps/first.yaml").read_text(), _Strict)
     except yaml.YAMLError as error:
         raise ValueError(f"{path} is not YAML: {error}") from None
     if not isinstance(sweep, dict) or not isinstance(sweep.get("parameters"), dict):
