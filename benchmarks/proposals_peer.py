@@ -227,7 +227,7 @@ if torch:
             return {
                 "critic_loss": sum(self.error(member, q_target).mean() for member in q),
                 "value_loss": (weight * self.error(v, v_target)).mean(),
-                "policy_loss": self.flow.loss(seen, action),
+                "flow_loss": self.flow.loss(seen, action),
                 "q": self.value(q).mean(),
                 "v": self.value(v).mean(),
                 "advantage": advantage.mean(),
@@ -235,7 +235,7 @@ if torch:
 
         def update(self, batch: Transition) -> dict[str, float]:
             losses = self.losses(batch)
-            return descend(self, losses["critic_loss"] + losses["value_loss"] + losses["policy_loss"], losses)
+            return descend(self, losses["critic_loss"] + losses["value_loss"] + losses["flow_loss"], losses)
 
     def descend(agent: Any, total: torch.Tensor, losses: dict[str, torch.Tensor]) -> dict[str, float]:
         """Slow copies follow the critics before the update, and then every network moves."""

@@ -64,14 +64,14 @@ def loaded_into(theirs: Any, ours: Any) -> None:
 
 def noise(name: str, key: jax.Array, width: int) -> list[jax.Array]:
     """What an update of ours draws with its key, in the order in which the peer draws."""
-    if name == "deas":
-        flow_key, improved = jax.random.split(key)[0], []
-        draws = []
-    else:
-        first, flow_key, last = jax.random.split(key, 5)[:3]
+    draws, improved, policy_key = [], [], key
+    if name != "deas":
+        first, policy_key = jax.random.split(key)
         shape = (ROWS, DRAWS, width) if name == "qc" else (ROWS, width)
         draws = [jnp.moveaxis(jax.random.normal(first, shape), -2, 0 if name == "qc" else -2)]
-        improved = [] if name == "qc" else [jax.random.normal(last, (ROWS, width))]
+    flow_key, _, last = jax.random.split(policy_key, 3)
+    if name == "fql":
+        improved = [jax.random.normal(jax.random.split(last)[0], (ROWS, width))]
     noise_key, time_key = jax.random.split(flow_key)
     of_flow = [jax.random.normal(noise_key, (ROWS, width)), jax.random.uniform(time_key, (ROWS,))[:, None]]
     return [*draws, *of_flow, *improved]
@@ -92,7 +92,7 @@ def test_pytorchs_updates_have_our_losses(name: str, head: str) -> None:
     state = state._replace(params=filled.params, target=filled.target)
     if name == "deas":
         theirs = proposals_peer.DEAS(config, spec, of.head.size, cases.SUPPORT, "cpu")
-        networks = {"value": theirs.v, "policy": theirs.flow.velocity}
+        networks = {"value": theirs.v, "flow": theirs.flow.velocity}
     else:
         theirs = proposals_peer.FQL(config, spec, "cpu")
         networks = {"flow": theirs.flow.velocity, "policy": theirs.policy}

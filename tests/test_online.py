@@ -848,10 +848,10 @@ def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path:
 
 def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_path: Path) -> None:
     """IFQL's policy is a flow: alone it clones."""
-    params = {name: {"kernel": np.ones((1, 2))} for name in ("critic", "policy")}
+    params = {name: {"kernel": np.ones((1, 2))} for name in ("critic", "flow")}
     interaction.export(tmp_path / "1.npz", State(params, {}, {}, 0), whole=True)
     with np.load(tmp_path / "1.npz") as file:
-        assert set(file) == {"critic/kernel", "policy/kernel"}
+        assert set(file) == {"critic/kernel", "flow/kernel"}
     choose = {("ifql", 32), ("deas", 32), ("iql", 4)}
     for agent, candidates in [*choose, ("ifql", 1), ("iql", 1), ("fql", 32)]:
         chosen = config(agent, candidates=candidates)

@@ -259,7 +259,10 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     ("sweep", "message"),
     [
         ("a: [", "is not YAML"),
-        ("parameters: {seed: {value: 0}, seed: {value: 1}}", "seed is given here(.|\n)*and here again: leave one out"),
+        (
+            "parameters: {seed: {value: 0}, seed: {value: 1}}",
+            "seed is given here(.|\n)*and here again: leave one out",
+        ),
         ({"method": "grid"}, "has no 'parameters'"),
         ({"method": "bayes", "parameters": {}}, "method 'bayes' needs wandb's server"),
         ({"method": "grid", "parameters": {}, "paramters": {}}, r"unknown keys \['paramters'\]"),

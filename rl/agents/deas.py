@@ -19,8 +19,9 @@ looks far ahead. With single actions g_1 has no effect. All else is `rl.agents.i
 
 The authors have published two programs, which were read in part. That for robots (DEAS-Isaac-GR00T) takes the smaller
 critic, 101 atoms, and an expectile of 0.7 or 0.9. That for OGBench (DEAS-FQL) has FQL's distilled policy in place of
-the best of N, with its ``alpha`` of 300, and ``g_2`` = 0.99 on cube-double; its ``tau`` and the sizes of its networks
-were not read, and are IFQL's here.
+the best of N, with an ``alpha`` of 300 (``extraction=distilled``, ``alpha=300``; which mean of the critics it ascends
+was not read, and is FQL's here), and ``g_2`` = 0.99 on cube-double; its ``tau`` and the sizes of its networks were not
+read, and are IFQL's here.
 """
 
 from __future__ import annotations

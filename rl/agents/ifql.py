@@ -12,6 +12,9 @@ copies ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
 where ``loss`` is the head's: squared error in the paper. IDQL (Hansen-Estruch et al. 2023) has a diffusion in place of
 the flow. Nothing improves the policy but the choice among its draws, online and offline alike.
 
+``extraction=distilled`` has FQL's policy in place of the choice (`rl.agents.flow_policy`): a step from noise to an
+action, close to the flow's, that ascends ``mean_i Q_i``. It is not IFQL then; values still ask for no action of it.
+
 Paper and code. Where they differ this is the code: ``L_pi`` is the mean over action dimensions, and targets follow the
 critics *before* each update. The code's choice takes one observation at a time; here each of many has candidates of its
 own.
@@ -25,10 +28,10 @@ from collections.abc import Callable
 import jax
 import optax
 
-from rl import nest
+from rl.agents import flow_policy
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import augmented, descend, follow, require, require_ranges, start
-from rl.networks import flow, mlp
+from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import OGBENCH, Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
@@ -42,7 +45,12 @@ class Config:
 
     discount: float = 0.99  # gamma
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
-    candidates: int = 32  # N, actions drawn at each step, of which the best is taken
+    extraction: str = "best_of"  # of the policy from the flow: the best of its draws, or distilled
+    candidates: int = 32  # N, draws of the flow where extraction is best_of
+    alpha: float = (
+        10.0  # weight of distillation against Q where extraction is distilled, to be tuned for each task
+    )
+    normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # that carry noise to an action
     integrator: str = "euler"  # of the flow: euler or midpoint
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
@@ -53,12 +61,12 @@ class Config:
     network: Architecture = OGBENCH  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value
-    policy_optimiser: Adam = Adam()  # of the flow
+    flow_optimiser: Adam = Adam()  # of the flow
+    policy_optimiser: Adam = Adam()  # of the policy of one step, if there is one
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        flow.require_steps(self.flow_steps, self.integrator)
-        flow.require_candidates(self.candidates)
+        flow_policy.require(self)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -78,11 +86,11 @@ def learner(
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
     value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)
-    policy = flow.velocity(spec, config.hidden, config.network)
+    policy = flow_policy.make(config, spec, optimiser, aggregation="min")
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
         "value": build(config.value_optimiser, config.learning_rate, optimiser),
-        "policy": build(config.policy_optimiser, config.learning_rate, optimiser),
+        **policy.optimisers,
     }
 
     def init(key: Key, batch: Transition) -> State:
@@ -90,12 +98,11 @@ def learner(
         params = {
             "critic": critic.init(keys[0], batch.observation, batch.action),
             "value": value.init(keys[1], batch.observation),
-            "policy": policy.init(keys[2], batch.observation, batch.action),
+            **policy.init(keys[2], batch),
         }
         return start(params, optimisers, targets=["critic"])
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
-        flow_key, dropout_key = jax.random.split(key)
         q_slow = bellman.min_member(
             head, critic.apply(state.target["critic"], batch.observation, batch.action)
         )
@@ -110,16 +117,16 @@ def learner(
             q = critic.apply(params["critic"], batch.observation, batch.action)
             critic_loss = losses.critics(head, q, q_target)
 
-            field = policy.apply(params["policy"], batch.observation, key=dropout_key)
-            policy_loss = flow.loss(field, batch.action, flow_key).mean()
+            values = lambda action: critics(state, batch.observation, action)
+            policy_loss, of_policy = policy.loss(params, state, batch, key, values)
             metrics = {
                 "critic_loss": critic_loss,
                 "value_loss": value_loss,
-                "policy_loss": policy_loss,
                 "q": head.value(q).mean(),
                 "clipped": head.clipped(*backup).mean(),
                 "v": head.value(v).mean(),
                 "advantage": advantage.mean(),
+                **of_policy,
             }
             return critic_loss + value_loss + policy_loss, metrics
 
@@ -128,10 +135,7 @@ def learner(
         return state._replace(step=state.step + 1), metrics
 
     def act(state: State, observation: Array, key: Key) -> Array:
-        shape = (*nest.leading(observation, spec.observation_shape), spec.action_size)
-        field = policy.apply(state.params["policy"], observation)
-        actions = flow.draws(field, key, config.candidates, shape, config.flow_steps, config.integrator)
-        return flow.best_of(actions, critics(state, observation, actions).min(0))
+        return policy.act(state, observation, key, lambda action: critics(state, observation, action))
 
     def continuation(state: State, observation: Array, key: Key) -> Array:
         del key
