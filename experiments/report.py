@@ -22,6 +22,7 @@ stand in the tables where data, updates and settings are the same, and in a tabl
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import fnmatch
 import functools
@@ -99,7 +100,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         programs, or of longer ones, in ``out``.
     """
     score = _score(plans)
-    parts = [part for plan in plans for part in _parts(plan)]
+    parts = _shortened([part for plan in plans for part in _parts(plan)])
     _check_apart(parts)
     _check_metric(parts, score, plans)
     of_program: dict[Path, list[Part]] = {}
@@ -181,7 +182,7 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
             result = studies.load(where / log.RESULT)
         yield Part(
             _label(settings.agent, parameters, varied),
-            _task(str(getattr(settings, script.task))),
+            str(getattr(settings, script.task)),
             parameters,
             plan.script,
             where,
@@ -194,9 +195,12 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
         )
 
 
-def _task(name: str) -> str:
-    """The name of a dataset or an environment, of a file without its folder."""
-    return Path(name).name if name.endswith((".hdf5", ".h5", ".npz", ".jsonl")) else name
+def _shortened(parts: Sequence[Part]) -> list[Part]:
+    """The runs, with files called by their names alone, but for those that lie in several folders under one name."""
+    files = {part.task for part in parts if part.task.endswith((".hdf5", ".h5", ".npz", ".jsonl"))}
+    names = collections.Counter(Path(file).name for file in files)
+    short = {file: Path(file).name for file in files if names[Path(file).name] == 1}
+    return [part._replace(task=short.get(part.task, part.task)) for part in parts]
 
 
 def _varied(configs: Sequence[Mapping[str, Any]], without: set[str]) -> list[str]:

@@ -280,6 +280,14 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
     assert "Not begun: `bc` on all 3 tasks." in (tmp_path / "out" / studies.REPORT).read_text()
 
 
+def test_files_of_one_name_in_two_folders_are_two_tasks(tmp_path: Path) -> None:
+    files = [str(tmp_path / folder / "x.hdf5") for folder in ("a", "b")]
+    plan = sweeps.load(board(tmp_path), {"agent": "bc", "seeds": SEEDS}, str(tmp_path / "runs"))
+    for names, expected in ((files, files), (files[:1], ["x.hdf5"]), (TASKS[:1], TASKS[:1])):
+        parts = [part for name in names for part in report._parts(sweeps.load(plan.file, {"dataset": name}))]
+        assert {part.task for part in report._shortened(parts)} == set(expected)
+
+
 def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
     """Aggregates are over tasks that all in them have finished, and leave out who has fewer than half of them."""
     cells = [
