@@ -450,8 +450,10 @@ def sac_n(s: Setting) -> Expected:
     c, h, b = s.config, s.head, s.batch
     entropy = -squashed(s.params["policy"], b.observation, 1)[1].mean()
     params, due = s.params, (s.step + 1) % c.policy_delay == 0
+    rate = lambda adam: adam.learning_rate or c.learning_rate
     if due:
-        params = descend(params, c.learning_rate, log_alpha=lambda x: x * (entropy + DIMENSIONS))
+        surplus = entropy - (c.target_entropy or -DIMENSIONS)
+        params = descend(params, rate(c.temperature_optimiser), log_alpha=lambda x: x * surplus)
     alpha = np.exp(params["log_alpha"])
 
     def policy_loss(pi: Tree) -> float:
@@ -462,7 +464,7 @@ def sac_n(s: Setting) -> Expected:
     improved = {"policy_loss": policy_loss(params["policy"]), "entropy": entropy}
     metrics = {"alpha": alpha} | {name: due * c.policy_delay * x for name, x in improved.items()}
     if due:
-        params = descend(params, c.learning_rate, policy=policy_loss)
+        params = descend(params, rate(c.policy_optimiser), policy=policy_loss)
     action, log_prob = squashed(params["policy"], b.next_observation, 1)
     discount = c.discount * b.discount
     q_next = critics(s.target["critic"], b.next_observation, action[0])
@@ -478,8 +480,9 @@ def sac_n(s: Setting) -> Expected:
 
     q = s.q(params["critic"])
     metrics |= {"critic_loss": critic_loss(params["critic"]), "q": q.mean(), "q_std": q.std(0).mean()}
-    params = descend(params, c.learning_rate, critic=critic_loss)
-    return Expected(params, {"critic": follow(s.target["critic"], params["critic"], c.target_rate)}, metrics)
+    params = descend(params, rate(c.critic_optimiser), critic=critic_loss)
+    moved = c.target_rate * ((s.step + 1) % c.target_period == 0)
+    return Expected(params, {"critic": follow(s.target["critic"], params["critic"], moved)}, metrics)
 
 
 def similarity(s: Setting, params: Tree) -> float:
@@ -776,6 +779,11 @@ CONTINUOUS = (
 )
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
+# What its code's settings have beside those of SAC's: rates of each part, and slow copies that wait.
+VAGRAM = {"target_entropy": -0.7, "target_period": 2} | {
+    f"{part}_optimiser": Adam(learning_rate=rate)
+    for part, rate in (("critic", 0.02), ("policy", 0.03), ("temperature", 0.4))
+}
 CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     *(("continuous", agent, "scalar", {}) for agent in CONTINUOUS),
     *(("continuous", agent, "hl_gauss", {}) for agent in ("cql", "edac", "iql", "td3_bc")),
@@ -790,12 +798,8 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("continuous", "cql", "hl_gauss", {"max_backup": True, "samples": 5}),
     ("continuous", "fql", "hl_gauss", {"aggregation": "min", "normalize_q": True, "integrator": "midpoint"}),
     ("continuous", "fql", "quantile", {"extraction": "best_of", "candidates": 4}),
-    (
-        "continuous",
-        "deas",
-        "hl_gauss",
-        {"extraction": "distilled"},
-    ),  # IFQL's code but for the target of the value
+    # IFQL's code but for the target of the value
+    ("continuous", "deas", "hl_gauss", {"extraction": "distilled"}),
     ("continuous", "iql", "scalar", {"layer_norm": True, "critics": 3}),
     ("continuous", "rebrac", "quantile", {"critics": 3, "aggregation": "pessimistic", "deviations": 0.7}),
     *(("discrete", agent, "scalar", {}) for agent in DISCRETE),
@@ -806,6 +810,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "cql", "scalar", {"variant": "var"}),
     ("discrete", "cql", "scalar", {"target_gap": 0.4}),
     ("continuous", "sac", "hl_gauss", {"critics": 3, "subset": 2, "policy_delay": 2}),  # REDQ
+    ("continuous", "sac", "scalar", VAGRAM),
     ("discrete", "dqn", "scalar", {"double": False}),
     ("discrete", "dqn", "scalar", {"temperature": 0.6}),
     ("discrete", "dqn", "c51", {"temperature": 0.6}),
@@ -814,7 +819,8 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
 
 
 def name_of(case: tuple[str, str, str, dict[str, Any]]) -> str:
-    return "-".join([*case[:3], *(f"{field}={value}" for field, value in case[3].items())])
+    fields = {field: getattr(value, "learning_rate", value) for field, value in case[3].items()}
+    return "-".join([*case[:3], *(f"{field}={value}" for field, value in fields.items())])
 
 
 class Case(NamedTuple):
@@ -1070,6 +1076,16 @@ def test_every_draw_has_its_own_key(case: Case) -> None:
     assert case.draws == (0 if (case.agent, "q" in case.state.params) == ("cql", True) else draws)
 
 
+def test_where_a_temperature_starts() -> None:
+    learner, batch = build("continuous", "sac", initial_alpha=0.1)
+    assert np.exp(learner.init(jax.random.key(0), batch).params["log_alpha"]) == pytest.approx(0.1)
+    low, high = agents.target_range("sac", agents.get("sac").Config(discount=0.5), Spec((3,), 2), -1.0, 1.0)
+    assert (low, high) == pytest.approx((-3.0, 1 + 2 * np.log(2)))
+    chosen = agents.get("sac").Config(discount=0.5, target_entropy=-5.0, initial_alpha=2.0)
+    low, high = agents.target_range("sac", chosen, Spec((3,), 2), -1.0, 1.0)
+    assert (low, high) == pytest.approx((-11.0, 1 + 4 * np.log(2)))
+
+
 def test_where_a_learner_starts() -> None:
     learner = agents.get("cql").make(
         agents.get("cql").Config(**SETTINGS["cql"]), Spec((3,), 2), heads.scalar()
@@ -1181,7 +1197,7 @@ def test_optimiser_settings_reach_their_networks(kind: str, agent: str) -> None:
     constant = {name: Adam() for name in names}
     plain = count(**constant)
     for name in names:
-        network = name.removesuffix("_optimiser")
+        network = name.removesuffix("_optimiser").replace("temperature", "log_alpha")
         network = "q" if network == "critic" and "q" in plain else network
         expected = {of_one: number + (of_one == network) for of_one, number in plain.items()}
         assert count(**{**constant, name: Adam(warm_up=3)}) == expected

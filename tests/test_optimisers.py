@@ -32,7 +32,7 @@ def adam(settings: Adam, rate: float, params: Any, gradients: list[Any]) -> Any:
             parts = [g * settings.clip / norm for g in parts]
         first = [0.9 * m + 0.1 * g for m, g in zip(first, parts, strict=True)]
         second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, parts, strict=True)]
-        now = rate
+        now = settings.learning_rate or rate
         if settings.warm_up:
             now *= min(1, (step + 1) / settings.warm_up)
         if settings.schedule == "cosine":
@@ -54,7 +54,7 @@ def adam(settings: Adam, rate: float, params: Any, gradients: list[Any]) -> Any:
     [
         Adam(),
         Adam(epsilon=0.1),
-        Adam(clip=1.0),
+        Adam(clip=1.0, learning_rate=0.02),
         Adam(weight_decay=0.3),
         Adam(warm_up=4),
         Adam("cosine", 6),

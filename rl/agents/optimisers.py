@@ -21,7 +21,7 @@ SCHEDULES = ("constant", "cosine")
 
 @dataclasses.dataclass(frozen=True)
 class Adam:
-    """Settings of one network's optimiser; the learning rate is the agent's own."""
+    """Settings of one network's optimiser."""
 
     schedule: str = "constant"  # of the learning rate: constant or cosine, which falls to 0
     decay_updates: int = 1_000_000  # of the agent: length of the cosine with its warm-up; then nothing moves
@@ -29,6 +29,7 @@ class Adam:
     clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
     weight_decay: float = 0.0  # AdamW's, of kernels only: neither norms nor biases
     epsilon: float = 1e-8  # added to the root of Adam's second moment
+    learning_rate: float = 0.0  # of this network; 0: the agent's
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -37,6 +38,8 @@ class Adam:
             raise ValueError(
                 f"warm_up={self.warm_up} must be at least 0 and less than decay_updates={self.decay_updates}"
             )
+        if self.learning_rate < 0:
+            raise ValueError(f"learning_rate={self.learning_rate} must be at least 0; 0 is the agent's")
         for name in ("clip", "weight_decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 0; 0 turns it off")
@@ -51,7 +54,7 @@ def build(
 
     Args:
       settings: see `Adam`.
-      learning_rate: its greatest value, where there is a schedule.
+      learning_rate: the agent's, where ``settings`` have none; its greatest value, where there is a schedule.
       optimiser: what to use in place of Adam, with the schedule of ``settings``.
       period: the network moves on every ``period``-th update of its agent alone.
 
@@ -59,6 +62,7 @@ def build(
       ValueError: ``optimiser`` is not Adam, and ``settings`` ask for clipping, weight decay or another epsilon.
     """
     s, is_adam = settings, optimiser is optax.adam
+    learning_rate = s.learning_rate or learning_rate
     if not is_adam:
         for name in ("clip", "weight_decay", "epsilon"):
             if getattr(s, name) != getattr(Adam(), name):

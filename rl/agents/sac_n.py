@@ -3,7 +3,7 @@
     y     = r + gamma d ( min_{i<=N} Q'_i(s', a') - alpha log pi(a' | s') ),   a' ~ pi(. | s')
     L_Q   = E_D[ sum_i loss_Qi(y) ] + eta E_D[ sum_{i != j} <g_i, g_j> / (N - 1) ]                  (3)
     L_pi  = E_D[ alpha log pi(a | s) - min_{i<=N} Q_i(s, a) ],   a ~ pi(. | s)
-    L_alpha = - E_D[ log alpha (log pi(a | s) + H) ],   H = - dim(A)
+    L_alpha = - E_D[ log alpha (log pi(a | s) + H) ],   H = - dim(A), or ``target_entropy``
 
 ``g_i`` is the unit gradient of ``Q_i(s, a)`` with respect to the logged action. eta = 0 is SAC-N; eta > 0
 is EDAC, which reaches the same pessimism with fewer critics.
@@ -46,16 +46,22 @@ class Config:
     diversity: float = 0.0  # eta
     subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all
     target_rate: float = 0.005  # Polyak step
+    target_period: int = 1  # updates between two steps of the critics' slow copies
     policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
+    target_entropy: float = 0.0  # H, in nats; 0: minus the number of action dimensions
+    initial_alpha: float = 1.0  # the temperature at the start
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
     layer_norm: bool = False  # in the critics
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy
+    temperature_optimiser: Adam = Adam()  # of the temperature's logarithm
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        if is_off(self.initial_alpha):
+            raise ValueError("initial_alpha=0 would stay 0, because its logarithm is learned: give more")
         if not 0 <= self.subset <= self.critics:
             raise ValueError(
                 f"subset={self.subset} must be at most critics={self.critics}, or 0 for all of them"
@@ -75,15 +81,18 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     optimisers = {
         "critic": build(config.critic_optimiser, config.learning_rate, optimiser),
         "policy": build(config.policy_optimiser, config.learning_rate, optimiser, config.policy_delay),
-        "log_alpha": optimiser(config.learning_rate),
+        "log_alpha": build(
+            config.temperature_optimiser, config.learning_rate, optimiser, config.policy_delay
+        ),
     }
+    target_entropy = -spec.action_size if is_off(config.target_entropy) else config.target_entropy
 
     def init(key: Key, batch: Transition) -> State:
         keys = jax.random.split(key)
         params = {
             "critic": critic.init(keys[0], batch.observation, batch.action),
             "policy": policy.init(keys[1], batch.observation),
-            "log_alpha": jnp.zeros(()),
+            "log_alpha": jnp.log(jnp.asarray(config.initial_alpha, jnp.float32)),
         }
         return start(params, optimisers, targets=["critic"])
 
@@ -124,7 +133,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
         def improve(state: State) -> tuple[State, Metrics]:
             entropy = -draw(state.params["policy"])[1]
-            surplus = (entropy + spec.action_size).mean()
+            surplus = (entropy - target_entropy).mean()
             # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
             state = descend(state, {"log_alpha": surplus}, optimisers)
             alpha = jnp.exp(state.params["log_alpha"])
@@ -140,7 +149,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         reward = batch.reward - discount * alpha * next_log_prob
         target = head.target(reward, discount, next_outputs)
         (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"], target)
-        state = follow(descend(state, {"critic": gradient}, optimisers), config.target_rate)
+        state = descend(state, {"critic": gradient}, optimisers)
+        state = follow(state, config.target_rate, config.target_period)
 
         metrics = {
             "critic_loss": loss,
@@ -172,8 +182,10 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
     """The range [low, high] of values, widened by the entropy bonus of all steps to come.
 
-    The bonus of a step is ``alpha`` times the policy's entropy, between the -D nats that the temperature aims at and
-    the ``D ln 2`` of uniform actions. ``alpha`` is taken as it starts, 1, from where it usually falls.
+    The bonus of a step is ``alpha`` times the policy's entropy, between the ``H`` nats that the temperature aims at and
+    the ``D ln 2`` of uniform actions. ``alpha`` is taken as it starts, from where it usually falls, and as 1 if it
+    starts below that.
     """
-    steps = config.discount / (1 - config.discount)
-    return low - spec.action_size * steps, high + spec.action_size * math.log(2.0) * steps
+    aimed = -spec.action_size if is_off(config.target_entropy) else min(config.target_entropy, 0.0)
+    reach = max(config.initial_alpha, 1.0) * config.discount / (1 - config.discount)
+    return low + aimed * reach, high + spec.action_size * math.log(2.0) * reach
