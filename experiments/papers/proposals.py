@@ -220,7 +220,7 @@ def of_cloning(settings: Settings, work: studies.Work) -> dict[str, Any]:
 
 def of_flow(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
     """The draws of IFQL's policy that its critics choose from N, for each N; [S] each."""
-    config = ifql.Config(**shared(settings, "policy"), **flows(settings))
+    config = ifql.Config(**shared(settings, "flow"), **flows(settings))
     learners = {
         str(count): ifql.make(dataclasses.replace(config, candidates=count), SPEC, value_head(settings, name))
         for count in settings.candidates

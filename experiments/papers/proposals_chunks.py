@@ -124,7 +124,8 @@ def shared(settings: Any, *networks: str) -> dict[str, Any]:
 def implicit(settings: Any, agent: Any, **fields: Any) -> Any:
     """Of an agent with IQL's value: the mean over what was logged, and one critic that its copy follows at once."""
     of_all = {"expectile": 0.5, "critics": 1, "target_rate": 0.1}
-    return agent.Config(**shared(settings, "critic", "value", "policy"), **of_all, **fields)
+    acting = "policy" if agent is iql else "flow"
+    return agent.Config(**shared(settings, "critic", "value", acting), **of_all, **fields)
 
 
 def log(steps: list[tuple[int, float, float, int, float, bool]], states: int) -> Dataset:
