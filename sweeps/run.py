@@ -140,14 +140,18 @@ class State(NamedTuple):
 class _Strict(yaml.SafeLoader):
     """Refuses a key that a mapping has twice, of which YAML's loader silently drops the first."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
         first: dict[str, yaml.Mark] = {}
         for key, _ in node.value:
-            if key.value != "<<" and (mark := first.setdefault(str(key.value), key.start_mark)) != key.start_mark:
+            if (
+                key.value != "<<"
+                and (mark := first.setdefault(str(key.value), key.start_mark)) != key.start_mark
+            ):
                 raise yaml.constructor.ConstructorError(
                     f"{key.value} is given here", mark, "and here again: leave one out", key.start_mark
                 )
-        return super().construct_mapping(node, deep)
+        return node
 
 
 def read(path: str) -> dict[str, Any]:

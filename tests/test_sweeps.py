@@ -311,6 +311,18 @@ def test_a_file_that_cannot_be_run_is_refused(sweep: Any, message: str, tmp_path
         sweeps.read(str(path))
 
 
+def test_a_key_that_overrides_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
+    text = """
+parameters:
+  seed: &zero {value: 0}
+  head: &one {<<: *zero, value: scalar}
+  agent: {<<: *one, value: iql}
+method: grid
+"""
+    (tmp_path / "sweep.yaml").write_text(text)
+    assert sweeps.read(str(tmp_path / "sweep.yaml"))["parameters"]["agent"] == {"value": "iql"}
+
+
 @pytest.mark.parametrize(
     ("method", "parameter", "message"),
     [

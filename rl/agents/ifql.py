@@ -47,9 +47,7 @@ class Config:
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     extraction: str = "best_of"  # of the policy from the flow: the best of its draws, or distilled
     candidates: int = 32  # N, draws of the flow where extraction is best_of
-    alpha: float = (
-        10.0  # weight of distillation against Q where extraction is distilled, to be tuned for each task
-    )
+    alpha: float = 10.0  # weight of distillation against Q, where distilled, to be tuned for each task
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # that carry noise to an action
     integrator: str = "euler"  # of the flow: euler or midpoint

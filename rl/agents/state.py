@@ -190,16 +190,8 @@ _SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
 _COUNTS = ("critics", "samples", "policy_delay", "target_period", "hidden")
 _NOT_NEGATIVE = (
     *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
-    *(
-        "temperature",
-        "awr_temperature",
-        "alpha",
-        "initial_alpha",
-        "low_alpha",
-        "high_alpha",
-        "weight",
-        "target_gap",
-    ),
+    *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
+    *("weight", "target_gap"),
     *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
 )
