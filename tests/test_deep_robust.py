@@ -190,8 +190,9 @@ def test_every_agent_but_cloning_has_a_value() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("agent", "kind", "entropy"),
-    [(*pair, False) for pair in AGENTS if pair[0] != "cqn"] + [("cql", "continuous", True)],
-)  # CQL alone chooses whether entropy is in its target; CQN has a target for every bin: tests/test_cqn.py
+    [(*pair, False) for pair in AGENTS if pair[0] != "cqn"]
+    + [(agent, "continuous", True) for agent in ("cql", "sac")],
+)  # entropy is in the target of whoever chooses so; CQN has a target for every bin: tests/test_cqn.py
 def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: bool) -> None:
     """The targets that an update forms, caught at the head, are reward + discount * value(next observation)."""
     caught = []
@@ -206,9 +207,7 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
     if agent == "arsq":
         still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
-    number, of = {"cql": (1, 3), "fql": (0, 5), "edac": (1, 2), "sac": (1, 2), "sac_n": (1, 2)}.get(
-        agent, (0, 2)
-    )
+    number, of = {"cql": (1, 3), "edac": (1, 2), "sac": (1, 2), "sac_n": (1, 2)}.get(agent, (0, 2))
 
     @jax.jit
     def targets() -> tuple[Array, Array]:

@@ -67,6 +67,8 @@ def test_who_widens_and_who_does_not() -> None:
     assert wider == {"arsq", "sac", "sac_n", "edac", "rebrac"}
     soft = agents.get("cql").Config(backup_entropy=True)
     assert agents.target_range("cql", soft, HOPPER, LOW, HIGH)[1] > HIGH
+    hard = agents.get("sac").Config(backup_entropy=False)
+    assert agents.target_range("sac", hard, HOPPER, LOW, HIGH) == (LOW, HIGH)
 
 
 @pytest.mark.parametrize("divergence", ["tv", "kl", "chi2"])

@@ -12,9 +12,9 @@ Members are compared by common random numbers: sample ``n`` of every member has 
 the policy, so that only a difference between members is doubt, and identical members leave none. The authors' code
 draws all noise independently, which adds ``Var V / samples`` to the variance that it takes for disagreement.
 
-Other differences from it: its targets hold no entropy bonus (here they are the agent's own, soft for SAC) and are cut
-at 0 from below, and its deviation over M members is that of a sample (larger by sqrt(M / (M - 1))). A world with one
-answer, such as the true one, is never doubted.
+Other differences from it: its targets hold no entropy bonus (here they are the agent's own, soft for SAC unless
+``backup_entropy`` is off, as published settings have it) and are cut at 0 from below, and its deviation over M members
+is that of a sample (larger by sqrt(M / (M - 1))). A world with one answer, such as the true one, is never doubted.
 """
 
 from __future__ import annotations

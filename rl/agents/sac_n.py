@@ -10,7 +10,8 @@ is EDAC, which reaches the same pessimism with fewer critics.
 
 With ``subset`` = M the minimum in y is over M critics, drawn anew for each batch, and the policy ascends the mean of
 all N: REDQ (Chen, Wang, Zhou & Ross, ICLR 2021), which has N = 10, M = 2 and 20 updates for each step. In its code
-temperature and actor move on the last of the 20 alone: ``policy_delay``.
+temperature and actor move on the last of the 20 alone: ``policy_delay``. Without ``backup_entropy`` y has no term of
+the entropy, as in the code of MOBILE and on some tasks in that of RLPD.
 
 Temperature, actor and critics move in this order, each seeing its predecessors' new parameters, as in CORL; the
 authors' code takes all gradients at the old ones. Layers start as in that (`rl.networks.layers.Architecture`,
@@ -48,6 +49,7 @@ class Config:
     target_rate: float = 0.005  # Polyak step
     target_period: int = 1  # updates between two steps of the critics' slow copies
     policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
+    backup_entropy: bool = True  # entropy in the target
     target_entropy: float = 0.0  # H, in nats; 0: minus the number of action dimensions
     initial_alpha: float = 1.0  # the temperature at the start
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
@@ -97,12 +99,13 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return start(params, optimisers, targets=["critic"])
 
     def bootstrap(state: State, observation: Array, key: Key) -> tuple[Array, Array]:
-        """The outputs [..., K] with which a target continues, and their action's log density [...]."""
+        """The outputs [..., K] with which a target continues, and the entropy's bonus [...]."""
         action, log_prob = policy.apply(state.params["policy"], observation).sample_and_log_prob(seed=key)
         q = critic.apply(state.target["critic"], observation, action)
+        bonus = -jnp.exp(state.params["log_alpha"]) * log_prob * config.backup_entropy
         if config.subset:
-            return bellman.subset_min_member(head, q, jax.random.fold_in(key, 1), config.subset), log_prob
-        return bellman.min_member(head, q), log_prob
+            return bellman.subset_min_member(head, q, jax.random.fold_in(key, 1), config.subset), bonus
+        return bellman.min_member(head, q), bonus
 
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key, dropout_key = jax.random.split(key, 3)
@@ -144,9 +147,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         state, improved = delayed(improve, state, config.policy_delay)
         alpha = jnp.exp(state.params["log_alpha"])
 
-        next_outputs, next_log_prob = bootstrap(state, batch.next_observation, next_key)
+        next_outputs, bonus = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
-        reward = batch.reward - discount * alpha * next_log_prob
+        reward = batch.reward + discount * bonus
         target = head.target(reward, discount, next_outputs)
         (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"], target)
         state = descend(state, {"critic": gradient}, optimisers)
@@ -170,8 +173,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return policy.apply(state.params["policy"], observation).sample(seed=key)
 
     def value(state: State, observation: Array, key: Key) -> Array:
-        outputs, log_prob = bootstrap(state, observation, key)
-        return head.value(outputs) - jnp.exp(state.params["log_alpha"]) * log_prob
+        outputs, bonus = bootstrap(state, observation, key)
+        return head.value(outputs) + bonus
 
     def critics(state: State, observation: Array, action: Array) -> Array:
         return head.value(critic.apply(state.params["critic"], observation, action))
@@ -180,12 +183,14 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """The range [low, high] of values, widened by the entropy bonus of all steps to come.
+    """The range [low, high] of values, widened by the entropy bonus of all steps to come, if targets hold it.
 
     The bonus of a step is ``alpha`` times the policy's entropy, between the ``H`` nats that the temperature aims at and
     the ``D ln 2`` of uniform actions. ``alpha`` is taken as it starts, from where it usually falls, and as 1 if it
     starts below that.
     """
+    if not config.backup_entropy:
+        return low, high
     aimed = -spec.action_size if is_off(config.target_entropy) else min(config.target_entropy, 0.0)
     reach = max(config.initial_alpha, 1.0) * config.discount / (1 - config.discount)
     return low + aimed * reach, high + spec.action_size * math.log(2.0) * reach
