@@ -214,11 +214,23 @@ def train_one(
                 alone = jax.tree.map(lambda x: x[0], state._replace(step=None))
                 rows.append(metrics | jax.device_get(of.measure(alone, of.probe)))
                 work.progress(length)
+            check_finite(
+                rows, f"{steps.__name__} of {agent} on {tier}, seed {seed}", window * settings.eval_every
+            )
             for name in rows[0]:
                 curves.setdefault(name, []).append(float(np.mean([row[name] for row in rows])))
             returns.append(float(episodes(state, window)[SCORE].mean()))
     ends = [settings.eval_every * (i + 1) for i in range(len(returns))]
     return {"updates": ends, "metrics": curves, "returns": returns, "data": data}
+
+
+def check_finite(rows: Sequence[Mapping[str, float]], run: str, updates: int) -> None:
+    """Raises `rl.train.Diverged` if a number of these parts of a ``run`` is not finite: its means say nothing."""
+    if bad := sorted({name for row in rows for name, x in row.items() if not np.isfinite(x)}):
+        raise train.Diverged(
+            f"{run}: {', '.join(bad)} not finite within {updates} updates. What is finished stays; leave this agent "
+            "out with --agents, or change its settings with --set"
+        )
 
 
 def ours(

@@ -13,6 +13,7 @@ from scipy import stats
 
 from benchmarks import cases, parity, peers
 from experiments import studies
+from rl import train
 from rl.agents import get
 from rl.data import recipes
 from rl.replay import dataset as replay
@@ -187,6 +188,14 @@ def test_differences_are_taken_seed_by_seed_and_runs_are_remembered(
         ValueError, match="was made with --set=, and this command has x=1, so that their rows do not compare"
     ):
         parity.run(dataclasses.replace(elsewhere, set="x=1"))
+
+
+def test_a_run_that_diverged_is_not_stored() -> None:
+    parity.check_finite([{"q": 1.0}, {"q": 2.0}], "theirs of iql", 10)
+    with pytest.raises(
+        train.Diverged, match="theirs of iql on x, seed 3: loss, q not finite within 10 updates"
+    ):
+        parity.check_finite([{"q": 1.0, "loss": np.inf}, {"q": np.nan}], "theirs of iql on x, seed 3", 10)
 
 
 @pytest.mark.parametrize(
