@@ -438,15 +438,19 @@ def every(test: Callable[[np.ndarray], np.ndarray]) -> Predicate:
     return lambda values: (bool(test(values).all()), extremes(values))
 
 
-def summarised(test: Callable[[float], bool], by: Callable[[np.ndarray], Any] = np.mean) -> Predicate:
-    """Of the mean over seeds, or of another summary, whatever its interval."""
-    return lambda values: (bool(test(float(by(values)))), extremes(values, by))
+def mean_within(low: float = -np.inf, high: float = np.inf) -> Predicate:
+    """The mean lies between two bounds: its 95 % interval over seeds does; undecided where a bound is in that."""
+
+    def predicate(values: np.ndarray) -> tuple[bool | None, str]:
+        least, most = statistics.interval(values)
+        inside, outside = low < least and most < high, most < low or least > high
+        mean, *bounds = (digits(round(x, 12) + 0.0) for x in band(values))
+        return True if inside else False if outside else None, f"{mean} [{', '.join(bounds)}]"
+
+    return predicate
 
 
-def positive(values: np.ndarray) -> tuple[bool | None, str]:
-    """The mean is above 0: its 95 % interval over seeds is; undecided where that interval has 0 in it."""
-    low, high = statistics.interval(values)
-    return True if low > 0 else False if high < 0 else None, between(values, ".3g")
+positive = mean_within(low=0.0)
 
 
 def judged(claims: Iterable[Claim]) -> list[dict[str, str]]:
@@ -526,10 +530,10 @@ def difference(summary: Mapping[str, Any], style: str) -> str:
     return text if low <= 0 <= high else f"**{text}**"
 
 
-def extremes(values: ArrayLike, by: Callable[[np.ndarray], Any] = np.mean) -> str:
-    """Mean, or another summary, and the smallest and largest in brackets."""
+def extremes(values: ArrayLike) -> str:
+    """Mean, and the smallest and largest in brackets."""
     x = np.asarray(values, float)
-    return f"{digits(float(by(x)))} [{digits(x.min())}, {digits(x.max())}]"
+    return f"{digits(x.mean())} [{digits(x.min())}, {digits(x.max())}]"
 
 
 def digits(value: float) -> str:

@@ -234,6 +234,23 @@ def ratio_interval(x: ArrayLike, y: ArrayLike, confidence: float = 0.95) -> Inte
     return Interval(float((xy - half) / yy), float((xy + half) / yy))
 
 
+def held_out_best(scores: ArrayLike) -> np.ndarray:
+    """What each seed scores with the choice that is best on average for the other seeds, [S, C] -> [S].
+
+    The largest of the ``C`` scores of a seed is no estimate of what choosing gives: it is the choice that chance helped
+    most, the more so the noisier scores are. Here no score has a part in the choice that it is counted for.
+
+    Raises:
+      ValueError: a single seed, which has no others; no choice, or NaN.
+    """
+    matrix = _matrix(scores)
+    if matrix.ndim != 2 or len(matrix) < 2:
+        raise ValueError(
+            f"a choice by other seeds needs scores [seeds, choices] of two seeds or more, got shape {matrix.shape}"
+        )
+    return matrix[np.arange(len(matrix)), (matrix.sum(0) - matrix).argmax(1)]
+
+
 def summary(scores: ArrayLike, *, rate: bool = False) -> dict[str, Any]:
     """What a result says of one score per seed [S]: its mean, its 95 % interval, and each.
 

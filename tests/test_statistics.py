@@ -168,6 +168,16 @@ def test_the_interval_of_a_ratio_holds_the_ratios_that_students_interval_does_no
     assert np.isnan(statistics.ratio_interval([1.0], [2.0])).all()
 
 
+def test_a_choice_by_other_seeds_gains_nothing_from_noise() -> None:
+    """Choices that are alike score their common mean; the largest of each seed would score above it."""
+    noise = np.random.default_rng(0).normal(size=(4000, 5, 9))
+    chosen = np.array([statistics.held_out_best(scores) for scores in noise])
+    assert abs(chosen.mean()) < 0.02 and noise.max(-1).mean() > 1.4
+    np.testing.assert_array_equal(
+        statistics.held_out_best([[0.0, 1.0], [5.0, 2.0], [0.0, 3.0]]), [0.0, 2.0, 0.0]
+    )
+
+
 def test_the_interval_of_a_rate_is_where_the_score_test_does_not_reject() -> None:
     """Its bounds are the roots of |mean - p| = t sqrt(p (1 - p) d / S), found by bisection; within 0 and 1."""
     rng = np.random.default_rng(8)
@@ -216,6 +226,7 @@ def test_the_interval_of_a_rate_covers_where_students_does_not() -> None:
             "as many scores above as below, got 2 and 3",
         ),
         (lambda: statistics.rate_interval([0.5, 1.5]), r"success rates lie in \[0, 1\], not in \[0.5, 1.5\]"),
+        (lambda: statistics.held_out_best(np.ones((1, 4))), "two seeds or more, got shape \\(1, 4\\)"),
         (lambda: statistics.iqm([1.0, 2.0]), r"\[..., seeds, tasks\], got shape \(2,\)"),
         (lambda: statistics.interval(np.ones((3, 2))), r"one score per seed"),
         (lambda: statistics.bootstrap(statistics.iqm, np.ones((2, 3, 2))), r"\[seeds, tasks\] matrices"),

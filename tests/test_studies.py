@@ -183,22 +183,25 @@ def test_claims_hold_or_do_not_or_are_undecided() -> None:
         [
             studies.Claim("all above 1", "ours", [2.0, 3.0], studies.every(lambda x: x > 1)),
             studies.Claim("all above 2", "a paper", [2.0, 3.0], studies.every(lambda x: x > 2)),
-            studies.Claim("mean above 2", "", np.array([2, 3]), studies.summarised(lambda x: x > 2)),
-            studies.Claim("least above 2", "", [2, 3], studies.summarised(lambda x: x > 2, np.min)),
+            studies.Claim("mean above 2", "", np.array([2, 3]), studies.mean_within(low=2)),
+            studies.Claim("mean near 1", "", [1.0, 1.1, 0.9], studies.mean_within(0.7, 1.3)),
+            studies.Claim("mean near 1", "", [1.0, 1.1, 0.9], studies.mean_within(0.8, 1.3)),
+            studies.Claim("mean below 0.7", "", [1.0, 1.1, 0.9], studies.mean_within(high=0.7)),
+            studies.Claim("mean above 0", "", [1.0], studies.positive),
             studies.Claim("gains", "", [1.0, 1.1, 0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, -1.1, -0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, 1.1, 0.9], studies.positive),
         ]
     )
     assert [row["verdict"] for row in rows] == [
-        "holds", "does not hold", "holds", "does not hold", "holds", "does not hold",
-        "not decided by these intervals",
+        "holds", "does not hold", studies.OPEN, "holds", studies.OPEN, "does not hold", studies.OPEN,
+        "holds", "does not hold", studies.OPEN,
     ]  # fmt: skip
     assert rows[1] == {
         "claim": "all above 2", "published": "a paper", "here": "2.5 [2, 3]",
         "verdict": "does not hold",
     }  # fmt: skip
-    assert rows[3]["here"] == "2 [2, 3]" and rows[4]["here"] == "1 [0.752, 1.25]"
+    assert rows[3]["here"] == "1 [0.752, 1.25]"
     _, table = studies.claims_table(rows[:1])
     assert table.splitlines() == [
         "| claim | published | here | verdict |", "|---|---|---|---|", "| all above 1 | ours | 2.5 [2, 3] | holds |",
@@ -317,7 +320,8 @@ STORED = {
     "model_quality": ["papers/model_quality", "papers/model_quality/critics_20"],
     "bcoder_dsl": ["papers/bcoder_dsl"],
     "bcoder_rank": ["papers/bcoder_rank"],
-    "hecrl": ["papers/hecrl"],
+    "hecrl": ["papers/hecrl", "papers/hecrl/longer"],
+    "hecrl_cubes": ["papers/hecrl_cubes"],
     "proposals": ["papers/proposals", "papers/proposals/chunks"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],

@@ -482,12 +482,12 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
             "easy: B-Coder's likeliest program solves 0.2 more than the model's, on average (by how much)",
             ours,
             policies[BCODER]["greedy"] - policies[MODEL]["greedy"],
-            studies.summarised(lambda mean: mean >= 0.2),
+            studies.mean_within(low=0.2),
         )
     if outcome := result["tasks"].get("hard"):
         for who, ranked in outcome["ranked"].items():
             text = f"hard, {who} programs: fewer than 5 % pass"
-            yield studies.Claim(text, ours, ranked["random"], studies.summarised(lambda mean: mean < 0.05))
+            yield studies.Claim(text, ours, ranked["random"], studies.mean_within(high=0.05))
         for who, by in differences(outcome["ranked"]).items():
             for control, difference in by[CODER_OF_PASSES].items():
                 text = f"hard, {who} programs: {CODER_OF_PASSES}, ranks better than {control} (pass@1)"

@@ -272,7 +272,7 @@ def bandit_claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         text = f"{head}: the flow covers all four modes (the least share, in that of the data)"
         yield studies.Claim(text, OURS, (alone["modes"] / SHARES).min(1), every(lambda x: x > 0.5))
         for count in result["settings"]["candidates"]:
-            share, close = flow[str(count)]["modes"][:, BEST], studies.summarised(lambda x: abs(x) < 0.03)
+            share, close = flow[str(count)]["modes"][:, BEST], studies.mean_within(-0.03, 0.03)
             text = f"{head}: the best of {count} is of the best mode as often as the data say, to 0.03 (difference)"
             data = expected(SHARES[BEST], count)
             yield studies.Claim(text, f"1 - 0.9^{count} = {data:.3f}", share - data, close)

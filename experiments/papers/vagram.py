@@ -122,8 +122,8 @@ PAPER = "VaGraM (Voelcker et al., ICLR 2022), "
 
 
 def within(share: float) -> studies.Predicate:
-    """The mean over seeds is 1 to within ``share``."""
-    return studies.summarised(lambda x: abs(x - 1) <= share)
+    """The mean over seeds is 1 to within ``share``, by its interval."""
+    return studies.mean_within(1 - share, 1 + share)
 
 
 def above(bound: float) -> studies.Predicate:
@@ -160,8 +160,8 @@ def _pendulum_claims(worlds: Mapping[str, Any]) -> Iterator[studies.Claim]:
             yield studies.Claim(text, PROTOTYPE + published[loss], many[loss]["return"], above(-500))
     if "mse" in many:
         text = f"{place}: mse returns less than -1200 on average"
-        summarised = studies.summarised(lambda x: x < -1200)
-        yield studies.Claim(text, PROTOTYPE + published["mse"], many["mse"]["return"], summarised)
+        bad = studies.mean_within(high=-1200)
+        yield studies.Claim(text, PROTOTYPE + published["mse"], many["mse"]["return"], bad)
     if {"mse", "vagram"} <= plain.keys():
         text = f"{PLAIN}, width {NARROW}: returns of vagram and mse differ by at most 15 % (ratio)"
         ratio = plain["vagram"]["return"] / plain["mse"]["return"]
@@ -194,7 +194,7 @@ def _pendulum_claims(worlds: Mapping[str, Any]) -> Iterator[studies.Claim]:
         if {"mse", "vagram"} <= row.keys():
             text = f"{name}, width {NARROW}: vagram returns less than 100 more than mse (mean difference)"
             gain = row["vagram"]["return"] - row["mse"]["return"]
-            yield studies.Claim(text, where, gain, studies.summarised(lambda x: x < 100))
+            yield studies.Claim(text, where, gain, studies.mean_within(high=100))
 
 
 def _landscape_claims(outcome: Mapping[str, Any]) -> Iterator[studies.Claim]:

@@ -316,27 +316,6 @@ def outcome(steps: np.ndarray, scores: np.ndarray, diverged: str) -> dict[str, A
 # ---- claims ---------------------------------------------------------------------------------------------------
 
 
-def below(bound: float) -> studies.Predicate:
-    """The mean is below a bound: its 95 % interval over seeds is; undecided where that interval has the bound in it."""
-
-    def predicate(values: np.ndarray) -> tuple[bool | None, str]:
-        low, high = statistics.interval(values)
-        return True if high < bound else False if low > bound else None, studies.between(values, ".3g")
-
-    return predicate
-
-
-def within(bound: float) -> studies.Predicate:
-    """The mean is nearer to 0 than a bound: all of its 95 % interval over seeds is; undecided where a part is."""
-
-    def predicate(values: np.ndarray) -> tuple[bool | None, str]:
-        low, high = statistics.interval(values)
-        inside, outside = -bound < low and high < bound, low > bound or high < -bound
-        return True if inside else False if outside else None, studies.between(values, ".3g")
-
-    return predicate
-
-
 def table(result: Mapping[str, Any]) -> dict[Run, Mapping[str, Any]]:
     """The rows of a result by their runs."""
     return {Run(*(row[field] for field in Run._fields)): row for row in result["rows"]}
@@ -399,7 +378,10 @@ def _noise(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studies
             gains.append(difference(rows, vagram, vagram._replace(method="mse")))
         place = f"noise: {task}, {model}: vagram gains over mse"
         yield from _claim(
-            f"{place} less than {MARGIN:g} points (difference)", EXPECTED, gains[0], below(MARGIN)
+            f"{place} less than {MARGIN:g} points (difference)",
+            EXPECTED,
+            gains[0],
+            studies.mean_within(high=MARGIN),
         )
         if gains[0] is not None and gains[1] is not None:
             text = f"{place} less than with official distractors (difference of differences)"
@@ -414,7 +396,7 @@ def _control(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studi
         yield from _claim(f"{place}: vagram scores more than anisotropic (difference)", OURS, values)
         values = difference(rows, random, random._replace(method="mse"))
         text = f"{place}: anisotropic gains over mse less than {MARGIN:g} points (difference)"
-        yield from _claim(text, OURS, values, below(MARGIN))
+        yield from _claim(text, OURS, values, studies.mean_within(high=MARGIN))
 
 
 def _size(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studies.Claim]:
@@ -434,7 +416,7 @@ def _parity(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studie
     vagram = Run(task, NONE, LARGEST, "vagram")
     values = difference(rows, vagram, vagram._replace(method="mle"))
     text = f"parity: {task}, {LARGEST}: vagram is within {MARGIN:g} points of mle (difference)"
-    yield from _claim(text, AUTHORS, values, within(MARGIN))
+    yield from _claim(text, AUTHORS, values, studies.mean_within(-MARGIN, MARGIN))
 
 
 def _efficiency(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studies.Claim]:
