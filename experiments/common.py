@@ -48,6 +48,7 @@ class Head:
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
     head_high: float = float("nan")  # upper end; nan: from the data
     head_start: float = float("nan")  # value that untrained networks are near; nan: the support's middle
+    head_kappa: float = 1.0  # of a quantile head, by which its value may be off: well below the values' range
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,9 +157,14 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
+    if settings.head not in UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(
+            f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
+            "represent: with these settings of the agent the data do not bound what targets reach"
+        )
     if start is not None and not low <= start <= high:
         raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
-    return (low, high), heads.make(settings.head, low, high, settings.head_size, start)
+    return (low, high), heads.make(settings.head, low, high, settings.head_size, start, settings.head_kappa)
 
 
 def head_start(settings: Head) -> float | None:
@@ -204,13 +210,15 @@ def run(
       variant: what tells it from other runs of the agent, another part of the folder's name.
       options: further fields of `rl.lifecycle.Run`.
     """
-    # Only where it is given: checkpoints from before this flag go on.
-    start = {} if head_start(settings) is None else {"head_start": settings.head_start}
+    # Only where they are given: checkpoints from before these flags go on.
+    head = {} if head_start(settings) is None else {"head_start": settings.head_start}
+    if settings.head_kappa != Head.head_kappa:
+        head["head_kappa"] = settings.head_kappa
     return lifecycle.Run(
         folder=folder(settings, task, variant),
         card={
             "agent": settings.agent,
-            "settings": {name: getattr(settings, name) for name in identity} | start,
+            "settings": {name: getattr(settings, name) for name in identity} | head,
             "config": dataclasses.asdict(config),
             **card,
         },

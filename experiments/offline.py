@@ -32,7 +32,7 @@ from experiments import common, flags, logged, presets
 from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
-from rl.dynamics import ensemble
+from rl.dynamics import ensemble, termination
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
 from rl.replay.source import Source
@@ -121,6 +121,12 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         if task.loaded.note:
             print(f"note: {task.loaded.note}", file=sys.stderr)
     if settings.robust:
+        if shard.is_main() and _rule(settings, task) is None:
+            print(
+                "note: no rule is known for where episodes of this task end, so that the adversary of --robust cannot "
+                "end one (rl.dynamics.termination)",
+                file=sys.stderr,
+            )
         world = start.tree["dynamics"] if start.resumed else fit_dynamics(settings, task)
         population, _ = learners(settings, config, sweep, task, mesh, world)
     with (
@@ -225,6 +231,18 @@ def _ensemble(settings: Settings, task: Problem) -> ensemble.Ensemble:
     return ensemble.make(ensemble.Config(updates=settings.robust_updates), task.loaded.spec)
 
 
+def _rule(settings: Settings, task: Problem) -> termination.Rule | None:
+    """Where next states, as agents see them, end an episode; None where no rule is known for the task."""
+    environment, scaling = task.loaded.environment, task.transform
+    try:
+        rule = termination.of_environment(environment) if environment else termination.of(settings.dataset)
+    except ValueError:
+        return None
+    if scaling.mean is None:
+        return rule
+    return lambda observation: rule(scaling.mean + scaling.deviation * observation)
+
+
 def learners(
     settings: Settings,
     config: Any,
@@ -249,6 +267,7 @@ def learners(
             settings.robust,
             settings.robust_scale,
             common.discount(config),
+            _rule(settings, task),
         )
 
     return logged.population(

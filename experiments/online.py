@@ -233,7 +233,11 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
     head = heads.make(
-        settings.head, *(support(settings) or ()), size=settings.head_size, start=start(settings)
+        settings.head,
+        *(support(settings) or ()),
+        size=settings.head_size,
+        start=start(settings),
+        kappa=settings.head_kappa,
     )
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)

@@ -130,7 +130,11 @@ def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -
     settings = card["settings"]
     decisions = settings.get("chunk", 1), settings.get("replan_every", 0)
     head = heads.make(
-        settings["head"], *(card["support"] or ()), size=settings["head_size"], start=_start(settings)
+        settings["head"],
+        *(card["support"] or ()),
+        size=settings["head_size"],
+        start=_start(settings),
+        kappa=settings.get("head_kappa", 1.0),
     )
     make = lambda config: common.learner(card["agent"], config, spec, head, *decisions)
     swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}

@@ -48,6 +48,7 @@ class HeadSettings(NamedTuple):
     high: float
     size: int
     start: float | None = None
+    kappa: float = 1.0
 
 
 class Exported(NamedTuple):

@@ -97,6 +97,20 @@ def test_the_expected_target_is_the_dual(divergence: str, scale: float) -> None:
     np.testing.assert_allclose(seen["robust_loss"], np.full(4000, loss), atol=1e-5)
 
 
+def test_a_proposal_that_ends_its_episode_is_worth_nothing() -> None:
+    """The adversary finds the fall, whatever value the agent has for fallen states; rows that it draws it for end."""
+    fallen = lambda seen: seen[..., 0] > 4.0
+    learner = robust.make(observer(), proposals(2.0, 5.0), "tv", 0.5, 0.9, fallen)
+    batch = rows([3.0, 9.0])  # the logged 9 did not end its episode: the row says so
+    seen = jax.vmap(lambda key: learner.update(None, batch, key)[1])(jax.random.split(KEY, 3000))
+    drawn, alive = seen["next_observation"][..., 0], seen["discount"]
+    np.testing.assert_array_equal(alive, drawn != 5.0)
+    target = seen["reward"] + 0.9 * alive * drawn
+    samples = np.float32([[2.0, 0.0, 3.0], [2.0, 0.0, 9.0]])
+    dual = np.asarray(REGULARISED["tv"](samples, np.full(3, 1 / 3, np.float32), 0.5))
+    np.testing.assert_allclose(target.mean(0), [0.9 * dual[0], 1 + 0.9 * dual[1]], atol=0.05)
+
+
 @pytest.mark.parametrize("divergence", DIVERGENCES)
 def test_a_price_that_none_can_pay_leaves_the_mean_over_proposals(divergence: str) -> None:
     seen = shown(rows([1.0]), (0.0, 5.0), divergence, 1e7, 3000)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl.data.steps import from_steps
 from rl.replay import goals
 from rl.replay.dataset import Dataset
 from rl.replay.goals import GOAL, OBSERVATION, Goals, Hindsight
@@ -145,6 +146,19 @@ def test_success_can_be_a_function_of_the_simulators_states() -> None:
     same = steps.observation[OBSERVATION][:, 1] % 2 == steps.observation[GOAL][:, 1] % 2
     np.testing.assert_array_equal(steps.reward, same - 1.0)
     np.testing.assert_array_equal(steps.discount, 1.0 - same)
+
+
+def test_an_end_without_a_logged_successor_is_no_step() -> None:
+    """Such rows have their own observation for their next one; goals do not end there, and would never be left."""
+    row = np.arange(10)
+    ended = np.isin(row, (2, 3, 6))  # 3 is an episode of a single step
+    steps = row[:, None].astype(np.float32), np.zeros((10, 1)), np.zeros(10), ended, row == 9
+    dataset = from_steps(*steps, source="a log")
+    logged = goals.trajectories(dataset, Hindsight(), row[:9])
+    np.testing.assert_array_equal(logged.transitions.observation[:, 0], [0, 1, 4, 5, 7, 8])
+    np.testing.assert_array_equal(logged.transitions.next_observation[:, 0], [1, 2, 5, 6, 8, 9])
+    np.testing.assert_array_equal(logged.end, [1, 1, 3, 3, 5, 5])
+    np.testing.assert_array_equal(logged.state, [0, 1, 4, 5, 7, 8])
 
 
 def test_no_episode_is_gathered() -> None:

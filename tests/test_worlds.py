@@ -153,10 +153,16 @@ def test_what_is_not_finite_ends_an_episode() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["walker2d-medium-v2", "mujoco/walker2d/expert-v0", "Walker2d-v4", "/home/ant/walker2d-mine.hdf5"],
+    ["walker2d-medium-v2", "minari:mujoco/walker2d/expert-v0", "Walker2d-v4", "/home/ant/walker2d-mine.hdf5"],
 )
-def test_rules_are_found_by_the_task_in_a_name(name: str) -> None:
+def test_rules_are_found_by_the_task_that_a_name_begins_with(name: str) -> None:
     assert termination.of(name) is termination.walker2d
+
+
+def test_the_longest_beginning_of_a_name_is_the_task() -> None:
+    """``inverted_pendulum`` has the word pendulum, whose episodes never end, and ``cartpole_swingup`` cartpole."""
+    assert termination.of("data/inverted_pendulum.hdf5") is termination.inverted_pendulum
+    assert termination.of("cartpole_swingup-mine.npz") is termination.never
 
 
 def test_distractors_end_no_episode() -> None:
@@ -173,6 +179,14 @@ def test_an_environment_without_a_rule_is_refused() -> None:
         termination.of("hoper-medium-v2")
     with pytest.raises(ValueError, match="there are rules for ant, cartpole"):
         termination.of("antmaze-medium-v0")
+    for name in (
+        "/home/ant/mydata.hdf5",
+        "inverted-double-pendulum.npz",
+        "my_module:Hopper-NoFall-v0",
+        "my-hopper.h5",
+    ):
+        with pytest.raises(ValueError, match="no termination rule"):
+            termination.of(name)
 
 
 # ---- true dynamics ----------------------------------------------------------------------------------------

@@ -552,8 +552,8 @@ def best(row: Mapping[str, Any]) -> np.ndarray:
 
 
 def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
-    """How much of `best` [S] is left on average over radii: 1 if R does not matter."""
-    return row["gain"].mean(1) / np.maximum(best(row), 1e-6)
+    """The mean over radii [S], in what seeds gain on average at the `best`: 1 if R does not matter."""
+    return row["gain"].mean(1) / best(row).mean()
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:

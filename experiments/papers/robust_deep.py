@@ -30,7 +30,7 @@ import numpy as np
 from experiments import studies
 from rl import data, envs, plot, statistics, train
 from rl.agents import cql, robust
-from rl.dynamics import ensemble
+from rl.dynamics import ensemble, termination
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.types import Array, Key, Learner, Spec, State
@@ -229,7 +229,8 @@ def trainer(
         learner = agent()
         if adversary:
             propose = lambda observation, action, key: dynamics.propose(model, observation, action, key)[0]
-            learner = robust.make(learner, propose, *adversary, CONFIG.discount)
+            ends = termination.inverted_pendulum
+            learner = robust.make(learner, propose, *adversary, CONFIG.discount, ends)
         state = learner.init(key, replay.take(logged, jnp.arange(2)))
         epoch = train.scan_updates(learner.update, replay.sampler(settings.batch_size), settings.updates)
         return epoch(state, logged, key)

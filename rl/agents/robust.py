@@ -13,6 +13,9 @@ the agent's own, as its targets use it. Where it draws actions or noise, all nex
 ones have equal values; ``q`` is chosen by it and the target made with another, so that the choice is not flattered by
 luck.
 
+A proposal that ends its episode is worth nothing, by the task's rule (`rl.dynamics.termination`), and where the
+adversary draws it the row ends; without a rule no proposal ends, and there is no protection against what ends episodes.
+
 What to know. Only dynamics that the proposals show can be prepared for: a divergence moves mass between next states
 that ``p`` has, and where the model is sure of one next state, the robust target is the plain one. With few proposals
 the minimum over them is that of the sample. The reward of a row is the logged one. A next state that was not logged
@@ -37,7 +40,12 @@ Propose = Callable[[Array, Array, Key], Array]
 
 
 def make(
-    learner: Learner, propose: Propose, divergence: str, scale: float | Array, discount: float | Array
+    learner: Learner,
+    propose: Propose,
+    divergence: str,
+    scale: float | Array,
+    discount: float | Array,
+    terminates: Callable[[Array], Array] | None = None,
 ) -> Learner:
     """``learner`` with robust targets; parameters and policy are its own.
 
@@ -50,6 +58,8 @@ def make(
       divergence: a name in `rl.values.robust.REGULARISED`.
       scale: lambda > 0, in units of value: for "tv" nothing more than lambda above the worst proposal counts.
       discount: the learner's gamma.
+      terminates: proposals [M, B, O] -> [M, B] bool, those that end their episode; None: none does. The logged next
+        state ends it where the row says so.
 
     Raises:
       ValueError: the learner has no value, the divergence is unknown, or the scale is not positive.
@@ -70,6 +80,10 @@ def make(
         candidates = jnp.concatenate([proposals, batch.next_observation[None]])  # [M + 1, B, O]
         # One key for all candidates: a difference between two of them is never the noise of the policy.
         values = jax.vmap(value, (None, 0, None), -1)(state, candidates, value_key)  # [B, M + 1]
+        ends = jnp.zeros(values.shape, bool)
+        if terminates is not None:
+            ends = ends.at[:, :-1].set(terminates(proposals).T)
+        values = jnp.where(ends, 0.0, values)
         weights, price = worst_case(
             divergence, values, jnp.full(values.shape[-1], 1 / values.shape[-1]), scale
         )
@@ -79,7 +93,8 @@ def make(
         given_up = values.mean(-1) - (weights * values).sum(-1) - price
         metrics = {"robust_loss": (alive * given_up).mean(), "robust_price": (alive * price).mean()}
         paid = batch.reward + discount * alive * price
-        return _replaced(batch, candidates, drawn)._replace(reward=paid), metrics
+        ended = jnp.take_along_axis(ends, drawn[:, None], -1)[:, 0]
+        return _replaced(batch, candidates, drawn)._replace(reward=paid, discount=alive * ~ended), metrics
 
     return relabel.make(learner, shifted)
 

@@ -55,6 +55,11 @@ class Config:
     def __post_init__(self) -> None:
         require_ranges(self)
         require_choices(self, {"aggregation": bellman.AGGREGATIONS})
+        if self.aggregation == "pessimistic" and self.critics < 2:
+            raise ValueError(
+                f"aggregation=pessimistic takes deviations between critics off their mean, and critics={self.critics} "
+                "has none: give at least 2, or another aggregation"
+            )
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

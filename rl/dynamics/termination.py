@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import pathlib
 import re
 from collections.abc import Callable
 
@@ -60,6 +61,7 @@ def cartpole(observation: Array) -> Array:
     return ~((jnp.abs(position) <= 2.4) & (jnp.abs(angle) <= math.radians(12)))
 
 
+FILES = (".hdf5", ".h5", ".npz")
 RULES: dict[str, Rule] = {
     "ant": ant,
     "cartpole": cartpole,
@@ -76,20 +78,24 @@ RULES: dict[str, Rule] = {
 
 
 def of(name: str) -> Rule:
-    """The rule of an environment or dataset, by the task in its name: ``Hopper-v5``, ``walker2d-medium-v2``.
+    """The rule of an environment or dataset that begins with its task: ``Hopper-v5``, ``walker2d-medium-v2``.
 
-    Of a path, by the last part that names a task: a folder above it may be called anything.
+    The longest beginning counts: ``inverted_pendulum-mine`` is an inverted pendulum. A file is named by its own name,
+    its folders may be called anything; a dataset of Minari by any part of its name, ``mujoco/hopper/expert-v0``.
 
     Raises:
-      ValueError: no word of the name is one of `RULES`.
+      ValueError: no beginning is one of `RULES`, or the environment is of a module of the user's, whose rules nobody
+        here knows.
     """
-    parts = [re.split(r"[^a-z0-9]+", part) for part in name.lower().split("/")]
-    for words in reversed(parts):
-        for word in words:
-            if word in RULES:
-                return RULES[word]
-    words = [word for part in parts for word in part]
-    near = difflib.get_close_matches(words[0], RULES, n=1)
+    parts = name.lower().removeprefix("minari:").split("/")
+    if pathlib.PurePath(name).suffix in FILES:
+        parts = parts[-1:]
+    if ":" not in parts[-1]:
+        for words in ([word for word in re.split(r"[^a-z0-9]+", part) if word] for part in reversed(parts)):
+            for count in range(len(words), 0, -1):
+                if (task := "".join(words[:count])) in RULES:
+                    return RULES[task]
+    near = difflib.get_close_matches(re.split(r"[^a-z0-9]+", parts[-1])[0], RULES, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     raise ValueError(
         f"no termination rule for {name!r}{hint}: rollouts in a model must know where episodes end; there are rules "

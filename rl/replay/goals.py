@@ -91,6 +91,10 @@ class GoalBatch(NamedTuple):
 def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> Trajectories:
     """The trajectories in a dataset, on the host; `jax.device_put` moves them.
 
+    Steps that terminated without a logged successor, in whose place the dataset has their own observation
+    (`rl.data.steps.from_steps`), are left out: reaching a goal and not the log says where values end, so that they would
+    be learned as states that no action leaves.
+
     Args:
       dataset: of single steps.
       hindsight: what is going to be asked of them.
@@ -106,6 +110,13 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
             "a dataset without trajectories: goals are later states of an episode, and the last row does not end one; "
             "mark the last logged step of every episode (Dataset.last)"
         )
+    for name, rows in nest.named("state", state).items() if state is not None else ():
+        if len(rows) != len(last):
+            raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
+    kept = ~_own_successors(dataset.transitions)
+    if not kept.all():
+        last = np.append(last[:-1] | ~kept[1:], True)[kept]  # episodes end one step earlier there
+        dataset, state = jax.tree.map(lambda x: x[kept], (dataset, state))
     ends = np.flatnonzero(last)
     lengths = np.diff(ends, prepend=-1)
     if lengths.min() < 2:
@@ -119,11 +130,20 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
             f"subgoal_steps={hindsight.subgoal_steps} is longer than every trajectory: the longest has a state at "
             f"most {reach} steps after its first; give at most that"
         )
-    for name, rows in nest.named("state", state).items() if state is not None else ():
-        if len(rows) != len(last):
-            raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
     end = ends[np.searchsorted(ends, np.arange(len(last)))].astype(np.int32)
     return Trajectories(dataset.transitions, end, state)
+
+
+def _own_successors(steps: Transition) -> np.ndarray:
+    """Which rows [N] terminated and have their own observation for their next one."""
+    own = np.asarray(steps.discount) == 0
+    rows = np.flatnonzero(own)
+    for one, following in zip(
+        nest.leaves(steps.observation), nest.leaves(steps.next_observation), strict=True
+    ):
+        pair = one[rows].reshape(len(rows), -1), following[rows].reshape(len(rows), -1)
+        own[rows] &= np.equal(*pair).all(-1)
+    return own
 
 
 def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Success | None = None) -> Source:

@@ -56,7 +56,12 @@ class ValueHead(NamedTuple):
 
 
 def make(
-    name: str, low: float = 0.0, high: float = 1.0, size: int = 101, start: float | None = None
+    name: str,
+    low: float = 0.0,
+    high: float = 1.0,
+    size: int = 101,
+    start: float | None = None,
+    kappa: float = 1.0,
 ) -> ValueHead:
     """The head called ``name`` (one of `NAMES`).
 
@@ -66,6 +71,7 @@ def make(
       high: the largest one. `scalar` and `quantile` have no support and ignore both.
       size: outputs ``K`` of every head but `scalar`.
       start: about what outputs of 0 stand for in a categorical head (`starting_at`); None: the support's middle.
+      kappa: of `quantile`, the error from which its loss is linear; other heads have none and ignore it.
 
     Raises:
       ValueError: on an unknown name, a size too small, a support that is empty, not finite or too
@@ -76,7 +82,7 @@ def make(
         "two_hot": lambda: two_hot(low, high, size),
         "hl_gauss": lambda: hl_gauss(low, high, size),
         "c51": lambda: c51(low, high, size),
-        "quantile": lambda: quantile(size),
+        "quantile": lambda: quantile(size, kappa),
     }
     if name not in makers:
         raise ValueError(f"unknown value head {name!r}: choose one of {', '.join(NAMES)}")

@@ -1,8 +1,9 @@
 """CQL for continuous actions: soft actor-critic (see ``sac_n``) with two critics and the penalty.
 
-``R`` is estimated from ``samples`` actions each of the uniform distribution, pi(. | s) and pi(. | s'), all valued at s;
-for CQL(H) it is the logarithm of the sum over the samples of exp(Q) over their densities, not of the mean, as in the
-authors' code, where thresholds of the Lagrange version come from. ``y`` leaves the entropy out unless
+``R`` of CQL(H) is estimated from ``samples`` actions each of the uniform distribution, pi(. | s) and pi(. | s'), all
+valued at s, and that of other variants from pi(. | s) alone. For CQL(H) it is the logarithm of the sum over the samples
+of exp(Q) over their densities, not of the mean, as in the authors' code, where thresholds of the Lagrange version come
+from. ``y`` leaves the entropy out unless
 ``backup_entropy``, or takes each critic's best of ``samples`` actions, and then the smaller critic, with
 ``max_backup``, both as there. Layers start as there, in rlkit, but for its taking a layer's outputs for its inputs.
 Differences: there the temperature moves first, and the policy may be warmed up by behaviour cloning.
