@@ -484,7 +484,7 @@ def test_data_that_cannot_be_learnt_are_refused() -> None:
     with pytest.raises(ValueError, match="0 rows with a next observation: a dynamics model needs 2 or more"):
         built().fit(partly_filled(log().transitions, 0), KEY)
     plain = {
-        name: ensemble.make(change(deterministic=name == "mse"), SPEC, each)
+        name: ensemble.make(change(deterministic=value_aware.is_deterministic(name)), SPEC, each)
         for name, each in value_aware.VALUE_FREE.items()
     }
     for each in (built(), *plain.values()):

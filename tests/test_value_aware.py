@@ -152,8 +152,10 @@ def reference(
     absolute = np.abs(value(following)).mean(-1, keepdims=True) * np.ones(SIZE)
     unit = lambda w: w.mean((1, 2), keepdims=True) if settings.normalise else np.ones((MEMBERS, 1, 1))
     squared = np.square(error)
+    inverse = 1 / np.asarray(batch.outputs, np.float64)[..., :-1].var(1, keepdims=True)
     state_errors = {
         "mse": squared,
+        "standardised": inverse / inverse.mean(-1, keepdims=True) * squared,
         "vagram": weight / unit(weight) * squared,
         "taylor": np.square((gradient * error[:, :, None]).sum(-1)).mean(-1)[..., None] / unit(weight),
         "vaml": np.square(value(following + error) - value(following)).mean(-1)[..., None] / unit(weight),
@@ -173,7 +175,7 @@ def test_losses_are_their_equations(settings: Settings) -> None:
     for plain in (0.0, 1.0):
         results = every(Context(state, plain, permutation), prediction, batch)
         for name, cost in results.items():
-            extra = 0 if name == "mse" else plain * expected["mse"]
+            extra = 0 if name in value_aware.VALUE_FREE else plain * expected["mse"]
             np.testing.assert_allclose(cost, expected[name] + extra, rtol=2e-4, atol=1e-5, err_msg=name)
     floored = value_aware.make("vagram", quadratic, Settings(settings.normalise, settings.clip_quantile, 0.3))
     cost = floored.train(Context(state), prediction, annotated(state, batch), KEY)
@@ -389,7 +391,7 @@ def test_soft_actor_critic_has_two_values_for_each_critic() -> None:
             "vagrom",
             quadratic,
             {},
-            r"no model loss 'vagrom' \(did you mean 'vagram'\?\): choose one of mle, mse, vagram",
+            r"no model loss 'vagrom' \(did you mean 'vagram'\?\): choose one of mle, mse, standardised, vagram",
         ),
         ("taylor", None, {}, "taylor asks a value function and was given none: .* or choose mle or mse"),
         (
@@ -423,7 +425,7 @@ def test_a_loss_is_refused_by_an_ensemble_that_it_cannot_fit(name: str) -> None:
     meant = ensemble.Config(deterministic=value_aware.is_deterministic(name))
     ensemble.make(meant, Spec((2,), 1), model_loss)
     other = ensemble.Config(deterministic=not meant.deterministic)
-    if name in ("mle", "calibrated", "mse", "taylor"):
+    if name in ("mle", "calibrated", "mse", "standardised", "taylor"):
         remedy = (
             "a deterministic ensemble does not have" if other.deterministic else "without ever learning them"
         )

@@ -15,8 +15,10 @@ is published it is a sentence; the thresholds of some claims are those of a prot
   that sees the whole observation and had to learn to ignore the distractors. Then one-step greedy control with the
   model, ``max_a r(s, a) + gamma V(f(s, a))``, from hanging starts. *anisotropic* is VaGraM whose weights are given to
   other dimensions by one random permutation for each seed, *anisotropic_rows* by a new one for each row: the controls
-  that tell what a value knows from what uneven weights do. Models predict s' - s, as those of `rl.dynamics` do; in
-  *16 of noise predicted whole* they predict s', so that noise that nobody can foresee needs no unit of theirs.
+  that tell what a value knows from what uneven weights do. Distractors vary more than what the value depends on, so
+  that *mse* spends its units on them; *standardised* does not, and asks no value. Models predict s' - s, as those of
+  `rl.dynamics` do; in *16 of noise predicted whole* they predict s', so that noise that nobody can foresee needs no
+  unit of theirs.
 - landscape: what each loss charges for every prediction of one next state.
 - changing: the value is learnt from the model while the model learns from the value. Every update of the model is
   followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a slow copy. Beside it,
@@ -171,6 +173,7 @@ def _pendulum_claims(worlds: Mapping[str, Any]) -> Iterator[studies.Claim]:
         ratio = GAINS["value error"](many["vagram"], many["mse"])
         yield studies.Claim(text, PROTOTYPE + published["value_error"], ratio, studies.positive)
     controls = {
+        "standardised": "squared errors over the variance of each dimension",
         "anisotropic": "a random permutation of its weights for each seed",
         "anisotropic_rows": "of a random permutation of its weights for each row",
         "value_weighted": "weights |V|, equal in all dimensions",
@@ -292,7 +295,17 @@ def _comparison(many: Mapping[str, Any], gain: Callable[[Any, Any], np.ndarray])
         return "VaGraM's gain is not told apart from that of its weights given to random dimensions"
     if better(random, plain):
         return "uneven weights alone gain something, and knowing which dimensions the value depends on gains more"
-    return "VaGraM gains by what the value knows: its weights given to random dimensions show no gain"
+    if "standardised" not in many:
+        return "VaGraM gains, and its weights given to random dimensions do not"
+    if not better(vagram, many["standardised"]):
+        return (
+            "VaGraM's gain is not told apart from that of squared errors over the variance of each dimension, which "
+            "ask no value"
+        )
+    return (
+        "VaGraM gains by what the value knows: its weights given to random dimensions show no gain, and squared errors "
+        "over the variance of each dimension gain less"
+    )
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:

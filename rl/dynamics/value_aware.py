@@ -5,6 +5,7 @@ With ``e = m - (s' - s)`` a member's error, ``e_r`` that of its reward, ``V_c`` 
 observation dimensions,
 
     mse               sum_d e_d^2 / O
+    standardised      sum_d w_d e_d^2 / O, w_d one over the variance of s' - s in a batch, over its mean: asks no value
     vagram            mean_c sum_d g_cd^2 e_d^2 / O             (Voelcker et al., ICLR 2022: bounded, diagonal)
     taylor            mean_c (g_c . e)^2 / O                    (the same paper: rank one, at most O times vagram)
     vaml              mean_c (V_c(s' + e) - V_c(s'))^2 / O      (Farahmand et al. 2017, by value difference)
@@ -21,8 +22,10 @@ factors: no 1 / O in ``taylor``, the mean over all O + 1 outputs in the plain er
 
 **Units.** Members predict ``s' - s`` in the units of the data, whatever their inputs are scaled by, and gradients are
 with respect to ``s'`` in these units. ``g_d e_d`` is then in units of the value, and no rescaling of an observation
-changes ``vagram``, ``taylor`` or ``vaml`` where nothing is clipped or normalised. It does change ``mse``, the norm by
-which gradients are clipped, and the mean by which weights are normalised.
+changes ``vagram``, ``taylor`` or ``vaml`` where nothing is clipped or normalised, nor, but for a factor,
+``standardised``. It does change ``mse``, the norm by which gradients are clipped, and the mean by which weights are
+normalised. So where dimensions have different scales, VaGraM may gain over ``mse`` by its units alone: compare it with
+``standardised``, too.
 
 **Cost.** Values and gradients at ``s'`` depend on no prediction. A fit computes them once for every row
 (`rl.dynamics.loss.Loss.annotate`; C (O + 1) numbers a row), from the values that it is given and for the rows that
@@ -242,6 +245,15 @@ def permuted_by_row(settings: Settings, context: Context, rows: Rows, key: Key) 
     return jax.random.permutation(key, weight, -1, independent=True)
 
 
+def inverse_variances(context: Any, rows: Rows, key: Key) -> Array:
+    """One over the variance of each dimension of s' - s in a member's batch, on average 1; 0 where it is constant."""
+    del context, key
+    variance = rows.outputs[..., :-1].var(-2, keepdims=True)
+    weight = jnp.where(variance > 0, 1 / jnp.where(variance > 0, variance, 1.0), 0.0)
+    weight /= jnp.maximum(weight.mean(-1, keepdims=True), jnp.finfo(weight.dtype).tiny)
+    return jnp.broadcast_to(weight, rows.next_observation.shape)
+
+
 def absolute_values(settings: Settings, context: Context, rows: Rows, key: Key) -> Array:
     """``mean_c |V_c(s')|`` in every dimension."""
     del context, key
@@ -375,6 +387,7 @@ def _with_plain(cost: Cost, plain: Cost, floor: float) -> Cost:
 VALUE_FREE: dict[str, Loss] = {
     "mle": loss.LIKELIHOOD._replace(variances=True),
     "mse": _PLAIN._replace(variances=False, reads_context=False),
+    "standardised": loss.weighted(inverse_variances, variances=False)._replace(reads_context=False),
 }
 
 VALUE_AWARE: dict[str, Callable[[Values, Settings], Loss]] = {

@@ -91,9 +91,9 @@ class GoalBatch(NamedTuple):
 def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> Trajectories:
     """The trajectories in a dataset, on the host; `jax.device_put` moves them.
 
-    Steps that terminated without a logged successor, in whose place the dataset has their own observation
-    (`rl.data.steps.from_steps`), are left out: reaching a goal and not the log says where values end, so that they would
-    be learned as states that no action leaves.
+    Steps that terminated without a logged successor, where the dataset has their own observation
+    (`rl.data.steps.from_steps`), are left out: reaching a goal and not the log says where values end, so that they
+    would be learned as states that no action leaves.
 
     Args:
       dataset: of single steps.
