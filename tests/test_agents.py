@@ -1277,6 +1277,17 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
     np.testing.assert_array_equal(alone.observation, expected)
 
 
+def test_deviations_between_critics_need_two_and_a_penalty_needs_next_actions() -> None:
+    """One critic's deviation is 0, and its derivative no number; a log in no order has hardly any next action."""
+    rows = random_batch(False)._replace(has_next_action=np.zeros(8, np.float32))
+    for agent in ("td3", "td3_bc", "rebrac"):
+        with pytest.raises(ValueError, match="critics=1 has none: give at least 2"):
+            agents.get(agent).Config(critics=1, aggregation="pessimistic")
+    with pytest.raises(ValueError, match="critic_cloning=0.01 compares .* only 0% of its steps have one"):
+        agents.check_data("rebrac", agents.get("rebrac").Config(), rows)
+    agents.check_data("rebrac", agents.get("rebrac").Config(critic_cloning=0.0), rows)
+
+
 @pytest.mark.parametrize("field", ["dropout", "policy_layer_norm"])
 @pytest.mark.parametrize(
     ("kind", "agent"),

@@ -215,6 +215,21 @@ def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], message:
         config(**fields)
 
 
+def test_what_comes_after_terminations_must_be_logged_to_be_bootstrapped_from() -> None:
+    """And no support follows from the data, whose episodes end."""
+    endless = config(ignore_terminals=True)
+    unknown = BATCH._replace(next_observation=BATCH.observation)
+    ended = int((BATCH.discount == 0).sum())
+    agents.check_data("cqn", endless, BATCH)
+    agents.check_data("cqn", config(), unknown)
+    with pytest.raises(
+        ValueError, match=f"what was observed after {ended} of them: give data with next_observations"
+    ):
+        agents.check_data("cqn", endless, unknown)
+    assert agents.target_range("cqn", config(), SPEC, -1.0, 2.0) == (-1.0, 2.0)
+    assert agents.target_range("cqn", endless, SPEC, -1.0, 2.0) == (-np.inf, np.inf)
+
+
 def test_demonstrations_that_no_row_is_are_refused() -> None:
     """Before a run, where agents are asked about its data; and in an update whose rows have no origin."""
     rows = BATCH._replace(origin=np.int32([0] * 3 + [2] * 5))

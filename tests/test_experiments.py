@@ -807,16 +807,24 @@ def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: 
     ):
         with pytest.raises(ValueError, match=message):
             common.value_head(dataclasses.replace(chosen, **changes), bounds)
+    with pytest.raises(ValueError, match="--head=hl_gauss needs --head_low and --head_high"):
+        common.value_head(chosen, (-50.0, math.inf))
+    _, sharp = common.value_head(
+        dataclasses.replace(chosen, head="quantile", head_start=0.0, head_kappa=0.1), bounds
+    )
+    error = np.full((1, sharp.size), 2.0)
+    np.testing.assert_allclose(
+        sharp.loss(0 * error, error), heads.quantile(sharp.size, 0.1).loss(0 * error, error)
+    )
     for head in ("scalar", "quantile"):  # begin near 0 as they are: a sweep over heads may say so of all
         assert common.head_start(dataclasses.replace(chosen, head=head, head_start=0.0)) is None
 
-    def known(start: float) -> Any:
-        run = common.run(
-            dataclasses.replace(chosen, head_start=start), config(), 1, task="t", identity=("head",), card={}
-        )
-        return run.card["settings"]
+    def known(start: float, kappa: float = 1.0) -> Any:
+        run_settings = dataclasses.replace(chosen, head_start=start, head_kappa=kappa)
+        return common.run(run_settings, config(), 1, task="t", identity=("head",), card={}).card["settings"]
 
     assert known(-2.0) == {"head": "hl_gauss", "head_start": -2.0} and known(math.nan) == {"head": "hl_gauss"}
+    assert known(math.nan, 0.1) == {"head": "hl_gauss", "head_kappa": 0.1}
 
 
 @pytest.fixture(scope="module")

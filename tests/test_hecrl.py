@@ -360,6 +360,11 @@ def test_it_acts_among_more_entities_than_in_training_but_not_than_ids() -> None
         ({"max_subgoals": -1}, "max_subgoals=-1"),
         ({"diffusion_steps": 0}, "at least 1 step, not 0"),
         ({"goals": dataclasses.replace(hecrl.GOALS, subgoal_steps=0)}, "batches without subgoals"),
+        ({"discount": 0.95}, r"radius=-30.0 lies outside of \[-20, 0\]"),
+        (
+            {"goals": dataclasses.replace(hecrl.GOALS, negative=False)},
+            r"radius=-30.0 lies outside of \[0, 100\]",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(fields: Any, message: str) -> None:

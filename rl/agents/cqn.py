@@ -36,6 +36,7 @@ the authors':
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import jax
@@ -57,6 +58,7 @@ from rl.agents.state import (
 )
 from rl.networks.dueling import dueling
 from rl.networks.layers import Architecture
+from rl.replay import dataset
 from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, coarse, heads
 from rl.values.heads import ValueHead
@@ -236,6 +238,20 @@ def over_bins(backup: Callable[[Array, Array, Array], Array]) -> Callable[[Array
 
 
 def check_data(config: Config, logged: Transition | None) -> None:
-    """Raises ValueError if no row of the ``logged`` data (None: there are none) is the demonstration it should be."""
+    """Raises ValueError if the ``logged`` data (None: there are none) are not what the settings ask for.
+
+    That is, a row that is a demonstration, and with ``ignore_terminals`` successors of the steps that terminated.
+    """
     if not (is_off(config.dominance_weight) and is_off(config.margin_weight)):
         require_demonstrations(logged, config.demonstrations, _OFF)
+    if config.ignore_terminals and logged is not None and (missing := dataset.own_successors(logged).sum()):
+        raise ValueError(
+            f"ignore_terminals=true bootstraps beyond terminations, and the log does not say what was observed after "
+            f"{missing} of them: give data with next_observations"
+        )
+
+
+def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
+    """The range [low, high] of values, which are those of episodes; nothing bounds them beyond their ends."""
+    del spec
+    return (-math.inf, math.inf) if config.ignore_terminals else (low, high)

@@ -24,11 +24,12 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from rl.agents import td3
 from rl.agents.optimisers import Optimiser
-from rl.agents.state import require
+from rl.agents.state import is_off, require
 from rl.networks.layers import Architecture
 from rl.types import Array, Learner, Metrics, Spec, Transition
 from rl.values import bellman, losses
@@ -61,6 +62,19 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         return config.critic_cloning * distance
 
     return td3.learner(config, spec, head, optimiser, objective, penalty)
+
+
+def check_data(config: Config, logged: Transition | None) -> None:
+    """Raises ValueError if the ``logged`` data (None: there are none) lack next actions, which critics ask for."""
+    if is_off(config.critic_cloning) or logged is None:
+        return
+    continued = np.asarray(logged.discount) > 0
+    share = np.asarray(logged.has_next_action)[continued].mean() if continued.any() else 1.0
+    if share < 0.5:
+        raise ValueError(
+            f"critic_cloning={config.critic_cloning} compares next actions with those of the data, and only "
+            f"{share:.0%} of its steps have one (a log in no order has none): give critic_cloning=0, or steps in order"
+        )
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:

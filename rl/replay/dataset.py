@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rl import nest
 from rl.replay.source import Source
 from rl.types import Array, Key, Transition
 
@@ -91,6 +92,18 @@ def is_shuffled(dataset: Dataset) -> bool:
     """Whether most steps are cut off at once, as in a log of single transitions in no order: it tells no returns."""
     cut = np.asarray(dataset.last) & (np.asarray(dataset.transitions.discount) > 0)
     return bool(cut.mean() > 0.5)
+
+
+def own_successors(steps: Transition) -> np.ndarray:
+    """Which rows [N] terminated without a logged successor: their own observation stands there (`rl.data.steps`)."""
+    own = np.asarray(steps.discount) == 0
+    rows = np.flatnonzero(own)
+    for one, following in zip(
+        nest.leaves(steps.observation), nest.leaves(steps.next_observation), strict=True
+    ):
+        pair = one[rows].reshape(len(rows), -1), following[rows].reshape(len(rows), -1)
+        own[rows] &= np.equal(*pair).all(-1)
+    return own
 
 
 def returns_to_go(dataset: Dataset, discount: float, bootstrap: float = 0.0) -> np.ndarray:

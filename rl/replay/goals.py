@@ -32,7 +32,7 @@ import numpy as np
 
 from rl import nest
 from rl.nest import GOAL, OBSERVATION
-from rl.replay.dataset import Dataset
+from rl.replay.dataset import Dataset, own_successors
 from rl.replay.source import Source
 from rl.types import Array, Key, Spec, Transition
 
@@ -113,7 +113,7 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
     for name, rows in nest.named("state", state).items() if state is not None else ():
         if len(rows) != len(last):
             raise ValueError(f"{name} has {len(rows)} rows, and there are {len(last)} steps: one for each")
-    kept = ~_own_successors(dataset.transitions)
+    kept = ~own_successors(dataset.transitions)
     if not kept.all():
         last = np.append(last[:-1] | ~kept[1:], True)[kept]  # episodes end one step earlier there
         dataset, state = jax.tree.map(lambda x: x[kept], (dataset, state))
@@ -132,18 +132,6 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
         )
     end = ends[np.searchsorted(ends, np.arange(len(last)))].astype(np.int32)
     return Trajectories(dataset.transitions, end, state)
-
-
-def _own_successors(steps: Transition) -> np.ndarray:
-    """Which rows [N] terminated and have their own observation for their next one."""
-    own = np.asarray(steps.discount) == 0
-    rows = np.flatnonzero(own)
-    for one, following in zip(
-        nest.leaves(steps.observation), nest.leaves(steps.next_observation), strict=True
-    ):
-        pair = one[rows].reshape(len(rows), -1), following[rows].reshape(len(rows), -1)
-        own[rows] &= np.equal(*pair).all(-1)
-    return own
 
 
 def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Success | None = None) -> Source:
