@@ -602,3 +602,11 @@ def test_policies_take_any_leading_axes(leading: tuple[int, ...]) -> None:
         )
         sample, log_prob = jax.eval_shape(draw, random_params(policy, observation), observation)
         assert sample.shape == (5, *leading, *event) and log_prob.shape == (5, *leading)
+
+
+@pytest.mark.parametrize("field", ["dropout", "policy_layer_norm", "residual"])
+def test_settings_that_a_transformer_does_not_have_are_refused(field: str) -> None:
+    """Else a sweep over them on histories would compare equal programs."""
+    architecture = Architecture(**{field: 0.5 if field == "dropout" else True})
+    with pytest.raises(ValueError, match=f"network.{field} is of dense layers, and histories"):
+        mlp.encoder((4, 3), (8, 8), architecture)
