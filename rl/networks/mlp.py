@@ -30,8 +30,8 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
     """observation [..., *shape] -> features [..., F]; None for vectors, which are their own features.
 
     Raises:
-      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or the architecture
-        has settings of dense layers that a transformer does not have.
+      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or settings of
+        dense layers are given that a transformer does not have.
     """
     if isinstance(shape, Mapping):
         return _side_by_side({key: encoder(shape[key], hidden, architecture) for key in sorted(shape)})
@@ -42,8 +42,8 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
         for name in ("dropout", "policy_layer_norm", "residual"):
             if getattr(architecture, name):
                 raise ValueError(
-                    f"network.{name} is of dense layers, and histories are read by a transformer, which has none: leave "
-                    "it out"
+                    f"network.{name} is of dense layers, and histories are read by a transformer, which has none: "
+                    "leave it out"
                 )
         return transformer.history(hidden, architecture)
     if rank == 3:
