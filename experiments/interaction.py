@@ -37,7 +37,7 @@ class Settings(common.Head, common.Folder):
     """Settings: what is learned, where and how long, and how often that is evaluated."""
 
     agent: str = "sac"  # which agent learns
-    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
+    preset: str = "none"  # published settings, --steps among them: paper or none; flags override it
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support
     head_high: float = float("nan")  # upper end

@@ -30,7 +30,7 @@ class Settings(common.Data, common.Head, common.Folder):
     """Settings: what is learned from what, how long, and how often that is evaluated."""
 
     agent: str = "iql"  # which agent learns
-    preset: str = "none"  # published settings where no flag speaks: paper, ogbench-fql or ogbench-qc; none
+    preset: str = "none"  # published settings, --updates among them: paper, ogbench-fql, ogbench-qc or none
     seeds: int = 4  # seeds trained at once, sharing one copy of the data
     seed: int = 0  # the run's own seed: another value gives other seeds
     updates: int = 100_000  # gradient steps of each seed

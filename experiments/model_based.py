@@ -51,7 +51,7 @@ class Settings(common.Data, common.Head, common.Folder):
     """Everything about a run that is not the method's own."""
 
     agent: str = "ravl"  # base, mopo, mopo_disagreement, mobile, ravl, sac_n or edac
-    preset: str = "none"  # published settings where no flag says otherwise: paper, of the task's family; none
+    preset: str = "none"  # published settings, --epochs among them: paper or none; flags override it
     dataset: str = "hopper-medium-v2"  # name or file of a task with a termination rule
     truth: float = 0.0  # of the world: -1 untrained model, 0 learned, 1 true dynamics; mixtures between
     model_updates: int = 0  # of the dynamics ensemble; 0: the paper's stopping rule, hours on a large log

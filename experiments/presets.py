@@ -142,13 +142,10 @@ def from_flags(
     settings, config = resolve(script, settings, config_of, task, overrides)
     preset = stored(script, settings, task)
     if preset and shard.is_main():
-        chosen = " ".join(f"--{name}={_text(value)}" for name, value in preset["flags"].items())
+        published = {name: _text(_value(value, settings)) for name, value in preset["flags"].items()}
+        chosen = " ".join(f"--{name}={text}" for name, text in published.items())
         print(f"published settings ({'; '.join(preset['sources'])}): {chosen}", file=sys.stderr)
-        if replaced := [
-            name
-            for name, value in preset["flags"].items()
-            if _text(overrides.get(name, value)) != _text(value)
-        ]:
+        if replaced := [name for name, text in published.items() if _text(overrides.get(name, text)) != text]:
             print(f"replaced by flags: {', '.join(replaced)}", file=sys.stderr)
         if preset["missing"]:
             print(f"no flag reaches: {'; '.join(preset['missing'])}", file=sys.stderr)
@@ -173,12 +170,18 @@ def _outside(script: str, settings: Any, task: str) -> str:
     blocks = [block for block in _blocks(script) if block.get("protocol") == settings.preset]
     if not blocks:
         return f"--preset={settings.preset} is not for experiments.{script}: leave it out"
+    blocks = [block for block in blocks if settings.agent in _several(block["agent"])] or blocks
     agents = sorted({agent for block in blocks for agent in _several(block["agent"])})
-    families = sorted({family for block in blocks for family in _several(block["family"])})
+    families = {family for block in blocks for family in _several(block["family"])}
+    patterns = [
+        pattern
+        for family, several in table()["families"].items()
+        if family in families
+        for pattern in several
+    ]
     return (
         f"--preset={settings.preset} has no settings of {settings.agent} for --{task}={getattr(settings, task)}: it "
-        f"has {', '.join(agents)} on {', '.join(families)} (see experiments/presets.yaml). Choose one of them, or "
-        "--preset=paper"
+        f"has {', '.join(agents)} on {', '.join(patterns)}. Choose one of them, or --preset=paper"
     )
 
 

@@ -41,7 +41,8 @@ def explorer(learner: Learner) -> Actor:
         return learner.explorer
     if learner.explore is None:
         raise ValueError(
-            "this agent has no way to explore: choose sac, td3, dqn, or one that learns offline first"
+            "this agent has no way to explore, since it learns from a log: choose sac or td3 for continuous actions, "
+            "dqn for integers"
         )
     return memoryless(learner.explore)
 

@@ -439,7 +439,9 @@ def test_an_agent_refuses_actions_it_cannot_take(agent: str) -> None:
     kind = "discrete" if agent in CONTINUOUS else "continuous"
     loaded = synthetic.load(f"synthetic-{kind}")
     have = "integer" if kind == "discrete" else "continuous"
-    with pytest.raises(ValueError, match=rf"cannot act in {have} actions: use .*iql"):
+    with pytest.raises(
+        ValueError, match=rf"cannot act in {have} actions: use (dqn|sac, td3, .*), or from a log also .*iql"
+    ):
         maker(agent, loaded, "scalar")(small(agent))
 
 
@@ -477,6 +479,10 @@ def test_edac_needs_two_critics() -> None:
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown agent 'td3bc': did you mean 'td3_bc'"):
         agents.get("td3bc")
+    with pytest.raises(
+        ValueError, match=r"known are arsq, bc, cql, cqn, deas, .*goals \(experiments.goals\) crl,"
+    ):
+        agents.get("xyz")
     with pytest.raises(
         ValueError, match=r"unknown agent 'qc': QC is fql on chunks .*--agent.extraction=best_of"
     ):

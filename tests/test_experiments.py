@@ -463,7 +463,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
         ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
-        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3, iql"),
+        ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3"),
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
         ({"mesh_seed": 3}, "devices do not divide into seed=3"),
         (

@@ -896,10 +896,13 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
             "--replay=5 holds no whole stack of frames: .* --envs times .4 ",
         ),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
-        ({"agent": "bc"}, "no way to explore: choose sac"),
+        ({"agent": "bc"}, "no way to explore, since it learns from a log: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions"),
-        ({"agent": "sac", "env": "CartPole-v1"}, "'sac' cannot act in integer actions: use dqn"),
+        (
+            {"agent": "sac", "env": "CartPole-v1"},
+            "'sac' cannot act in integer actions: use dqn, or from a log",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_touched(

@@ -129,10 +129,14 @@ def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
     assert config == common.config("rebrac") and not capsys.readouterr().err
 
 
-def test_a_family_decides() -> None:
+def test_a_family_decides(capsys: pytest.CaptureFixture[str]) -> None:
     settings, config = command_line("--dataset=walker2d-medium-v2", "--updates=5000")
     assert settings.reward_scale == "return_range"
     assert config.policy_optimiser.decay_updates == 5000  # as long as the run, as in its code
+    printed = capsys.readouterr().err  # numbers, which can be copied into another command
+    assert (
+        "--agent.policy_optimiser.decay_updates=5000" in printed and "replaced by flags: updates\n" in printed
+    )
     settings, config = command_line("--dataset=antmaze-large-play-v2")
     assert (settings.reward_scale, settings.reward_shift, config.expectile) == ("1", -1.0, 0.9)
     assert command_line("--dataset=antmaze-large-navigate-singletask-v0")[1].hidden == (512,) * 4
@@ -188,9 +192,14 @@ def test_a_protocol_is_followed_by_name_and_refuses_what_it_does_not_have() -> N
     assert settings.preset == "ogbench-fql" and settings.updates == 1_000_000
     stored = presets.stored("offline", settings, "dataset")
     assert stored and "FQL" in stored["sources"][0]
-    for argv in (("--agent=bc", *arguments), ("--agent=fql", arguments[0], "--dataset=pen-human-v1")):
+    elsewhere = (arguments[0], "--dataset=pen-human-v1")
+    for argv, known in (
+        (("--agent=bc", *arguments), "fql, ifql, iql, rebrac"),
+        (("--agent=fql", *elsewhere), "fql"),
+    ):
         with pytest.raises(
-            ValueError, match=r"ogbench-fql has no settings of .* it has fql, ifql, iql, rebrac on ogb"
+            ValueError,
+            match=rf"ogbench-fql has no settings of .* it has {known} on .*cube-single-play-singletask\*, .*Choose one",
         ):
             command_line(*argv)
     assert command_line("--agent=fql", "--dataset=pen-human-v1")[1].alpha == 10_000
@@ -244,7 +253,7 @@ def test_q_chunking_is_a_protocol_of_its_own_that_nothing_but_its_name_brings() 
     )
     assert (cube[0].chunk, cube[0].clip_rewards) == (5, False)
     with pytest.raises(
-        ValueError, match=r"ogbench-qc has no settings of fql for .*cube-single.* it has fql on og"
+        ValueError, match=r"ogbench-qc has no settings of fql for .*cube-single.* it has fql on cube-d"
     ):
         command_line("--agent=fql", "--preset=ogbench-qc", "--dataset=cube-single-play-singletask-task1-v0")
 

@@ -129,6 +129,8 @@ def get(name: str) -> ModuleType:
         raise ValueError(f"unknown agent {name!r}: {SETTINGS[name]}")
     near = difflib.get_close_matches(name, AGENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
+    of_rewards = ", ".join(known for known in AGENTS if known not in GOALS)
     raise ValueError(
-        f"unknown agent {name!r}: {hint}known are {', '.join(AGENTS)}, and your own package.module"
+        f"unknown agent {name!r}: {hint}known are {of_rewards}, to reach goals (experiments.goals) {', '.join(GOALS)}, "
+        "and your own package.module"
     )

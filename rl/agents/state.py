@@ -129,9 +129,9 @@ def require(spec: Spec, agent: str, *, discrete: bool) -> None:
     if spec.discrete != discrete:
         have = "integer" if spec.discrete else "continuous"
         use = (
-            "dqn, cql, iql or bc"
+            "dqn, or from a log also cql, iql or bc"
             if spec.discrete
-            else "sac, td3, iql, ifql, deas, fql, td3_bc, rebrac, cql, sac_n, edac, arsq, cqn or bc"
+            else "sac, td3, arsq, cqn, or from a log also iql, cql, td3_bc, rebrac, sac_n, edac, fql, ifql, deas or bc"
         )
         raise ValueError(f"agent {agent!r} cannot act in {have} actions: use {use}")
 
