@@ -10,7 +10,7 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
 experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
 only in float hyper-parameters of the agent, other than discounts and values of 0, are trained together as one program,
-on one copy of the data.
+on one copy of the data; not so where these would widen the support of a categorical head for one another.
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
@@ -49,9 +49,10 @@ from absl import app, flags
 
 from experiments import common, presets
 from experiments import flags as config_flags
-from rl import checkpoint, data, lifecycle, log, shard, statistics, train
+from rl import agents, checkpoint, data, lifecycle, log, shard, statistics, train
 from rl.data import recipes
 from rl.data.files import existing, expanded
+from rl.types import Spec
 
 _EVALUATIONS = tuple(f"eval/{name}" for name in (*lifecycle.SCORES, "length", "fitted_q"))  # of policies
 
@@ -254,7 +255,8 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
     """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
     A value of 0 stays out of a group, because it may switch a term off; so do the discounts, by which the support of
-    categorical heads and the returns of chunks are made.
+    categorical heads and the returns of chunks are made. Runs whose support the data give are grouped where their
+    targets reach equally far beyond the rewards: the support of a run depends on no other.
     """
     groups: dict[str, list[Program]] = {}
     names = {name for run in runs for name in run}
@@ -262,7 +264,8 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
     for run in runs:
         varying = sorted(name for name in differ & run.keys() if _can_be_swept(run, name, run[name], script))
         fixed = {name: value for name, value in run.items() if name not in varying}
-        group = groups.setdefault(json.dumps([fixed, varying], sort_keys=True), [])
+        reach = _reach(run, script) if varying else []
+        group = groups.setdefault(json.dumps([fixed, varying, reach], sort_keys=True), [])
         if not group or not varying or group[-1].runs >= most:
             group.append(Program(fixed, {name: [] for name in varying}, script))
         for name in varying:
@@ -635,6 +638,19 @@ def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) ->
         return False
     config = _config_of(script)(run.get("agent", _defaults(script).agent))
     return isinstance(getattr(config, field, None), float)
+
+
+def _reach(run: dict[str, Any], script: str) -> list[float]:
+    """Where the targets of a run end if rewards give values in [0, 1], at those ends of a support that no flag gives.
+
+    Of one and of two actions, since targets may reach further with their number; nothing for a head without a support.
+    """
+    settings, config, _ = arguments(Program(run, {}, script), Path())
+    if settings.head in common.UNBOUNDED:
+        return []
+    ranges = [agents.target_range(settings.agent, config, Spec((1,), size), 0.0, 1.0) for size in (1, 2)]
+    flags_of_ends = (settings.head_low, settings.head_high)
+    return [end for ends in ranges for end, flag in zip(ends, flags_of_ends, strict=True) if math.isnan(flag)]
 
 
 def _module(script: str) -> ModuleType:

@@ -252,6 +252,27 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 
 
+@pytest.mark.parametrize(
+    ("fixed", "name", "values", "expected"),
+    [
+        ({"agent": "rebrac", "head": "hl_gauss"}, "critic_cloning", [0.001, 0.01, 0.5], [1, 1, 1]),
+        ({"agent": "rebrac", "head": "hl_gauss"}, "policy_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "rebrac", "head": "quantile"}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "rebrac", "head": "c51", "head_low": -9}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "sac_n", "head": "two_hot"}, "initial_alpha", [0.1, 0.5, 2.0, 3.0, 2.0], [2, 2, 1]),
+        ({"agent": "sac_n", "head": "two_hot"}, "target_entropy", [math.nan, -1.0, -2.0], [1, 1, 1]),
+        ({"agent": "dqn", "head": "c51"}, "temperature", [0.1, 0.2], [1, 1]),
+        ({"agent": "dqn", "head": "c51", "head_high": 9}, "temperature", [0.1, 0.2], [2]),
+    ],
+)
+def test_no_run_widens_the_support_of_another(
+    fixed: dict[str, Any], name: str, values: list[float], expected: list[int]
+) -> None:
+    """Else the results of a run would depend on what else is in the sweep, and on ``--together``."""
+    plan = sweeps.programs([fixed | {f"agent.{name}": value} for value in values], 16)
+    assert [program.runs for program in plan] == expected
+
+
 # ---- mistakes ---------------------------------------------------------------------------------------------
 
 
