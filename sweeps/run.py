@@ -468,12 +468,21 @@ def state(program: Program, place: Path) -> State:
 
 
 def _seconds(place: Path) -> float:
-    """Wall time from the last start of the run in the folder to the last line of its metrics, scaled to all lines."""
+    """Wall time of the newest session that got further, up to its last line of metrics, scaled to all lines.
+
+    To resume writes that file again: of a session without a line yet, the checkpoint that it resumed from says when the
+    one before ended. 0 where nothing says it.
+    """
     config = log.read_json(place / log.CONFIG)
-    last = config["resumed"][-1] if config["resumed"] else {"step": 0, **config}
-    passed = (place / log.METRICS).stat().st_mtime - datetime.fromisoformat(last["started"]).timestamp()
-    step = log.read(place)[-1]["step"]
-    return max(passed, 0.0) * step / max(step - last["step"], 1)
+    sessions = [{"step": 0, **config}, *config["resumed"]]
+    step, resumed = log.read(place)[-1]["step"], sessions[-1]["step"]
+    written = place / lifecycle.CHECKPOINTS / str(resumed) if step <= resumed else place / log.METRICS
+    end = max(step, resumed)
+    session = next((one for one in reversed(sessions) if one["step"] < end), None)
+    if session is None or not written.exists():
+        return 0.0
+    passed = written.stat().st_mtime - datetime.fromisoformat(session["started"]).timestamp()
+    return max(passed, 0.0) * step / (end - session["step"])
 
 
 def finished(program: Program, place: Path) -> bool:

@@ -8,9 +8,11 @@ import inspect
 import itertools
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -912,6 +914,37 @@ def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: P
     runs = runs_of(sweeps.read(seeds_sweep(tmp_path, 0, 1, 2)))
     *_, rest = sweeps.status(sweeps.plan(runs, 16, "offline", tmp_path))
     assert rest == "the rest takes one process about 0:03:20 at the speed so far"
+
+
+@pytest.mark.parametrize(
+    ("resumed", "last", "seconds"),
+    [
+        ([], 0, 0.0),
+        ([], 100, 1000.0),
+        ([(100, 5000)], 100, 1000.0),  # no line yet
+        ([(100, 5000)], 110, 55.0),  # ten steps in five seconds
+        ([(100, 5000), (100, 7000)], 100, 1000.0),  # nor of the session before
+        ([(40, 500), (100, 5000)], 90, 750.0),  # sixty steps in 500 seconds, the last ten without a line
+        ([(60, 5000)], 60, 0.0),  # its checkpoint is not there
+    ],
+)
+def test_the_time_of_a_run_is_of_the_session_that_trained(
+    resumed: list[tuple[int, int]], last: int, seconds: float, tmp_path: Path
+) -> None:
+    """A session that has just resumed has written the metrics again and trained nothing."""
+
+    def at(second: int) -> str:
+        return datetime.fromtimestamp(second, UTC).isoformat()
+
+    sessions = [{"step": step, "started": at(second)} for step, second in resumed]
+    log.write_json(tmp_path / log.CONFIG, {"started": at(0), "resumed": sessions})
+    (tmp_path / log.METRICS).write_text("".join(f'{{"step": {step}}}\n' for step in range(0, last + 1, 10)))
+    written = resumed[-1][1] + 5 if resumed else 1000
+    os.utime(tmp_path / log.METRICS, (written, written))
+    saved = tmp_path / lifecycle.CHECKPOINTS / "100"
+    saved.mkdir(parents=True)
+    os.utime(saved, (1000, 1000))
+    assert sweeps._seconds(tmp_path) == pytest.approx(seconds)
 
 
 def test_each_agent_has_a_speed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
