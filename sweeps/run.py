@@ -496,6 +496,11 @@ def finished(program: Program, place: Path) -> bool:
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
 
 
+def _is_finished(row: Mapping[str, Any], script: str) -> bool:
+    """Whether the run of a row is `finished`."""
+    return finished(Program(row["parameters"], {}, script), Path(row["workdir"]))
+
+
 def collect(program: Program) -> None:
     """Makes the tier of locomotion that the program learns from, if it is one that is not there.
 
@@ -551,23 +556,23 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
 
 
 def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
-    """A row for every run of a program that is finished, with its parameters and its last score.
+    """A row for every run of a program that is finished, with its parameters and its last score, if that is finite.
 
     Raises:
       MetricError: the runs do not log ``metric``.
     """
     each = program.apart()
     scores = _last(program, workdir, metric).reshape(len(each), -1)
-    if not np.isfinite(scores).all():
-        error = f"{(~np.isfinite(scores)).sum()} of {scores.size} last {metric} are not finite"
-        return [_row(part, workdir) | {"error": error} for part in each]
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
-    return [
-        _row(part, workdir) | {"score": per_seed.mean(), "ci95": list(interval(per_seed))}
-        for part, per_seed in zip(each, scores, strict=True)
-    ]
+
+    def outcome(per_seed: np.ndarray) -> dict[str, Any]:
+        if lost := (~np.isfinite(per_seed)).sum():
+            return {"error": f"{lost} of {per_seed.size} last {metric} are not finite"}
+        return {"score": per_seed.mean(), "ci95": list(interval(per_seed))}
+
+    return [_row(part, workdir) | outcome(per_seed) for part, per_seed in zip(each, scores, strict=True)]
 
 
 def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
@@ -967,9 +972,15 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         command = "the same command" + " without --overwrite" * values.overwrite
         say(f"the budget of {values.budget} is spent; {command} continues, and --status says what is left")
     failed = failures(rows)
-    if failed:
+    lost = len(failures([row for row in rows if _is_finished(row, sweep.script)]))
+    if again := len(failed) - lost:
         say(
-            f"{len(failed)} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
+            f"{again} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
+        )
+    if lost:
+        say(
+            f"{lost} of {sweep.runs} runs are finished without a score, see {sweep.root / SWEEP}; they are not trained "
+            "again without --overwrite"
         )
     say(f"Everything is in {sweep.root}; look at {SWEEP} first.")
     if not all(error.startswith(_DIVERGED) for error in failed):  # which is a result of hyper-parameters

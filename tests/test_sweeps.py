@@ -499,14 +499,40 @@ def test_finished_runs_without_a_score_stop_no_others(tmp_path: Path) -> None:
     lines = {"good": {"eval/return": [1.0, 3.0]}, "without": {}, "infinite": {"eval/return": [math.inf, 1.0]}}
     sweep = planned({tmp_path / name: sweeps.Program(SMALL, {}) for name in lines})
     for name, line in lines.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / log.METRICS).write_text(json.dumps({"step": 4, **line}) + "\n")
-        log.result(tmp_path / name, {"updates": SMALL["updates"], "wall_seconds": 1.0})
+        leave(tmp_path / name, line)
     good, without, infinite = (row for (row,) in sweeps.done(sweep).values())
     assert good["score"] == 2 and "metric is not logged" in without["error"]
     assert infinite["error"] == "1 of 2 last eval/return are not finite"
     with pytest.raises(sweeps.MetricError, match="metric is not logged"):
         sweeps.done(planned({tmp_path / "without": sweeps.Program(SMALL, {})}))
+
+
+def leave(place: Path, line: dict[str, Any]) -> None:
+    """What a finished run of `SMALL` leaves that has logged one line."""
+    place.mkdir()
+    (place / log.METRICS).write_text(json.dumps({"step": 4, **line}) + "\n")
+    log.result(place, {"updates": SMALL["updates"], "wall_seconds": 1.0})
+
+
+def test_a_score_that_is_not_finite_is_of_its_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are trained with it keep theirs, and nobody says that it is tried again."""
+    monkeypatch.setattr(offline, "run", lambda *_: pytest.fail("trained"))
+    sweep = grid(agent__expectile=[0.5, 0.7, 0.9])
+    sweep["parameters"] |= {name: {"value": value} for name, value in SMALL.items()}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    (place,) = sweeps.load(file, {}, str(tmp_path)).programs
+    leave(place, {"eval/return": [1.0, 3.0, math.nan, 1.0, 5.0, 5.0]})
+    with pytest.raises(SystemExit):
+        start(file, f"--workdir={tmp_path}")
+    rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert [row.get("score") for row in rows] == [5.0, 2.0, None]
+    assert rows[2]["parameters"]["agent.expectile"] == 0.7
+    assert rows[2]["error"] == "1 of 2 last eval/return are not finite"
+    text = capsys.readouterr().out
+    assert "1 of 3 runs are finished without a score" in text and "again without --overwrite" in text
+    assert "tries them again" not in text
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
