@@ -16,8 +16,8 @@ Leaves a folder per program, named by its parameters, and sweep.json with every 
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
 whatever else was added to the file since. Runs that are trained together are finished together: another value of one of
 their hyper-parameters makes another program, which trains all of them. A run that fails leaves failed.json, and the
-others go on. The same command may run several times at once, also on several machines that share the folder: each takes
-what no other has open.
+others go on; where one diverges, those that were trained with it are trained again, each alone. The same command may
+run several times at once, also on several machines that share the folder: each takes what no other has open.
 Tiers of locomotion that `experiments.collect` makes, and that are not there yet, are made before their first run.
 """
 
@@ -77,13 +77,14 @@ SCRIPTS = {
     "language": Script("log", presets=False, evaluations=()),
 }
 FAILED, SWEEP = "failed.json", "sweep.json"
+DIVERGED = "diverged.json"  # in the folder of a program whose runs are trained one by one
 GOALS = ("maximize", "minimize")
 RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 # What a parameter may have.
 _PARAMETER = ("value", "values", "probabilities", "distribution", "min", "max", "mu", "sigma", "q")
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
-_DIVERGED = "diverged"
+_DIVERGED = "diverged"  # begins the error of such a run
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 
@@ -457,6 +458,8 @@ def state(program: Program, place: Path) -> State:
     total = getattr(settings, script.length)
     if finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
+    if (place / DIVERGED).exists():
+        return _state_apart(program, place, total)
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
@@ -465,6 +468,23 @@ def state(program: Program, place: Path) -> State:
     if (place / FAILED).exists():
         return State("failed", step, total, seconds, log.read_json(place / FAILED)["error"])
     return State("stopped" if rows else "waiting", step, total, seconds)
+
+
+def _state_apart(program: Program, place: Path, total: int) -> State:
+    """How far the runs of a program that diverged are, of which each is trained alone."""
+    each = [state(part, folder) for folder, part in apart(program, place).items()]
+    names = {one.name for one in each}
+    step, seconds = sum(one.step for one in each) // len(each), sum(one.seconds for one in each)
+    if names == {"done"} or "running" in names:
+        return State("done" if names == {"done"} else "running", step, total, seconds)
+    if (place / FAILED).exists():
+        return State("failed", step, total, seconds, log.read_json(place / FAILED)["error"])
+    return State("stopped", step, total, seconds)
+
+
+def apart(program: Program, place: Path) -> dict[Path, Program]:
+    """The runs of a program by the folders in which each is trained alone if they diverge together."""
+    return {place / f"{i:03d}": part for i, part in enumerate(program.apart())}
 
 
 def _seconds(place: Path) -> float:
@@ -543,16 +563,20 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     if finished(program, workdir):
         return scored(program, workdir, metric)
     settings, config, sweep = arguments(program, workdir)
-    each = program.apart()
-    try:
-        run = _module(program.script).run
-        run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
-    except train.Diverged as error:
-        if len(each) > 1:
-            parts = enumerate(each)
-            return [row for i, part in parts for row in execute(part, workdir / f"{i:03d}", metric)]
-        return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
-    return scored(program, workdir, metric)
+    if settings.overwrite and shard.is_main():
+        (workdir / DIVERGED).unlink(missing_ok=True)
+    if settings.overwrite or not (workdir / DIVERGED).exists():
+        try:
+            run = _module(program.script).run
+            run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
+            return scored(program, workdir, metric)
+        except train.Diverged as error:
+            if program.runs == 1:
+                return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
+            if shard.is_main():
+                log.write_json(workdir / DIVERGED, {"error": str(error)})
+    parts = apart(program, workdir).items()
+    return [row for folder, part in parts for row in execute(part, folder, metric)]
 
 
 def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
@@ -868,9 +892,9 @@ def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
         row
         for place, program in sweep.programs.items()
         if place not in known and program.runs > 1
-        for i, part in enumerate(program.apart())
-        if finished(part, place / f"{i:03d}")
-        for row in scored(part, place / f"{i:03d}", sweep.metric)
+        for folder, part in apart(program, place).items()
+        if finished(part, folder)
+        for row in scored(part, folder, sweep.metric)
     ]
 
 
@@ -886,8 +910,9 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """
     try:
         if jax.process_count() == 1:  # several would be in each other's way
-            if process := lifecycle.holder(place):  # before its data are read
-                raise lifecycle.InUse(f"{place} is in use by {process}")
+            for folder in (place, *apart(program, place)):  # before its data are read
+                if process := lifecycle.holder(folder):
+                    raise lifecycle.InUse(f"{folder} is in use by {process}")
             collect(program)
             (place / FAILED).unlink(missing_ok=True)
         rows = execute(program, place, metric)

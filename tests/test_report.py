@@ -385,6 +385,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
     card(program, place)
     log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    log.write_json(place / sweeps.DIVERGED, {})
     for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
         alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}

@@ -471,23 +471,40 @@ def test_the_goal_decides_which_is_best() -> None:
 
 
 def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command trains no run together again that diverged so, and the status is that of its runs."""
+    trained, states, broken = [], [], [1e9]
+
     def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
-        if any(rate > 1 for rate in sweep["learning_rate"]):
-            raise train.Diverged("q not finite at update 3")
-        Path(settings.workdir).mkdir(parents=True)
-        row = {"step": 4, "eval/return": [[rate, rate] for rate in sweep["learning_rate"] for _ in range(2)]}
-        Path(settings.workdir, log.METRICS).write_text(json.dumps(row) + "\n")
-        log.result(settings.workdir, {"updates": settings.updates})
+        rates, place = sweep["learning_rate"], Path(settings.workdir)
+        trained.append(rates)
+        with lifecycle._alone(place):
+            states.append(sweeps.state(program, tmp_path).name)
+            if any(rate in broken for rate in rates):
+                raise train.Diverged("q not finite at update 3")
+        row = {"step": 4, "eval/return": [[rate, rate] for rate in rates for _ in range(2)]}
+        (place / log.METRICS).write_text(json.dumps(row) + "\n")
+        log.result(place, {"updates": settings.updates, "wall_seconds": 2.0})
 
     monkeypatch.setattr(offline, "run", fake)
     program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
-    rows = sweeps.execute(program, tmp_path, "eval/return")
+    rows = sweeps.attempt(program, tmp_path, "eval/return")
     assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
     assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
     assert "not finite" in rows[1]["error"]
+    assert trained == [[0.1, 1e9, 0.3], [0.1], [1e9], [0.3]] and states == ["running"] * 4
+    state = sweeps.state(program, tmp_path)
+    assert state[:4] == ("failed", 2, 4, 4.0) and "not finite" in state.error  # two of three, of four updates
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
     assert sweeps.done(again) == {}
     assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
+    broken.clear()
+    with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
+        sweeps.attempt(program, tmp_path, "eval/return")
+    assert len(sweeps.failures(sweeps.attempt(program, tmp_path, "eval/return"))) == 0
+    assert trained[4:] == [[1e9]] and sweeps.state(program, tmp_path) == sweeps.State("done", 4, 4, 6.0)
+    afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
+    sweeps.attempt(afresh, tmp_path, "eval/return")
+    assert trained[5:] == [[0.1, 1e9, 0.3]] and sweeps.finished(program, tmp_path)
 
 
 def planned(programs: dict[Path, sweeps.Program]) -> sweeps.Sweep:
