@@ -83,6 +83,7 @@ RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 # What a parameter may have.
 _PARAMETER = ("value", "values", "probabilities", "distribution", "min", "max", "mu", "sigma", "q")
+_OF_DISTRIBUTION = {"normal": {"mu", "sigma"}, "q_uniform": {"min", "max", "q"}}  # of others: min and max
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"  # begins the error of such a run
 _SHOWN = 10  # rows of the table at the end
@@ -183,11 +184,20 @@ def read(path: str) -> dict[str, Any]:
     for word in sweep.get("command", []):
         if str(word).startswith("--") and word != "--wandb":
             raise ValueError(f"{path}: flags of the command are not read here: write {word} as a parameter")
-    metric = sweep.setdefault("metric", {"name": "eval/return"})
+    metric = sweep.setdefault("metric", {"name": "eval/return", "goal": GOALS[0]})
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
-    if metric.get("goal", "maximize") not in GOALS:
+    if "goal" not in metric:
+        raise ValueError(
+            f"{path}: metric has no goal: write goal: maximize or goal: minimize, which wandb's server takes if none "
+            "is given"
+        )
+    if metric["goal"] not in GOALS:
         raise ValueError(f"{path}: the goal of a metric is {' or '.join(GOALS)}, not {metric['goal']!r}")
+    if "target" in metric:
+        raise ValueError(
+            f"{path}: the target of a metric needs wandb's server; here all runs are trained: leave it out"
+        )
     logged = SCRIPTS[_PROGRAMS[sweep["program"]]].evaluations
     training = str(metric["name"]).startswith(("train/", "validation/", "model/"))
     if logged and not training and metric["name"] not in logged:
@@ -218,6 +228,13 @@ def _check_parameter(name: str, parameter: Any) -> None:
                 raise ValueError(f"{name}: {bound}={parameter[bound]!r} is no number")
     if parameter.get("q", 1) <= 0:
         raise ValueError(f"{name}: q={parameter['q']} must be above 0")
+    listed, kind = parameter.keys() & {"value", "values"}, parameter.get("distribution", "uniform")
+    taken = set() if listed else _OF_DISTRIBUTION.get(kind, {"min", "max"})
+    if stray := parameter.keys() & {"min", "max", "mu", "sigma", "q"} - taken:
+        raise ValueError(
+            f"{name} has {', '.join(sorted(stray))}, which is not of {''.join(listed) or f'distribution {kind!r}'}: "
+            "leave it out, or give distribution: q_uniform with min, max and q, or normal with mu and sigma"
+        )
 
 
 def _number(value: Any) -> Any:
@@ -400,7 +417,7 @@ def load(
         planned = plan(runs, together, script, root)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
+    return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
 
 
 def _check_same(place: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:

@@ -44,7 +44,11 @@ def board(path: Path, **changed: Any) -> str:
         "updates": {"value": 20},
         "eval_every": {"value": 10},
     }
-    sweep = {"method": "grid", "metric": {"name": "eval/normalized_return"}, "parameters": parameters}
+    sweep = {
+        "method": "grid",
+        "metric": {"name": "eval/normalized_return", "goal": "maximize"},
+        "parameters": parameters,
+    }
     file = path / "board.yaml"
     file.write_text(yaml.safe_dump(sweep | changed))
     return str(file)

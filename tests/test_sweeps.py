@@ -28,6 +28,7 @@ from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("sweeps/**/*.yaml"))
+METRIC = {"name": "eval/return", "goal": "maximize"}
 SMALL = {
     "dataset": "synthetic-continuous",
     "seeds": 2,
@@ -41,7 +42,7 @@ SMALL = {
 
 def grid(**parameters: Any) -> dict[str, Any]:
     named = {name.replace("__", "."): {"values": values} for name, values in parameters.items()}
-    return {"method": "grid", "parameters": named, "metric": {"name": "eval/return"}}
+    return {"method": "grid", "parameters": named, "metric": METRIC}
 
 
 def runs_of(sweep: dict[str, Any], count: int = 50, seed: int = 0) -> list[dict[str, Any]]:
@@ -295,7 +296,7 @@ def test_no_run_widens_the_support_of_another(
         ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "return"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"name": "return"}},
             "no run logs the metric return;",
         ),
         (
@@ -306,6 +307,30 @@ def test_no_run_widens_the_support_of_another(
         ({"method": "random", "parameters": {"x": {"min": "low", "max": 1.0}}}, "min='low' is no number"),
         ({"method": "random", "parameters": {"x": {"min": 0, "max": 1, "q": 0}}}, "q=0 must be above 0"),
         (
+            {"method": "random", "parameters": {"x": {"min": 32, "max": 256, "q": 32}}},
+            "x has q, which is not of distribution 'uniform': leave it out, or give distribution: q_uniform",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"distribution": "normal", "mu": 1, "min": 0}}},
+            "x has min, which is not of distribution 'normal'",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"min": 0.0, "max": 1.0, "mu": 1, "sigma": 2}}},
+            "x has mu, sigma, which",
+        ),
+        (
+            {"method": "grid", "parameters": {"x": {"value": 3, "max": 9}}},
+            "x has max, which is not of value:",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "metric": {"name": "validation/critic_loss"}},
+            "metric has no goal: write goal: maximize or goal: minimize, which wandb's server takes",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"target": 0.9}},
+            "the target of a metric needs wandb's server",
+        ),
+        (
             {"method": "random", "parameters": {"x": {"values": [1, 2], "probabilities": [0.9]}}},
             r"probabilities=\[0.9\] must be one for each value",
         ),
@@ -314,11 +339,11 @@ def test_no_run_widens_the_support_of_another(
             "write --agent.alpha=3 as a parameter",
         ),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "eval/return", "goal": "minimise"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"goal": "minimise"}},
             "the goal of a metric is maximize or minimize, not 'minimise'",
         ),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "eval/retrun"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"name": "eval/retrun"}},
             "no run logs the metric eval/retrun; there are eval/return, ",
         ),
         (
@@ -874,7 +899,7 @@ def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
 ) -> None:
     file = seeds_sweep(tmp_path, 0, 1)
     sweep = yaml.safe_load(Path(file).read_text())
-    other = write(tmp_path / "other.yaml", sweep | {"metric": {"name": "eval/success"}})
+    other = write(tmp_path / "other.yaml", sweep | {"metric": METRIC | {"name": "eval/success"}})
     with pytest.raises(sweeps.MetricError, match=r"'eval/success'; it has: eval/return.* Change the metric"):
         start(other, f"--workdir={tmp_path}")
     start(file, f"--workdir={tmp_path}")
