@@ -35,6 +35,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -541,6 +542,7 @@ def _is_finished(row: Mapping[str, Any], script: str) -> bool:
 def collect(program: Program) -> None:
     """Makes the tier of locomotion that the program learns from, if it is one that is not there.
 
+    One that is there and has not its published size is used as it is, with a warning.
     Other datasets are downloaded where they are read, or refused there with the command that makes them. SIGTERM stops
     it as Ctrl-C does, in the middle; what is made so far is kept.
 
@@ -556,6 +558,16 @@ def collect(program: Program) -> None:
     recipe = recipes.LOCOMOTION[name]
     place = expanded(settings.data_folder or recipes.default_folder(recipe.family))
     if (place / recipe.file).exists():
+        held = recipes.read_card(place / recipe.file).get("transitions")
+        published = recipes.locomotion.plan(recipe, None, 0, None).transitions
+        if held not in (None, published):
+            warnings.warn(
+                f"{place / recipe.file} has {held:,} transitions, and {name} at its published size {published:,}: "
+                f"do not compare runs on both. python -m experiments.collect --dataset={name} --out={place} "
+                "--overwrite makes it at that size in its place; another --out, and --set=data_folder with "
+                "that folder here, keep both",
+                stacklevel=2,
+            )
         return
     print(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)

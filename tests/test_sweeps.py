@@ -10,6 +10,7 @@ import json
 import math
 import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -622,6 +623,23 @@ def test_a_tier_that_is_not_there_is_made_before_its_first_run(
     monkeypatch.setattr(sweeps.recipes, "collect", make)
     start(tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}")
     assert folders == [tmp_path / "data"] and counted == [0, 1, 0, 1]
+
+
+def test_a_tier_of_another_size_is_used_with_a_warning(counted: list[int], tmp_path: Path) -> None:
+    """A trial's file would stand beside stored runs on the published size without a word."""
+    file, where = tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}"
+    tier = tmp_path / "data" / "hopper-medium-regen-v5"
+    tier.parent.mkdir()
+    tier.with_suffix(".hdf5").touch()
+    log.write_json(tier.with_suffix(".json"), {"transitions": 1_000_000})
+    with warnings.catch_warnings(action="error"):
+        start(file, where, "--set=seed=0")
+    log.write_json(tier.with_suffix(".json"), {"transitions": 100_000})
+    with pytest.warns(
+        UserWarning, match=r"has 100,000 transitions, .* 1,000,000: .* --overwrite makes it"
+    ) as said:
+        start(file, where, "--set=seed=1")
+    assert len(said) == 1 and counted == [0, 0, 1, 1]
 
 
 def test_data_that_cannot_be_made_stop_no_other_run(
