@@ -759,6 +759,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
 def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """The flags of the command."""
     sweeps.define_layout(values)
+    absl_flags.adopt_module_key_flags(sweeps, values)  # --help lists them here, too
     absl_flags.DEFINE_string("out", "", "folder of the report; by default results/boards/FILE", values)
     absl_flags.DEFINE_bool(
         "store", False, "copy the finished runs, without their checkpoints, to the report's folder", values

@@ -1056,8 +1056,8 @@ def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues
 
 def define_layout(values: flags.FlagValues = flags.FLAGS) -> None:
     """The flags that decide which programs a sweep has, and where they lie."""
-    flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
-    flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
+    flags.DEFINE_integer("count", 10, "draws of a random sweep", 1, flag_values=values)
+    flags.DEFINE_integer("seed", 0, "decides what a random sweep draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
     flags.DEFINE_multi_string(
@@ -1083,9 +1083,11 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum(
         "engine", "", ["", RAY], "ray: programs are tasks of a Ray cluster (extra: ray)", values
     )
-    flags.DEFINE_string("ray_address", "auto", "of the cluster: auto, HOST:PORT or ray://HOST:PORT", values)
-    flags.DEFINE_float("cpus", 1.0, "CPUs of each program on a cluster", 0.0, flag_values=values)
-    flags.DEFINE_float("gpus", 0.0, "GPUs of each program on a cluster", 0.0, flag_values=values)
+    flags.DEFINE_string(
+        "ray_address", "auto", "address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT", values
+    )
+    flags.DEFINE_float("cpus", 1.0, "CPUs of each program on a Ray cluster", 0.0, flag_values=values)
+    flags.DEFINE_float("gpus", 0.0, "GPUs of each program on a Ray cluster", 0.0, flag_values=values)
     flags.DEFINE_bool("overwrite", False, "train all of the sweep again, also what is finished", values)
     flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
 
