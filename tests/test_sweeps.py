@@ -95,12 +95,15 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
             assert data.ogbench.known(typed.dataset) or typed.dataset in data.names()
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("sweeps/boards/*.yaml")), ids=lambda path: path.stem)
-def test_a_board_says_what_it_answers_and_how_long_it_takes(path: Path) -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_says_how_it_is_run_and_how_long_it_takes_and_a_board_what_it_answers(path: Path) -> None:
     about = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any("?" in line or "part of the board" in line for line in about[:2])
+    assert path.parent.name != "boards" or any(
+        "?" in line or "part of the board" in line for line in about[:2]
+    )
     assert any(line.startswith("# Time, on ") for line in about)
-    assert any(f"python -m sweeps.run sweeps/boards/{path.name}" in line or "$name" in line for line in about)
+    command = f"python -m sweeps.run {path.relative_to(ROOT)}"
+    assert any(command in line or "$name" in line for line in about)
 
 
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
