@@ -46,7 +46,7 @@ class Head:
     head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
     head_size: int = 101  # outputs of the head (the scalar head has one)
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
-    head_high: float = float("nan")  # upper end; nan: from the data
+    head_high: float = float("nan")  # upper end of a categorical head's support; nan: from the data
     head_start: float = float("nan")  # value that untrained networks are near; nan: the support's middle
     head_kappa: float = 1.0  # of a quantile head, by which its value may be off: well below the values' range
 
@@ -68,7 +68,7 @@ class Chunk:
     """Settings: how many actions an agent decides on at once."""
 
     chunk: int = 1  # actions in each decision, of agents with continuous ones; 1: single actions
-    replan_every: int = 0  # how many of them are executed before the next decision; 0: all of them
+    replan_every: int = 0  # actions of a chunk that are executed before the next decision; 0: all
 
 
 class Problem(NamedTuple):

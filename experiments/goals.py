@@ -57,9 +57,9 @@ class Settings(logged.Settings):
 
     agent: str = "hiql"  # crl, gcbc, gciql, gcivl, hecrl, hiql, qrl, or my.agent
     dataset: str = "synthetic-goals"  # OGBench's without a task (pointmaze-medium-navigate-v0), or file
-    protocol: str = "ogbench"  # of evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
+    protocol: str = "ogbench"  # evaluation: ogbench (its tasks) or hecrl (random goals, held to the end)
     normalize_observations: bool = False  # standardise observations and goals by the data's moments
-    eval_episodes: int = 20  # per seed and evaluation (ogbench: and task), at least 2; 0: no environment
+    eval_episodes: int = 20  # episodes per seed and evaluation (ogbench: and task), at least 2; 0: none
     render: int = 0  # episodes of each task to draw at the end, in rollouts/; of a finished run, too
 
 

@@ -40,19 +40,19 @@ class Settings(common.Head, common.Folder):
     preset: str = "none"  # published settings, --steps among them: paper or none; flags override it
     env: str = "HalfCheetah-v5"  # environment to learn in, by its gymnasium name
     head_low: float = float("nan")  # lower end of a categorical head's support
-    head_high: float = float("nan")  # upper end
+    head_high: float = float("nan")  # upper end of a categorical head's support
     seeds: int = 1  # seeds trained at once, each with its own environments and replay
     seed: int = 0  # the run's own seed: another value gives other seeds
     steps: int = 1_000_000  # environment steps of each seed
     envs: int = 1  # environments of each seed, stepped together
-    env_processes: int = -1  # worker processes for them; -1: none for one environment, else one per core
+    env_processes: int = -1  # worker processes of environments; -1: none for one, else one per core
     utd: float = 1.0  # updates per environment step; 0.25 is one in four steps
     learning_starts: int = 5_000  # steps with random actions, before the first update
-    replay: int = 1_000_000  # steps that are remembered
+    replay: int = 1_000_000  # environment steps that are remembered
     batch_size: int = 256  # transitions per update
     eval_every: int = 10_000  # steps between evaluations; log and policy are written at each
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
-    eval_processes: int = -1  # worker processes for them; -1: one per core, 0: none
+    eval_processes: int = -1  # worker processes of evaluations; -1: one per core, 0: none
     save_every: int = 100_000  # steps between checkpoints, which hold the whole replay
 
 

@@ -81,38 +81,38 @@ class Settings(common.Head, common.Folder):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "ilql"  # bcoder, ilql or lm_bc
-    log: str = ""  # JSON lines, one episode in each, as above
+    log: str = ""  # file of JSON lines, one episode in each, as above
     model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
     bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
-    lora_rank: int = 0  # of adapters on one frozen model in bfloat16 that all models share; 0: no adapters
+    lora_rank: int = 0  # rank of adapters on one frozen bfloat16 model that all models share; 0: no adapters
     remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
     stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
     length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
-    seed: int = 0  # of heads, batches, the split and games
+    seed: int = 0  # seed of heads, batches, the split and games
     updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
     eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
     batch_size: int = 32  # rows per update
     read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
-    accumulate: int = 0  # rows at a time, which make up the same update in less memory; 0: all
-    best: float = 1.0  # below 1: the share of the episodes, by return, that is imitated
+    accumulate: int = 0  # rows of a batch at a time, for the same update in less memory; 0: all
+    best: float = 1.0  # share of the episodes, the best by return, that is imitated; 1: all
     held_out: float = (
         0.1  # share of the episodes, whole problems, on which values are compared with what came
     )
-    environment: str = ""  # to play: wordle or maze (both make a log), humaneval, mbpp, apps, code_contests
-    environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
-    episodes: int = 10_000  # made by the environment's data policy, where there is no --log
-    eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
-    action_tokens: int = 16  # the most of an action that is played
-    temperature: float = 1.0  # of what is played; 0: the likeliest token
-    overlong: str = "refuse"  # lines of more tokens than have room; or truncate (at the front), or skip
+    environment: str = ""  # played: wordle, maze (both make a log), humaneval, mbpp, apps, code_contests
+    environment_file: str = ""  # file of wordle's words, one in a line, or of the others' problems
+    episodes: int = 10_000  # episodes made by the environment's data policy, where there is no --log
+    eval_episodes: int = 64  # episodes played after each epoch, at least 2; 0: none
+    action_tokens: int = 16  # most tokens of an action that is played
+    temperature: float = 1.0  # temperature of the tokens that are played; 0: the likeliest
+    overlong: str = "refuse"  # lines of more tokens than have room: refuse, truncate (at the front) or skip
     date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
-    rank: str = ""  # JSON lines of a prompt and candidates, to be scored at the end: ranked.jsonl
-    control: str = ""  # what to rank with, too: rft, the model fine-tuned on what is to be imitated
-    generate: str = ""  # JSON lines of prompts, to be gone on with at the end: generated.jsonl
-    answers: int = 1  # to each prompt of --generate
-    answer_tokens: int = 256  # the most of each
-    answer_temperature: float = 1.0  # 0: the likeliest token
-    answer_top_p: float = 1.0  # sample from the likeliest tokens that have this much probability together
+    rank: str = ""  # file of JSON lines, each a prompt and candidates, to score at the end: ranked.jsonl
+    control: str = ""  # a second model that scores --rank: rft, fine-tuned on what is to be imitated
+    generate: str = ""  # file of JSON lines, each a prompt, to go on with at the end: generated.jsonl
+    answers: int = 1  # answers to each prompt of --generate
+    answer_tokens: int = 256  # most tokens of each answer to --generate
+    answer_temperature: float = 1.0  # temperature of answers to --generate; 0: the likeliest token
+    answer_top_p: float = 1.0  # draw from the likeliest tokens that have this much probability together
     export: bool = False  # write model, values and a card to the folder policy, for transformers, too
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
     mesh_model: int = 1  # devices over which the model is split

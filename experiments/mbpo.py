@@ -60,21 +60,21 @@ class Settings(interaction.Settings):
     save_every: int = 20_000  # steps between checkpoints, which hold both replays and the model
     model_loss: str = "mle"  # mle, mse, vagram, taylor, vaml, calibrated, value_weighted, anisotropic, ...
     loss: value_aware.Settings = value_aware.Settings()  # of those that ask the agent's critics
-    plain_steps: int = 1_000  # steps in which these add plain error, from where learning begins
+    plain_steps: int = 1_000  # steps, from where learning begins, in which value-aware losses add plain error
     model_members: int = 7  # networks of the model
-    model_elites: int = 5  # of which the best make rollouts
-    model_hidden: tuple[int, ...] = (200, 200, 200, 200)  # widths of their layers
-    model_learning_rate: float = 1e-3  # Adam
-    model_decay: float = 5e-5  # L2 of all weights, by gradient
-    model_batch_size: int = 1024  # rows per update and network
-    model_patience: int = 10  # a fit stops after so many epochs without improvement of 1 %
-    model_max_epochs: int = ensemble.Config.max_epochs  # or after so many in any case
-    model_holdout: float = 0.2  # share of the steps that no network learns from
-    retrain_every: int = 250  # environment steps between two fits
-    rollouts: int = 100_000  # started after each
-    rollout_length: str = "20000,150000,1,5"  # their steps: from step, to step, first value, last value
-    model_share: str = "0,20000,0,0.95"  # of batches that are the model's: a schedule as --rollout_length
-    model_replay: int = 2_000_000  # rows of rollouts that are kept when these are longest
+    model_elites: int = 5  # best networks of the model, which make rollouts
+    model_hidden: tuple[int, ...] = (200, 200, 200, 200)  # widths of the layers of the model's networks
+    model_learning_rate: float = 1e-3  # Adam, all networks of the model
+    model_decay: float = 5e-5  # L2 of all weights of the model, by gradient
+    model_batch_size: int = 1024  # rows per update and network of the model
+    model_patience: int = 10  # a fit of the model stops after so many epochs without improvement of 1 %
+    model_max_epochs: int = ensemble.Config.max_epochs  # a fit stops after so many epochs in any case
+    model_holdout: float = 0.2  # share of the steps that no network of the model learns from
+    retrain_every: int = 250  # environment steps between two fits of the model
+    rollouts: int = 100_000  # rollouts that are started after each fit of the model
+    rollout_length: str = "20000,150000,1,5"  # steps of a rollout: from step, to step, first and last value
+    model_share: str = "0,20000,0,0.95"  # share of a batch that is the model's: as --rollout_length
+    model_replay: int = 2_000_000  # rows of rollouts that are kept when rollouts are longest
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:

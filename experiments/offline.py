@@ -56,10 +56,10 @@ class Settings(logged.Settings, common.Chunk):
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
-    clip_rewards: bool = False  # then clip them to [-1, 1]: OGBench's become sparse, -1 until all is done
+    clip_rewards: bool = False  # clip scaled rewards to [-1, 1]: OGBench's become sparse, -1 until the end
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
-    robust_scale: float = 1.0  # price of a shift, in units of value: lower is more robust
-    robust_updates: int = 10_000  # updates of the dynamics ensemble that robust targets are made from
+    robust_scale: float = 1.0  # price of a shift for --robust, in units of value: lower is more robust
+    robust_updates: int = 10_000  # updates of the dynamics ensemble that --robust makes targets from
     policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
 
 

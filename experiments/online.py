@@ -75,19 +75,19 @@ class Settings(interaction.Settings, common.Chunk):
         "sac"  # sac td3 dqn arsq cqn; to fine-tune: iql ifql deas fql cql td3_bc rebrac sac_n edac my.agent
     )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
-    head_high: float = float("nan")  # upper end; nan: as --init_from has it
-    n_step: int = 1  # steps in each transition
-    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: alike
-    priority_correction: float = 0.5  # exponent of the weights that take the bias out of such draws
+    head_high: float = float("nan")  # upper end of a categorical head's support; nan: as --init_from has it
+    n_step: int = 1  # steps in each transition: rewards are summed until the value takes over
+    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: equal
+    priority_correction: float = 0.5  # exponent of the weights that take the bias out of --priority's draws
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
-    clip_rewards: bool = False  # then clip them to [-1, 1]; so does a run that goes on with one that did
+    clip_rewards: bool = False  # clip scaled rewards to [-1, 1]; so does a run from --init_from that did
     init_from: str = ""  # run folder of experiments.offline or experiments.online to start from
-    offline_data: str = ""  # dataset to mix in: name, minari:ID, or file
-    offline_ratio: float = 0.5  # share of each batch that is drawn from it
-    clip_actions: bool = False  # clip its actions that lie outside the action box; an error without it
-    shuffled: bool = False  # it holds single transitions in no order; an error without it
-    relabel_success: str = ""  # episodes that join it: success, final_success, or the least last reward
+    offline_data: str = ""  # dataset to mix into batches: name, minari:ID, or file
+    offline_ratio: float = 0.5  # share of each batch that is drawn from --offline_data
+    clip_actions: bool = False  # clip actions of --offline_data that lie outside their box; else an error
+    shuffled: bool = False  # --offline_data holds single transitions in no order; an error without it
+    relabel_success: str = ""  # episodes to join --offline_data: success, final_success, or least last reward
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:

@@ -164,21 +164,21 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
     """All runs of a sweep, with what is known of them."""
     script = sweeps.SCRIPTS[plan.script]
     runs = [
-        (place, i, program, single)
+        (place, i, program, alone, single)
         for place, program in plan.programs.items()
-        for i, single in enumerate(program.apart())
+        for i, (alone, single) in enumerate(sweeps.apart(program, place).items())
     ]
     configs = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
     varied = _varied(configs, {script.task, script.length, "seed", "agent"})
     states = {place: _checked_state(program, place) for place, program in plan.programs.items()}
-    for (place, i, program, single), parameters in zip(runs, configs, strict=True):
+    for (place, i, program, alone, single), parameters in zip(runs, configs, strict=True):
         settings, *_ = sweeps.arguments(program, place)
         state, where, index, count = states[place], place, i, program.runs
         result = None
-        if state.name == "done":
+        if state.name != _OTHER and sweeps.finished(program, place):
             result = studies.load(place / log.RESULT)
-        elif program.runs > 1 and state.name != _OTHER and sweeps.finished(single, place / f"{i:03d}"):
-            where, index, count = place / f"{i:03d}", 0, 1  # its program diverged, and it was trained alone
+        elif program.runs > 1 and state.name != _OTHER and sweeps.finished(single, alone):
+            where, index, count = alone, 0, 1  # its program diverged
             result = studies.load(where / log.RESULT)
         yield Part(
             _label(settings.agent, parameters, varied),
@@ -471,7 +471,8 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
     """
     count = 0
     for place, program in (item for plan in plans for item in plan.programs.items()):
-        target, done = folder / place.name, _checked_state(program, place).name == "done"
+        target = folder / place.name
+        done = _checked_state(program, place).name != _OTHER and sweeps.finished(program, place)
         result, length = target / log.RESULT, sweeps.SCRIPTS[program.script].length
         if done and result.exists():
             there, here = (log.read_json(x / log.RESULT)[length] for x in (target, place))
@@ -492,7 +493,8 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
 def _diverged(plan: sweeps.Sweep) -> Iterator[Path]:
     """The programs some of whose runs diverged, so that each was trained alone."""
     for place, program in plan.programs.items():
-        if _checked_state(program, place).name != "done" and any(place.glob(f"[0-9][0-9][0-9]/{log.RESULT}")):
+        alone = any((part / log.RESULT).exists() for part in sweeps.apart(program, place))
+        if alone and not sweeps.finished(program, place):
             yield place
 
 
@@ -757,6 +759,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
 def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """The flags of the command."""
     sweeps.define_layout(values)
+    absl_flags.adopt_module_key_flags(sweeps, values)  # --help lists them here, too
     absl_flags.DEFINE_string("out", "", "folder of the report; by default results/boards/FILE", values)
     absl_flags.DEFINE_bool(
         "store", False, "copy the finished runs, without their checkpoints, to the report's folder", values

@@ -49,7 +49,8 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
         for which, title in WHICH.items():
             yield f"## {_last(result) if which == 'last' else title}"
             yield _table(result, which)
-    yield from _published_blocks(result)
+    if result["cells"]:
+        yield from _published_blocks(result)
     yield from _curve_blocks(result)
     yield from _missing(result)
 
@@ -219,16 +220,36 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         rows = [row for row in apart if row["source"] == source]
         published = {(row["variant"], row["task"]): row for row in rows}
         names = list(dict.fromkeys(row["variant"] for row in rows))
-        differs = "; ".join(dict.fromkeys(word for row in rows for word in row["differs"]))
+        everywhere, of_task = _otherwise(rows)
+        here = f": here {'; '.join(everywhere)}" if everywhere else ""
         yield "## Published under another protocol"
-        yield f"Not to be compared number by number: here {differs}. Mean ± deviation over seeds, from {source}."
+        yield f"Not to be compared number by number{here}. Mean ± deviation over seeds, from {source}."
         yield studies.table(
-            ("task", *(f"`{name}`" for name in names)),
+            ("task", *(f"`{name}`" for name in names), *["otherwise here"] * bool(of_task)),
             [
-                (task, *(_reported(published.get((name, task)), _style(result)) for name in names))
+                (
+                    task,
+                    *(_reported(published.get((name, task)), _style(result)) for name in names),
+                    *["; ".join(of_task.get(task, []))] * bool(of_task),
+                )
                 for task in dict.fromkeys(row["task"] for row in rows)
             ],
         )
+
+
+def _otherwise(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, list[str]]]:
+    """What differs from a published protocol on all tasks of the variants that it is of, and the rest by task."""
+    everywhere: list[str] = []
+    of_task: dict[str, list[str]] = {}
+    for word in dict.fromkeys(word for row in rows for word in row["differs"]):
+        having = [row for row in rows if word in row["differs"]]
+        variants = {row["variant"] for row in having}
+        if len(having) == sum(row["variant"] in variants for row in rows):
+            everywhere.append(word)
+            continue
+        for task in dict.fromkeys(row["task"] for row in having):
+            of_task.setdefault(task, []).append(word)
+    return everywhere, of_task
 
 
 def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:

@@ -17,6 +17,7 @@ import platform
 import shlex
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -219,11 +220,11 @@ def progress(total: int, desc: str, *, initial: int = 0, delay: float = 0.0) -> 
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yields a temporary name beside ``path``; what is written there takes the place of ``path`` at the end.
 
-    If the block fails, the temporary file is removed and ``path`` is as it was; what the system says, of a disk that
-    is full say, names ``path``.
+    No other process has that name, on any machine that shares the folder. If the block fails, the temporary file is
+    removed and ``path`` is as it was; what the system says, of a disk that is full say, names ``path``.
     """
     path = Path(path)
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    partial = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
     try:
         yield partial
         os.replace(partial, path)

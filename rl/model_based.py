@@ -49,14 +49,14 @@ class Config:
     takes ``rollouts * length * retain`` rows of the device's memory and of every checkpoint.
     """
 
-    rollouts: int = 50_000  # started per epoch
+    rollouts: int = 50_000  # rollouts started per epoch
     length: int = 5  # k, steps of a rollout
     retain: int = 5  # epochs of full rollouts that the buffer holds
-    updates: int = 1000  # per epoch
+    updates: int = 1000  # updates per epoch
     batch_size: int = 256  # rows per update
     real: float = 0.05  # r, share of logged rows in a batch, rounded down to whole rows; 1: no model
     uncertainty: str = ""  # what model rows are doubted by: aleatoric, disagreement, bellman, or nothing
-    penalty: float = 0.0  # lambda, its weight
+    penalty: float = 0.0  # lambda, weight of --agent.uncertainty
 
 
 # Settings of `rl.agents.sac_n` and of the loop.

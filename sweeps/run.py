@@ -10,14 +10,14 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
 experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
 only in float hyper-parameters of the agent, other than discounts and values of 0, are trained together as one program,
-on one copy of the data.
+on one copy of the data; not so where these would widen the support of a categorical head for one another.
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,
 whatever else was added to the file since. Runs that are trained together are finished together: another value of one of
 their hyper-parameters makes another program, which trains all of them. A run that fails leaves failed.json, and the
-others go on. The same command may run several times at once, also on several machines that share the folder: each takes
-what no other has open.
+others go on; where one diverges, those that were trained with it are trained again, each alone. The same command may
+run several times at once, also on several machines that share the folder: each takes what no other has open.
 Tiers of locomotion that `experiments.collect` makes, and that are not there yet, are made before their first run.
 """
 
@@ -35,6 +35,7 @@ import re
 import signal
 import sys
 import time
+import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -49,9 +50,10 @@ from absl import app, flags
 
 from experiments import common, presets
 from experiments import flags as config_flags
-from rl import checkpoint, data, lifecycle, log, shard, statistics, train
+from rl import agents, checkpoint, data, lifecycle, log, shard, statistics, train
 from rl.data import recipes
 from rl.data.files import existing, expanded
+from rl.types import Spec
 
 _EVALUATIONS = tuple(f"eval/{name}" for name in (*lifecycle.SCORES, "length", "fitted_q"))  # of policies
 
@@ -76,13 +78,15 @@ SCRIPTS = {
     "language": Script("log", presets=False, evaluations=()),
 }
 FAILED, SWEEP = "failed.json", "sweep.json"
+DIVERGED = "diverged.json"  # in the folder of a program whose runs are trained one by one
 GOALS = ("maximize", "minimize")
 RAY = "ray"  # an engine, beside this process
 _PROGRAMS = {f"experiments/{name}.py": name for name in SCRIPTS}
 # What a parameter may have.
 _PARAMETER = ("value", "values", "probabilities", "distribution", "min", "max", "mu", "sigma", "q")
+_OF_DISTRIBUTION = {"normal": {"mu", "sigma"}, "q_uniform": {"min", "max", "q"}}  # of others: min and max
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
-_DIVERGED = "diverged"
+_DIVERGED = "diverged"  # begins the error of such a run
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 
@@ -181,11 +185,20 @@ def read(path: str) -> dict[str, Any]:
     for word in sweep.get("command", []):
         if str(word).startswith("--") and word != "--wandb":
             raise ValueError(f"{path}: flags of the command are not read here: write {word} as a parameter")
-    metric = sweep.setdefault("metric", {"name": "eval/return"})
+    metric = sweep.setdefault("metric", {"name": "eval/return", "goal": GOALS[0]})
     if not isinstance(metric, dict) or "name" not in metric:
         raise ValueError(f"{path}: metric must be written {{name: eval/success, goal: maximize}}")
-    if metric.get("goal", "maximize") not in GOALS:
+    if "goal" not in metric:
+        raise ValueError(
+            f"{path}: metric has no goal: write goal: maximize or goal: minimize, which wandb's server takes if none "
+            "is given"
+        )
+    if metric["goal"] not in GOALS:
         raise ValueError(f"{path}: the goal of a metric is {' or '.join(GOALS)}, not {metric['goal']!r}")
+    if "target" in metric:
+        raise ValueError(
+            f"{path}: the target of a metric needs wandb's server; here all runs are trained: leave it out"
+        )
     logged = SCRIPTS[_PROGRAMS[sweep["program"]]].evaluations
     training = str(metric["name"]).startswith(("train/", "validation/", "model/"))
     if logged and not training and metric["name"] not in logged:
@@ -216,6 +229,13 @@ def _check_parameter(name: str, parameter: Any) -> None:
                 raise ValueError(f"{name}: {bound}={parameter[bound]!r} is no number")
     if parameter.get("q", 1) <= 0:
         raise ValueError(f"{name}: q={parameter['q']} must be above 0")
+    listed, kind = parameter.keys() & {"value", "values"}, parameter.get("distribution", "uniform")
+    taken = set() if listed else _OF_DISTRIBUTION.get(kind, {"min", "max"})
+    if stray := parameter.keys() & {"min", "max", "mu", "sigma", "q"} - taken:
+        raise ValueError(
+            f"{name} has {', '.join(sorted(stray))}, which is not of {''.join(listed) or f'distribution {kind!r}'}: "
+            "leave it out, or give distribution: q_uniform with min, max and q, or normal with mu and sigma"
+        )
 
 
 def _number(value: Any) -> Any:
@@ -254,7 +274,8 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
     """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
 
     A value of 0 stays out of a group, because it may switch a term off; so do the discounts, by which the support of
-    categorical heads and the returns of chunks are made.
+    categorical heads and the returns of chunks are made. Runs whose support the data give are grouped where their
+    targets reach equally far beyond the rewards: the support of a run depends on no other.
     """
     groups: dict[str, list[Program]] = {}
     names = {name for run in runs for name in run}
@@ -262,7 +283,8 @@ def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> 
     for run in runs:
         varying = sorted(name for name in differ & run.keys() if _can_be_swept(run, name, run[name], script))
         fixed = {name: value for name, value in run.items() if name not in varying}
-        group = groups.setdefault(json.dumps([fixed, varying], sort_keys=True), [])
+        reach = _reach(run, script) if varying else []
+        group = groups.setdefault(json.dumps([fixed, varying, reach], sort_keys=True), [])
         if not group or not varying or group[-1].runs >= most:
             group.append(Program(fixed, {name: [] for name in varying}, script))
         for name in varying:
@@ -396,7 +418,7 @@ def load(
         planned = plan(runs, together, script, root)
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from None
-    return Sweep(file, script, metric["name"], metric.get("goal", "maximize"), root, len(runs), planned)
+    return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
 
 
 def _check_same(place: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
@@ -454,6 +476,8 @@ def state(program: Program, place: Path) -> State:
     total = getattr(settings, script.length)
     if finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
+    if (place / DIVERGED).exists():
+        return _state_apart(program, place, total)
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
@@ -464,13 +488,39 @@ def state(program: Program, place: Path) -> State:
     return State("stopped" if rows else "waiting", step, total, seconds)
 
 
+def _state_apart(program: Program, place: Path, total: int) -> State:
+    """How far the runs of a program that diverged are, of which each is trained alone."""
+    each = [state(part, folder) for folder, part in apart(program, place).items()]
+    names = {one.name for one in each}
+    step, seconds = sum(one.step for one in each) // len(each), sum(one.seconds for one in each)
+    if names == {"done"} or "running" in names:
+        return State("done" if names == {"done"} else "running", step, total, seconds)
+    if (place / FAILED).exists():
+        return State("failed", step, total, seconds, log.read_json(place / FAILED)["error"])
+    return State("stopped", step, total, seconds)
+
+
+def apart(program: Program, place: Path) -> dict[Path, Program]:
+    """The runs of a program by the folders in which each is trained alone if they diverge together."""
+    return {place / f"{i:03d}": part for i, part in enumerate(program.apart())}
+
+
 def _seconds(place: Path) -> float:
-    """Wall time from the last start of the run in the folder to the last line of its metrics, scaled to all lines."""
+    """Wall time of the newest session that got further, up to its last line of metrics, scaled to all lines.
+
+    To resume writes that file again: of a session without a line yet, the checkpoint that it resumed from says when the
+    one before ended. 0 where nothing says it.
+    """
     config = log.read_json(place / log.CONFIG)
-    last = config["resumed"][-1] if config["resumed"] else {"step": 0, **config}
-    passed = (place / log.METRICS).stat().st_mtime - datetime.fromisoformat(last["started"]).timestamp()
-    step = log.read(place)[-1]["step"]
-    return max(passed, 0.0) * step / max(step - last["step"], 1)
+    sessions = [{"step": 0, **config}, *config["resumed"]]
+    step, resumed = log.read(place)[-1]["step"], sessions[-1]["step"]
+    written = place / lifecycle.CHECKPOINTS / str(resumed) if step <= resumed else place / log.METRICS
+    end = max(step, resumed)
+    session = next((one for one in reversed(sessions) if one["step"] < end), None)
+    if session is None or not written.exists():
+        return 0.0
+    passed = written.stat().st_mtime - datetime.fromisoformat(session["started"]).timestamp()
+    return max(passed, 0.0) * step / (end - session["step"])
 
 
 def finished(program: Program, place: Path) -> bool:
@@ -484,9 +534,15 @@ def finished(program: Program, place: Path) -> bool:
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
 
 
+def _is_finished(row: Mapping[str, Any], script: str) -> bool:
+    """Whether the run of a row is `finished`."""
+    return finished(Program(row["parameters"], {}, script), Path(row["workdir"]))
+
+
 def collect(program: Program) -> None:
     """Makes the tier of locomotion that the program learns from, if it is one that is not there.
 
+    One that is there and has not its published size is used as it is, with a warning.
     Other datasets are downloaded where they are read, or refused there with the command that makes them. SIGTERM stops
     it as Ctrl-C does, in the middle; what is made so far is kept.
 
@@ -502,6 +558,16 @@ def collect(program: Program) -> None:
     recipe = recipes.LOCOMOTION[name]
     place = expanded(settings.data_folder or recipes.default_folder(recipe.family))
     if (place / recipe.file).exists():
+        held = recipes.read_card(place / recipe.file).get("transitions")
+        published = recipes.locomotion.plan(recipe, None, 0, None).transitions
+        if held not in (None, published):
+            warnings.warn(
+                f"{place / recipe.file} has {held:,} transitions, and {name} at its published size {published:,}: "
+                f"do not compare runs on both. python -m experiments.collect --dataset={name} --out={place} "
+                "--overwrite makes it at that size in its place; another --out, and --set=data_folder with "
+                "that folder here, keep both",
+                stacklevel=2,
+            )
         return
     print(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -526,36 +592,40 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
     if finished(program, workdir):
         return scored(program, workdir, metric)
     settings, config, sweep = arguments(program, workdir)
-    each = program.apart()
-    try:
-        run = _module(program.script).run
-        run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
-    except train.Diverged as error:
-        if len(each) > 1:
-            parts = enumerate(each)
-            return [row for i, part in parts for row in execute(part, workdir / f"{i:03d}", metric)]
-        return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
-    return scored(program, workdir, metric)
+    if settings.overwrite and shard.is_main():
+        (workdir / DIVERGED).unlink(missing_ok=True)
+    if settings.overwrite or not (workdir / DIVERGED).exists():
+        try:
+            run = _module(program.script).run
+            run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
+            return scored(program, workdir, metric)
+        except train.Diverged as error:
+            if program.runs == 1:
+                return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
+            if shard.is_main():
+                log.write_json(workdir / DIVERGED, {"error": str(error)})
+    parts = apart(program, workdir).items()
+    return [row for folder, part in parts for row in execute(part, folder, metric)]
 
 
 def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
-    """A row for every run of a program that is finished, with its parameters and its last score.
+    """A row for every run of a program that is finished, with its parameters and its last score, if that is finite.
 
     Raises:
       MetricError: the runs do not log ``metric``.
     """
     each = program.apart()
     scores = _last(program, workdir, metric).reshape(len(each), -1)
-    if not np.isfinite(scores).all():
-        error = f"{(~np.isfinite(scores)).sum()} of {scores.size} last {metric} are not finite"
-        return [_row(part, workdir) | {"error": error} for part in each]
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
     )
-    return [
-        _row(part, workdir) | {"score": per_seed.mean(), "ci95": list(interval(per_seed))}
-        for part, per_seed in zip(each, scores, strict=True)
-    ]
+
+    def outcome(per_seed: np.ndarray) -> dict[str, Any]:
+        if lost := (~np.isfinite(per_seed)).sum():
+            return {"error": f"{lost} of {per_seed.size} last {metric} are not finite"}
+        return {"score": per_seed.mean(), "ci95": list(interval(per_seed))}
+
+    return [_row(part, workdir) | outcome(per_seed) for part, per_seed in zip(each, scores, strict=True)]
 
 
 def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
@@ -635,6 +705,19 @@ def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) ->
         return False
     config = _config_of(script)(run.get("agent", _defaults(script).agent))
     return isinstance(getattr(config, field, None), float)
+
+
+def _reach(run: dict[str, Any], script: str) -> list[float]:
+    """Where the targets of a run end if rewards give values in [0, 1], at those ends of a support that no flag gives.
+
+    Of one and of two actions, since targets may reach further with their number; nothing for a head without a support.
+    """
+    settings, config, _ = arguments(Program(run, {}, script), Path())
+    if settings.head in common.UNBOUNDED:
+        return []
+    ranges = [agents.target_range(settings.agent, config, Spec((1,), size), 0.0, 1.0) for size in (1, 2)]
+    flags_of_ends = (settings.head_low, settings.head_high)
+    return [end for ends in ranges for end, flag in zip(ends, flags_of_ends, strict=True) if math.isnan(flag)]
 
 
 def _module(script: str) -> ModuleType:
@@ -838,9 +921,9 @@ def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
         row
         for place, program in sweep.programs.items()
         if place not in known and program.runs > 1
-        for i, part in enumerate(program.apart())
-        if finished(part, place / f"{i:03d}")
-        for row in scored(part, place / f"{i:03d}", sweep.metric)
+        for folder, part in apart(program, place).items()
+        if finished(part, folder)
+        for row in scored(part, folder, sweep.metric)
     ]
 
 
@@ -856,8 +939,9 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """
     try:
         if jax.process_count() == 1:  # several would be in each other's way
-            if process := lifecycle.holder(place):  # before its data are read
-                raise lifecycle.InUse(f"{place} is in use by {process}")
+            for folder in (place, *apart(program, place)):  # before its data are read
+                if process := lifecycle.holder(folder):
+                    raise lifecycle.InUse(f"{folder} is in use by {process}")
             collect(program)
             (place / FAILED).unlink(missing_ok=True)
         rows = execute(program, place, metric)
@@ -942,9 +1026,15 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         command = "the same command" + " without --overwrite" * values.overwrite
         say(f"the budget of {values.budget} is spent; {command} continues, and --status says what is left")
     failed = failures(rows)
-    if failed:
+    lost = len(failures([row for row in rows if _is_finished(row, sweep.script)]))
+    if again := len(failed) - lost:
         say(
-            f"{len(failed)} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
+            f"{again} of {sweep.runs} runs failed, see {sweep.root / SWEEP}; the same command tries them again"
+        )
+    if lost:
+        say(
+            f"{lost} of {sweep.runs} runs are finished without a score, see {sweep.root / SWEEP}; they are not trained "
+            "again without --overwrite"
         )
     say(f"Everything is in {sweep.root}; look at {SWEEP} first.")
     if not all(error.startswith(_DIVERGED) for error in failed):  # which is a result of hyper-parameters
@@ -966,8 +1056,8 @@ def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues
 
 def define_layout(values: flags.FlagValues = flags.FLAGS) -> None:
     """The flags that decide which programs a sweep has, and where they lie."""
-    flags.DEFINE_integer("count", 10, "runs of a random sweep", 1, flag_values=values)
-    flags.DEFINE_integer("seed", 0, "of the random draws", 0, flag_values=values)
+    flags.DEFINE_integer("count", 10, "draws of a random sweep", 1, flag_values=values)
+    flags.DEFINE_integer("seed", 0, "decides what a random sweep draws", 0, flag_values=values)
     flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
     flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
     flags.DEFINE_multi_string(
@@ -993,9 +1083,11 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_enum(
         "engine", "", ["", RAY], "ray: programs are tasks of a Ray cluster (extra: ray)", values
     )
-    flags.DEFINE_string("ray_address", "auto", "of the cluster: auto, HOST:PORT or ray://HOST:PORT", values)
-    flags.DEFINE_float("cpus", 1.0, "CPUs of each program on a cluster", 0.0, flag_values=values)
-    flags.DEFINE_float("gpus", 0.0, "GPUs of each program on a cluster", 0.0, flag_values=values)
+    flags.DEFINE_string(
+        "ray_address", "auto", "address of the Ray cluster: auto, HOST:PORT or ray://HOST:PORT", values
+    )
+    flags.DEFINE_float("cpus", 1.0, "CPUs of each program on a Ray cluster", 0.0, flag_values=values)
+    flags.DEFINE_float("gpus", 0.0, "GPUs of each program on a Ray cluster", 0.0, flag_values=values)
     flags.DEFINE_bool("overwrite", False, "train all of the sweep again, also what is finished", values)
     flags.DEFINE_bool("dry_run", False, "only print what would run together", values)
 

@@ -180,7 +180,11 @@ def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) 
     settings |= {"eval_every": every, "eval_episodes": 0, "batch_size": 64, "tensorboard": False}
     parameters = {name: {"value": value} for name, value in {**settings, "agent.hidden": "32,32"}.items()}
     parameters["seed"] = {"values": [0, 1]}
-    sweep = {"method": "grid", "parameters": parameters, "metric": {"name": "train/critic_loss"}}
+    sweep = {
+        "method": "grid",
+        "parameters": parameters,
+        "metric": {"name": "train/critic_loss", "goal": "minimize"},
+    }
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(sweep))
     runs = tmp_path / "runs"
     command = [sys.executable, "-m", "sweeps.run", str(tmp_path / "s.yaml"), "--engine=ray"]

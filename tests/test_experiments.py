@@ -443,6 +443,8 @@ def test_every_script_has_help(tmp_path: Path) -> None:
     text = shown["experiments.offline"]
     assert "--agent.target_gap" in text and "--agent.expectile:" not in text and "--eval_episodes" in text
     assert {"--[no]status:", "--budget:"} <= set(shown["sweeps.run"].split())
+    layout = {"--set:", "--workdir:", "--count:", "--seed:", "--together:", "--finished:"}  # flags of both
+    assert all(layout <= set(shown[name].split()) for name in ("sweeps.run", "experiments.report"))
     text = shown["experiments.collect"]
     assert "Examples:" in text and "--transitions" in text
     assert {*recipes.RECIPES, *recipes.LOCOMOTION} <= set(text.split())

@@ -432,7 +432,10 @@ def test_replacing_gives_all_or_nothing(tmp_path: Path):
             partial.write_text("sec")
             raise error
         assert path.read_text() == "first"
-    assert os.listdir(tmp_path) == ["a.txt"]
+    with log.replacing(path) as one, log.replacing(path) as other:  # as of two hosts with one process id
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one" and os.listdir(tmp_path) == ["a.txt"]
 
 
 def test_importing_imports_no_extra():

@@ -44,7 +44,11 @@ def board(path: Path, **changed: Any) -> str:
         "updates": {"value": 20},
         "eval_every": {"value": 10},
     }
-    sweep = {"method": "grid", "metric": {"name": "eval/normalized_return"}, "parameters": parameters}
+    sweep = {
+        "method": "grid",
+        "metric": {"name": "eval/normalized_return", "goal": "maximize"},
+        "parameters": parameters,
+    }
     file = path / "board.yaml"
     file.write_text(yaml.safe_dump(sweep | changed))
     return str(file)
@@ -196,6 +200,18 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     assert lines[0].endswith("| 66.3 |") and lines[1].endswith("|  |")
     (apart,) = [block for block in blocks if block.startswith("Not to be compared")]
     assert "here data are not D4RL's own -v2 files." in apart
+    row = {"source": "a paper", "variant": "iql", "mean": 1.0, "deviation": None}
+    differs = {
+        TASKS[0]: ["20 updates", "n_step=1"],
+        TASKS[1]: ["20 updates", "n_step=3"],
+        TASKS[2]: ["20 updates"],
+    }
+    rows = [row | {"task": task, "differs": words} for task, words in differs.items()]
+    *_, text, table = report_page._published_blocks({"published": rows, "rate": False})
+    assert "here 20 updates. Mean" in text  # and what is of one task in its row
+    assert [line.split(" | ")[2] for line in table.splitlines()[2:]] == ["n_step=1 |", "n_step=3 |", " |"]
+    nothing = result | {"cells": [], "better": [], "curves": []}
+    assert not any("Published" in block for block in report_page.blocks(nothing))
 
 
 def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: Path) -> None:
@@ -385,6 +401,7 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
     card(program, place)
     log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    log.write_json(place / sweeps.DIVERGED, {})
     for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
         alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}

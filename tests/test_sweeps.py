@@ -8,9 +8,12 @@ import inspect
 import itertools
 import json
 import math
+import os
 import shutil
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("sweeps/**/*.yaml"))
+METRIC = {"name": "eval/return", "goal": "maximize"}
 SMALL = {
     "dataset": "synthetic-continuous",
     "seeds": 2,
@@ -39,7 +43,7 @@ SMALL = {
 
 def grid(**parameters: Any) -> dict[str, Any]:
     named = {name.replace("__", "."): {"values": values} for name, values in parameters.items()}
-    return {"method": "grid", "parameters": named, "metric": {"name": "eval/return"}}
+    return {"method": "grid", "parameters": named, "metric": METRIC}
 
 
 def runs_of(sweep: dict[str, Any], count: int = 50, seed: int = 0) -> list[dict[str, Any]]:
@@ -91,12 +95,15 @@ def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
             assert data.ogbench.known(typed.dataset) or typed.dataset in data.names()
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("sweeps/boards/*.yaml")), ids=lambda path: path.stem)
-def test_a_board_says_what_it_answers_and_how_long_it_takes(path: Path) -> None:
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_file_says_how_it_is_run_and_how_long_it_takes_and_a_board_what_it_answers(path: Path) -> None:
     about = [line for line in path.read_text().splitlines() if line.startswith("#")]
-    assert any("?" in line or "part of the board" in line for line in about[:2])
+    assert path.parent.name != "boards" or any(
+        "?" in line or "part of the board" in line for line in about[:2]
+    )
     assert any(line.startswith("# Time, on ") for line in about)
-    assert any(f"python -m sweeps.run sweeps/boards/{path.name}" in line or "$name" in line for line in about)
+    command = f"python -m sweeps.run {path.relative_to(ROOT)}"
+    assert any(command in line or "$name" in line for line in about)
 
 
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
@@ -252,6 +259,27 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 
 
+@pytest.mark.parametrize(
+    ("fixed", "name", "values", "expected"),
+    [
+        ({"agent": "rebrac", "head": "hl_gauss"}, "critic_cloning", [0.001, 0.01, 0.5], [1, 1, 1]),
+        ({"agent": "rebrac", "head": "hl_gauss"}, "policy_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "rebrac", "head": "quantile"}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "rebrac", "head": "c51", "head_low": -9}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
+        ({"agent": "sac_n", "head": "two_hot"}, "initial_alpha", [0.1, 0.5, 2.0, 3.0, 2.0], [2, 2, 1]),
+        ({"agent": "sac_n", "head": "two_hot"}, "target_entropy", [math.nan, -1.0, -2.0], [1, 1, 1]),
+        ({"agent": "dqn", "head": "c51"}, "temperature", [0.1, 0.2], [1, 1]),
+        ({"agent": "dqn", "head": "c51", "head_high": 9}, "temperature", [0.1, 0.2], [2]),
+    ],
+)
+def test_no_run_widens_the_support_of_another(
+    fixed: dict[str, Any], name: str, values: list[float], expected: list[int]
+) -> None:
+    """Else the results of a run would depend on what else is in the sweep, and on ``--together``."""
+    plan = sweeps.programs([fixed | {f"agent.{name}": value} for value in values], 16)
+    assert [program.runs for program in plan] == expected
+
+
 # ---- mistakes ---------------------------------------------------------------------------------------------
 
 
@@ -272,7 +300,7 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "grid", "parameters": {"seed": {"values": 3}}}, "seed must be written {value: x}"),
         ({"method": "grid", "parameters": {}, "metric": "eval/return"}, "metric must be written"),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "return"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"name": "return"}},
             "no run logs the metric return;",
         ),
         (
@@ -283,6 +311,30 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"method": "random", "parameters": {"x": {"min": "low", "max": 1.0}}}, "min='low' is no number"),
         ({"method": "random", "parameters": {"x": {"min": 0, "max": 1, "q": 0}}}, "q=0 must be above 0"),
         (
+            {"method": "random", "parameters": {"x": {"min": 32, "max": 256, "q": 32}}},
+            "x has q, which is not of distribution 'uniform': leave it out, or give distribution: q_uniform",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"distribution": "normal", "mu": 1, "min": 0}}},
+            "x has min, which is not of distribution 'normal'",
+        ),
+        (
+            {"method": "random", "parameters": {"x": {"min": 0.0, "max": 1.0, "mu": 1, "sigma": 2}}},
+            "x has mu, sigma, which",
+        ),
+        (
+            {"method": "grid", "parameters": {"x": {"value": 3, "max": 9}}},
+            "x has max, which is not of value:",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "metric": {"name": "validation/critic_loss"}},
+            "metric has no goal: write goal: maximize or goal: minimize, which wandb's server takes",
+        ),
+        (
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"target": 0.9}},
+            "the target of a metric needs wandb's server",
+        ),
+        (
             {"method": "random", "parameters": {"x": {"values": [1, 2], "probabilities": [0.9]}}},
             r"probabilities=\[0.9\] must be one for each value",
         ),
@@ -291,11 +343,11 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
             "write --agent.alpha=3 as a parameter",
         ),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "eval/return", "goal": "minimise"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"goal": "minimise"}},
             "the goal of a metric is maximize or minimize, not 'minimise'",
         ),
         (
-            {"method": "grid", "parameters": {}, "metric": {"name": "eval/retrun"}},
+            {"method": "grid", "parameters": {}, "metric": METRIC | {"name": "eval/retrun"}},
             "no run logs the metric eval/retrun; there are eval/return, ",
         ),
         (
@@ -448,23 +500,40 @@ def test_the_goal_decides_which_is_best() -> None:
 
 
 def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same command trains no run together again that diverged so, and the status is that of its runs."""
+    trained, states, broken = [], [], [1e9]
+
     def fake(settings: offline.Settings, config: Any, sweep: dict[str, list[float]]) -> None:
-        if any(rate > 1 for rate in sweep["learning_rate"]):
-            raise train.Diverged("q not finite at update 3")
-        Path(settings.workdir).mkdir(parents=True)
-        row = {"step": 4, "eval/return": [[rate, rate] for rate in sweep["learning_rate"] for _ in range(2)]}
-        Path(settings.workdir, log.METRICS).write_text(json.dumps(row) + "\n")
-        log.result(settings.workdir, {"updates": settings.updates})
+        rates, place = sweep["learning_rate"], Path(settings.workdir)
+        trained.append(rates)
+        with lifecycle._alone(place):
+            states.append(sweeps.state(program, tmp_path).name)
+            if any(rate in broken for rate in rates):
+                raise train.Diverged("q not finite at update 3")
+        row = {"step": 4, "eval/return": [[rate, rate] for rate in rates for _ in range(2)]}
+        (place / log.METRICS).write_text(json.dumps(row) + "\n")
+        log.result(place, {"updates": settings.updates, "wall_seconds": 2.0})
 
     monkeypatch.setattr(offline, "run", fake)
     program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
-    rows = sweeps.execute(program, tmp_path, "eval/return")
+    rows = sweeps.attempt(program, tmp_path, "eval/return")
     assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
     assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
     assert "not finite" in rows[1]["error"]
+    assert trained == [[0.1, 1e9, 0.3], [0.1], [1e9], [0.3]] and states == ["running"] * 4
+    state = sweeps.state(program, tmp_path)
+    assert state[:4] == ("failed", 2, 4, 4.0) and "not finite" in state.error  # two of three, of four updates
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
     assert sweeps.done(again) == {}
     assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
+    broken.clear()
+    with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
+        sweeps.attempt(program, tmp_path, "eval/return")
+    assert len(sweeps.failures(sweeps.attempt(program, tmp_path, "eval/return"))) == 0
+    assert trained[4:] == [[1e9]] and sweeps.state(program, tmp_path) == sweeps.State("done", 4, 4, 6.0)
+    afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
+    sweeps.attempt(afresh, tmp_path, "eval/return")
+    assert trained[5:] == [[0.1, 1e9, 0.3]] and sweeps.finished(program, tmp_path)
 
 
 def planned(programs: dict[Path, sweeps.Program]) -> sweeps.Sweep:
@@ -476,14 +545,40 @@ def test_finished_runs_without_a_score_stop_no_others(tmp_path: Path) -> None:
     lines = {"good": {"eval/return": [1.0, 3.0]}, "without": {}, "infinite": {"eval/return": [math.inf, 1.0]}}
     sweep = planned({tmp_path / name: sweeps.Program(SMALL, {}) for name in lines})
     for name, line in lines.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / log.METRICS).write_text(json.dumps({"step": 4, **line}) + "\n")
-        log.result(tmp_path / name, {"updates": SMALL["updates"], "wall_seconds": 1.0})
+        leave(tmp_path / name, line)
     good, without, infinite = (row for (row,) in sweeps.done(sweep).values())
     assert good["score"] == 2 and "metric is not logged" in without["error"]
     assert infinite["error"] == "1 of 2 last eval/return are not finite"
     with pytest.raises(sweeps.MetricError, match="metric is not logged"):
         sweeps.done(planned({tmp_path / "without": sweeps.Program(SMALL, {})}))
+
+
+def leave(place: Path, line: dict[str, Any]) -> None:
+    """What a finished run of `SMALL` leaves that has logged one line."""
+    place.mkdir()
+    (place / log.METRICS).write_text(json.dumps({"step": 4, **line}) + "\n")
+    log.result(place, {"updates": SMALL["updates"], "wall_seconds": 1.0})
+
+
+def test_a_score_that_is_not_finite_is_of_its_run_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that are trained with it keep theirs, and nobody says that it is tried again."""
+    monkeypatch.setattr(offline, "run", lambda *_: pytest.fail("trained"))
+    sweep = grid(agent__expectile=[0.5, 0.7, 0.9])
+    sweep["parameters"] |= {name: {"value": value} for name, value in SMALL.items()}
+    file = write(tmp_path / "sweep.yaml", sweep)
+    (place,) = sweeps.load(file, {}, str(tmp_path)).programs
+    leave(place, {"eval/return": [1.0, 3.0, math.nan, 1.0, 5.0, 5.0]})
+    with pytest.raises(SystemExit):
+        start(file, f"--workdir={tmp_path}")
+    rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert [row.get("score") for row in rows] == [5.0, 2.0, None]
+    assert rows[2]["parameters"]["agent.expectile"] == 0.7
+    assert rows[2]["error"] == "1 of 2 last eval/return are not finite"
+    text = capsys.readouterr().out
+    assert "1 of 3 runs are finished without a score" in text and "again without --overwrite" in text
+    assert "tries them again" not in text
 
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
@@ -531,6 +626,23 @@ def test_a_tier_that_is_not_there_is_made_before_its_first_run(
     monkeypatch.setattr(sweeps.recipes, "collect", make)
     start(tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}")
     assert folders == [tmp_path / "data"] and counted == [0, 1, 0, 1]
+
+
+def test_a_tier_of_another_size_is_used_with_a_warning(counted: list[int], tmp_path: Path) -> None:
+    """A trial's file would stand beside stored runs on the published size without a word."""
+    file, where = tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}"
+    tier = tmp_path / "data" / "hopper-medium-regen-v5"
+    tier.parent.mkdir()
+    tier.with_suffix(".hdf5").touch()
+    log.write_json(tier.with_suffix(".json"), {"transitions": 1_000_000})
+    with warnings.catch_warnings(action="error"):
+        start(file, where, "--set=seed=0")
+    log.write_json(tier.with_suffix(".json"), {"transitions": 100_000})
+    with pytest.warns(
+        UserWarning, match=r"has 100,000 transitions, .* 1,000,000: .* --overwrite makes it"
+    ) as said:
+        start(file, where, "--set=seed=1")
+    assert len(said) == 1 and counted == [0, 0, 1, 1]
 
 
 def test_data_that_cannot_be_made_stop_no_other_run(
@@ -808,7 +920,7 @@ def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
 ) -> None:
     file = seeds_sweep(tmp_path, 0, 1)
     sweep = yaml.safe_load(Path(file).read_text())
-    other = write(tmp_path / "other.yaml", sweep | {"metric": {"name": "eval/success"}})
+    other = write(tmp_path / "other.yaml", sweep | {"metric": METRIC | {"name": "eval/success"}})
     with pytest.raises(sweeps.MetricError, match=r"'eval/success'; it has: eval/return.* Change the metric"):
         start(other, f"--workdir={tmp_path}")
     start(file, f"--workdir={tmp_path}")
@@ -891,6 +1003,37 @@ def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: P
     runs = runs_of(sweeps.read(seeds_sweep(tmp_path, 0, 1, 2)))
     *_, rest = sweeps.status(sweeps.plan(runs, 16, "offline", tmp_path))
     assert rest == "the rest takes one process about 0:03:20 at the speed so far"
+
+
+@pytest.mark.parametrize(
+    ("resumed", "last", "seconds"),
+    [
+        ([], 0, 0.0),
+        ([], 100, 1000.0),
+        ([(100, 5000)], 100, 1000.0),  # no line yet
+        ([(100, 5000)], 110, 55.0),  # ten steps in five seconds
+        ([(100, 5000), (100, 7000)], 100, 1000.0),  # nor of the session before
+        ([(40, 500), (100, 5000)], 90, 750.0),  # sixty steps in 500 seconds, the last ten without a line
+        ([(60, 5000)], 60, 0.0),  # its checkpoint is not there
+    ],
+)
+def test_the_time_of_a_run_is_of_the_session_that_trained(
+    resumed: list[tuple[int, int]], last: int, seconds: float, tmp_path: Path
+) -> None:
+    """A session that has just resumed has written the metrics again and trained nothing."""
+
+    def at(second: int) -> str:
+        return datetime.fromtimestamp(second, UTC).isoformat()
+
+    sessions = [{"step": step, "started": at(second)} for step, second in resumed]
+    log.write_json(tmp_path / log.CONFIG, {"started": at(0), "resumed": sessions})
+    (tmp_path / log.METRICS).write_text("".join(f'{{"step": {step}}}\n' for step in range(0, last + 1, 10)))
+    written = resumed[-1][1] + 5 if resumed else 1000
+    os.utime(tmp_path / log.METRICS, (written, written))
+    saved = tmp_path / lifecycle.CHECKPOINTS / "100"
+    saved.mkdir(parents=True)
+    os.utime(saved, (1000, 1000))
+    assert sweeps._seconds(tmp_path) == pytest.approx(seconds)
 
 
 def test_each_agent_has_a_speed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,21 +88,21 @@ class Config:
 
     discount: float = 0.99  # gamma
     levels: int = 2  # L, how often an interval of actions is cut
-    bins: int = 7  # B, into how many each time
+    bins: int = 7  # B, parts into which an interval is cut each time
     temperature: float = 0.01  # alpha, in units of value
     bc: str = "cql"  # the BC term: cql or margin
-    bc_weight: float = 0.5  # of the BC term; 0 leaves it out
+    bc_weight: float = 0.5  # weight of the BC term; 0 leaves it out
     bc_clip: float = -1.0  # c: where a logged bin leads by -c (above 0: lags by less than c) nothing pulls
     demonstrations: int = 0  # origin of the rows that the BC term is for; 0 is logged data, all of it
-    trunk: str = "shared"  # of the advantages: shared by all tokens, one per level, or one per token
-    order: str = "level"  # of tokens: level (all dimensions, then the next level) or dimension
+    trunk: str = "shared"  # layers under advantages: shared by all tokens, one per level, or one per token
+    order: str = "level"  # order of tokens: level (all dimensions, then the next level) or dimension
     see_levels: bool = True  # tokens see what was chosen at coarser levels
     see_dimensions: bool = True  # tokens see what was chosen for other dimensions
     critics: int = 2  # twin networks, combined by their minimum
-    target_rate: float = 0.005  # Polyak step
+    target_rate: float = 0.005  # Polyak step of the slow copy
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of the layers of V and of a trunk
-    layer_norm: bool = False  # in V and trunks
+    layer_norm: bool = False  # LayerNorm in V and trunks
     network: Architecture = Architecture(activation="tanh", initialiser="ppo")  # of every network
     critic_optimiser: Adam = Adam()  # of V and advantages
 

@@ -59,11 +59,11 @@ class Config:
     operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
     value_updates: int = 18_000  # updates of the value stage, before the policy stage; -1: all
     maximum: float = 1.0  # R_max, the largest return; categorical heads are bounded by their support
-    advantage_weight: float = 0.1  # beta_adv
-    imitation_weight: float = 0.5  # beta_ce
-    value_learning_rate: float = 1e-5  # AdamW's, of neither norms nor biases, value stage
-    learning_rate: float = 3e-5  # AdamW's, of neither norms nor biases, policy stage
-    weight_decay: float = 0.05  # AdamW's, of neither norms nor biases
+    advantage_weight: float = 0.1  # beta_adv, weight of the advantage term of the policy's loss
+    imitation_weight: float = 0.5  # beta_ce, weight of the imitation term of the policy's loss
+    value_learning_rate: float = 1e-5  # AdamW, value stage
+    learning_rate: float = 3e-5  # AdamW, policy stage
+    weight_decay: float = 0.05  # AdamW's weight decay, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the value heads
     chunk: int = 128  # columns of tokens whose logits are held at a time
 

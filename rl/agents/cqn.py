@@ -73,12 +73,12 @@ class Config:
 
     discount: float = 0.99  # gamma
     levels: int = 3  # L, how often the interval of a dimension is cut
-    bins: int = 5  # B, into how many: actions are exact to B^-L
-    td_weight: float = 1.0  # of L_TD; the authors: 0.1 on RLBench
-    dominance_weight: float = 1.0  # of L_fosd, on demonstrations; 0 turns it off
-    margin_weight: float = 1.0  # of L_m, on demonstrations; 0 turns it off
+    bins: int = 5  # B, parts into which an interval is cut each time: actions are exact to B^-L
+    td_weight: float = 1.0  # weight of L_TD; the authors: 0.1 on RLBench
+    dominance_weight: float = 1.0  # weight of L_fosd, on demonstrations; 0 turns it off
+    margin_weight: float = 1.0  # weight of L_m, on demonstrations; 0 turns it off
     margin: float = 1.0  # m, in units of value; the authors: 0.01 on RLBench
-    demonstrations: int = 0  # origin of the rows that both are for; 0 is logged data, all of it
+    demonstrations: int = 0  # origin of the rows that L_fosd and L_m are for; 0 is logged data, all of it
     ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does
     target_rate: float = 0.005  # Polyak step of the slow copy; the authors: 0.02
     slow_policy: bool = True  # act by the slow copy, as published; else by the network that is learned
@@ -86,7 +86,7 @@ class Config:
     learning_rate: float = 1e-4  # Adam
     features: int = 64  # width of what each stream keeps of the observation; 0: all of it
     hidden: tuple[int, ...] = (512, 512)  # widths of the layers of each stream
-    layer_norm: bool = True  # in these layers
+    layer_norm: bool = True  # LayerNorm in the streams
     network: Architecture = Architecture(activation="silu", initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the network
 

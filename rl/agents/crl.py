@@ -55,13 +55,13 @@ class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
     discount: float = 0.99  # gamma, of the future that goals are drawn from
-    loss: str = "binary"  # of the pairs: binary (logistic) or symmetric (InfoNCE)
-    extraction: str = "ddpg_bc"  # of the policy: ddpg_bc or awr (the one for integer actions)
+    loss: str = "binary"  # loss of the pairs: binary (logistic) or symmetric (InfoNCE)
+    extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.1  # weight of cloning in ddpg_bc; inverse temperature in awr
     latent: int = 512  # n, size of the representations
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in the representations
+    layer_norm: bool = True  # LayerNorm in the representations
     network: Architecture = OGBENCH  # of every network
     critic_optimiser: Adam = Adam()  # of the representations
     policy_optimiser: Adam = Adam()  # of the policy

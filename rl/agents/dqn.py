@@ -56,10 +56,10 @@ class Config:
     target_rate: float = 0.005  # the step of the slow copy; 1 copies
     target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
     epsilon: float = 0.05  # how often it explores in the end
-    epsilon_updates: int = 10_000  # updates until then, 0: none; Dopamine's 250,000 steps are 62,500
+    epsilon_updates: int = 10_000  # updates until epsilon, 0: none; Dopamine's 250,000 steps are 62,500
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (256, 256)  # widths of layers or blocks; 512 after the convolutions of images
-    layer_norm: bool = False  # in the dense layers
+    layer_norm: bool = False  # LayerNorm in the dense layers
     network: Architecture = Architecture(initialiser="glorot")  # of every network
     # Its epsilon in Dopamine is 1.5e-4, with categorical heads 3.125e-4.
     critic_optimiser: Adam = Adam()  # of the network

@@ -17,7 +17,7 @@ from rl.values.heads import ValueHead
 class Config(sac_n.Config):
     """Hyper-parameters; the paper uses N = 10 or 50 and eta = 1 or 5."""
 
-    diversity: float = 1.0  # eta
+    diversity: float = 1.0  # eta, weight of the term that makes the critics' gradients differ
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -41,12 +41,12 @@ class Config:
 
     discount: float = 0.99  # gamma
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
-    extraction: str = "ddpg_bc"  # of the policy: ddpg_bc or awr (the one for integer actions)
+    extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.3  # weight of cloning in ddpg_bc; inverse temperature in awr
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in critics and value
+    layer_norm: bool = True  # LayerNorm in critics and value
     network: Architecture = OGBENCH  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value

@@ -46,7 +46,7 @@ class Config:
     target_rate: float = 0.005  # Polyak step of the values' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in the values
+    layer_norm: bool = True  # LayerNorm in the values
     network: Architecture = OGBENCH  # of every network
     value_optimiser: Adam = Adam()  # of the values
     policy_optimiser: Adam = Adam()  # of the policy

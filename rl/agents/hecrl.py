@@ -84,18 +84,18 @@ class Config:
     alpha: float = 0.1  # weight of cloning in the policy's loss, to be tuned for each task
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     subgoals: str = "diffusion"  # what proposes them: diffusion, awr, or none to pursue the goal at once
-    choice: str = "best"  # among feasible candidates: best (by value) or random
+    choice: str = "best"  # choice among feasible candidates: best (by value) or random
     filtered: bool = True  # only candidates with V(s, w) >= radius are feasible; False: all
     direct: bool = True  # pursue the goal itself where V(s, g) is above the candidate's V(w, g)
     radius: float = -30.0  # R, of competence, as a value; -30 is about 36 steps away at gamma 0.99
     candidates: int = 256  # N, subgoals drawn from the diffusion each time
     replan_every: int = 25  # steps for which a subgoal is pursued
-    max_subgoals: int = 32  # of an episode, replans that chose the goal included; then the goal is pursued
-    diffusion_steps: int = 10  # S
-    prediction: str = "epsilon"  # of the diffusion: epsilon (the noise) or x0 (the subgoal)
+    max_subgoals: int = 32  # subgoals of an episode, replans to the goal included; then it is pursued
+    diffusion_steps: int = 10  # S, steps of the diffusion
+    prediction: str = "epsilon"  # what the diffusion predicts: epsilon (the noise) or x0 (the subgoal)
     eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
-    awr_temperature: float = 3.0  # beta, inverse
-    awr_error: str = "squared"  # or chamfer, of sets of entities without ids (`rl.networks.entity.chamfer`)
+    awr_temperature: float = 3.0  # beta, inverse temperature of awr's weights
+    awr_error: str = "squared"  # squared, or chamfer, of sets of entities without ids (`rl.networks.entity`)
     ids: int = 0  # last features of an entity that are its one-hot id, for candidates to keep; 0: none
     learning_rate: float = 3e-4  # Adam, all networks
     network: entity.Shape = SHAPE  # widths of every network

@@ -49,13 +49,13 @@ class Config:
     discount: float = 0.99  # gamma
     expectile: float = 0.7  # tau: towards 1 the maximum over what was logged
     low_alpha: float = 3.0  # inverse temperature of the low policy's weights
-    high_alpha: float = 3.0  # that of the high policy's
+    high_alpha: float = 3.0  # inverse temperature of the high policy's weights
     representation: int = 10  # n, size of what a goal is represented by
     representation_gradient: bool = False  # whether the low policy's loss moves the representation
     target_rate: float = 0.005  # Polyak step of the values' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in values and representation
+    layer_norm: bool = True  # LayerNorm in values and representation
     network: Architecture = OGBENCH  # of every network
     value_optimiser: Adam = Adam()  # of values and representation
     policy_optimiser: Adam = Adam()  # of both policies

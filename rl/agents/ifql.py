@@ -45,17 +45,17 @@ class Config:
 
     discount: float = 0.99  # gamma
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
-    extraction: str = "best_of"  # of the policy from the flow: the best of its draws, or distilled
+    extraction: str = "best_of"  # the policy from the flow: best_of, the best of its draws, or distilled
     candidates: int = 32  # N, draws of the flow where extraction is best_of
     alpha: float = 10.0  # weight of distillation against Q, where distilled, to be tuned for each task
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
-    flow_steps: int = 10  # that carry noise to an action
-    integrator: str = "euler"  # of the flow: euler or midpoint
+    flow_steps: int = 10  # steps of the flow from noise to an action
+    integrator: str = "euler"  # integrator of the flow: euler or midpoint
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
     hidden: tuple[int, ...] = (512, 512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in critics and value
+    layer_norm: bool = True  # LayerNorm in critics and value
     network: Architecture = OGBENCH  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value

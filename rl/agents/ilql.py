@@ -49,15 +49,15 @@ class Config:
 
     discount: float = 0.99  # gamma, per token
     backup: str = "expectile"  # what Q is regressed on: expectile, sarsa or mc
-    expectile: float = 0.7  # tau
-    cql_weight: float = 0.01  # c_cql
-    bc_weight: float = 1.0  # c_bc; 0 leaves pi_beta as it is
-    steering: float = 4.0  # beta
+    expectile: float = 0.7  # tau: 0.5 is the mean over logged actions, towards 1 their maximum
+    cql_weight: float = 0.01  # c_cql, weight of the CQL term
+    bc_weight: float = 1.0  # c_bc, weight of cloning; 0 leaves pi_beta as it is
+    steering: float = 4.0  # beta, weight of Q against log pi_beta in what is played
     target_rate: float = 0.005  # Polyak step of the slow copies
-    learning_rate: float = 1e-4  # AdamW's, of neither norms nor biases, all networks
-    weight_decay: float = 0.0  # AdamW's, of neither norms nor biases
+    learning_rate: float = 1e-4  # AdamW, all networks
+    weight_decay: float = 0.0  # AdamW's weight decay, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the heads
-    bias: float = 0.0  # of every output: the mean return, about, with a head of values and negative rewards
+    bias: float = 0.0  # bias of every output; of value heads with negative rewards about the mean return
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
 
     def __post_init__(self) -> None:

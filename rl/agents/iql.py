@@ -41,13 +41,13 @@ class Config:
 
     discount: float = 0.99  # gamma
     expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
-    temperature: float = 3.0  # beta, inverse: 0 is behaviour cloning
+    temperature: float = 3.0  # beta, inverse temperature of the policy's weights: 0 is behaviour cloning
     target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
     candidates: int = 1  # actions drawn at each step, whose best by the critics is taken; 1: the mode
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
-    layer_norm: bool = False  # in critics and value
+    layer_norm: bool = False  # LayerNorm in critics and value
     network: Architecture = Architecture(initialiser="orthogonal")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     value_optimiser: Adam = Adam()  # of the value

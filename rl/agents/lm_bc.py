@@ -27,8 +27,8 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are LMRL-Gym's."""
 
-    learning_rate: float = 1e-4  # AdamW's, of neither norms nor biases
-    weight_decay: float = 0.0  # AdamW's, of neither norms nor biases
+    learning_rate: float = 1e-4  # AdamW
+    weight_decay: float = 0.0  # AdamW's weight decay, of neither norms nor biases
     chunk: int = 128  # columns of tokens whose logits are held at a time
 
     def __post_init__(self) -> None:

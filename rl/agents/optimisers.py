@@ -23,13 +23,13 @@ SCHEDULES = ("constant", "cosine")
 class Adam:
     """Settings of one network's optimiser."""
 
-    schedule: str = "constant"  # of the learning rate: constant or cosine, which falls to 0
-    decay_updates: int = 1_000_000  # of the agent: length of the cosine with its warm-up; then nothing moves
+    schedule: str = "constant"  # schedule of the learning rate: constant or cosine, which falls to 0
+    decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; then nothing moves
     warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
     clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
-    weight_decay: float = 0.0  # AdamW's, of kernels only: neither norms nor biases
+    weight_decay: float = 0.0  # AdamW's weight decay, of kernels only: neither norms nor biases
     epsilon: float = 1e-8  # added to the root of Adam's second moment
-    learning_rate: float = 0.0  # of this network; 0: the agent's
+    learning_rate: float = 0.0  # learning rate of this network; 0: the agent's
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:

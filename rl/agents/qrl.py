@@ -46,13 +46,13 @@ class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
     epsilon: float = 0.05  # eps, what steps may be longer than 1, squared
-    extraction: str = "ddpg_bc"  # of the policy: ddpg_bc or awr (the one for integer actions)
+    extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.003  # weight of cloning in ddpg_bc; inverse temperature in awr
     latent: int = 512  # size of the latent states, a multiple of 8
-    discount: float = 0.99  # of geometric goals, where these are asked for; the distance knows none
+    discount: float = 0.99  # gamma of geometric goals, where these are asked for; the distance knows none
     learning_rate: float = 3e-4  # Adam, all networks and the multiplier
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
-    layer_norm: bool = True  # in encoder and dynamics
+    layer_norm: bool = True  # LayerNorm in encoder and dynamics
     network: Architecture = OGBENCH  # of every network
     distance_optimiser: Adam = Adam()  # of the encoder, the multiplier and the dynamics
     policy_optimiser: Adam = Adam()  # of the policy

@@ -40,11 +40,11 @@ from rl.values.heads import ValueHead
 class Config(td3.Config):
     """Hyper-parameters; defaults are the paper's for D4RL locomotion."""
 
-    policy_cloning: float = 0.05  # beta_1; the paper's grid: 0.001, 0.01, 0.05, 0.1
-    critic_cloning: float = 0.01  # beta_2; the paper's grid: 0, 0.001, 0.01, 0.1, 0.5
+    policy_cloning: float = 0.05  # beta_1, in the policy's loss; the paper's grid: 0.001, 0.01, 0.05, 0.1
+    critic_cloning: float = 0.01  # beta_2, in targets; the paper's grid: 0, 0.001, 0.01, 0.1, 0.5
     learning_rate: float = 1e-3  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
-    layer_norm: bool = True  # in the critics
+    layer_norm: bool = True  # LayerNorm in the critics
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
 
 

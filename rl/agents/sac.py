@@ -24,7 +24,7 @@ from rl.values.heads import ValueHead
 class Config(sac_n.Config):
     """Hyper-parameters; defaults are the paper's."""
 
-    critics: int = 2  # N
+    critics: int = 2  # N, members of the critic ensemble
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     network: Architecture = Architecture(initialiser="glorot")  # of every network
 

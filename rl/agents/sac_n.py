@@ -43,18 +43,18 @@ class Config:
     """Hyper-parameters; the paper tunes N (and eta) per dataset."""
 
     discount: float = 0.99  # gamma
-    critics: int = 10  # N; the paper's SAC-N needs up to 500 on hopper
-    diversity: float = 0.0  # eta
+    critics: int = 10  # N, members of the critic ensemble; the paper's SAC-N needs up to 500 on hopper
+    diversity: float = 0.0  # eta, weight of EDAC's term that makes the critics' gradients differ; 0: SAC-N
     subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all
-    target_rate: float = 0.005  # Polyak step
+    target_rate: float = 0.005  # Polyak step of the critics' slow copies
     target_period: int = 1  # updates between two steps of the critics' slow copies
     policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
-    backup_entropy: bool = True  # entropy in the target
+    backup_entropy: bool = True  # the policy's entropy is in the target
     target_entropy: float = 0.0  # H, in nats; 0: minus the number of action dimensions
     initial_alpha: float = 1.0  # the temperature at the start
     learning_rate: float = 3e-4  # Adam, all networks and the temperature
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
-    layer_norm: bool = False  # in the critics
+    layer_norm: bool = False  # LayerNorm in the critics
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy

@@ -37,17 +37,17 @@ class Config:
     """Hyper-parameters; defaults are those of the authors' code."""
 
     discount: float = 0.99  # gamma
-    policy_noise: float = 0.2  # sigma, of the target policy
-    noise_clip: float = 0.5  # c
+    policy_noise: float = 0.2  # sigma, deviation of the target policy's noise
+    noise_clip: float = 0.5  # c, where the target policy's noise is clipped
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience
     policy_delay: int = 2  # critic updates per policy update
     critics: int = 2  # members of the critic ensemble
     aggregation: str = "min"  # of the critics: min, mean, or pessimistic, the mean less some deviations
-    deviations: float = 0.5  # how many, where aggregation is pessimistic
-    target_rate: float = 0.005  # Polyak step
+    deviations: float = 0.5  # deviations below the mean, where aggregation is pessimistic
+    target_rate: float = 0.005  # Polyak step of the slow copies
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
-    layer_norm: bool = False  # in the critics
+    layer_norm: bool = False  # LayerNorm in the critics
     network: Architecture = Architecture()  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy

@@ -78,12 +78,12 @@ class Annotation(NamedTuple):
 class Settings:
     """Of all losses that ask a value."""
 
-    normalise: bool = True  # divide by the mean weight of a member's batch; VaGraM's code does not
+    normalise: bool = True  # divide weights by their mean over a member's batch; VaGraM's code does not
     clip_quantile: float = (
         0.95  # gradients of larger norm than this quantile of the batch's get its norm; 1: none
     )
     floor: float = 0.0  # how much plain error is always added; normalised weights are 1 on average
-    samples: int = 2  # of each prediction by a Gaussian ensemble: `calibrated` and `vaml`
+    samples: int = 2  # samples of each prediction by a Gaussian ensemble, for `calibrated` and `vaml`
 
 
 def make(name: str, values: Values | None, settings: Settings = Settings()) -> Loss:

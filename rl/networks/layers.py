@@ -62,7 +62,7 @@ class Architecture:
     norm_after: bool = False  # LayerNorm stands after each activation, not before it
     residual: bool = False  # a hidden layer of the width of its input is added to it
     dropout: float = 0.0  # share of the policy's hidden units that its updates leave out
-    encoder: str = "nature"  # of images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018)
+    encoder: str = "nature"  # encoder of images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018)
     shift: int = 0  # pixels by which an update shifts its images at random (DrQ: 4)
 
     def __post_init__(self) -> None:

@@ -44,9 +44,9 @@ Success = Callable[[Any, Any], Array]
 class Goals:
     """From where goals are drawn: three probabilities that sum to 1."""
 
-    current: float = 0.2  # probability of the state itself
-    future: float = 0.5  # probability of a later state of the same episode
-    random: float = 0.3  # probability of any logged state
+    current: float = 0.2  # probability that a goal is the state itself
+    future: float = 0.5  # probability that a goal is a later state of the same episode
+    random: float = 0.3  # probability that a goal is any logged state
     geometric: bool = True  # steps to a later state: geometric, with mean 1 / (1 - discount); else uniform
 
 

@@ -22,18 +22,18 @@ class Config:
     """Hyper-parameters; defaults are those of the paper's code for D4RL locomotion."""
 
     discount: float = 0.99  # gamma
-    variant: str = "h"  # h, rho or var
-    weight: float = 5.0  # w
+    variant: str = "h"  # form of the penalty: h, rho or var
+    weight: float = 5.0  # w, weight of the penalty
     target_gap: float = 0.0  # tau of the Lagrange version, in units of weight times gap; 0 turns it off
-    samples: int = 10  # actions per proposal (continuous actions)
+    samples: int = 10  # actions drawn from each proposal (continuous actions)
     backup_entropy: bool = False  # entropy in the target, unless max_backup (continuous actions)
     max_backup: bool = False  # best of `samples` next actions in the target (continuous actions)
     double: bool = True  # double Q-learning (integer actions)
-    target_rate: float = 0.005  # Polyak step
+    target_rate: float = 0.005  # Polyak step of the critics' slow copy
     learning_rate: float = 3e-4  # Adam, critics and multiplier
     policy_learning_rate: float = 1e-4  # Adam, policy and temperature (continuous actions)
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers
-    layer_norm: bool = False  # in the critics
+    layer_norm: bool = False  # LayerNorm in the critics
     network: Architecture = Architecture(initialiser="rlkit")  # of every network
     critic_optimiser: Adam = Adam()  # of the critics
     policy_optimiser: Adam = Adam()  # of the policy (continuous actions)
