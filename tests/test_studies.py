@@ -325,7 +325,7 @@ STORED = {
     "proposals": ["papers/proposals", "papers/proposals/chunks"],
     "ilql_maze": ["papers/ilql_maze", "papers/ilql_maze/c51_quantile"],
     "stop_regressing_games": ["papers/stop_regressing_games"],
-    "vagram": ["papers/vagram"],
+    "vagram": ["papers/vagram", "papers/vagram/standardised"],
     "vagram_online": ["papers/vagram_online"],
     "sac_mujoco": ["online"],
     "ogbench_goals": ["papers/ogbench_goals"],
