@@ -58,7 +58,8 @@ from rl.language.generate import Decoder
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
-from rl.programs.pool import Pool
+from rl.programs.kernel import MIB
+from rl.programs.pool import Limits, Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, Learner, Params, State, TokenBatch
@@ -100,6 +101,8 @@ class Settings(common.Head, common.Folder):
     )
     environment: str = ""  # to play: wordle or maze (both make a log), humaneval, mbpp, apps, code_contests
     environment_file: str = ""  # the words of wordle, one in a line; the problems of the others
+    program_seconds: int = 3  # of processor time that a program has for the tests of a problem
+    program_memory: int = 512  # MiB that it has
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
     action_tokens: int = 16  # the most of an action that is played
@@ -366,6 +369,7 @@ def check(settings: Settings) -> None:
     agent(settings.agent)
     heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
     common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
+    common.at_least_one(settings, "program_seconds", "program_memory")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
     if settings.lora_rank < 0:
@@ -462,7 +466,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     tasks = (
         PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
     )
-    pool = stack.enter_context(Pool()) if tasks else None
+    pool = stack.enter_context(Pool(limits=_limits(settings))) if tasks else None
     game = language_log.environment(settings, tasks, pool)
     language_model = pretrained.load(settings.model)
     lm = model.make(language_model.config, _dtype(settings), settings.remat)
@@ -502,6 +506,13 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         language_log.prompts_that_fit(settings, words, prompts, context) if prompts else [],
         adapters.frozen(language_model.params) if settings.lora_rank else None,
     )
+
+
+def _limits(settings: Settings) -> Limits:
+    """What a program may use: a file as large and as much real time for each second as by default."""
+    usual = Limits()
+    deadline = usual.deadline / usual.seconds * settings.program_seconds
+    return Limits(settings.program_seconds, deadline, settings.program_memory * MIB)
 
 
 def _value_head(

@@ -38,15 +38,14 @@ _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
-    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
+    """What ``--environment`` names; programs are for the problems ``tasks``, and none if none is played."""
     if not settings.environment:
         return None
     if settings.environment == "maze":
         return double_t_maze.game()
     if settings.environment == "wordle":
         return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
-    assert pool
-    return programs.game(pool, tasks)
+    return programs.game(pool, tasks) if pool and settings.eval_episodes else None
 
 
 def words_of(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:

@@ -33,7 +33,7 @@ from rl.language.generate import Decoder
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
-from rl.programs.pool import Pool
+from rl.programs.pool import Limits, Pool
 from rl.programs.problems import read_apps
 from rl.types import State
 
@@ -371,6 +371,11 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
             ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
         ):
             language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
+        assert language_log.environment(dataclasses.replace(chosen, eval_episodes=0), tasks, pool) is None
+        game = language_log.environment(chosen, tasks, pool)
+        assert game and len(text.play(game, lambda all_: [""] * len(all_), 2, np.random.default_rng(0))) == 2
+    limits = script._limits(dataclasses.replace(chosen, program_seconds=6))
+    assert limits == Limits(seconds=6, deadline=30.0) and script._limits(chosen) == Limits()
 
 
 def test_lines_that_are_too_long_are_refused_cut_or_left_out(
@@ -614,6 +619,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "ilql", "expectile": 1.5}, "expectile=1.5 must lie in [0, 1]"),
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
+        ({"program_seconds": 0}, "--program_seconds must be at least 1"),
         ({"action_tokens": 0}, "--action_tokens must be at least 1"),
         ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
         ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),

@@ -562,6 +562,26 @@ def test_problems_whose_reference_fails_are_refused_by_name(anywhere: Pool) -> N
     assert verdict(anywhere, f"{RIGHT}# refused", problems[0]) == Verdict.PASSED
 
 
+def test_problems_that_judge_nobody_are_told_apart_once_and_for_all(
+    anywhere: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is forgotten: a sound problem must not become unsound when its reference is slower another time."""
+    own = "class Own: pass\nassert add(Own(), 1)"
+    problems = [
+        ADD._replace(name=name, reference=f"{text}# {name}", tests=tests)
+        for name, text, tests in (("a", RIGHT, ADD.tests), ("b", WRONG, ADD.tests), ("c", RIGHT, own))
+    ]
+    failing = anywhere.failing([*problems, ADD, *problems])
+    assert failing == {problems[1]: "FAILED", problems[2]: "UNTESTABLE"}
+    with pytest.raises(ValueError, match=r"'b' \(FAILED\), 'c' \(UNTESTABLE\)"):
+        anywhere.run([(problem, RIGHT) for problem in problems])
+    monkeypatch.setattr(pools, "_REMEMBERED", 1)
+    anywhere.run([(ADD, f"{RIGHT}# one more {i}") for i in range(3)])
+    assert (ADD, f"{RIGHT}# one more 0") not in anywhere._verdicts
+    monkeypatch.setattr(pools._Worker, "judge", lambda *_: Verdict.TIMEOUT)
+    assert anywhere.failing(problems[:1]) == {}
+
+
 @pytest.mark.parametrize("expression", ["lambda x: x", "Own()"])
 def test_what_tests_cannot_hand_over_is_refused(anywhere: Pool, expression: str) -> None:
     problem = Problem("P/7", "", f"class Own: pass\nassert f({expression})", ("f",), "")

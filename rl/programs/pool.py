@@ -114,8 +114,7 @@ class Pool:
     def run(self, programs: Iterable[tuple[Problem, str]]) -> list[Verdict]:
         """The verdict on each program, in the order given.
 
-        A problem whose own reference does not pass its tests here says nothing about other programs: it is refused. One
-        without a reference is taken as it is.
+        A problem whose own reference does not pass its tests here (`failing`) is refused.
 
         Args:
             programs: pairs of a problem and a program's text.
@@ -126,36 +125,61 @@ class Pool:
             IsolationError: a worker died, and no other could be started.
         """
         programs = list(programs)
-        problems = dict.fromkeys(problem for problem, _ in programs)
-        for problem in problems:
-            check(problem)
-        references = [(problem, problem.reference) for problem in problems if problem.reference]
-        self._find(references)
-        failing = {
-            f"{problem.name!r} ({self._verdicts[problem, text].name})"
-            for problem, text in references
-            if self._verdicts[problem, text] != Verdict.PASSED
-        }
+        failing = self.failing(problem for problem, _ in programs)
         if failing:
             raise ValueError(
-                f"the references of these problems do not pass their tests here: {', '.join(sorted(failing))}. Leave "
-                "the problems out, raise the limits, or correct the references"
+                f"the references of these problems do not pass their tests here: {named(failing)}. Leave the problems "
+                "out, raise the limits (of experiments.language: --program_seconds), or correct the references"
             )
-        self._find(programs)
+        if untestable := self._find(programs):
+            raise next(iter(untestable.values()))
         verdicts = [self._verdicts[pair] for pair in programs]
         self._forget(len(self._verdicts) - _REMEMBERED)
         return verdicts
 
-    def _find(self, programs: list[tuple[Problem, str]]) -> None:
+    def failing(self, problems: Iterable[Problem]) -> dict[Problem, str]:
+        """The problems that say nothing about programs, because their own reference does not pass their tests here.
+
+        Each reference is judged once. A problem without one is taken as it is.
+
+        Returns:
+            What came of their references: the name of a `Verdict`, or ``UNTESTABLE`` where the tests hand over
+            functions or objects of their own, which cannot reach a program.
+
+        Raises:
+            ValueError: the tests of a problem do not compile or assert nothing.
+            IsolationError: a worker died, and no other could be started.
+        """
+        problems = list(dict.fromkeys(problems))
+        for problem in problems:
+            check(problem)
+        references = [(problem, problem.reference) for problem in problems if problem.reference]
+        untestable = self._find(references)
+        outcomes = {
+            pair: "UNTESTABLE" if pair in untestable else self._verdicts[pair].name for pair in references
+        }
+        return {
+            problem: outcome for (problem, _), outcome in outcomes.items() if outcome != Verdict.PASSED.name
+        }
+
+    def _find(self, programs: list[tuple[Problem, str]]) -> dict[tuple[Problem, str], UntestableError]:
+        """Judges what has no verdict yet; returns those programs whose tests cannot be run."""
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
         # Here, not in the threads: before Python 3.13 `ast.parse` fails now and then where several threads call it.
         decides = {problem: asks_for_a_class(problem) for problem in {problem for problem, _ in new}}
         results = self._threads.map(self._judge, new, [decides[problem] for problem, _ in new])
-        for pair, verdict in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
-            self._verdicts[pair] = verdict
+        untestable = {}
+        for pair, result in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
+            if isinstance(result, UntestableError):
+                untestable[pair] = result
+            else:
+                self._verdicts[pair] = result
+        return untestable
 
     def _forget(self, count: int) -> None:
-        for pair in list(itertools.islice(self._verdicts, max(count, 0))):  # the oldest
+        """The oldest verdicts, but none on a reference: a problem that was found to be sound stays so."""
+        others = (pair for pair in self._verdicts if pair[1] != pair[0].reference)
+        for pair in list(itertools.islice(others, max(count, 0))):
             del self._verdicts[pair]
 
     def close(self) -> None:
@@ -170,18 +194,23 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, pair: tuple[Problem, str], decides: bool) -> Verdict:
+    def _judge(self, pair: tuple[Problem, str], decides: bool) -> Verdict | UntestableError:
         problem, _ = pair
         worker = self._idle.get()
         try:
             return worker.judge(*pair, decides)
-        except UntestableError:
+        except UntestableError as error:
             # If the reference passed, only this program brought the tests to that.
             if self._verdicts.get((problem, problem.reference)) == Verdict.PASSED:
                 return Verdict.RUNTIME_ERROR
-            raise
+            return error
         finally:
             self._idle.put(worker)
+
+
+def named(failing: Mapping[Problem, str]) -> str:
+    """What `Pool.failing` returned, in words."""
+    return ", ".join(sorted(f"{problem.name!r} ({outcome})" for problem, outcome in failing.items()))
 
 
 def _strongest(isolation: str | None, limits: Limits) -> _Worker:
