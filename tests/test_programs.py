@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import importlib.util
 import json
 import os
 import random
@@ -1362,6 +1363,29 @@ def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
     for returned in ("Equal()", "(a, Equal())"):
         program = f"{equal}class Solution:\n    def pair(self, a, b): return {returned}"
         assert verdict(anywhere, program, called) == Verdict.FAILED
+
+
+def test_what_the_harness_of_apps_does_before_a_program(tmp_path: Path, anywhere: Pool) -> None:
+    """Names that starter code takes for granted, and keys of dictionaries that JSON made texts of."""
+    tests = {"fn_name": "count", "inputs": [[{"1": 2, "3": 4}, "5"]], "outputs": [{"4": 3, "2": 1}]}
+    solution = (
+        "class Solution:\n    def count(self, x: List[dict], y): return Counter({b: a for a, b in x.items()})"
+    )
+    called = {**CALLED, "solutions": json.dumps([solution]), "input_output": json.dumps(tests)}
+    script = "print(ceil(math.sqrt(2)) + np.prod([1, 3]) if input() else gcd)"
+    reads = {**APPS, "solutions": json.dumps([script])}
+    reads["input_output"] = json.dumps({"inputs": ["1"], "outputs": ["5"]})
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, (called, reads))))
+    first, second = read_apps(path)
+    assert "count(*[{1: 2, 3: 4}, '5']), {4: 3, 2: 1})" in first.tests
+    assert anywhere.failing([first]) == {}
+    assert verdict(anywhere, solution.replace("b: a for a, b", "str(b): a for a, b"), first) == Verdict.FAILED
+    has_numpy = importlib.util.find_spec("numpy") is not None
+    assert anywhere.failing([second]) == ({} if has_numpy else {second: "RUNTIME_ERROR"})
+    assert verdict(anywhere, script, second._replace(reference="", imports=())) == Verdict.RUNTIME_ERROR
+    missing = second._replace(imports=("import no_such_module as np",), reference="")
+    assert verdict(anywhere, "np = 5\nprint(np)", missing) == Verdict.PASSED
 
 
 def test_read_code_contests_by_hand(tmp_path: Path, anywhere: Pool) -> None:

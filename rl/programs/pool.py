@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import select
 import shutil
 import subprocess
@@ -239,11 +240,14 @@ class _Worker:
 
         ``decides`` is `asks_for_a_class` of the problem.
         """
+        words = set(re.findall(r"\w+", text)) if problem.imports else set()
+        imports = [statement for statement in problem.imports if statement.split()[-1] in words]
+        program = {"text": text, "imports": imports}
         if not problem.cases:
-            job = {"text": text, "tests": problem.tests, "entry": problem.entry, "decides": decides}
+            job = {**program, "tests": problem.tests, "entry": problem.entry, "decides": decides}
             return self._judge_job(problem.name, job)
         for stdin, expected in problem.cases:
-            job = {"text": text, "stdin": stdin, "expected": expected, "match": problem.match}
+            job = {**program, "stdin": stdin, "expected": expected, "match": problem.match}
             verdict = self._judge_job(problem.name, job)
             if verdict != Verdict.PASSED:
                 break

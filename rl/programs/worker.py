@@ -75,10 +75,11 @@ UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what can
 def main(isolation: str, limits: str, packages: str) -> None:
     """Serve jobs, JSON objects of one line each on stdin, until stdin ends or `RETIRES` was said.
 
-    A job has the program's ``text``, the text of its ``tests``, the names that the tests take from the program,
-    ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). Of a script it has instead of
-    these three its input, ``stdin``, the ``expected`` output and one of `MATCHES`, ``match``. stdout carries `READY`,
-    then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
+    A job has the program's ``text`` and statements to execute before it, ``imports``, the text of its ``tests``, the
+    names that the tests take from the program, ``entry``, and whether its objects decide how they compare, ``decides``
+    (`Remote`). Of a script it has instead of the last three its input, ``stdin``, the ``expected`` output and one of
+    `MATCHES`, ``match``. stdout carries `READY`, then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether
+    this goes on.
 
     Args:
         isolation: ``namespaces``: enter them first. Otherwise whoever started this has seen to it.
@@ -234,9 +235,9 @@ class _Program:
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
 
-    def compiles(self, text: str, stdin: str | None = None) -> bool:
+    def compiles(self, text: str, imports: list[str], stdin: str | None = None) -> bool:
         """Hand over the text and what a script is to read; it has not run when this returns."""
-        self._put([text, stdin])
+        self._put([text, imports, stdin])
         return bool(self._get())
 
     def run(self) -> None:
@@ -501,8 +502,8 @@ def _judge(
     os._exit(_FIRST_VERDICT + verdict)
 
 
-def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
-    if not program.compiles(text):
+def _test(program: _Program, *, text: str, imports: list[str], tests: str, entry: list[str]) -> int:
+    if not program.compiles(text, imports):
         return Verdict.COMPILE_ERROR
     try:
         program.run()
@@ -514,8 +515,10 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
     return Verdict.RUNTIME_ERROR if program.is_gone else Verdict.PASSED
 
 
-def _test_script(program: _Program, *, text: str, stdin: str, expected: str, match: str) -> int:
-    if not program.compiles(text, stdin):
+def _test_script(
+    program: _Program, *, text: str, imports: list[str], stdin: str, expected: str, match: str
+) -> int:
+    if not program.compiles(text, imports, stdin):
         return Verdict.COMPILE_ERROR
     printed = io.StringIO()
     try:
@@ -631,7 +634,7 @@ def _run_program(
     confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
 ) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
-    text, stdin = json.loads(questions.readline())
+    text, imports, stdin = json.loads(questions.readline())
     if threads.wanted(text):
         threads.provide()
     execute: Callable[..., None] = exec
@@ -656,6 +659,9 @@ def _run_program(
     except Exception:  # besides SyntaxError: null bytes, nesting too deep, integers too long
         answer(False)
         return
+    for statement in imports:
+        with contextlib.suppress(ImportError):
+            exec(statement, module.__dict__)
     answer(True)
     assert objects.refer(functools.partial(execute, code, module.__dict__))[0] == _RUN
     for line in questions:
