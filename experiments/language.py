@@ -105,7 +105,9 @@ class Settings(common.Head, common.Folder):
     program_memory: int = 512  # MiB that it has
     episodes: int = 10_000  # made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # played after each epoch, at least 2; 0: none
-    action_tokens: int = 16  # the most of an action that is played
+    action_tokens: int = (
+        0  # the most of an action that is played; 0: 256 of a program, 16 of a move in a game
+    )
     temperature: float = 1.0  # of what is played; 0: the likeliest token
     overlong: str = "refuse"  # lines of more tokens than have room; or truncate (at the front), or skip
     date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
@@ -154,6 +156,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     if not _learns(settings):
         return use(settings, config)
+    # Here, and not where it is used: checkpoints say how many tokens were played.
+    settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         if settings.control:
@@ -368,7 +372,7 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
     heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
-    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
+    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
     common.at_least_one(settings, "program_seconds", "program_memory")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
@@ -377,6 +381,10 @@ def check(settings: Settings) -> None:
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
+    if settings.action_tokens < 0:
+        raise ValueError(
+            f"--action_tokens={settings.action_tokens} must be at least 0, which is the environment's own"
+        )
     if not 0 < settings.best <= 1:
         raise ValueError(f"--best={settings.best} must be a share above 0 and of at most 1")
     if not 0 <= settings.temperature < math.inf:
@@ -486,6 +494,11 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:
         raise ValueError(f"--length={length} is more than the model's context of {context}")
+    if game and settings.eval_episodes and settings.action_tokens >= context:
+        raise ValueError(
+            f"--action_tokens={settings.action_tokens} leaves no room to read in the model's context of {context}: "
+            "lower it"
+        )
     learnt, held_out = replay.split(episodes, settings.held_out, settings.seed)
     if not learnt:
         raise ValueError(

@@ -32,6 +32,12 @@ PROBLEMS = {
     "apps": problems.read_apps,
     "code_contests": problems.read_code_contests,
 }
+# What a completion goes no further than: a language model goes on behind a function. Of HumanEval as in Chen et al.
+# (2021); solutions of MBPP may have several functions and classes. Others are scripts.
+STOPS: dict[str, tuple[str, ...]] = {
+    "humaneval": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    "mbpp": ("\nif", "\nprint", "\nassert", '\n"""'),
+}
 OVERLONG = ("refuse", "truncate", "skip")
 
 _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
@@ -45,7 +51,13 @@ def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None)
         return double_t_maze.game()
     if settings.environment == "wordle":
         return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
-    return programs.game(pool, tasks) if pool and settings.eval_episodes else None
+    text = programs.until(STOPS.get(settings.environment, ()))
+    return programs.game(pool, tasks, text) if pool and settings.eval_episodes else None
+
+
+def action_tokens(settings: Settings) -> int:
+    """The most tokens of an action that is played; by default the environment's own number."""
+    return settings.action_tokens or (256 if settings.environment in PROBLEMS else 16)
 
 
 def words_of(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:

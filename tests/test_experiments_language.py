@@ -374,6 +374,8 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
         assert language_log.environment(dataclasses.replace(chosen, eval_episodes=0), tasks, pool) is None
         game = language_log.environment(chosen, tasks, pool)
         assert game and len(text.play(game, lambda all_: [""] * len(all_), 2, np.random.default_rng(0))) == 2
+    for where, tokens in (("", 16), ("maze", 16), ("wordle", 16), ("mbpp", 256), ("apps", 256)):
+        assert language_log.action_tokens(dataclasses.replace(chosen, environment=where)) == tokens
     limits = script._limits(dataclasses.replace(chosen, program_seconds=6))
     assert limits == Limits(seconds=6, deadline=30.0) and script._limits(chosen) == Limits()
 
@@ -620,7 +622,11 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
         ({"program_seconds": 0}, "--program_seconds must be at least 1"),
-        ({"action_tokens": 0}, "--action_tokens must be at least 1"),
+        ({"action_tokens": -1}, "--action_tokens=-1 must be at least 0, which is the environment's own"),
+        (
+            {"environment": "maze", "eval_episodes": 2, "action_tokens": 160},
+            "--action_tokens=160 leaves no room to read in the model's context of 160",
+        ),
         ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
         ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
         ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),

@@ -315,6 +315,9 @@ def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generat
         pool, tasks[:2], ["x", "y"], lambda task, text: text + "right" * (text == "y")
     )
     assert verdicts == [Verdict.FAILED, Verdict.PASSED] and rewards.tolist() == [-0.3, 1.0]
+    cut = programs.until(["\ndef", "\nif"])
+    for completion, judged in (("a\n if\nif x\ndef", "a\n if"), ("def f", "def f"), ("", "")):
+        assert cut(tasks[0], completion) == tasks[0].prompt + judged == cut(tasks[0], judged)
     dialogue = programs.dialogue(tasks[0], "x", Verdict.COMPILE_ERROR)
     assert dialogue == Dialogue((Turn("# a\n"), Turn("x", True, -1.0)), terminated=True, imitate=0.0)
     assert programs.dialogue(tasks[0], "x", Verdict.PASSED).imitate == 1

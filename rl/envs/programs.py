@@ -23,6 +23,16 @@ def whole(problem: Problem, completion: str) -> str:
     return problem.prompt + completion
 
 
+def until(stops: Sequence[str]) -> Text:
+    """`whole`, but of the completion only what stands before the first of these texts."""
+
+    def text(problem: Problem, completion: str) -> str:
+        places = (completion.find(stop) for stop in stops)
+        return whole(problem, completion[: min((place for place in places if place >= 0), default=None)])
+
+    return text
+
+
 def step(
     pool: Pool, problems: Sequence[Problem], completions: Sequence[str], text: Text = whole
 ) -> tuple[list[Verdict], np.ndarray]:
