@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from rl.programs import kernel, wire
+from rl.programs import kernel, wire, worker
 from rl.programs import pool as pools
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
 from rl.programs.problems import (
@@ -146,6 +146,36 @@ def test_two_workers_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_waits_too_long() -> None:
     with Pool(1, limits=LIMITS._replace(deadline=0.5), isolation="none") as pool:
         assert verdict(pool, "import time\ntime.sleep(99)") == Verdict.TIMEOUT
+        assert (
+            verdict(pool, RIGHT, ADD._replace(tests=f"import time\ntime.sleep(99)\n{ADD.tests}"))
+            == Verdict.TIMEOUT
+        )
+
+
+def test_a_deadline_is_for_programs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for those that compute slowly, as on a busy machine: a fifth of the processor time each time will do."""
+    looks: list[Callable[[], None]] = []
+    exits: list[int] = []
+    judge = [0.0]
+    monkeypatch.setattr(signal, "signal", lambda _, look: looks.append(look))
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(time, "process_time", lambda: judge[0])
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\n__import__('sys').stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as process:
+        assert process.stdin and process.stdout
+        worker._end_if_idle(LIMITS, process.pid)
+        process.stdout.readline()
+        looks[0]()
+        judge[0] += 0.25
+        looks[0]()
+        assert exits == []
+        looks[0]()
+        assert exits == [worker._FIRST_VERDICT + Verdict.TIMEOUT]
+        process.stdin.close()
+    judge[0] += 1.0  # more than the program had, which has none any more
+    looks[0]()
+    assert len(exits) == 1
 
 
 @pytest.mark.parametrize(
@@ -1075,7 +1105,8 @@ def test_a_program_whose_worker_always_dies(anywhere: Pool, monkeypatch: pytest.
 
 def test_a_stuck_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_GRACE_SECONDS", 0.1)
-    with Pool(1, limits=LIMITS._replace(deadline=1.0), isolation="none") as pool:
+    monkeypatch.setattr(Limits, "longest", 1.0)
+    with Pool(1, limits=LIMITS, isolation="none") as pool:
         os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
         assert verdict(pool, "import time\ntime.sleep(9)") == Verdict.TIMEOUT
         assert verdict(pool, RIGHT) == Verdict.PASSED

@@ -55,7 +55,7 @@ _ISOLATIONS = ("bubblewrap", "namespaces")  # in the order of preference
 _LIMITS = Limits()
 _REMEMBERED = 100_000  # verdicts, some hundred bytes each: training judges new programs for days
 _START_SECONDS = 30.0
-_GRACE_SECONDS = 5.0  # in which a worker must have told of the judge's alarm
+_GRACE_SECONDS = 5.0  # in which a worker must have told how the judge ended
 # Threads that share one arena do not each reserve address space, of which a program has little.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 _BOOT = """
@@ -80,8 +80,9 @@ class Pool:
     """Workers that judge programs, and the verdicts they gave; a context manager.
 
     A verdict is found once for each problem and text, while it is among the newest 100,000. Programs run with a fixed
-    hash seed and a fixed seed of ``random``, and are timed by the processor they use, so it depends neither on chance
-    nor on the machine's load.
+    hash seed and a fixed seed of ``random``, so that it does not depend on chance. They are timed by the processor that
+    they use (`Limits`): the machine's load decides only where a program is close to its limit, because on a busy
+    machine it uses somewhat more.
 
     Args:
         workers: sandboxes that work at the same time; by default one for each available core.
@@ -298,14 +299,14 @@ class _Worker:
             raise IsolationError(last[0])
 
     def _ask(self, line: bytes) -> bytes | None:
-        """The worker's two bytes; none if it ended, None if it is stuck although the judge's alarm has long rung."""
+        """The worker's two bytes; none if it ended, None if it is stuck although the judge must be done."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError:
             return b""
-        return self._read(2, self._limits.deadline + _GRACE_SECONDS)
+        return self._read(2, self._limits.longest + _GRACE_SECONDS)
 
     def _read(self, size: int, seconds: float) -> bytes | None:
         assert self._process.stdout is not None

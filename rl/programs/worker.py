@@ -33,6 +33,7 @@ import signal
 import site
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -52,8 +53,11 @@ class Verdict(enum.IntEnum):
 
 
 class Limits(NamedTuple):
-    """What a program may use, and its tests again. Processor time is what counts, so that load decides no verdict;
-    the deadline is for programs that wait.
+    """What a program may use, and its tests again.
+
+    Processor time is what counts, because a busy machine takes more real time for the same. The deadline is for
+    programs that wait: each time it has passed, program and tests together must have used a fifth of ``seconds`` since
+    the last time. By default, load decides no verdict unless it leaves a program less than a 25th of a core.
     """
 
     seconds: int = 3  # of processor time
@@ -61,6 +65,13 @@ class Limits(NamedTuple):
     memory: int = 512 * kernel.MIB  # bytes of address space
     output: int = 16 * kernel.MIB  # bytes of each answer, of each file and of the temporary folder
 
+    @property
+    def longest(self) -> float:
+        """Seconds of real time after which a judge is done: it and the program end a second beyond their own."""
+        return self.deadline * (1 + 2 * _SHARES * (1 + 1 / self.seconds))
+
+
+_SHARES = 5  # parts of the processor time, one of which is used before each deadline
 
 # What programs import all the time is loaded before the fork.
 _COMMON = "bisect collections copy datetime functools heapq itertools math operator random re string typing"
@@ -145,14 +156,15 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
         for descriptor in (questions[0], answers[1], verdicts):
             os.close(descriptor)
         streams = os.fdopen(0, "rb"), os.fdopen(questions[1], "wb"), os.fdopen(answers[0], "rb")
-        _judge(limits, confine, *streams)
+        _judge(limits, confine, running, *streams)
 
-    processes = [_fork(program), _fork(judge)]
+    running = _fork(program)
+    judging = _fork(judge)
     for descriptor in (*questions, *answers):
         os.close(descriptor)
-    _, judged = os.waitpid(processes[1], 0)
-    os.kill(processes[0], signal.SIGKILL)
-    _, ended, used = os.wait4(processes[0], 0)
+    _, judged = os.waitpid(judging, 0)
+    os.kill(running, signal.SIGKILL)
+    _, ended, used = os.wait4(running, 0)
     if os.waitstatus_to_exitcode(judged) == _END:
         return None
     return _verdict(judged, ended, used.ru_utime + used.ru_stime >= limits.seconds)
@@ -169,7 +181,7 @@ def _verdict(judged: int, ended: int, spent: bool) -> int:
     code = os.waitstatus_to_exitcode(judged)
     if code > _FIRST_VERDICT + Verdict.RUNTIME_ERROR or code == _FIRST_VERDICT + Verdict.COMPILE_ERROR:
         return code - _FIRST_VERDICT
-    late = code == -signal.SIGALRM or -signal.SIGXCPU in (code, os.waitstatus_to_exitcode(ended))
+    late = -signal.SIGXCPU in (code, os.waitstatus_to_exitcode(ended))
     return Verdict.TIMEOUT if late or spent else Verdict.RUNTIME_ERROR
 
 
@@ -488,18 +500,40 @@ def _failure(remote: Remote, kind: type, arguments: Sequence[Any], text: str) ->
 
 
 def _judge(
-    limits: Limits, confine: Callable[[], None], jobs: BinaryIO, questions: BinaryIO, answers: BinaryIO
+    limits: Limits,
+    confine: Callable[[], None],
+    process: int,
+    jobs: BinaryIO,
+    questions: BinaryIO,
+    answers: BinaryIO,
 ) -> None:
-    """Read a job and end with its verdict as exit status; or be ended by the alarm."""
+    """Read a job for the program in a process and end with its verdict as exit status."""
     line = jobs.readline()
     if not line:
         os._exit(_END)
-    signal.setitimer(signal.ITIMER_REAL, limits.deadline)
+    _end_if_idle(limits, process)
     confine()
     job = json.loads(line)
     program = _Program(questions, answers, limits.output, job.pop("decides", False))
     verdict = _test_script(program, **job) if "stdin" in job else _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
+
+
+def _end_if_idle(limits: Limits, process: int) -> None:
+    """From now on, end this process by `Verdict.TIMEOUT` when it and another have mostly waited (`Limits`)."""
+    before = time.process_time()
+
+    def look(*_: object) -> None:
+        nonlocal before
+        used = time.process_time()
+        with contextlib.suppress(OSError):  # the other one ended
+            used += time.clock_gettime(~process << 3 | 2)  # as `clock_getcpuclockid` has it on Linux
+        if used - before < limits.seconds / _SHARES:
+            os._exit(_FIRST_VERDICT + Verdict.TIMEOUT)
+        before = used
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, limits.deadline, limits.deadline)
 
 
 def _test(program: _Program, *, text: str, imports: list[str], tests: str, entry: list[str]) -> int:
