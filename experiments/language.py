@@ -486,7 +486,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     context = language_model.config.context
     limit = settings.length or context
-    episodes, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
+    episodes, problems, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
@@ -499,11 +499,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
             f"--action_tokens={settings.action_tokens} leaves no room to read in the model's context of {context}: "
             "lower it"
         )
-    learnt, held_out = replay.split(episodes, settings.held_out, settings.seed)
-    if not learnt:
-        raise ValueError(
-            f"--held_out={settings.held_out} leaves none of {len(episodes)} episodes to learn from"
-        )
+    learnt, held_out = language_log.split(settings, episodes, problems)
     return Task(
         language_model,
         lm,

@@ -44,10 +44,10 @@ OWN = {
 }
 
 
-def row(question: int, reply: int) -> dict[str, Any]:
+def row(question: int, reply: int, before: str = "") -> dict[str, Any]:
     """To be repeated is right, and what is near earns something."""
     answer = {"text": str(reply), "is_action": True, "reward": 1 - abs(question - reply) / 2}
-    return {"turns": [{"text": f"={question}"}, answer], "imitate": question == reply}
+    return {"turns": [{"text": f"{before}={question}"}, answer], "imitate": question == reply}
 
 
 TEMPLATE = """{% for message in messages %}
@@ -71,7 +71,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(width=16, layers=1, heads=2, kv_heads=1, head_size=8, inner=16)
     lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
     huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
-    write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
+    rows = [row(a, b, before) for before in ("", "a", "b", "c") for a in (1, 2, 3) for b in (1, 2, 3)]
+    write(folder / "log.jsonl", rows)  # 12 problems, which are held out whole
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
     problems = [
         {"prompt": "=1", "candidates": ["1", "3"], "outcomes": [True, False]},
@@ -115,7 +116,13 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 ) -> None:
     """By likelihood, the control; it learns the right answers only, and ranks and writes what it then is."""
     chosen = settings(
-        files, tmp_path / "whole", updates=240, eval_every=120, rank=str(files / "asked.jsonl"), export=True
+        files,
+        tmp_path / "whole",
+        updates=240,
+        eval_every=120,
+        rank=str(files / "asked.jsonl"),
+        export=True,
+        held_out=0.0,
     )
     result = script.run(chosen, config())
     assert (result["episodes"], result["updates"], result["agent"]) == (36, 240, "lm_bc")
@@ -409,6 +416,39 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert words.decode(task.rows.tokens[cut].tolist(), skip_special_tokens=False) == "2=33<end>"
     assert task.rows.reward[cut].sum() == 1.0 and task.rows.is_action[cut].sum() == 2
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
+
+
+def test_problems_are_held_out_whole_whatever_was_cut_off(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left of a prompt depends on the answer's length, so that answers to one problem no longer begin alike."""
+
+    def sides(rows: list[dict[str, Any]], share: float) -> list[set[float]]:
+        """The problems that are learnt from, and those held out, told by their weights."""
+        path = write(tmp_path / "log.jsonl", rows)
+        chosen = settings(files, tmp_path, log=path, length=8, overlong="truncate", held_out=share)
+        with contextlib.ExitStack() as stack:
+            task = script.problem(chosen, config(), stack)
+        assert task.held_out is not None
+        return [set(side.imitate[side.imitate > 0].tolist()) for side in (task.rows, task.held_out)]
+
+    rows = [
+        {"turns": [{"text": f"{a}{b}{a}=1="}, {"text": "2" * c, "is_action": True}], "imitate": a + 4 * b}
+        for a in (1, 2, 3)
+        for b in (1, 2, 3)
+        for c in (1, 2, 3, 4)
+    ]
+    learnt, held_out = sides(rows, 0.25)
+    assert len(held_out) == 2 and len(learnt) == 7 and not learnt & held_out
+    assert "--held_out" not in capsys.readouterr().err
+    learnt, held_out = sides(rows, 0.05)
+    assert len(held_out) == 1 and not learnt & held_out
+    assert "--held_out=0.05: the smallest problem has 4 of 36 episodes" in capsys.readouterr().err
+    assert sides(rows[:8], 0.25)[1] <= {5, 9}
+    assert (
+        "--held_out=0.25: 4 of 8 episodes have the same prompt and are held out one by one"
+        in capsys.readouterr().err
+    )
 
 
 def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) -> None:
