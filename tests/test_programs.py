@@ -1271,6 +1271,8 @@ def test_scripts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> Non
         ("lines", "1", "1.0", True),
         ("lines", "b a", "a b", False),
         ("lines", "1_0", "10", False),
+        ("lines", "a\n\nb\nc", "a\nb", False),
+        ("lines", "a", "a\nb", False),
         ("lines", "nan", "0", False),
         ("lines", "5", "inf", False),
         ("lines", "inf", "5", False),
@@ -1286,6 +1288,15 @@ def test_outputs_are_compared_as_their_dataset_does(
     match: str, printed: str, expected: str, same: bool
 ) -> None:
     assert MATCHES[match](printed, expected) == same
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u20ac"])
+def test_scripts_print_as_much_as_the_limit_says(anywhere: Pool, character: str) -> None:
+    """Not an eighth of it, for fear of what JSON makes of a character."""
+    count = LIMITS.output // len(character.encode()) - 1
+    problem = SUMS._replace(cases=(("", character * count),))
+    assert verdict(anywhere, f"print({character!r} * {count})", problem) == Verdict.PASSED
+    assert verdict(anywhere, f"print({character!r} * {count + 2})", problem) == Verdict.RUNTIME_ERROR
 
 
 def test_a_script_does_not_see_what_is_expected(anywhere: Pool) -> None:

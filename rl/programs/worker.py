@@ -24,6 +24,7 @@ import functools
 import gc
 import importlib
 import io
+import itertools
 import json
 import math
 import operator
@@ -63,7 +64,9 @@ class Limits(NamedTuple):
     seconds: int = 3  # of processor time
     deadline: float = 15.0  # seconds of real time
     memory: int = 512 * kernel.MIB  # bytes of address space
-    output: int = 16 * kernel.MIB  # bytes of each answer, of each file and of the temporary folder
+    output: int = (
+        16 * kernel.MIB
+    )  # bytes of each answer, of what is printed, of each file and of the temporary folder
 
     @property
     def longest(self) -> float:
@@ -79,6 +82,7 @@ READY = b"R"
 GOES_ON, RETIRES = 0, 1  # whether the worker takes another job
 _END = 1  # the judge's exit status for "there are no more jobs"
 _FIRST_VERDICT = 64  # and for the first verdict
+_EXPANSION = 8  # more than a character grows as JSON, which writes six for a control character
 _RUN = 0  # the handle of what runs the program's text
 UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what cannot reach the program
 
@@ -150,7 +154,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
             os.dup2(null, standard)
         os.close(null)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
-        _run_program(confine, *streams, limits.output // 8)  # JSON writes a control character as six
+        _run_program(confine, *streams, limits.output)
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
@@ -514,8 +518,10 @@ def _judge(
     _end_if_idle(limits, process)
     confine()
     job = json.loads(line)
-    program = _Program(questions, answers, limits.output, job.pop("decides", False))
-    verdict = _test_script(program, **job) if "stdin" in job else _test(program, **job)
+    is_script = "stdin" in job  # whose one answer is all that it printed
+    longest = limits.output * (_EXPANSION if is_script else 1)
+    program = _Program(questions, answers, longest, job.pop("decides", False))
+    verdict = _test_script(program, **job) if is_script else _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
 
 
@@ -572,12 +578,13 @@ def _same_lines(printed: str, expected: str) -> bool:
     """APPS' rule, as far as it keeps the order: the same lines but for space and empty ones; numbers as numpy's
     ``allclose`` has them.
     """
+    # One by one: as lists of words, many lines would have more memory than a judge.
     one, other = (
-        [line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected)
+        (line.split() for line in text.splitlines() if line.strip()) for text in (printed, expected)
     )
-    return len(one) == len(other) and all(
-        _alike(*lines, 1e-5, 1e-8) for lines in zip(one, other, strict=True)
-    )
+    missing: list[str] = []
+    lines = itertools.zip_longest(one, other, fillvalue=missing)
+    return all(_alike(line, wanted, 1e-5, 1e-8) for line, wanted in lines)
 
 
 def _alike(words: list[str], expected: list[str], relative: float, absolute: float) -> bool:
@@ -664,18 +671,19 @@ class _Printed(io.BytesIO):
         return len(data)
 
 
-def _run_program(
-    confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
-) -> None:
-    """Compile the text that arrives, then do what is asked of it until no more is."""
+def _run_program(confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, output: int) -> None:
+    """Compile the text that arrives, then do what is asked of it until no more is.
+
+    ``output`` is the limit of a script's output in bytes, and of another program's answers.
+    """
     text, imports, stdin = json.loads(questions.readline())
     if threads.wanted(text):
         threads.provide()
     execute: Callable[..., None] = exec
     if stdin is None:
-        name, printed = "program", _captured(printed_limit)
+        name, printed = "program", _captured(output // _EXPANSION)
     else:
-        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, printed_limit)
+        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, output)
     confine()
     module = types.ModuleType(name)
     sys.modules[name] = module
