@@ -1241,6 +1241,12 @@ for _ in range(int(input())):
         ("import sys, threading\ndef main():\n    __import__('time').sleep(0.05)\n"
          "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
          "threading.Thread(target=main).start()", Verdict.PASSED),
+        # Calls through `lru_cache` have frames on the stack, of which a thread has 8 MiB; such programs ask for more.
+        ("import sys, threading\nfrom functools import lru_cache\nsys.setrecursionlimit(10**6)\n"
+         "threading.stack_size(2**27)\n@lru_cache(None)\ndef f(n): return n and 1 + f(n - 1)\ndef main():\n"
+         "    if sys.version_info[:2] not in ((3, 12), (3, 13)): assert f(25_000) == 25_000\n"  # limit C's recursion
+         "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
+         "t = threading.Thread(target=main)\nt.start()\nt.join()", Verdict.PASSED),
         ("import builtins\nbuiltins.seen = getattr(builtins, 'seen', 0) + 1\nassert seen == 1\n" + SUM_LINES,
          Verdict.PASSED),  # nothing is left of the run before
         ("print('\\x01' * 10**6)", Verdict.FAILED),  # as JSON six times as long

@@ -154,7 +154,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
             os.dup2(null, standard)
         os.close(null)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
-        _run_program(confine, *streams, limits.output)
+        _run_program(limits, confine, *streams)
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
@@ -671,19 +671,16 @@ class _Printed(io.BytesIO):
         return len(data)
 
 
-def _run_program(confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, output: int) -> None:
-    """Compile the text that arrives, then do what is asked of it until no more is.
-
-    ``output`` is the limit of a script's output in bytes, and of another program's answers.
-    """
+def _run_program(limits: Limits, confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO) -> None:
+    """Compile the text that arrives, then do what is asked of it until no more is."""
     text, imports, stdin = json.loads(questions.readline())
     if threads.wanted(text):
-        threads.provide()
+        threads.provide(stack=limits.memory // 4 if threads.deep(text) else 0)
     execute: Callable[..., None] = exec
     if stdin is None:
-        name, printed = "program", _captured(output // _EXPANSION)
+        name, printed = "program", _captured(limits.output // _EXPANSION)
     else:
-        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, output)
+        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, limits.output)
     confine()
     module = types.ModuleType(name)
     sys.modules[name] = module
