@@ -58,7 +58,8 @@ from rl.language.generate import Decoder
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
-from rl.programs.pool import Pool
+from rl.programs.kernel import MIB
+from rl.programs.pool import Limits, Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, Learner, Params, State, TokenBatch
@@ -100,9 +101,13 @@ class Settings(common.Head, common.Folder):
     )
     environment: str = ""  # played: wordle, maze (both make a log), humaneval, mbpp, apps, code_contests
     environment_file: str = ""  # file of wordle's words, one in a line, or of the others' problems
+    program_seconds: int = 3  # seconds of processor time that a played program has for the tests of a problem
+    program_memory: int = 512  # MiB of memory that a played program has
     episodes: int = 10_000  # episodes made by the environment's data policy, where there is no --log
     eval_episodes: int = 64  # episodes played after each epoch, at least 2; 0: none
-    action_tokens: int = 16  # most tokens of an action that is played
+    action_tokens: int = (
+        0  # most tokens of an action that is played; 0: 256 of a program, 16 of a move in a game
+    )
     temperature: float = 1.0  # temperature of the tokens that are played; 0: the likeliest
     overlong: str = "refuse"  # lines of more tokens than have room: refuse, truncate (at the front) or skip
     date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
@@ -151,6 +156,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     if not _learns(settings):
         return use(settings, config)
+    # Here, and not where it is used: checkpoints say how many tokens were played.
+    settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
         if settings.control:
@@ -367,7 +374,8 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
     heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
-    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes", "action_tokens")
+    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
+    common.at_least_one(settings, "program_seconds", "program_memory")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
     if settings.lora_rank < 0:
@@ -375,6 +383,10 @@ def check(settings: Settings) -> None:
     rows, batch = settings.accumulate, settings.batch_size
     if rows < 0 or (rows and batch % rows):
         raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
+    if settings.action_tokens < 0:
+        raise ValueError(
+            f"--action_tokens={settings.action_tokens} must be at least 0, which is the environment's own"
+        )
     if not 0 < settings.best <= 1:
         raise ValueError(f"--best={settings.best} must be a share above 0 and of at most 1")
     if not 0 <= settings.temperature < math.inf:
@@ -464,7 +476,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     tasks = (
         PROBLEMS[settings.environment](settings.environment_file) if settings.environment in PROBLEMS else []
     )
-    pool = stack.enter_context(Pool()) if tasks else None
+    pool = stack.enter_context(Pool(limits=_limits(settings))) if tasks else None
     game = language_log.environment(settings, tasks, pool)
     language_model = pretrained.load(settings.model)
     lm = model.make(language_model.config, _dtype(settings), settings.remat)
@@ -476,7 +488,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     context = language_model.config.context
     limit = settings.length or context
-    episodes, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
+    episodes, problems, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
     if settings.best < 1:
         episodes = replay.best(episodes, settings.best)
     returns = [one.reward.sum() for one in episodes]
@@ -484,11 +496,12 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:
         raise ValueError(f"--length={length} is more than the model's context of {context}")
-    learnt, held_out = replay.split(episodes, settings.held_out, settings.seed)
-    if not learnt:
+    if game and settings.eval_episodes and settings.action_tokens >= context:
         raise ValueError(
-            f"--held_out={settings.held_out} leaves none of {len(episodes)} episodes to learn from"
+            f"--action_tokens={settings.action_tokens} leaves no room to read in the model's context of {context}: "
+            "lower it"
         )
+    learnt, held_out = language_log.split(settings, episodes, problems)
     return Task(
         language_model,
         lm,
@@ -504,6 +517,13 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
         language_log.prompts_that_fit(settings, words, prompts, context) if prompts else [],
         adapters.frozen(language_model.params) if settings.lora_rank else None,
     )
+
+
+def _limits(settings: Settings) -> Limits:
+    """What a program may use: a file as large and as much real time for each second as by default."""
+    usual = Limits()
+    deadline = usual.deadline / usual.seconds * settings.program_seconds
+    return Limits(settings.program_seconds, deadline, settings.program_memory * MIB)
 
 
 def _value_head(

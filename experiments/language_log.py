@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -32,21 +33,32 @@ PROBLEMS = {
     "apps": problems.read_apps,
     "code_contests": problems.read_code_contests,
 }
+# What a completion goes no further than: a language model goes on behind a function. Of HumanEval as in Chen et al.
+# (2021); solutions of MBPP may have several functions and classes. Others are scripts.
+STOPS: dict[str, tuple[str, ...]] = {
+    "humaneval": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
+    "mbpp": ("\nif", "\nprint", "\nassert", '\n"""'),
+}
 OVERLONG = ("refuse", "truncate", "skip")
 
 _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
-    """What ``--environment`` names; programs for the problems ``tasks`` are run in ``pool``."""
+    """What ``--environment`` names; programs are for the problems ``tasks``, and none if none is played."""
     if not settings.environment:
         return None
     if settings.environment == "maze":
         return double_t_maze.game()
     if settings.environment == "wordle":
         return wordle.game(wordle.make(wordle.read_words(settings.environment_file)))
-    assert pool
-    return programs.game(pool, tasks)
+    text = programs.until(STOPS.get(settings.environment, ()))
+    return programs.game(pool, tasks, text) if pool and settings.eval_episodes else None
+
+
+def action_tokens(settings: Settings) -> int:
+    """The most tokens of an action that is played; by default the environment's own number."""
+    return settings.action_tokens or (256 if settings.environment in PROBLEMS else 16)
 
 
 def words_of(language_model: Pretrained, stop: str | None, date: str, conversations: Sequence[Any]) -> Words:
@@ -71,8 +83,9 @@ def episodes(
     game: Game | None,
     tasks: Sequence[Problem],
     pool: Pool | None,
-) -> tuple[list[Episode], int]:
-    """The log in tokens, and how many of its lines had more than ``limit`` of them, which is said.
+) -> tuple[list[Episode], list[bytes], int]:
+    """The log in tokens, the `rl.replay.tokens.prompt` that each episode had before anything was cut off, and how many
+    of the lines had more than ``limit`` tokens, which is said.
 
     Args:
       settings: of the run.
@@ -113,9 +126,31 @@ def candidates(
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        answers, _ = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
+        answers, *_ = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
         episodes += map(_last_action, answers)
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
+
+
+def split(
+    settings: Settings, episodes: Sequence[Episode], problems: Sequence[bytes]
+) -> tuple[list[Episode], list[Episode]]:
+    """`rl.replay.tokens.split`; where it cannot hold out whole problems, or so few episodes, that is said."""
+    learnt, held_out = replay.split(episodes, settings.held_out, settings.seed, problems)
+    if not learnt:
+        raise ValueError(
+            f"--held_out={settings.held_out} leaves none of {len(episodes)} episodes to learn from"
+        )
+    most, note = max(Counter(problems).values()), ""
+    if len(held_out) > round(settings.held_out * len(episodes)):
+        note = f"the smallest problem has {len(held_out)} of {len(episodes)} episodes, which are held out together"
+    elif held_out and settings.log and 2 * most >= len(episodes):
+        note = (
+            f"{most} of {len(episodes)} episodes have the same prompt and are held out one by one, beside others that "
+            "are learnt from"
+        )
+    if note:
+        print(f"note: --held_out={settings.held_out}: {note}", file=sys.stderr)
+    return learnt, held_out
 
 
 def prompts_that_fit(
@@ -181,14 +216,14 @@ def _judged(
 
 def _in_tokens(
     where: str, words: Words, numbered: _Numbered, limit: int, overlong: str
-) -> tuple[list[Episode], int]:
-    """Dialogues in tokens, and how many of them had more than ``limit``, which is said.
+) -> tuple[list[Episode], list[bytes], int]:
+    """Dialogues in tokens, the prompts that they had, and how many had more than ``limit`` tokens, as `episodes`.
 
     Raises:
       ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
         and its number.
     """
-    episodes, beyond = [], 0
+    episodes, problems, beyond = [], [], 0
     name = where.split(",")[0]
     with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
         for number, each in numbered:
@@ -197,6 +232,7 @@ def _in_tokens(
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
                 raise ValueError(f"{where} {number}: {error}") from None
             bar.update(1)
+            problem = replay.prompt(one)
             if len(one.tokens) > limit:
                 beyond += 1
                 if overlong == "refuse":
@@ -213,12 +249,13 @@ def _in_tokens(
                         "leave the line out"
                     )
             episodes.append(one)
+            problems.append(problem)
     _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
     if not episodes:
         raise ValueError(
             f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
         )
-    return episodes, beyond
+    return episodes, problems, beyond
 
 
 def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:

@@ -24,6 +24,7 @@ from rl.language import generate, huggingface, model, pretrained
 from rl.language.generate import Decoder
 from rl.language.model import LM
 from rl.language.pretrained import Pretrained
+from rl.language.tokenizer import continuation
 from rl.language.weights import WeightsError
 from rl.log import read_json, replacing, write_json
 from rl.types import Params, State, TokenBatch
@@ -185,7 +186,7 @@ def _values(path: Path, like: Any) -> Any:
 
 def _end(language_model: Pretrained, stop: str) -> str:
     """What the card tells users of transformers whose ``generate`` would not stop where an answer ends."""
-    [end] = language_model.tokenizer.encode(stop, add_special_tokens=False).ids
+    [end] = continuation(language_model.tokenizer, stop)
     if end in language_model.ends:
         return ""
     return (

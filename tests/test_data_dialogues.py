@@ -143,6 +143,10 @@ def test_another_encoding_and_no_file_are_named(tmp_path: Path) -> None:
             "its outcomes are not 2 of true and false",
         ),
         ({"messages": [ASKED, ANSWERED], "candidates": ["b"]}, "its last message is the assistant's"),
+        (
+            {"turns": [{"text": "a"}, {"text": "b", "is_action": True}], "candidates": ["c"]},
+            "its last turn is the agent's",
+        ),
         ({"messages": [], "candidates": ["b"]}, "its messages are empty"),
         ({"turns": [{"text": 1}], "candidates": ["b"]}, "its text is 1"),
         ([], "[] is no object"),

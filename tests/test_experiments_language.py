@@ -33,7 +33,7 @@ from rl.language.generate import Decoder
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Shape
-from rl.programs.pool import Pool
+from rl.programs.pool import Limits, Pool
 from rl.programs.problems import read_apps
 from rl.types import State
 
@@ -44,10 +44,10 @@ OWN = {
 }
 
 
-def row(question: int, reply: int) -> dict[str, Any]:
+def row(question: int, reply: int, before: str = "") -> dict[str, Any]:
     """To be repeated is right, and what is near earns something."""
     answer = {"text": str(reply), "is_action": True, "reward": 1 - abs(question - reply) / 2}
-    return {"turns": [{"text": f"={question}"}, answer], "imitate": question == reply}
+    return {"turns": [{"text": f"{before}={question}"}, answer], "imitate": question == reply}
 
 
 TEMPLATE = """{% for message in messages %}
@@ -71,7 +71,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shape = Shape(width=16, layers=1, heads=2, kv_heads=1, head_size=8, inner=16)
     lm = model.make(Config(max(words.get_vocab().values()) + 1, 160, shape))
     huggingface.save(folder / "model", lm.config, jax.jit(lm.init)(jax.random.key(0)), words, ends=[0])
-    write(folder / "log.jsonl", [row(a, b) for a in (1, 2, 3) for b in (1, 2, 3)] * 4)
+    rows = [row(a, b, before) for before in ("", "a", "b", "c") for a in (1, 2, 3) for b in (1, 2, 3)]
+    write(folder / "log.jsonl", rows)  # 12 problems, which are held out whole
     (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
     problems = [
         {"prompt": "=1", "candidates": ["1", "3"], "outcomes": [True, False]},
@@ -115,7 +116,13 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 ) -> None:
     """By likelihood, the control; it learns the right answers only, and ranks and writes what it then is."""
     chosen = settings(
-        files, tmp_path / "whole", updates=240, eval_every=120, rank=str(files / "asked.jsonl"), export=True
+        files,
+        tmp_path / "whole",
+        updates=240,
+        eval_every=120,
+        rank=str(files / "asked.jsonl"),
+        export=True,
+        held_out=0.0,
     )
     result = script.run(chosen, config())
     assert (result["episodes"], result["updates"], result["agent"]) == (36, 240, "lm_bc")
@@ -371,6 +378,13 @@ def test_programs_of_a_log_earn_what_their_tests_say(files: Path, tmp_path: Path
             ValueError, match=r"line 1: these are programs for 'APPS/8', and apps.jsonl has no such"
         ):
             language_log._judged(chosen, dialogues.read(log_file), tasks, pool)
+        assert language_log.environment(dataclasses.replace(chosen, eval_episodes=0), tasks, pool) is None
+        game = language_log.environment(chosen, tasks, pool)
+        assert game and len(text.play(game, lambda all_: [""] * len(all_), 2, np.random.default_rng(0))) == 2
+    for where, tokens in (("", 16), ("maze", 16), ("wordle", 16), ("mbpp", 256), ("apps", 256)):
+        assert language_log.action_tokens(dataclasses.replace(chosen, environment=where)) == tokens
+    limits = script._limits(dataclasses.replace(chosen, program_seconds=6))
+    assert limits == Limits(seconds=6, deadline=30.0) and script._limits(chosen) == Limits()
 
 
 def test_lines_that_are_too_long_are_refused_cut_or_left_out(
@@ -402,6 +416,39 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert words.decode(task.rows.tokens[cut].tolist(), skip_special_tokens=False) == "2=33<end>"
     assert task.rows.reward[cut].sum() == 1.0 and task.rows.is_action[cut].sum() == 2
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
+
+
+def test_problems_are_held_out_whole_whatever_was_cut_off(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is left of a prompt depends on the answer's length, so that answers to one problem no longer begin alike."""
+
+    def sides(rows: list[dict[str, Any]], share: float) -> list[set[float]]:
+        """The problems that are learnt from, and those held out, told by their weights."""
+        path = write(tmp_path / "log.jsonl", rows)
+        chosen = settings(files, tmp_path, log=path, length=8, overlong="truncate", held_out=share)
+        with contextlib.ExitStack() as stack:
+            task = script.problem(chosen, config(), stack)
+        assert task.held_out is not None
+        return [set(side.imitate[side.imitate > 0].tolist()) for side in (task.rows, task.held_out)]
+
+    rows = [
+        {"turns": [{"text": f"{a}{b}{a}=1="}, {"text": "2" * c, "is_action": True}], "imitate": a + 4 * b}
+        for a in (1, 2, 3)
+        for b in (1, 2, 3)
+        for c in (1, 2, 3, 4)
+    ]
+    learnt, held_out = sides(rows, 0.25)
+    assert len(held_out) == 2 and len(learnt) == 7 and not learnt & held_out
+    assert "--held_out" not in capsys.readouterr().err
+    learnt, held_out = sides(rows, 0.05)
+    assert len(held_out) == 1 and not learnt & held_out
+    assert "--held_out=0.05: the smallest problem has 4 of 36 episodes" in capsys.readouterr().err
+    assert sides(rows[:8], 0.25)[1] <= {5, 9}
+    assert (
+        "--held_out=0.25: 4 of 8 episodes have the same prompt and are held out one by one"
+        in capsys.readouterr().err
+    )
 
 
 def test_candidates_are_scored_by_their_own_tokens(files: Path, tmp_path: Path) -> None:
@@ -614,7 +661,12 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"agent": "ilql", "expectile": 1.5}, "expectile=1.5 must lie in [0, 1]"),
         ({"agent": "bcoder", "discount": 1.5}, "discount=1.5 must lie in [0, 1]"),
         ({"eval_every": 3}, "--updates=4 is not a multiple of --eval_every=3"),
-        ({"action_tokens": 0}, "--action_tokens must be at least 1"),
+        ({"program_seconds": 0}, "--program_seconds must be at least 1"),
+        ({"action_tokens": -1}, "--action_tokens=-1 must be at least 0, which is the environment's own"),
+        (
+            {"environment": "maze", "eval_episodes": 2, "action_tokens": 160},
+            "--action_tokens=160 leaves no room to read in the model's context of 160",
+        ),
         ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
         ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
         ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from small_models import CONFIGS, random_params
 
-from rl.envs.text import Chat
-from rl.language import chat, gguf, huggingface, model, pretrained, speak, tokenizer
+from rl.envs.text import Chat, Turn
+from rl.language import chat, generate, gguf, huggingface, model, pretrained, speak, tokenizer
 from rl.language.model import Config
 from rl.language.weights import WeightsError
 from rl.networks.transformer import Rope, Shape
@@ -564,6 +564,44 @@ def test_only_an_episodes_first_turn_has_what_stands_before_texts() -> None:
     assert ended.reward.tolist() == [0, 0, 0, 0, 1, 0]
     assert tokenizer.prompt(words, "ab") == [3, 1, 2]
     assert tokenizer.prompt(words, "<end>") == [3, 0]  # in the text itself
+
+
+def before_every_text(package: Any) -> Any:
+    """A tokenizer that puts a space before what it reads and takes one away from what it writes, as Llama 2's."""
+    vocabulary = {"<s>": 0, "</s>": 1, **{f"<0x{i:02X}>": 2 + i for i in range(256)}}
+    for letter in "▁def(x):1return":
+        vocabulary.setdefault(letter, len(vocabulary))
+    merges = [("▁", "▁"), ("▁▁", "▁▁"), ("▁▁▁▁", "▁")]
+    for pair in merges:
+        vocabulary.setdefault("".join(pair), len(vocabulary))
+    words = package.Tokenizer(package.models.BPE(vocab=vocabulary, merges=merges, byte_fallback=True))
+    words.normalizer = package.normalizers.Sequence(
+        [package.normalizers.Prepend("▁"), package.normalizers.Replace(" ", "▁")]
+    )
+    decoders = package.decoders
+    words.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    words.add_special_tokens(["<s>", "</s>"])
+    words.post_processor = package.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return words
+
+
+@pytest.mark.parametrize("answer", ["    return 1", "return 1", " 1", "\n", "1\n\n  1 ", "€"])
+def test_turns_are_the_tokens_of_the_whole_text_where_a_tokenizer_puts_a_space_before_it(answer: str) -> None:
+    """Each turn is read by itself, and each answer written: Llama 2's had a space too many, and then one too few."""
+    words, begun = before_every_text(pytest.importorskip("tokenizers")), "def f(x):\n"
+    whole = words.encode(begun + answer).ids
+    first = tokenizer.prompt(words, begun)
+    assert first + tokenizer.continuation(words, answer) == whole
+    one = tokenizer.episode(words, [Turn(begun), Turn(answer, True)], True, end=1)
+    assert one.tokens.tolist() == [*whole, 1]
+    ids = [*whole[len(first) :], 1]
+    written = generate.Texts(np.array([ids]), np.array([len(ids)]), np.zeros((1, len(ids))))
+    assert generate.texts(written, words, [1]) == [answer]
+    assert [speak.make(words, stop).end for stop in ("\n", "</s>")] == [2 + 10, 1]
+    # Bytes that are no text of their own stay as many as they are.
+    assert tokenizer.decode(words, [[2 + 0xE2], [2 + 0xE2, 2 + 0x82, 2 + 0xAC]]) == ["\ufffd", "€"]
 
 
 def gguf_tokenizer(before: str, **fields: Any) -> Any:

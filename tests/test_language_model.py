@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -257,6 +258,9 @@ def test_bad_requests() -> None:
 
 def test_texts_without_their_stop_token() -> None:
     class Words:
+        def encode(self, text: str, **_: bool) -> SimpleNamespace:
+            return SimpleNamespace(ids=list(range(len(text))))
+
         def decode_batch(self, rows: list[list[int]]) -> list[str]:
             return [" ".join(map(str, row)) for row in rows]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import scipy.stats
 from experiments import studies
 from experiments.papers import bcoder_rank as paper
 from rl.language import huggingface, model, tokenizer
+from rl.language.cached import Reading
 from rl.language.model import Config
 from rl.networks.transformer import Shape
 from rl.programs.pool import Verdict
@@ -118,6 +121,35 @@ def test_the_study_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(again.verdict) == 30 + 2 and again.human[0] == -1
     assert [text in again.candidates for text in again.human] == [False, False, False, True, True]
     assert (again.verdict[again.human[1:]] == Verdict.PASSED.value).all()
+
+
+def test_no_token_that_begins_a_text_stands_between_a_prompt_and_a_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a model whose tokenizer puts one before every text; what reads and judges is made up."""
+    package = pytest.importorskip("tokenizers")
+    write_problems(tmp_path, 2)
+    write_model(tmp_path / "model")
+    base = paper.pretrained.load(tmp_path / "model")
+    base.tokenizer.add_special_tokens(["<s>"])
+    first = base.tokenizer.token_to_id("<s>")
+    base.tokenizer.post_processor = package.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", first)]
+    )
+    prompts = []
+
+    def read(params: Any, before: list[int], texts: list[list[int]]) -> list[Reading]:
+        prompts.append(before)
+        return [Reading(np.zeros((len(x) + 1, 1, 1)), np.zeros(len(x)), np.zeros(len(x) + 1)) for x in texts]
+
+    monkeypatch.setattr(paper.cached, "reader", lambda *_: read)
+    pool = SimpleNamespace(run=lambda programs: [RIGHT] * len(programs))
+    monkeypatch.setattr(paper, "Pool", lambda **_: contextlib.nullcontext(pool))
+    settings = dataclasses.replace(TINY, data=str(tmp_path), cache=str(tmp_path / "cache"))
+    whole = paper.prepare(settings, base, base.config, {}, [1])
+    assert [before[0] for before in prompts] == [first] * 2 and first not in whole.token
+    text = base.tokenizer.decode(whole.token[whole.start[0] : whole.start[1]].tolist())
+    assert text == "\n    return x + 1\n"  # behind the prompt's last token
 
 
 def corpus(verdicts: list[list[Verdict]]) -> paper.Corpus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import gzip
+import importlib.util
 import json
 import os
 import random
@@ -22,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from rl.programs import kernel, wire
+from rl.programs import kernel, wire, worker
 from rl.programs import pool as pools
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
 from rl.programs.problems import (
@@ -145,6 +146,36 @@ def test_two_workers_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_that_waits_too_long() -> None:
     with Pool(1, limits=LIMITS._replace(deadline=0.5), isolation="none") as pool:
         assert verdict(pool, "import time\ntime.sleep(99)") == Verdict.TIMEOUT
+        assert (
+            verdict(pool, RIGHT, ADD._replace(tests=f"import time\ntime.sleep(99)\n{ADD.tests}"))
+            == Verdict.TIMEOUT
+        )
+
+
+def test_a_deadline_is_for_programs_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for those that compute slowly, as on a busy machine: a fifth of the processor time each time will do."""
+    looks: list[Callable[[], None]] = []
+    exits: list[int] = []
+    judge = [0.0]
+    monkeypatch.setattr(signal, "signal", lambda _, look: looks.append(look))
+    monkeypatch.setattr(signal, "setitimer", lambda *_: None)
+    monkeypatch.setattr(os, "_exit", exits.append)
+    monkeypatch.setattr(time, "process_time", lambda: judge[0])
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True)\n__import__('sys').stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as process:
+        assert process.stdin and process.stdout
+        worker._end_if_idle(LIMITS, process.pid)
+        process.stdout.readline()
+        looks[0]()
+        judge[0] += 0.25
+        looks[0]()
+        assert exits == []
+        looks[0]()
+        assert exits == [worker._FIRST_VERDICT + Verdict.TIMEOUT]
+        process.stdin.close()
+    judge[0] += 1.0  # more than the program had, which has none any more
+    looks[0]()
+    assert len(exits) == 1
 
 
 @pytest.mark.parametrize(
@@ -560,6 +591,26 @@ def test_problems_whose_reference_fails_are_refused_by_name(anywhere: Pool) -> N
     with pytest.raises(ValueError, match=r"these problems .*: 'P/1' \(FAILED\), 'P/2' \(RUNTIME_ERROR\)\."):
         anywhere.run([(problem, f"{RIGHT}# refused") for problem in problems])
     assert verdict(anywhere, f"{RIGHT}# refused", problems[0]) == Verdict.PASSED
+
+
+def test_problems_that_judge_nobody_are_told_apart_once_and_for_all(
+    anywhere: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is forgotten: a sound problem must not become unsound when its reference is slower another time."""
+    own = "class Own: pass\nassert add(Own(), 1)"
+    problems = [
+        ADD._replace(name=name, reference=f"{text}# {name}", tests=tests)
+        for name, text, tests in (("a", RIGHT, ADD.tests), ("b", WRONG, ADD.tests), ("c", RIGHT, own))
+    ]
+    failing = anywhere.failing([*problems, ADD, *problems])
+    assert failing == {problems[1]: "FAILED", problems[2]: "UNTESTABLE"}
+    with pytest.raises(ValueError, match=r"'b' \(FAILED\), 'c' \(UNTESTABLE\)"):
+        anywhere.run([(problem, RIGHT) for problem in problems])
+    monkeypatch.setattr(pools, "_REMEMBERED", 1)
+    anywhere.run([(ADD, f"{RIGHT}# one more {i}") for i in range(3)])
+    assert (ADD, f"{RIGHT}# one more 0") not in anywhere._verdicts
+    monkeypatch.setattr(pools._Worker, "judge", lambda *_: Verdict.TIMEOUT)
+    assert anywhere.failing(problems[:1]) == {}
 
 
 @pytest.mark.parametrize("expression", ["lambda x: x", "Own()"])
@@ -1054,7 +1105,8 @@ def test_a_program_whose_worker_always_dies(anywhere: Pool, monkeypatch: pytest.
 
 def test_a_stuck_worker_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools, "_GRACE_SECONDS", 0.1)
-    with Pool(1, limits=LIMITS._replace(deadline=1.0), isolation="none") as pool:
+    monkeypatch.setattr(Limits, "longest", 1.0)
+    with Pool(1, limits=LIMITS, isolation="none") as pool:
         os.kill(pool._workers[0]._process.pid, signal.SIGSTOP)
         assert verdict(pool, "import time\ntime.sleep(9)") == Verdict.TIMEOUT
         assert verdict(pool, RIGHT) == Verdict.PASSED
@@ -1189,6 +1241,12 @@ for _ in range(int(input())):
         ("import sys, threading\ndef main():\n    __import__('time').sleep(0.05)\n"
          "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
          "threading.Thread(target=main).start()", Verdict.PASSED),
+        # Calls through `lru_cache` have frames on the stack, of which a thread has 8 MiB; such programs ask for more.
+        ("import sys, threading\nfrom functools import lru_cache\nsys.setrecursionlimit(10**6)\n"
+         "threading.stack_size(2**27)\n@lru_cache(None)\ndef f(n): return n and 1 + f(n - 1)\ndef main():\n"
+         "    if sys.version_info[:2] not in ((3, 12), (3, 13)): assert f(25_000) == 25_000\n"  # limit C's recursion
+         "    for line in list(sys.stdin)[1:]: print(sum(map(int, line.split())))\n"
+         "t = threading.Thread(target=main)\nt.start()\nt.join()", Verdict.PASSED),
         ("import builtins\nbuiltins.seen = getattr(builtins, 'seen', 0) + 1\nassert seen == 1\n" + SUM_LINES,
          Verdict.PASSED),  # nothing is left of the run before
         ("print('\\x01' * 10**6)", Verdict.FAILED),  # as JSON six times as long
@@ -1219,6 +1277,8 @@ def test_scripts_by_hand(anywhere: Pool, program: str, expected: Verdict) -> Non
         ("lines", "1", "1.0", True),
         ("lines", "b a", "a b", False),
         ("lines", "1_0", "10", False),
+        ("lines", "a\n\nb\nc", "a\nb", False),
+        ("lines", "a", "a\nb", False),
         ("lines", "nan", "0", False),
         ("lines", "5", "inf", False),
         ("lines", "inf", "5", False),
@@ -1234,6 +1294,15 @@ def test_outputs_are_compared_as_their_dataset_does(
     match: str, printed: str, expected: str, same: bool
 ) -> None:
     assert MATCHES[match](printed, expected) == same
+
+
+@pytest.mark.parametrize("character", ["x", "\x01", "\u20ac"])
+def test_scripts_print_as_much_as_the_limit_says(anywhere: Pool, character: str) -> None:
+    """Not an eighth of it, for fear of what JSON makes of a character."""
+    count = LIMITS.output // len(character.encode()) - 1
+    problem = SUMS._replace(cases=(("", character * count),))
+    assert verdict(anywhere, f"print({character!r} * {count})", problem) == Verdict.PASSED
+    assert verdict(anywhere, f"print({character!r} * {count + 2})", problem) == Verdict.RUNTIME_ERROR
 
 
 def test_a_script_does_not_see_what_is_expected(anywhere: Pool) -> None:
@@ -1342,6 +1411,29 @@ def test_read_apps_by_hand(tmp_path: Path, anywhere: Pool) -> None:
     for returned in ("Equal()", "(a, Equal())"):
         program = f"{equal}class Solution:\n    def pair(self, a, b): return {returned}"
         assert verdict(anywhere, program, called) == Verdict.FAILED
+
+
+def test_what_the_harness_of_apps_does_before_a_program(tmp_path: Path, anywhere: Pool) -> None:
+    """Names that starter code takes for granted, and keys of dictionaries that JSON made texts of."""
+    tests = {"fn_name": "count", "inputs": [[{"1": 2, "3": 4}, "5"]], "outputs": [{"4": 3, "2": 1}]}
+    solution = (
+        "class Solution:\n    def count(self, x: List[dict], y): return Counter({b: a for a, b in x.items()})"
+    )
+    called = {**CALLED, "solutions": json.dumps([solution]), "input_output": json.dumps(tests)}
+    script = "print(ceil(math.sqrt(2)) + np.prod([1, 3]) if input() else gcd)"
+    reads = {**APPS, "solutions": json.dumps([script])}
+    reads["input_output"] = json.dumps({"inputs": ["1"], "outputs": ["5"]})
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n".join(map(json.dumps, (called, reads))))
+    first, second = read_apps(path)
+    assert "count(*[{1: 2, 3: 4}, '5']), {4: 3, 2: 1})" in first.tests
+    assert anywhere.failing([first]) == {}
+    assert verdict(anywhere, solution.replace("b: a for a, b", "str(b): a for a, b"), first) == Verdict.FAILED
+    has_numpy = importlib.util.find_spec("numpy") is not None
+    assert anywhere.failing([second]) == ({} if has_numpy else {second: "RUNTIME_ERROR"})
+    assert verdict(anywhere, script, second._replace(reference="", imports=())) == Verdict.RUNTIME_ERROR
+    missing = second._replace(imports=("import no_such_module as np",), reference="")
+    assert verdict(anywhere, "np = 5\nprint(np)", missing) == Verdict.PASSED
 
 
 def test_read_code_contests_by_hand(tmp_path: Path, anywhere: Pool) -> None:

@@ -284,8 +284,12 @@ def test_games_log_what_their_data_policies_do() -> None:
 class Judge:
     """In place of a pool: passes what says so, and remembers what it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, failing: str = "") -> None:
         self.pairs: list[tuple[Problem, str]] = []
+        self._failing = failing  # names of problems, of one letter
+
+    def failing(self, problems: Any) -> dict[Problem, str]:
+        return {problem: "TIMEOUT" for problem in problems if problem.name in self._failing}
 
     def run(self, pairs: Any) -> list[Verdict]:
         pairs = list(pairs)
@@ -311,9 +315,29 @@ def test_programs_are_judged_and_paid_on_their_last_token(rng: np.random.Generat
         pool, tasks[:2], ["x", "y"], lambda task, text: text + "right" * (text == "y")
     )
     assert verdicts == [Verdict.FAILED, Verdict.PASSED] and rewards.tolist() == [-0.3, 1.0]
+    cut = programs.until(["\ndef", "\nif"])
+    for completion, judged in (("a\n if\nif x\ndef", "a\n if"), ("def f", "def f"), ("", "")):
+        assert cut(tasks[0], completion) == tasks[0].prompt + judged == cut(tasks[0], judged)
     dialogue = programs.dialogue(tasks[0], "x", Verdict.COMPILE_ERROR)
     assert dialogue == Dialogue((Turn("# a\n"), Turn("x", True, -1.0)), terminated=True, imitate=0.0)
     assert programs.dialogue(tasks[0], "x", Verdict.PASSED).imitate == 1
+
+
+def test_problems_that_judge_nobody_are_left_out_when_the_environment_is_made(
+    rng: np.random.Generator,
+) -> None:
+    """Not in the middle of a training, where each play of them would end it."""
+    tasks = [Problem(name, f"# {name}\n", "assert f()", ("f",), "") for name in "abc"]
+    with pytest.warns(
+        UserWarning, match=r"1 of 3 problems are played; .* here: 'a' \(TIMEOUT\), 'c' \(TIMEOUT\)"
+    ):
+        game = programs.game(Judge(failing="ac"), tasks)
+    played = play(game, lambda all_: ["right"] * len(all_), 4, rng)
+    assert {one.turns[0].text for one in played} == {"# b\n"}
+    with pytest.raises(
+        ValueError, match=r"of 3 problems none has a reference that passes .* Raise the limits"
+    ):
+        programs.game(Judge(failing="abc"), tasks)
 
 
 @pytest.fixture

@@ -149,6 +149,15 @@ def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> 
     for each in ([2] * 10, [2, 3] * 5, list(range(10))):  # openings; no two alike
         assert [[number for _, number in side] for side in sides(each, 0.3)] == [order[3:], order[:3]]
     assert sides(prompts, 0.0)[1] == []
+    # Every problem has more answers than are to be held out: the smallest is, whole.
+    for each, smallest in (([2] * 4 + [3] * 3 + [4] * 4, [3] * 3), ([2, 3, 4] * 5, None)):
+        learnt, held_out = sides(each, 0.1)
+        held = [prompt for prompt, _ in held_out]
+        assert held == (smallest or held[:1] * 5) and len(learnt) + len(held) == len(each)
+        assert not {prompt for prompt, _ in learnt} & set(held)
+    # What the episodes do not say themselves any more.
+    learnt, held_out = replay.split(log(list(range(12))), 0.25, 0, problems=list("abcd") * 3)
+    assert len(held_out) == 3 and len({one.tokens[2] % 4 for one in held_out}) == 1
 
 
 def test_the_best_episodes() -> None:

@@ -67,7 +67,7 @@ from experiments import common, studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
-from rl.language import cached, generate, model, pretrained
+from rl.language import cached, generate, model, pretrained, tokenizer
 from rl.language.cached import Batch, Store
 from rl.language.model import Config
 from rl.programs.pool import REWARDS, Limits, Pool, Verdict
@@ -248,9 +248,8 @@ def prepare(
     cache = Path(settings.cache) if settings.cache else default_folder("bcoder_rank")
     cache.mkdir(parents=True, exist_ok=True)
     problems = {problem.name: problem for problem in read_humaneval(folder / PROBLEMS)}
-    encode = base.tokenizer.encode
-    # The last piece of a text, for models whose files name no end.
-    end = base.end if base.end is not None else encode("\n").ids[-1]
+    # A line end, for models whose files name no end.
+    end = base.end if base.end is not None else tokenizer.continuation(base.tokenizer, "\n")[-1]
     samples = read_samples(folder / SAMPLES)
     lengths = [settings.length // 2**k for k in (4, 3, 2, 1, 0) if settings.length // 2**k >= 4]
     read = cached.reader(model.make(config), 8, lengths, depths)
@@ -261,7 +260,10 @@ def prepare(
             bar.update(1)
             problem = problems[sample.name]
             solution = problem.reference.removeprefix(problem.prompt)
-            texts = {text: [*encode(text).ids, end] for text in (*sample.completions, solution)}
+            texts = {
+                text: [*tokenizer.continuation(base.tokenizer, text), end]
+                for text in (*sample.completions, solution)
+            }
             chosen = [text for text in sample.completions if 1 < len(texts[text]) <= settings.length]
             if len(chosen) < settings.programs:
                 continue
@@ -284,7 +286,7 @@ def prepare(
             path = cache / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.npz"
             if not path.exists():
                 verdicts = pool.run([(problem, sample.prompt + text) for text in distinct])
-                before = encode(sample.prompt).ids
+                before = tokenizer.prompt(base.tokenizer, sample.prompt)
                 readings = read(params, before, [texts[text] for text in distinct])
                 part = _part(
                     [distinct.index(text) for text in chosen],

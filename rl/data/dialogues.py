@@ -205,7 +205,10 @@ def _dialogue_or_chat(
     if not row[form]:
         raise ValueError(f"its {form} are empty")
     if form == "turns":
-        return _dialogue({"turns": row["turns"]})
+        dialogue = _dialogue({"turns": row["turns"]})
+        if dialogue.turns[-1].is_action:
+            raise ValueError("its last turn is the agent's, who is to go on: leave that turn out")
+        return dialogue
     for number, message in enumerate(row["messages"], start=1):
         _check_message(number, message)
     if row["messages"][-1]["role"] == ASSISTANT:

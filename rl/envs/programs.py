@@ -6,12 +6,13 @@ The reward of a program stands on its last token (`rl.programs.pool.REWARDS`: Co
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from rl.envs.text import Dialogue, Game, Turn
-from rl.programs.pool import REWARDS, Pool, Verdict
+from rl.programs.pool import REWARDS, Pool, Verdict, named
 from rl.programs.problems import Problem
 
 Text = Callable[[Problem, str], str]  # problem, completion -> the program that is judged
@@ -20,6 +21,16 @@ Text = Callable[[Problem, str], str]  # problem, completion -> the program that 
 def whole(problem: Problem, completion: str) -> str:
     """The prompt and what completes it, as in HumanEval and MBPP."""
     return problem.prompt + completion
+
+
+def until(stops: Sequence[str]) -> Text:
+    """`whole`, but of the completion only what stands before the first of these texts."""
+
+    def text(problem: Problem, completion: str) -> str:
+        places = (completion.find(stop) for stop in stops)
+        return whole(problem, completion[: min((place for place in places if place >= 0), default=None)])
+
+    return text
 
 
 def step(
@@ -42,7 +53,30 @@ def dialogue(problem: Problem, completion: str, verdict: Verdict) -> Dialogue:
 
 
 def game(pool: Pool, problems: Sequence[Problem], text: Text = whole) -> Game:
-    """Problems to be solved in one move: each in turn, from a random one on. There is no data policy."""
+    """Problems to be solved in one move: each in turn, from a random one on. There is no data policy.
+
+    All references are judged first, so that no problem can turn out to be unsound in the middle of a training.
+
+    Raises:
+        ValueError: no problem's reference passes its tests, or the tests of one do not compile or assert nothing.
+        IsolationError: a worker of the pool died, and no other could be started.
+
+    Warns:
+        UserWarning: problems whose own reference does not pass their tests here, which are left out.
+    """
+    failing = pool.failing(problems)
+    total, problems = len(problems), [problem for problem in problems if problem not in failing]
+    if not problems:
+        raise ValueError(
+            f"of {total} problems none has a reference that passes its tests here: {named(failing)}. Raise the limits "
+            "(of experiments.language: --program_seconds), or correct the references"
+        )
+    if failing:
+        warnings.warn(
+            f"{len(problems)} of {total} problems are played; the references of the others do not pass their tests "
+            f"here: {named(failing)}",
+            stacklevel=2,
+        )
 
     def begin(episodes: int, rng: np.random.Generator) -> tuple[list[Problem], list[str]]:
         first = int(rng.integers(len(problems)))

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rl.language.model import LM
+from rl.language.tokenizer import decode
 from rl.types import Array, Key, Params
 
 
@@ -164,10 +165,10 @@ def pad_left(prompts: Sequence[Sequence[int]], length: int | None = None) -> tup
 
 
 def texts(generated: Texts, tokenizer: Any, stop: Sequence[int] = ()) -> list[str]:
-    """The generated texts as strings, without the stop token."""
+    """The generated texts as strings, as they go on with the prompts, without the stop token."""
     rows = zip(np.asarray(generated.tokens), np.asarray(generated.length), strict=True)
     tokens = [row[:length].tolist() for row, length in rows]
-    return tokenizer.decode_batch([row[:-1] if row[-1] in stop else row for row in tokens])
+    return decode(tokenizer, [row[:-1] if row[-1] in stop else row for row in tokens])
 
 
 # ---- best of n ---------------------------------------------------------------------------------------------------

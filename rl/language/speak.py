@@ -14,6 +14,7 @@ from rl.envs.text import Chat, Dialogue, Turn
 from rl.language import chat, generate, tokenizer
 from rl.language.chat import Template
 from rl.language.generate import Decoder
+from rl.language.tokenizer import continuation
 from rl.replay.tokens import Episode
 from rl.types import Key, Params
 
@@ -36,7 +37,7 @@ def make(tokenizer: Any, stop: str, ends: Sequence[int] = (), template: Template
     Raises:
       ValueError: ``stop`` is not one token.
     """
-    ids = tokenizer.encode(stop, add_special_tokens=False).ids
+    ids = continuation(tokenizer, stop)
     if len(ids) != 1:
         raise ValueError(
             f"{stop!r} cannot end actions: it is {len(ids)} tokens to this model, and must be one"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from rl.replay.tokens import episode as join
 
 _INSTALL = "the package 'tokenizers' is missing: pip install -e '.[lm]' (in the clone)"
 _CONTROL, _ADDED = 3, 4  # llama.cpp's kinds of tokens that no merge makes: those that say no text, and others
+_LINE_END = "\n"
 _SPARE = 0.05  # share of an embedding's rows that may have no token: some are padded to a round number
 
 
@@ -98,7 +99,7 @@ def prompt(tokenizer: Any, text: str) -> list[int]:
     """The tokens of a text's beginning: with those that the tokenizer puts before a text, without those after it.
 
     A Llama tokenizer, for instance, puts one before every text that it is given. What goes on with a text that has
-    begun must have none: ``tokenizer.encode(text, add_special_tokens=False).ids``.
+    begun must have none: `continuation`.
     """
     encoding = tokenizer.encode(text)
     places = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
@@ -110,6 +111,35 @@ def before(tokenizer: Any, text: str) -> list[int]:
     encoding = tokenizer.encode(text)
     places = [place for place, special in enumerate(encoding.special_tokens_mask) if not special]
     return encoding.ids[: places[0]] if places else []
+
+
+def continuation(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of what goes on with a text that has begun, as they would be within the whole.
+
+    Some tokenizers, those of Llama 2 and Mistral 0.1, put a space before every text that they read.
+    """
+    anchor = _anchor(tokenizer)
+    start = _LINE_END if anchor else ""
+    return tokenizer.encode(start + text, add_special_tokens=False).ids[len(anchor) :]
+
+
+def decode(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:
+    """The texts of `continuation`'s tokens, with the space that some tokenizers take away from a text's beginning."""
+    line_end = _anchor(tokenizer)[1:]
+    texts = tokenizer.decode_batch([[*line_end, *row] for row in rows])
+    return [text[len(line_end) :] for text in texts]
+
+
+def _anchor(tokenizer: Any) -> list[int]:
+    """The tokens of a line end that begins a text, its space first, of a tokenizer that puts one there; else none.
+
+    Of a line end, because no merge joins it to what follows in these tokenizers.
+    """
+    try:
+        once, twice = (tokenizer.encode(_LINE_END * count, add_special_tokens=False).ids for count in (1, 2))
+    except Exception:  # of no special kind: it has no line end
+        return []
+    return once if len(once) == 2 and twice == [*once, once[1]] else []
 
 
 def episode(
@@ -129,11 +159,7 @@ def episode(
     """
     tokenized: list[Turn] = []
     for turn in turns:
-        ids = (
-            tokenizer.encode(turn.text, add_special_tokens=False).ids
-            if tokenized
-            else prompt(tokenizer, turn.text)
-        )
+        ids = continuation(tokenizer, turn.text) if tokenized else prompt(tokenizer, turn.text)
         after = [end] if turn.is_action and end is not None else []
         tokenized.append(Turn([*ids, *after], turn.is_action, turn.reward))
     return join(tokenized, terminated, imitate)

@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import select
 import shutil
 import subprocess
@@ -54,7 +55,7 @@ _ISOLATIONS = ("bubblewrap", "namespaces")  # in the order of preference
 _LIMITS = Limits()
 _REMEMBERED = 100_000  # verdicts, some hundred bytes each: training judges new programs for days
 _START_SECONDS = 30.0
-_GRACE_SECONDS = 5.0  # in which a worker must have told of the judge's alarm
+_GRACE_SECONDS = 5.0  # in which a worker must have told how the judge ended
 # Threads that share one arena do not each reserve address space, of which a program has little.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "1", "OPENBLAS_NUM_THREADS": "1"}
 _BOOT = """
@@ -79,8 +80,9 @@ class Pool:
     """Workers that judge programs, and the verdicts they gave; a context manager.
 
     A verdict is found once for each problem and text, while it is among the newest 100,000. Programs run with a fixed
-    hash seed and a fixed seed of ``random``, and are timed by the processor they use, so it depends neither on chance
-    nor on the machine's load.
+    hash seed and a fixed seed of ``random``, so that it does not depend on chance. They are timed by the processor that
+    they use (`Limits`): the machine's load decides only where a program is close to its limit, because on a busy
+    machine it uses somewhat more.
 
     Args:
         workers: sandboxes that work at the same time; by default one for each available core.
@@ -114,8 +116,7 @@ class Pool:
     def run(self, programs: Iterable[tuple[Problem, str]]) -> list[Verdict]:
         """The verdict on each program, in the order given.
 
-        A problem whose own reference does not pass its tests here says nothing about other programs: it is refused. One
-        without a reference is taken as it is.
+        A problem whose own reference does not pass its tests here (`failing`) is refused.
 
         Args:
             programs: pairs of a problem and a program's text.
@@ -126,36 +127,61 @@ class Pool:
             IsolationError: a worker died, and no other could be started.
         """
         programs = list(programs)
-        problems = dict.fromkeys(problem for problem, _ in programs)
-        for problem in problems:
-            check(problem)
-        references = [(problem, problem.reference) for problem in problems if problem.reference]
-        self._find(references)
-        failing = {
-            f"{problem.name!r} ({self._verdicts[problem, text].name})"
-            for problem, text in references
-            if self._verdicts[problem, text] != Verdict.PASSED
-        }
+        failing = self.failing(problem for problem, _ in programs)
         if failing:
             raise ValueError(
-                f"the references of these problems do not pass their tests here: {', '.join(sorted(failing))}. Leave "
-                "the problems out, raise the limits, or correct the references"
+                f"the references of these problems do not pass their tests here: {named(failing)}. Leave the problems "
+                "out, raise the limits (of experiments.language: --program_seconds), or correct the references"
             )
-        self._find(programs)
+        if untestable := self._find(programs):
+            raise next(iter(untestable.values()))
         verdicts = [self._verdicts[pair] for pair in programs]
         self._forget(len(self._verdicts) - _REMEMBERED)
         return verdicts
 
-    def _find(self, programs: list[tuple[Problem, str]]) -> None:
+    def failing(self, problems: Iterable[Problem]) -> dict[Problem, str]:
+        """The problems that say nothing about programs, because their own reference does not pass their tests here.
+
+        Each reference is judged once. A problem without one is taken as it is.
+
+        Returns:
+            What came of their references: the name of a `Verdict`, or ``UNTESTABLE`` where the tests hand over
+            functions or objects of their own, which cannot reach a program.
+
+        Raises:
+            ValueError: the tests of a problem do not compile or assert nothing.
+            IsolationError: a worker died, and no other could be started.
+        """
+        problems = list(dict.fromkeys(problems))
+        for problem in problems:
+            check(problem)
+        references = [(problem, problem.reference) for problem in problems if problem.reference]
+        untestable = self._find(references)
+        outcomes = {
+            pair: "UNTESTABLE" if pair in untestable else self._verdicts[pair].name for pair in references
+        }
+        return {
+            problem: outcome for (problem, _), outcome in outcomes.items() if outcome != Verdict.PASSED.name
+        }
+
+    def _find(self, programs: list[tuple[Problem, str]]) -> dict[tuple[Problem, str], UntestableError]:
+        """Judges what has no verdict yet; returns those programs whose tests cannot be run."""
         new = list(dict.fromkeys(pair for pair in programs if pair not in self._verdicts))
         # Here, not in the threads: before Python 3.13 `ast.parse` fails now and then where several threads call it.
         decides = {problem: asks_for_a_class(problem) for problem in {problem for problem, _ in new}}
         results = self._threads.map(self._judge, new, [decides[problem] for problem, _ in new])
-        for pair, verdict in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
-            self._verdicts[pair] = verdict
+        untestable = {}
+        for pair, result in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
+            if isinstance(result, UntestableError):
+                untestable[pair] = result
+            else:
+                self._verdicts[pair] = result
+        return untestable
 
     def _forget(self, count: int) -> None:
-        for pair in list(itertools.islice(self._verdicts, max(count, 0))):  # the oldest
+        """The oldest verdicts, but none on a reference: a problem that was found to be sound stays so."""
+        others = (pair for pair in self._verdicts if pair[1] != pair[0].reference)
+        for pair in list(itertools.islice(others, max(count, 0))):
             del self._verdicts[pair]
 
     def close(self) -> None:
@@ -170,18 +196,23 @@ class Pool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _judge(self, pair: tuple[Problem, str], decides: bool) -> Verdict:
+    def _judge(self, pair: tuple[Problem, str], decides: bool) -> Verdict | UntestableError:
         problem, _ = pair
         worker = self._idle.get()
         try:
             return worker.judge(*pair, decides)
-        except UntestableError:
+        except UntestableError as error:
             # If the reference passed, only this program brought the tests to that.
             if self._verdicts.get((problem, problem.reference)) == Verdict.PASSED:
                 return Verdict.RUNTIME_ERROR
-            raise
+            return error
         finally:
             self._idle.put(worker)
+
+
+def named(failing: Mapping[Problem, str]) -> str:
+    """What `Pool.failing` returned, in words."""
+    return ", ".join(sorted(f"{problem.name!r} ({outcome})" for problem, outcome in failing.items()))
 
 
 def _strongest(isolation: str | None, limits: Limits) -> _Worker:
@@ -210,11 +241,14 @@ class _Worker:
 
         ``decides`` is `asks_for_a_class` of the problem.
         """
+        words = set(re.findall(r"\w+", text)) if problem.imports else set()
+        imports = [statement for statement in problem.imports if statement.split()[-1] in words]
+        program = {"text": text, "imports": imports}
         if not problem.cases:
-            job = {"text": text, "tests": problem.tests, "entry": problem.entry, "decides": decides}
+            job = {**program, "tests": problem.tests, "entry": problem.entry, "decides": decides}
             return self._judge_job(problem.name, job)
         for stdin, expected in problem.cases:
-            job = {"text": text, "stdin": stdin, "expected": expected, "match": problem.match}
+            job = {**program, "stdin": stdin, "expected": expected, "match": problem.match}
             verdict = self._judge_job(problem.name, job)
             if verdict != Verdict.PASSED:
                 break
@@ -265,14 +299,14 @@ class _Worker:
             raise IsolationError(last[0])
 
     def _ask(self, line: bytes) -> bytes | None:
-        """The worker's two bytes; none if it ended, None if it is stuck although the judge's alarm has long rung."""
+        """The worker's two bytes; none if it ended, None if it is stuck although the judge must be done."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
         except BrokenPipeError:
             return b""
-        return self._read(2, self._limits.deadline + _GRACE_SECONDS)
+        return self._read(2, self._limits.longest + _GRACE_SECONDS)
 
     def _read(self, size: int, seconds: float) -> bytes | None:
         assert self._process.stdout is not None

@@ -30,6 +30,8 @@ class Problem(NamedTuple):
     # Of a program that reads and prints: inputs and the outputs expected, in place of tests
     cases: tuple[tuple[str, str], ...] = ()
     match: str = "words"  # how outputs are compared: one of `rl.programs.worker.MATCHES`
+    # Statements that are executed before a program whose text has their last word; a module may be missing
+    imports: tuple[str, ...] = ()
 
 
 class Samples(NamedTuple):
@@ -92,8 +94,10 @@ def read_apps(path: str | Path) -> list[Problem]:
     """The problems of APPS (Hendrycks et al. 2021), ``train.jsonl`` or ``test.jsonl``, in the file's order.
 
     Those whose ``input_output`` names a function test it by calls, the others by inputs and outputs, compared line by
-    line. (APPS' own harness takes lines and words in any order as well, and so passes wrong programs.) The prompt is a
-    docstring of the question and the code to start from; the first solution is the reference.
+    line. (APPS' own harness takes lines and words in any order as well, and so passes wrong programs.) As there, some
+    modules and their names are imported before a program, and dictionaries that go in or come out have integers for
+    keys where JSON has texts of them. The prompt is a docstring of the question and the code to start from; the first
+    solution is the reference.
 
     Raises:
         ValueError: the file is not in that layout; the message names the file and the problem.
@@ -247,11 +251,15 @@ def _apps_problem(row: Mapping[str, Any]) -> Problem | None:
     function = tests.get("fn_name")
     if function is None:
         cases = tuple((_lines(stdin), _lines(expected)) for stdin, expected in pairs)
-        return Problem(name, text, "", (), reference, cases, "lines")
+        return Problem(name, text, "", (), reference, cases, "lines", _APPS_IMPORTS)
     owner = "Solution" if "class Solution" in (start or reference) else ""
     called = f"Solution().{function}" if owner else function
-    calls = [f"assert same({called}(*{arguments!r}), {expected!r})" for arguments, expected in pairs]
-    return _checked(Problem(name, text, "\n".join([_SAME, *calls]), (owner or function,), reference))
+    calls = [
+        f"assert same({called}(*{_whole_keys(arguments)!r}), {_whole_keys(expected)!r})"
+        for arguments, expected in pairs
+    ]
+    tests = "\n".join([_SAME, *calls])
+    return _checked(Problem(name, text, tests, (owner or function,), reference, imports=_APPS_IMPORTS))
 
 
 def _code_contests_problem(row: Mapping[str, Any]) -> Problem | None:
@@ -305,6 +313,31 @@ def _inner_json(text: Any, what: str) -> Any:
         raise ValueError(f"its {what} cannot be read: {error}") from None
 
 
+def _whole_keys(value: Any) -> Any:
+    """A dictionary, or a list that begins with one, whose keys are integers again: JSON made texts of them."""
+    if isinstance(value, list):
+        return [*map(_whole_keys, value[:1]), *value[1:]] if value and isinstance(value[0], dict) else value
+    try:
+        return {int(key): item for key, item in value.items()} if isinstance(value, dict) else value
+    except ValueError:
+        return value
+
+
+# What APPS' harness imports before every program (hendrycks/apps, eval/testing_util.py).
+_APPS_NAMES = {
+    "collections": "Counter OrderedDict deque defaultdict ChainMap",
+    "functools": "lru_cache",
+    "heapq": "heapify heappop heappush heappushpop heapreplace merge nlargest nsmallest",
+    "itertools": "accumulate product permutations combinations",
+    "math": "sqrt sin cos tan ceil fabs floor gcd exp log log2",
+    "typing": "List Tuple",
+}
+_APPS_IMPORTS = (
+    *(f"import {module}" for module in ("collections", "fractions", "heapq", "itertools")),
+    *(f"import {module}" for module in ("math", "random", "sys", "time")),
+    *(f"from {module} import {name}" for module, names in _APPS_NAMES.items() for name in names.split()),
+    "import numpy as np",
+)
 # APPS: what is expected has lists for tuples, and may be the one item of a list.
 _SAME = """def same(actual, expected):
     def plain(value):

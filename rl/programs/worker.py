@@ -24,6 +24,7 @@ import functools
 import gc
 import importlib
 import io
+import itertools
 import json
 import math
 import operator
@@ -33,6 +34,7 @@ import signal
 import site
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.machinery import PathFinder
@@ -52,15 +54,27 @@ class Verdict(enum.IntEnum):
 
 
 class Limits(NamedTuple):
-    """What a program may use, and its tests again. Processor time is what counts, so that load decides no verdict;
-    the deadline is for programs that wait.
+    """What a program may use, and its tests again.
+
+    Processor time is what counts, because a busy machine takes more real time for the same. The deadline is for
+    programs that wait: each time it has passed, program and tests together must have used a fifth of ``seconds`` since
+    the last time. By default, load decides no verdict unless it leaves a program less than a 25th of a core.
     """
 
     seconds: int = 3  # of processor time
     deadline: float = 15.0  # seconds of real time
     memory: int = 512 * kernel.MIB  # bytes of address space
-    output: int = 16 * kernel.MIB  # bytes of each answer, of each file and of the temporary folder
+    output: int = (
+        16 * kernel.MIB
+    )  # bytes of each answer, of what is printed, of each file and of the temporary folder
 
+    @property
+    def longest(self) -> float:
+        """Seconds of real time after which a judge is done: it and the program end a second beyond their own."""
+        return self.deadline * (1 + 2 * _SHARES * (1 + 1 / self.seconds))
+
+
+_SHARES = 5  # parts of the processor time, one of which is used before each deadline
 
 # What programs import all the time is loaded before the fork.
 _COMMON = "bisect collections copy datetime functools heapq itertools math operator random re string typing"
@@ -68,6 +82,7 @@ READY = b"R"
 GOES_ON, RETIRES = 0, 1  # whether the worker takes another job
 _END = 1  # the judge's exit status for "there are no more jobs"
 _FIRST_VERDICT = 64  # and for the first verdict
+_EXPANSION = 8  # more than a character grows as JSON, which writes six for a control character
 _RUN = 0  # the handle of what runs the program's text
 UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what cannot reach the program
 
@@ -75,10 +90,11 @@ UNTESTABLE = len(Verdict)  # in place of a verdict: the tests hand over what can
 def main(isolation: str, limits: str, packages: str) -> None:
     """Serve jobs, JSON objects of one line each on stdin, until stdin ends or `RETIRES` was said.
 
-    A job has the program's ``text``, the text of its ``tests``, the names that the tests take from the program,
-    ``entry``, and whether its objects decide how they compare, ``decides`` (`Remote`). Of a script it has instead of
-    these three its input, ``stdin``, the ``expected`` output and one of `MATCHES`, ``match``. stdout carries `READY`,
-    then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether this goes on.
+    A job has the program's ``text`` and statements to execute before it, ``imports``, the text of its ``tests``, the
+    names that the tests take from the program, ``entry``, and whether its objects decide how they compare, ``decides``
+    (`Remote`). Of a script it has instead of the last three its input, ``stdin``, the ``expected`` output and one of
+    `MATCHES`, ``match``. stdout carries `READY`, then two bytes for each job: a `Verdict` or `UNTESTABLE`, and whether
+    this goes on.
 
     Args:
         isolation: ``namespaces``: enter them first. Otherwise whoever started this has seen to it.
@@ -138,20 +154,21 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
             os.dup2(null, standard)
         os.close(null)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
-        _run_program(confine, *streams, limits.output // 8)  # JSON writes a control character as six
+        _run_program(limits, confine, *streams)
 
     def judge() -> None:
         for descriptor in (questions[0], answers[1], verdicts):
             os.close(descriptor)
         streams = os.fdopen(0, "rb"), os.fdopen(questions[1], "wb"), os.fdopen(answers[0], "rb")
-        _judge(limits, confine, *streams)
+        _judge(limits, confine, running, *streams)
 
-    processes = [_fork(program), _fork(judge)]
+    running = _fork(program)
+    judging = _fork(judge)
     for descriptor in (*questions, *answers):
         os.close(descriptor)
-    _, judged = os.waitpid(processes[1], 0)
-    os.kill(processes[0], signal.SIGKILL)
-    _, ended, used = os.wait4(processes[0], 0)
+    _, judged = os.waitpid(judging, 0)
+    os.kill(running, signal.SIGKILL)
+    _, ended, used = os.wait4(running, 0)
     if os.waitstatus_to_exitcode(judged) == _END:
         return None
     return _verdict(judged, ended, used.ru_utime + used.ru_stime >= limits.seconds)
@@ -168,7 +185,7 @@ def _verdict(judged: int, ended: int, spent: bool) -> int:
     code = os.waitstatus_to_exitcode(judged)
     if code > _FIRST_VERDICT + Verdict.RUNTIME_ERROR or code == _FIRST_VERDICT + Verdict.COMPILE_ERROR:
         return code - _FIRST_VERDICT
-    late = code == -signal.SIGALRM or -signal.SIGXCPU in (code, os.waitstatus_to_exitcode(ended))
+    late = -signal.SIGXCPU in (code, os.waitstatus_to_exitcode(ended))
     return Verdict.TIMEOUT if late or spent else Verdict.RUNTIME_ERROR
 
 
@@ -234,9 +251,9 @@ class _Program:
         self.error: ProgramError | None = None  # the last one raised
         self.is_gone = False  # or no longer to be understood
 
-    def compiles(self, text: str, stdin: str | None = None) -> bool:
+    def compiles(self, text: str, imports: list[str], stdin: str | None = None) -> bool:
         """Hand over the text and what a script is to read; it has not run when this returns."""
-        self._put([text, stdin])
+        self._put([text, imports, stdin])
         return bool(self._get())
 
     def run(self) -> None:
@@ -487,22 +504,46 @@ def _failure(remote: Remote, kind: type, arguments: Sequence[Any], text: str) ->
 
 
 def _judge(
-    limits: Limits, confine: Callable[[], None], jobs: BinaryIO, questions: BinaryIO, answers: BinaryIO
+    limits: Limits,
+    confine: Callable[[], None],
+    process: int,
+    jobs: BinaryIO,
+    questions: BinaryIO,
+    answers: BinaryIO,
 ) -> None:
-    """Read a job and end with its verdict as exit status; or be ended by the alarm."""
+    """Read a job for the program in a process and end with its verdict as exit status."""
     line = jobs.readline()
     if not line:
         os._exit(_END)
-    signal.setitimer(signal.ITIMER_REAL, limits.deadline)
+    _end_if_idle(limits, process)
     confine()
     job = json.loads(line)
-    program = _Program(questions, answers, limits.output, job.pop("decides", False))
-    verdict = _test_script(program, **job) if "stdin" in job else _test(program, **job)
+    is_script = "stdin" in job  # whose one answer is all that it printed
+    longest = limits.output * (_EXPANSION if is_script else 1)
+    program = _Program(questions, answers, longest, job.pop("decides", False))
+    verdict = _test_script(program, **job) if is_script else _test(program, **job)
     os._exit(_FIRST_VERDICT + verdict)
 
 
-def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
-    if not program.compiles(text):
+def _end_if_idle(limits: Limits, process: int) -> None:
+    """From now on, end this process by `Verdict.TIMEOUT` when it and another have mostly waited (`Limits`)."""
+    before = time.process_time()
+
+    def look(*_: object) -> None:
+        nonlocal before
+        used = time.process_time()
+        with contextlib.suppress(OSError):  # the other one ended
+            used += time.clock_gettime(~process << 3 | 2)  # as `clock_getcpuclockid` has it on Linux
+        if used - before < limits.seconds / _SHARES:
+            os._exit(_FIRST_VERDICT + Verdict.TIMEOUT)
+        before = used
+
+    signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, limits.deadline, limits.deadline)
+
+
+def _test(program: _Program, *, text: str, imports: list[str], tests: str, entry: list[str]) -> int:
+    if not program.compiles(text, imports):
         return Verdict.COMPILE_ERROR
     try:
         program.run()
@@ -514,8 +555,10 @@ def _test(program: _Program, *, text: str, tests: str, entry: list[str]) -> int:
     return Verdict.RUNTIME_ERROR if program.is_gone else Verdict.PASSED
 
 
-def _test_script(program: _Program, *, text: str, stdin: str, expected: str, match: str) -> int:
-    if not program.compiles(text, stdin):
+def _test_script(
+    program: _Program, *, text: str, imports: list[str], stdin: str, expected: str, match: str
+) -> int:
+    if not program.compiles(text, imports, stdin):
         return Verdict.COMPILE_ERROR
     printed = io.StringIO()
     try:
@@ -535,12 +578,13 @@ def _same_lines(printed: str, expected: str) -> bool:
     """APPS' rule, as far as it keeps the order: the same lines but for space and empty ones; numbers as numpy's
     ``allclose`` has them.
     """
+    # One by one: as lists of words, many lines would have more memory than a judge.
     one, other = (
-        [line.split() for line in text.splitlines() if line.strip()] for text in (printed, expected)
+        (line.split() for line in text.splitlines() if line.strip()) for text in (printed, expected)
     )
-    return len(one) == len(other) and all(
-        _alike(*lines, 1e-5, 1e-8) for lines in zip(one, other, strict=True)
-    )
+    missing: list[str] = []
+    lines = itertools.zip_longest(one, other, fillvalue=missing)
+    return all(_alike(line, wanted, 1e-5, 1e-8) for line, wanted in lines)
 
 
 def _alike(words: list[str], expected: list[str], relative: float, absolute: float) -> bool:
@@ -627,18 +671,16 @@ class _Printed(io.BytesIO):
         return len(data)
 
 
-def _run_program(
-    confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO, printed_limit: int
-) -> None:
+def _run_program(limits: Limits, confine: Callable[[], None], questions: BinaryIO, answers: BinaryIO) -> None:
     """Compile the text that arrives, then do what is asked of it until no more is."""
-    text, stdin = json.loads(questions.readline())
+    text, imports, stdin = json.loads(questions.readline())
     if threads.wanted(text):
-        threads.provide()
+        threads.provide(stack=limits.memory // 4 if threads.deep(text) else 0)
     execute: Callable[..., None] = exec
     if stdin is None:
-        name, printed = "program", _captured(printed_limit)
+        name, printed = "program", _captured(limits.output // _EXPANSION)
     else:
-        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, printed_limit)
+        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, limits.output)
     confine()
     module = types.ModuleType(name)
     sys.modules[name] = module
@@ -656,6 +698,9 @@ def _run_program(
     except Exception:  # besides SyntaxError: null bytes, nesting too deep, integers too long
         answer(False)
         return
+    for statement in imports:
+        with contextlib.suppress(ImportError):
+            exec(statement, module.__dict__)
     answer(True)
     assert objects.refer(functools.partial(execute, code, module.__dict__))[0] == _RUN
     for line in questions:

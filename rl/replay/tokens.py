@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -153,28 +153,51 @@ def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
     ]
 
 
-def split(episodes: Sequence[Episode], share: float, seed: int) -> tuple[list[Episode], list[Episode]]:
+def prompt(one: Episode) -> bytes:
+    """The tokens before its first action, as a key."""
+    return np.asarray(one.tokens[: int(np.argmax(one.is_action))], np.int64).tobytes()
+
+
+def split(
+    episodes: Sequence[Episode], share: float, seed: int, problems: Sequence[Hashable] | None = None
+) -> tuple[list[Episode], list[Episode]]:
     """The episodes to learn from, and about ``share`` of them held out, both in random order.
 
-    Episodes that begin with the same prompt, answers to one problem, stay on one side: values of a problem that was
-    learnt from say nothing of new ones. A prompt with more episodes than are held out in all, as a game's first line,
-    is no problem, and its episodes are held out one by one.
+    Answers to one problem stay on one side: values of a problem that was learnt from say nothing of new ones. If every
+    problem has more answers than are to be held out, the smallest is held out whole. But a prompt of half of the
+    episodes or more, as a game's first line, is no problem, and its episodes are held out one by one.
+
+    Args:
+      episodes: of the log.
+      share: at least 0 and below 1.
+      seed: of the order.
+      problems: what each episode is an answer to; by default its `prompt`, which must then be whole.
     """
-    prompts: dict[bytes, list[int]] = {}
-    for number, one in enumerate(episodes):
-        before = int(np.argmax(one.is_action))
-        prompts.setdefault(np.asarray(one.tokens[:before], np.int64).tobytes(), []).append(number)
-    apart = round(share * len(episodes))
+    answers: dict[Hashable, list[int]] = {}
+    for number, problem in enumerate(map(prompt, episodes) if problems is None else problems):
+        answers.setdefault(problem, []).append(number)
     groups = sorted(
         group
-        for same in prompts.values()
-        for group in ([same] if len(same) <= apart else [[number] for number in same])
+        for same in answers.values()
+        for group in ([same] if 2 * len(same) < len(episodes) else [[number] for number in same])
     )
-    learnt: list[Episode] = []
-    held_out: list[Episode] = []
-    for index in np.random.default_rng(seed).permutation(len(groups)):
-        side = held_out if len(held_out) + len(groups[index]) <= apart else learnt
-        side += [episodes[number] for number in groups[index]]
+    order = [groups[index] for index in np.random.default_rng(seed).permutation(len(groups))]
+    apart, size, chosen = round(share * len(episodes)), 0, set()
+    for place, group in enumerate(order):
+        if size + len(group) <= apart:
+            size += len(group)
+            chosen.add(place)
+    if apart and not chosen:
+        chosen = {min(range(len(order)), key=lambda place: len(order[place]))}
+    learnt, held_out = (
+        [
+            episodes[number]
+            for place, group in enumerate(order)
+            if (place in chosen) == held
+            for number in group
+        ]
+        for held in (False, True)
+    )
     return learnt, held_out
 
 
