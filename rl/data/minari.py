@@ -36,8 +36,8 @@ def load(
     An id is looked for in ``folder``, or else where Minari keeps its datasets (``$MINARI_DATASETS_PATH`` or
     ``~/.minari/datasets``), and then downloaded there by Minari if it is absent.
 
-    Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are flat vectors
-    (images keep their shape), or dictionaries of these. The reference is Minari's; D4RL's for the same task may
+    Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are as those of
+    `rl.envs.make`, or with ``flatten_observations`` vectors. The reference is Minari's; D4RL's for the same task may
     differ.
 
     Args:
@@ -256,7 +256,7 @@ def _columns(episode: Any, data: Any, flatten: bool, source: str) -> dict[str, A
 
 
 def _arrays(space: Any, values: Any, source: str) -> Any:
-    """[T + 1, D] for a box, images as they are; a dict of these for a dictionary of boxes."""
+    """[T + 1, *shape] for a box; a dict of these for a dictionary of boxes."""
     from gymnasium import spaces
 
     def array(box: Any, values: Any) -> np.ndarray:
@@ -271,7 +271,7 @@ def _arrays(space: Any, values: Any, source: str) -> Any:
                 f"{source}: observations have shape {values.shape}, but their space is {box}: the dataset is damaged; "
                 f"{_REMEDY}"
             )
-        return values if values.dtype == np.uint8 else values.reshape(len(values), math.prod(box.shape))
+        return values if box.shape else values.reshape(-1, 1)
 
     return nest.map_structure(array, space, values)
 
@@ -286,7 +286,7 @@ def _flat(space: Any, values: Any, source: str) -> np.ndarray:
             f"{source}: observations are {space}, and images are not flattened with the rest: load it without "
             "--flatten_observations (flatten_observations=True)"
         )
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:

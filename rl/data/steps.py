@@ -69,8 +69,8 @@ def from_steps(
     kept, with its own observation as a next observation that no backup looks at.
 
     Args:
-        observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors; or a nested dict
-            of such arrays.
+        observations: images [N, H, W, C] of uint8, kept as they are, or floats, which become float32: histories
+            [N, T, D] where they have three axes, else vectors; or a nested dict of such arrays.
         actions: [N, ...] floats, or [N] integers if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
@@ -226,11 +226,15 @@ def _observations(name: str, array: Any, source: str) -> Any:
         raise DataError(f"{source}: {name} have shape {array.shape}, but one row per step [N, ...] is needed")
     if array.size == 0:
         raise DataError(f"{source}: {name} are empty, shape {array.shape}; the log has no steps")
+    try:
+        shape = nest.agent_shape(array.shape[1:], array.dtype)
+    except ValueError as error:
+        raise DataError(f"{source}: {name}: {error}") from None
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
         raise DataError(f"{source}: {name} are {array.dtype}; save them as float32 (or uint8 images)")
-    return _float32(name, array.reshape(len(array), -1), source)
+    return _float32(name, array.reshape(len(array), *shape), source)
 
 
 def _float32(name: str, array: np.ndarray, source: str) -> np.ndarray:
