@@ -145,6 +145,10 @@ def test_next_observations_that_do_not_follow_are_refused_unless_the_log_is_said
     dataset = from_steps(**log, source="mine", shuffled=True)
     assert dataset.last.mean() > 0.99
     np.testing.assert_array_equal(dataset.transitions.next_observation, log["next_observations"])
+    with pytest.raises(
+        DataError, match=r"mine: without next_observations, .* no successors.*leave out --shuffled"
+    ):
+        from_steps(**log | {"next_observations": None}, source="mine", shuffled=True)
 
 
 def test_a_tenth_of_the_steps_may_end_unmarked():

@@ -82,11 +82,12 @@ def from_steps(
         actions_outside: whether an action outside the box is an error or clipped to it.
         low: the action box's lower bounds, a number or one per dimension; mapped to -1.
         high: its upper bounds; mapped to 1.
-        shuffled: steps are transitions in no order.
+        shuffled: steps are transitions in no order, with their ``next_observations``.
 
     Raises:
         DataError: wrong type or length, no steps, NaN or infinity, an action outside the box or the range, a flag that
-            is not 0 or 1, no end of an episode anywhere, next observations that do not follow.
+            is not 0 or 1, no end of an episode anywhere, next observations that do not follow, shuffled steps without
+            them.
     """
     observations = _observations("observations", observations, source)
     rows = len(nest.leaves(observations)[0])
@@ -110,6 +111,11 @@ def from_steps(
         if not shuffled:
             _check_order(jumps & ~last[:-1], source)
         last[:-1] |= jumps
+    elif shuffled:
+        raise DataError(
+            f"{source}: without next_observations, single transitions in no order have no successors: write them into "
+            "the log, or leave out --shuffled (shuffled=True) if its steps are in order"
+        )
     if not last.any():
         raise DataError(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
