@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, agents, checkpoint, data, evaluate, lifecycle, log, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
@@ -91,6 +91,7 @@ def problem(
     clip_rewards: bool = False,
     normalize_observations: bool = False,
     validation: bool = False,
+    begun: Path | None = None,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
@@ -100,6 +101,7 @@ def problem(
       target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
       reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
+      begun: the run's folder, where integer actions are those of the environment (`all_actions`); None: those logged.
     """
     if is_set(settings) and not getattr(agents.get(settings.agent), "READS_SETS", False):
         raise ValueError(
@@ -120,6 +122,8 @@ def problem(
         flatten_observations=settings.flatten_observations,
         shuffled=settings.shuffled,
     )
+    if begun is not None and loaded.spec.discrete:
+        loaded = all_actions(settings, loaded, begun)
     fitted = transform.fit(
         loaded.dataset,
         reward_scale,
@@ -143,6 +147,22 @@ def problem(
         )
     held_out = transform.apply(fitted, loaded.validation) if loaded.validation else None
     return Problem(loaded, dataset, fitted, support, head, held_out)
+
+
+def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded:
+    """``loaded`` with every integer action of the environment to evaluate in, of which a log may lack the largest.
+
+    A run that has a checkpoint in the folder keeps the actions that it began with (``action_size`` in its card).
+    """
+    checkpoints = folder / lifecycle.CHECKPOINTS
+    size = loaded.spec.action_size
+    if not settings.overwrite and (there := checkpoint.steps(checkpoints)):
+        size = checkpoint.described(checkpoints, there[0])["card"].get("action_size", size)
+    elif loaded.environment and settings.eval_episodes:
+        with contextlib.closing(envs.make(loaded.environment)) as env:
+            environment = envs.spec(env)
+        size = environment.action_size if fits(loaded.spec, environment) else size
+    return loaded._replace(spec=loaded.spec._replace(action_size=size))
 
 
 def is_set(settings: Any) -> bool:
@@ -411,7 +431,7 @@ def number(flag: str, text: str) -> float:
     return value
 
 
-@contextmanager
+@contextlib.contextmanager
 def evaluator(
     settings: Any,
     actor: Actor,

@@ -108,6 +108,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
+            "action_size": task.loaded.spec.action_size,
         },
         variants=logged.parameters(sweep),
     )
@@ -173,6 +174,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
+        begun=common.folder(settings, Path(settings.dataset).name),
     )
     for config in configs:
         agents.check_data(settings.agent, config, task.dataset.transitions)

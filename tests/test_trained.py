@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
+import toy_environments
+from gymnasium.spaces import Box, Discrete
 
-from experiments import offline, online, trained
-from rl import agents, envs, log
+from experiments import common, offline, online, trained
+from rl import agents, data, envs, log
+from rl.types import Spec
 
 POINT_MASS = "point_mass:PointMass-v0"
 TINY = {"seeds": 2, "batch_size": 8, "eval_episodes": 3, "eval_processes": 0, "tensorboard": False}
@@ -72,6 +78,34 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         trained.load(folder, "Pendulum-v1")
     with pytest.raises(ValueError, match=f"--run={tmp_path}: .* runs below it are {folder}"):
         trained.load(tmp_path)
+
+
+def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp_path: Path) -> None:
+    """Of 5 actions 2 were logged. A run that began with these, and does not say so, goes on with them."""
+    spaces = {"observation_space": Box(-1, 1, (8,)), "action_space": Discrete(5)}
+    gymnasium.register("Five-v0", toy_environments.Spaces, max_episode_steps=3, kwargs=spaces)
+    logged = data.load("synthetic-discrete", environment="Five-v0")
+    assert logged.spec == Spec((8,), 2, discrete=True)
+    chosen = offline.Settings(
+        agent="dqn",
+        dataset="synthetic-discrete",
+        environment="Five-v0",
+        updates=2,
+        eval_every=2,
+        workdir=str(tmp_path),
+        **TINY,
+    )
+    result = offline.run(chosen, config("dqn"))
+    assert result["action_size"] == 5
+    np.testing.assert_array_equal(again(tmp_path, 1), np.zeros((2, 3)))
+    (path,) = tmp_path.glob("checkpoints/2/card.json")
+    record = json.loads(path.read_text())
+    assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 5
+    del record["card"]["action_size"]
+    path.write_text(json.dumps(record))
+    assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 2
+    blind = dataclasses.replace(chosen, eval_episodes=0)
+    assert common.all_actions(blind, logged, tmp_path / "new").spec.action_size == 2
 
 
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
