@@ -663,6 +663,19 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
         mixed.transitions.reward, scale * data.transitions.reward - 1, rtol=1e-4, atol=1e-5
     )
     assert record["card"]["transform"]["reward_scale"] == pytest.approx(scale)
+    # Asked to stop before the first step, it has that evaluation all the same.
+    evaluated = evaluate.Evaluator.__call__
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluated(*arguments)
+
+    stopped = dataclasses.replace(chosen, workdir=str(tmp_path / "stopped"))
+    with monkeypatch.context() as patch, pytest.raises(train.Interrupted, match="stopped at step 0"):
+        patch.setattr(evaluate.Evaluator, "__call__", interrupted)
+        online.run(stopped, config("iql"))
+    online.run(stopped, config("iql"))
+    assert_same_run(tmp_path / "online", tmp_path / "stopped", 20)
 
 
 @pytest.mark.long
