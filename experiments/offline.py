@@ -109,6 +109,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
             "action_size": task.loaded.spec.action_size,
+            "reference": task.loaded.reference,
         },
         variants=logged.parameters(sweep),
     )

@@ -52,7 +52,8 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         workdir=str(folder),
         **TINY,
     )
-    offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
+    result = offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
+    assert result["reference"] is None  # as that of the data
     expected = np.asarray(last(folder)["eval/return"])
     assert expected.shape == (4, 3)
     np.testing.assert_array_equal(again(folder, 2), expected)
@@ -124,11 +125,15 @@ def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(tmp_path, 2), last(tmp_path)["eval/return"])
 
 
-def test_returns_are_normalised_where_the_runs_were(tmp_path: Path) -> None:
-    assert trained.reference(tmp_path, "Hopper-v5") is None
+def test_returns_are_normalised_as_the_runs_were(tmp_path: Path) -> None:
+    """By the numbers of its data; of a run that does not say them, by D4RL's, if it logged such scores."""
+    hopper = lambda card, name="Hopper-v5": trained.reference(tmp_path, card, name, "Hopper-v5")
+    assert hopper({}) is None
     (tmp_path / log.METRICS).write_text('{"step": 1, "eval/normalized_return": [[1.0]]}\n')
-    assert trained.reference(tmp_path, "Hopper-v4") == pytest.approx((-20.272305, 3234.3))
-    assert trained.reference(tmp_path, POINT_MASS) is None
+    assert hopper({}, "Hopper-v4") == pytest.approx((-20.272305, 3234.3))
+    assert hopper({}, POINT_MASS) is None
+    assert hopper({"reference": [1.0, 2.0]}) == hopper({"reference": [1.0, 2.0]}, "Hopper-v4") == (1.0, 2.0)
+    assert hopper({"reference": [1.0, 2.0]}, "Walker2d-v5") is hopper({"reference": None}) is None
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
