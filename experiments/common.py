@@ -390,6 +390,13 @@ def at_least_one(settings: Any, *names: str) -> None:
             raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
 
 
+def not_negative(settings: Any, *names: str) -> None:
+    """Raises ValueError, naming the flag, on a number below 0, or NaN."""
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ValueError(f"--{name} must be at least 0, not {getattr(settings, name)}")
+
+
 def multiple(settings: Any, name: str, of: str) -> None:
     """Raises ValueError, naming both flags, if one does not divide the other."""
     whole, part = getattr(settings, name), getattr(settings, of)

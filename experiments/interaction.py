@@ -61,6 +61,7 @@ def check(settings: Settings) -> None:
     common.at_least_one(
         settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
     )
+    common.not_negative(settings, "seed")
     common.several_episodes(settings)
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")

@@ -165,6 +165,7 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
     common.at_least_one(settings, "n_step")
+    common.not_negative(settings, "priority", "priority_correction")
     common.check_chunk(settings)
     frames = stacked_frames(settings.env)
     check_chunk(settings)

@@ -459,6 +459,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"eval_every": 0}, "--eval_every must be at least 1"),
         ({"batch_size": 0}, "--batch_size must be at least 1"),
         ({"unroll": 0}, "--unroll must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give 0 for none or at least 2"),
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
         ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),

@@ -879,6 +879,9 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
     ("changes", "message"),
     [
         ({"envs": 0}, "--envs must be at least 1, not 0"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
+        ({"priority": -0.5}, "--priority must be at least 0, not -0.5"),
+        ({"priority_correction": math.nan}, "--priority_correction must be at least 0, not nan"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"utd": 0.0}, "--utd must be positive"),
         ({"utd": 0.3}, "--utd=0.3 times --envs=1 must be a whole number, or one over"),
