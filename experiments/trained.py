@@ -114,6 +114,11 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(f"--run={folder}: there is no checkpoint{hint}")
     if not {"transform", "support", "settings"} <= set(record["card"]):
         raise ValueError(f"--run={folder} is no run of experiments.offline or experiments.online")
+    if "protocol" in record["card"]["settings"]:
+        raise ValueError(
+            f"--run={folder} is a run of experiments.goals, whose policies act towards a goal: the command that made "
+            "it draws episodes of each task with --render=3"
+        )
     return record, arrays
 
 

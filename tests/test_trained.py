@@ -15,7 +15,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, trained
-from rl import agents, data, envs, log
+from rl import agents, checkpoint, data, envs, log
 from rl.types import Spec
 
 POINT_MASS = "point_mass:PointMass-v0"
@@ -138,4 +138,8 @@ def test_returns_are_normalised_as_the_runs_were(tmp_path: Path) -> None:
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--run={tmp_path}: there is no checkpoint"):
+        trained.load(tmp_path)
+    card = {"transform": {}, "support": [0, 1], "settings": {"protocol": "ogbench"}}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
+    with pytest.raises(ValueError, match=r"is a run of experiments\.goals, .* --render=3"):
         trained.load(tmp_path)
