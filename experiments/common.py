@@ -491,7 +491,16 @@ def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return list(zip(labels, variants, strict=True)) or [("", result)]
 
 
-UNSCORED = "no episodes were played, so there are no scores: see --eval_episodes"
+def unscored(result: Mapping[str, Any]) -> str:
+    """Why a run has no scores, and the flags that give it some."""
+    settings = result["settings"]
+    if result.get("environment") or not settings["eval_episodes"]:
+        return "no episodes were played, so there are no scores: see --eval_episodes"
+    estimates = ", or --policy_estimates=2000, say, to estimate values from the data alone"
+    return (
+        f"no episodes were played, so there are no scores: {settings['dataset']} does not say where: give "
+        f"--environment=NAME{estimates if settings.get('policy_estimates') == 0 else ''}"
+    )
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -504,7 +513,7 @@ def show(result: Mapping[str, Any]) -> None:
             known = "one seed, so no interval" if math.isnan(low) else spread
             print(f"{label}: {name}: {mean:.4g}, {known}" if label else f"{name}: {mean:.4g}, {known}")
     if not scored:
-        print(UNSCORED)
+        print(unscored(result))
     show_folder(result)
 
 

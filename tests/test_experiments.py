@@ -632,9 +632,17 @@ def test_warnings_come_without_the_code_behind_them(capsys: pytest.CaptureFixtur
 
 
 def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common.show({"scores": {}, "folder": str(tmp_path)})
+    settings = {"dataset": "mine.hdf5", "eval_episodes": 0, "policy_estimates": 0}
+    result = {"scores": {}, "folder": str(tmp_path), "settings": settings, "environment": None}
+    common.show(result)
     stdout = capsys.readouterr().out
-    assert "no episodes were played" in stdout and "--eval_episodes" in stdout
+    assert "no episodes were played" in stdout and "see --eval_episodes" in stdout
+    for estimates, flags_given in (
+        (0, "--environment=NAME, or --policy_estimates=2000"),
+        (9, "--environment=NAME\n"),
+    ):
+        common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
+        assert f"mine.hdf5 does not say where: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
 
 
