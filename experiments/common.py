@@ -244,6 +244,19 @@ def run(
     )
 
 
+def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
+    """`rl.lifecycle.begin`, whose message says more where the schedule of a learning rate has another length."""
+    try:
+        return lifecycle.begin(run, tree)
+    except checkpoint.CheckpointError as error:
+        if ".decay_updates: " not in str(error):
+            raise
+        raise checkpoint.CheckpointError(
+            f"{error}\nThe learning rate falls over decay_updates, which published settings make as long as the run: a "
+            "longer run is another one from its first update on, and needs a --workdir of its own"
+        ) from None
+
+
 def folder(settings: Any, task: str, variant: str = "") -> Path:
     """The run folder."""
     return lifecycle.folder(settings.workdir, task.replace("/", "-"), "-".join(_words(settings, variant)))

@@ -115,7 +115,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     )
     example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
-    start = lifecycle.begin(this, {"state": state, "dynamics": world})
+    start = common.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
     if shard.is_main():

@@ -790,6 +790,11 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     ("changes", "own", "difference"),
     [
         ({}, {"expectile": 0.9}, "config.expectile: 0.7 in the checkpoint, 0.9"),
+        (
+            {},
+            {"policy_optimiser": Adam(schedule="cosine", decay_updates=8)},
+            r"(?s)decay_updates: 1000000 in the checkpoint, 8 .* a longer run is another one .* a --workdir of its own",
+        ),
         ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
         ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),
     ],
