@@ -165,6 +165,16 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
 
 
+def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
+    """Raises ValueError if the networks of a run have other integer actions than the environment: those of its log."""
+    size = card.get("action_size", environment.action_size)
+    if environment.discrete and size != environment.action_size:
+        raise ValueError(
+            f"it has networks for the {size} actions of its log, here there are {environment.action_size}; train it "
+            "again with --environment=NAME and --eval_episodes, by which it gets them all"
+        )
+
+
 def is_set(settings: Any) -> bool:
     """Whether the observations of ``--dataset`` are sets of entities."""
     return settings.dataset.endswith(entities.SUFFIX)
@@ -511,7 +521,7 @@ def unscored(result: Mapping[str, Any]) -> str:
         return "no episodes were played, so there are no scores: see --eval_episodes"
     estimates = ", or --policy_estimates=2000, say, to estimate values from the data alone"
     return (
-        f"no episodes were played, so there are no scores: {settings['dataset']} does not say where: give "
+        f"no episodes were played, so there are no scores: {settings['dataset']} names no environment: give "
         f"--environment=NAME{estimates if settings.get('policy_estimates') == 0 else ''}"
     )
 

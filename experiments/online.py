@@ -408,6 +408,10 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
             f"here: give {flags}"
         )
+    try:
+        common.check_actions(card, spec)
+    except ValueError as error:
+        raise ValueError(f"--init_from={settings.init_from}: {error}") from None
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
     try:

@@ -96,6 +96,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
     example = online.example(chunks.spec(spec, card["settings"].get("chunk", 1)), types)
     like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), example)
     try:
+        common.check_actions(card, spec)
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None

@@ -642,7 +642,7 @@ def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.Captu
         (9, "--environment=NAME\n"),
     ):
         common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
-        assert f"mine.hdf5 does not say where: give {flags_given}" in capsys.readouterr().out
+        assert f"mine.hdf5 names no environment: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
 
 

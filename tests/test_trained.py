@@ -105,6 +105,12 @@ def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp
     del record["card"]["action_size"]
     path.write_text(json.dumps(record))
     assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 2
+    record["card"]["action_size"] = 2
+    path.write_text(json.dumps(record))
+    with pytest.raises(
+        ValueError, match=r"the 2 actions of its log, here there are 5; .* --environment=NAME"
+    ):
+        trained.load(tmp_path)
     blind = dataclasses.replace(chosen, eval_episodes=0)
     assert common.all_actions(blind, logged, tmp_path / "new").spec.action_size == 2
 
