@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rl import acting, agents, checkpoint, data, evaluate, lifecycle, log, train
+from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
@@ -92,6 +92,7 @@ def problem(
     clip_rewards: bool = False,
     normalize_observations: bool = False,
     validation: bool = False,
+    begun: Path | None = None,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
@@ -101,6 +102,7 @@ def problem(
       target_range: (config, spec, low, high) -> what targets reach, where rewards alone give values in [low, high].
       reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
+      begun: the run's folder, where integer actions are those of the environment (`all_actions`); None: those logged.
     """
     if is_set(settings) and not getattr(agents.get(settings.agent), "READS_SETS", False):
         raise ValueError(
@@ -121,6 +123,8 @@ def problem(
         flatten_observations=settings.flatten_observations,
         shuffled=settings.shuffled,
     )
+    if begun is not None and loaded.spec.discrete:
+        loaded = all_actions(settings, loaded, begun)
     fitted = transform.fit(
         loaded.dataset,
         reward_scale,
@@ -144,6 +148,32 @@ def problem(
         )
     held_out = transform.apply(fitted, loaded.validation) if loaded.validation else None
     return Problem(loaded, dataset, fitted, support, head, held_out)
+
+
+def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded:
+    """``loaded`` with every integer action of the environment to evaluate in, of which a log may lack the largest.
+
+    A run that has a checkpoint in the folder keeps the actions that it began with (``action_size`` in its card).
+    """
+    checkpoints = folder / lifecycle.CHECKPOINTS
+    size = loaded.spec.action_size
+    if not settings.overwrite and (there := checkpoint.steps(checkpoints)):
+        size = checkpoint.described(checkpoints, there[0])["card"].get("action_size", size)
+    elif loaded.environment and settings.eval_episodes:
+        with contextlib.closing(envs.make(loaded.environment)) as env:
+            environment = envs.spec(env)
+        size = environment.action_size if fits(loaded.spec, environment) else size
+    return loaded._replace(spec=loaded.spec._replace(action_size=size))
+
+
+def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
+    """Raises ValueError if the networks of a run have other integer actions than the environment: those of its log."""
+    size = card.get("action_size", environment.action_size)
+    if environment.discrete and size != environment.action_size:
+        raise ValueError(
+            f"it has networks for the {size} actions of its log, here there are {environment.action_size}; train it "
+            "again with --environment=NAME and --eval_episodes, by which it gets them all"
+        )
 
 
 def is_set(settings: Any) -> bool:
@@ -230,6 +260,19 @@ def run(
         wandb=settings.wandb,
         **options,
     )
+
+
+def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
+    """`rl.lifecycle.begin`, whose message says more where the schedule of a learning rate has another length."""
+    try:
+        return lifecycle.begin(run, tree)
+    except checkpoint.CheckpointError as error:
+        if ".decay_updates: " not in str(error):
+            raise
+        raise checkpoint.CheckpointError(
+            f"{error}\nThe learning rate falls over decay_updates, which published settings make as long as the run: a "
+            "longer run is another one from its first update on, and needs a --workdir of its own"
+        ) from None
 
 
 def folder(settings: Any, task: str, variant: str = "") -> Path:
@@ -378,6 +421,13 @@ def at_least_one(settings: Any, *names: str) -> None:
             raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
 
 
+def not_negative(settings: Any, *names: str) -> None:
+    """Raises ValueError, naming the flag, on a number below 0, or NaN."""
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise ValueError(f"--{name} must be at least 0, not {getattr(settings, name)}")
+
+
 def multiple(settings: Any, name: str, of: str) -> None:
     """Raises ValueError, naming both flags, if one does not divide the other."""
     whole, part = getattr(settings, name), getattr(settings, of)
@@ -419,7 +469,7 @@ def number(flag: str, text: str) -> float:
     return value
 
 
-@contextmanager
+@contextlib.contextmanager
 def evaluator(
     settings: Any,
     actor: Actor,
@@ -472,7 +522,16 @@ def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return list(zip(labels, variants, strict=True)) or [("", result)]
 
 
-UNSCORED = "no episodes were played, so there are no scores: see --eval_episodes"
+def unscored(result: Mapping[str, Any]) -> str:
+    """Why a run has no scores, and the flags that give it some."""
+    settings = result["settings"]
+    if result.get("environment") or not settings["eval_episodes"]:
+        return "no episodes were played, so there are no scores: see --eval_episodes"
+    estimates = ", or --policy_estimates=2000, say, to estimate values from the data alone"
+    return (
+        f"no episodes were played, so there are no scores: {settings['dataset']} names no environment: give "
+        f"--environment=NAME{estimates if settings.get('policy_estimates') == 0 else ''}"
+    )
 
 
 def show(result: Mapping[str, Any]) -> None:
@@ -485,7 +544,7 @@ def show(result: Mapping[str, Any]) -> None:
             known = "one seed, so no interval" if math.isnan(low) else spread
             print(f"{label}: {name}: {mean:.4g}, {known}" if label else f"{name}: {mean:.4g}, {known}")
     if not scored:
-        print(UNSCORED)
+        print(unscored(result))
     show_folder(result)
 
 

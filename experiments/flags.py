@@ -87,7 +87,8 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
         if isinstance(default, bool):
             flags.DEFINE_bool(name, default, text, values)
         elif isinstance(default, int):
-            flags.DEFINE_integer(name, default, text, flag_values=values)
+            lowest = 0 if field.name == "seed" else None  # generators take no other
+            flags.DEFINE_integer(name, default, text, lowest, flag_values=values)
         elif isinstance(default, float):
             flags.DEFINE_float(name, default, text, flag_values=values)
         elif isinstance(default, tuple):

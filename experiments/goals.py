@@ -415,7 +415,7 @@ def show(result: Mapping[str, Any]) -> None:
         mean = f"mean of {count} evaluations" if count > 1 else "one evaluation"
         print(studies.table(("goals", f"{score}, {mean} [95 % interval]"), rows))
     else:
-        print(common.UNSCORED)
+        print(common.unscored(result))
     common.show_folder(result)
 
 

@@ -61,6 +61,7 @@ def check(settings: Settings) -> None:
     common.at_least_one(
         settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
     )
+    common.not_negative(settings, "seed")
     common.several_episodes(settings)
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")
@@ -148,18 +149,17 @@ def train(
       trainer: not yet started.
       learner: that it trains.
       seen: how the learner sees observations.
-      initial: the state that a new run begins with, if not a fresh one: it is evaluated first, at step 0.
+      initial: the state that a run begins with, if not a fresh one: it is evaluated first, at step 0.
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
     """
     start = lifecycle.begin(run, trainer.saved())
     if start.result is not None:
         return start.result
-    trained = None
+    trained = initial() if start.step == 0 else None  # also where the run was stopped before its first step
     if start.resumed:
         trainer.resume(start.tree, start.step, lifecycle.notes(run, start.step))
     else:
-        trained = initial()
         trainer.start(trained)
     with (
         scorer(settings, learner, seen) as score,

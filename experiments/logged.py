@@ -47,6 +47,7 @@ class Settings(common.Data, common.Head, common.Folder):
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     common.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    common.not_negative(settings, "seed")
     common.several_episodes(settings, none=True)
     common.multiple(settings, "updates", "eval_every")
 

@@ -181,6 +181,7 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 def check(settings: Settings, config: Config) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     common.at_least_one(settings, "seeds", "epochs", "eval_every")
+    common.not_negative(settings, "seed")
     common.several_episodes(settings)
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")

@@ -108,12 +108,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
+            "action_size": task.loaded.spec.action_size,
+            "reference": task.loaded.reference,
         },
         variants=logged.parameters(sweep),
     )
     example = source(settings, 2)(batches, jax.random.key(0), 0)  # shapes alone
     state = shard.place_state(jax.jit(population.init)(run_keys, example), mesh)
-    start = lifecycle.begin(this, {"state": state, "dynamics": world})
+    start = common.begin(this, {"state": state, "dynamics": world})
     if start.result is not None:
         return start.result
     if shard.is_main():
@@ -179,6 +181,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
+        begun=common.folder(settings, Path(settings.dataset).name),
     )
     for config in configs:
         agents.check_data(settings.agent, config, task.dataset.transitions)

@@ -165,6 +165,7 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
     common.at_least_one(settings, "n_step")
+    common.not_negative(settings, "priority", "priority_correction")
     common.check_chunk(settings)
     frames = stacked_frames(settings.env)
     check_chunk(settings)
@@ -411,6 +412,10 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
             f"here: give {flags}"
         )
+    try:
+        common.check_actions(card, spec)
+    except ValueError as error:
+        raise ValueError(f"--init_from={settings.init_from}: {error}") from None
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
     try:

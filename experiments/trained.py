@@ -64,8 +64,7 @@ class Policies(NamedTuple):
     labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
     count: int  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
-    # D4RL's (random, expert) return, if the run's scores were normalised
-    reference: tuple[float, float] | None
+    reference: tuple[float, float] | None  # (random, expert) return, if the run's scores were normalised
 
     def __repr__(self) -> str:
         return f"Policies({self.environment}, {self.count} policies, step {self.step})"
@@ -97,12 +96,14 @@ def load(run: str | Path, environment: str = "") -> Policies:
     example = online.example(chunks.spec(spec, card["settings"].get("chunk", 1)), types)
     like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), example)
     try:
+        common.check_actions(card, spec)
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
     how = transform.from_json(card["transform"])
     actor = acting.observing(several.actor, functools.partial(transform.observations, how))
-    return Policies(name, spec, state, actor, labels, count, record["step"], reference(folder, name))
+    scale = reference(folder, card, name, own)
+    return Policies(name, spec, state, actor, labels, count, record["step"], scale)
 
 
 def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -114,6 +115,11 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise ValueError(f"--run={folder}: there is no checkpoint{hint}")
     if not {"transform", "support", "settings"} <= set(record["card"]):
         raise ValueError(f"--run={folder} is no run of experiments.offline or experiments.online")
+    if "protocol" in record["card"]["settings"]:
+        raise ValueError(
+            f"--run={folder} is a run of experiments.goals, whose policies act towards a goal: the command that made "
+            "it draws episodes of each task with --render=3"
+        )
     return record, arrays
 
 
@@ -148,8 +154,17 @@ def _environment(settings: Mapping[str, Any], folder: Path) -> str:
     return settings.get("env") or settings.get("environment") or result.get("environment") or ""
 
 
-def reference(folder: Path, environment: str) -> tuple[float, float] | None:
-    """D4RL's (random, expert) return of a locomotion task, if the scores of the run in the folder were normalised."""
+def reference(
+    folder: Path, card: Mapping[str, Any], environment: str, own: str
+) -> tuple[float, float] | None:
+    """The (random, expert) return by which scores in an environment are normalised; None where they are not.
+
+    It is that of the run, in any version of its ``own`` environment. Of runs that do not say it, it is D4RL's of a
+    locomotion task, if their scores were normalised.
+    """
+    if "reference" in card:
+        same = environment.rpartition("-")[0] == own.rpartition("-")[0]
+        return tuple(card["reference"]) if same and card["reference"] else None
     with contextlib.suppress(FileNotFoundError, ValueError):
         if any("eval/normalized_return" in row for row in log.read(folder)):
             return d4rl.locomotion_reference(environment)

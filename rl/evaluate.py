@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike
 from tqdm.auto import tqdm
 
 from rl import acting, envs, keys
+from rl.envs import workers
 from rl.types import Actor, Array, Key
 
 # (what each of the S * n environments shows, [S * n, *observation]; memory [S, n, ...] after the actions chosen there;
@@ -61,7 +62,8 @@ class Evaluator:
             ``success`` and ``final_success``, 0 or 1, if the environment reports success.
 
         Raises:
-            FloatingPointError: a policy returned NaN or an infinite action.
+            FloatingPointError: a policy returned NaN or an infinite action, or the environment such a reward or
+                observation.
             ValueError: the environment reports success in some episodes, and at the last step of others not.
             RuntimeError: an environment failed or its worker died.
         """
@@ -71,6 +73,7 @@ class Evaluator:
         success, final_success = np.full((count, rounds), np.nan), np.full((count, rounds), np.nan)
         episode, active = np.zeros(count, np.int64), np.ones(count, bool)
         observation = self._reset(starts, episode, first)
+        self._check(observation, episode, length)
         memory = self._policy.start(states, jax.device_put(self._by_seed(observation)))
         time = 0
         with tqdm(
@@ -85,6 +88,7 @@ class Evaluator:
                 now = np.flatnonzero(active), episode[active]
                 returns[now] += step.reward[active]
                 length[now] += 1
+                self._check(observation, episode, length, step.reward)
                 success[now] = np.fmax(success[now], step.success[active])  # fmax: NaN is no report
                 final_success[now] = step.success[active]
                 over = active & (step.terminated | step.truncated)
@@ -94,6 +98,7 @@ class Evaluator:
                 first = over & active
                 if first.any():
                     observation = self._reset(starts, episode, first)
+                    self._check(observation, episode, length)
         if watch:
             watch(observation, memory, active)
         scores = {"return": returns, "length": length}
@@ -130,6 +135,14 @@ class Evaluator:
             return self._vector.reset(seeds)
         numbers = np.arange(len(first)) % self._copies + self._copies * episode
         return self._vector.reset(seeds, [self._options[number % len(self._options)] for number in numbers])
+
+    def _check(
+        self, observation: Any, episode: np.ndarray, length: np.ndarray, reward: np.ndarray | None = None
+    ) -> None:
+        """Raises FloatingPointError on what is not finite; ``length`` [S * n, rounds] is that of every episode."""
+        playing = np.minimum(episode, self._rounds - 1)
+        steps = length[np.arange(len(playing)), playing]
+        workers.check_finite(self._name, observation, playing, steps, reward)
 
     def _starts(self, index: int) -> np.ndarray:
         """Environment seeds [S * n, rounds]; copy ``c`` of ``n`` runs the episodes c, c + n, c + 2n, ..."""

@@ -380,15 +380,29 @@ def summary(folder: Path, part: int = 0, parts: int = 1, task_episodes: int = 0)
       folder: of the run.
       part, parts: which of how many equal shares of the logged seeds, such as those of a variant.
       task_episodes: as of `Run`.
+
+    Raises:
+      ValueError: a score is NaN; the message names its line.
     """
-    return _summary(log.read(folder), part, parts, task_episodes)
+    return _summary(_trained(folder), part, parts, task_episodes)
+
+
+def _trained(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl after step 0. Raises ValueError, naming the line, if one has a score of NaN."""
+    rows = [row for row in log.read(folder) if row["step"] > 0]
+    for row in rows:
+        for name in [name for name in SCORES if np.isnan(row.get(f"eval/{name}", 0.0)).any()]:
+            raise ValueError(
+                f"{folder / log.METRICS}: eval/{name} of step {row['step']} is NaN, so that nothing can be summed up: "
+                "remove this line, and run the same command again"
+            )
+    return rows
 
 
 def _summary(
-    logged: Sequence[Mapping[str, Any]], part: int, parts: int, task_episodes: int
+    trained: Sequence[Mapping[str, Any]], part: int, parts: int, task_episodes: int
 ) -> dict[str, Any]:
     scores: dict[str, Any] = {}
-    trained = [row for row in logged if row["step"] > 0]
     for name in SCORES:
         history = np.asarray([row[f"eval/{name}"] for row in trained if f"eval/{name}" in row], float)
         if not history.size:
@@ -418,12 +432,12 @@ def _scores(
     """The entries of result.json on scores; see `Session.finish`."""
     if not run.variants:
         return {"scores": summary(run.folder, task_episodes=run.task_episodes), **each(0, 1)}
-    parts, logged = len(run.variants), log.read(run.folder)
+    parts, trained = len(run.variants), _trained(run.folder)
     return {
         "variants": [
             {
                 "parameters": variant,
-                "scores": _summary(logged, i, parts, run.task_episodes),
+                "scores": _summary(trained, i, parts, run.task_episodes),
                 **each(i, parts),
             }
             for i, variant in enumerate(run.variants)

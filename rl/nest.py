@@ -7,6 +7,7 @@ arrays, shapes, types and spaces alike. They import no JAX: processes that hold 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -47,6 +48,29 @@ def leading(observation: Any, shape: Any) -> tuple[int, ...]:
     """The axes [...] of an observation [..., *shape]."""
     first, axes = leaves(observation)[0], leaves(shape)[0]
     return tuple(first.shape[: len(first.shape) - len(axes)])
+
+
+def agent_shape(shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
+    """The shape in which agents see an array of observations: vectors [D], histories [T, D], images [H, W, C] of uint8.
+
+    Numbers with two axes are a history, all others become a vector; uint8 stays as it is.
+
+    Raises:
+        ValueError: an image without an axis for its channels, or with its channels first.
+    """
+    if np.dtype(dtype) != np.uint8:
+        return shape if len(shape) == 2 else (math.prod(shape),)
+    if len(shape) == 2:
+        raise ValueError(
+            f"uint8 of shape {shape} is no image [H, W, C]: add an axis for the channels "
+            "(gymnasium.wrappers.GrayscaleObservation(env, keep_dim=True)), or make numbers that are no pixels float32"
+        )
+    if len(shape) == 3 and shape[0] < min(shape[1:]):
+        raise ValueError(
+            f"uint8 of shape {shape} is an image with its channels first, and images here are [H, W, C]: make the "
+            "channels the last axis (numpy.moveaxis)"
+        )
+    return shape
 
 
 def require_array(tree: Any, reader: str) -> None:

@@ -110,14 +110,33 @@ def test_environment_and_reference_are_those_recorded(create):
 
 
 def test_an_environment_that_is_more_than_its_name_has_a_note(create):
-    """By its name it is another one: other arguments, another time limit."""
-    recorded = gymnasium.make("Pendulum-v1", g=2.0, max_episode_steps=50, render_mode="rgb_array")
-    episodes = [episode(3, np.zeros((3, 1), np.float32), False)]
-    create(episodes, BOX, spaces.Box(-2, 2, (1,), np.float32), env=recorded)
-    loaded = data.load("minari:test/log-v0")
-    assert loaded.environment == "Pendulum-v1"
-    assert "other values of g, max_episode_steps than it is registered with" in loaded.note
-    assert data.load("minari:test/log-v0", environment="Mine-v0").note == ""
+    """By its name it is another one: other arguments, another time limit, no wrappers."""
+    usual = gymnasium.make("Pendulum-v1")
+    scaled = gymnasium.wrappers.NormalizeReward(gymnasium.wrappers.RecordEpisodeStatistics(usual))
+    changed = gymnasium.make("Pendulum-v1", g=2.0, max_episode_steps=50, render_mode="rgb_array")
+    cases: list[tuple[dict, str, str]] = [
+        ({"env": usual}, "Pendulum-v1", ""),
+        ({"env": changed}, "Pendulum-v1", "other values of g, max_episode_steps than it is registered with"),
+        ({"env": scaled}, "Pendulum-v1", "other values of wrappers (NormalizeReward) than"),
+        (
+            {"env": scaled, "eval_env": usual},
+            "Pendulum-v1",
+            "other values of wrappers (NormalizeReward) than",
+        ),
+        (
+            {"env": usual, "eval_env": gymnasium.make("MountainCarContinuous-v0")},
+            "MountainCarContinuous-v0",
+            "the steps are of Pendulum-v1, and MountainCarContinuous-v0 is recorded to evaluate in",
+        ),
+    ]
+    for recorded, name, note in cases:
+        episodes = [episode(3, np.zeros((3, 1), np.float32), False)]
+        create(episodes, BOX, spaces.Box(-2, 2, (1,), np.float32), **recorded)
+        loaded = data.load("minari:test/log-v0")
+        assert loaded.environment == name
+        assert note in loaded.note if note else not loaded.note
+        assert data.load("minari:test/log-v0", environment="Mine-v0").note == ""
+        minari.delete_dataset("test/log-v0")
 
 
 def test_discrete_actions_count_from_zero(create):
@@ -129,7 +148,10 @@ def test_discrete_actions_count_from_zero(create):
 
 def test_dictionaries_stay_or_are_flattened_as_gymnasium_does(create):
     """And an agent learns from them as they are."""
-    space = spaces.Dict({"observation": BOX, "desired_goal": spaces.Box(-1, 1, (2,), np.float64)})
+    goal = spaces.Box(-1, 1, (2,), np.float64)
+    space = spaces.Dict(
+        [("observation", BOX), ("desired_goal", goal)]
+    )  # not sorted: Minari sorts it when it is read
     log = episode(3, np.zeros((3, 1), np.float32), False)
     goals = np.random.default_rng(0).uniform(-1, 1, (4, 2))
     log["observations"] = {"observation": log["observations"], "desired_goal": goals}

@@ -145,6 +145,10 @@ def test_next_observations_that_do_not_follow_are_refused_unless_the_log_is_said
     dataset = from_steps(**log, source="mine", shuffled=True)
     assert dataset.last.mean() > 0.99
     np.testing.assert_array_equal(dataset.transitions.next_observation, log["next_observations"])
+    with pytest.raises(
+        DataError, match=r"mine: without next_observations, .* no successors.*leave out --shuffled"
+    ):
+        from_steps(**log | {"next_observations": None}, source="mine", shuffled=True)
 
 
 def test_a_tenth_of_the_steps_may_end_unmarked():
@@ -204,14 +208,17 @@ def test_actions_outside_are_clipped_if_asked():
     np.testing.assert_array_equal(dataset.transitions.action[0], [1, -1])
 
 
-def test_images_stay_bytes_and_arrays_become_vectors():
+def test_images_stay_bytes_histories_keep_their_axes_and_other_arrays_become_vectors():
     log = episodes([3])
     log["observations"] = np.zeros((3, 4, 4, 3), np.uint8)
     observation = from_steps(**log, source="log").transitions.observation
     assert (observation.dtype, observation.shape) == (np.uint8, (2, 4, 4, 3))
-    log["observations"] = np.zeros((3, 4, 2), np.float64)
-    observation = from_steps(**log, source="log").transitions.observation
-    assert (observation.dtype, observation.shape) == (np.float32, (2, 8))
+    for shape, seen in (((4, 2), (4, 2)), ((4, 2, 5), (40,))):
+        log["observations"] = np.zeros((3, *shape), np.float64)
+        dataset = from_steps(**log, source="log")
+        observation = dataset.transitions.observation
+        assert (observation.dtype, observation.shape) == (np.float32, (2, *seen))
+        assert loaded(dataset, environment=None, source="log").spec.observation_shape == seen
 
 
 @pytest.mark.parametrize("with_next", [False, True])
@@ -226,7 +233,7 @@ def test_entries_of_a_dictionary_are_paired_as_one_array_is(with_next):
     for name in ("observations", "next_observations") if with_next else ("observations",):
         episode, step = log[name].T
         log[name] = {
-            "step": step[:, None, None].astype(np.float64),
+            "step": step[:, None].astype(np.float64),
             "inner": {"image": np.uint8(episode)[:, None]},
         }
     dataset = from_steps(**log, source="log")
@@ -298,6 +305,14 @@ BAD = {
         "observations are <U1; save them as float32",
     ),
     "integer observations": (replace("observations", np.zeros((7, 2), np.int64)), "observations are int64"),
+    "an image without channels": (
+        replace("observations", np.zeros((7, 9, 8), np.uint8)),
+        r"observations: uint8 of shape \(9, 8\) is no image \[H, W, C\].*keep_dim=True",
+    ),
+    "channels first": (
+        replace("observations", {"eye": np.zeros((7, 4, 9, 8), np.uint8)}),
+        r"observations\['eye'\]: uint8 of shape \(4, 9, 8\) is an image with its channels first",
+    ),
     "text rewards": (replace("rewards", np.full(7, "a")), "rewards are <U1"),
     "integer actions": (replace("actions", np.zeros((7, 2), np.int64)), "discrete=True"),
     "NaN observation": (

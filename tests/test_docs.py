@@ -19,14 +19,28 @@ from absl import flags as absl_flags
 from small_models import random_params
 
 from docs import example_agent, generated
-from experiments import common, flags, goals, language, mbpo, offline, presets, quickstart, report
-from rl import agents, data, log, train
+from experiments import (
+    common,
+    flags,
+    goals,
+    interaction,
+    language,
+    mbpo,
+    offline,
+    online,
+    presets,
+    quickstart,
+    report,
+)
+from rl import agents, data, envs, log, train
+from rl import online as compiled
 from rl.language import pretrained, tokenizer
 from rl.language.model import Config
 from rl.networks import mlp
 from rl.networks.transformer import Shape
 from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
+from rl.types import Spec
 from rl.values import heads
 from sweeps import run as sweeps
 
@@ -106,6 +120,27 @@ def test_commands_have_the_flags_they_use(
         chosen = published if dataclasses.is_dataclass(published) else script.Settings()
         config = getattr(script, "config", common.config) if hasattr(chosen, "agent") else None
         flags.parser(chosen, config, values)([module, *argv])
+
+
+def test_an_environment_with_a_history_and_its_log_are_read_through_a_transformer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page's environment from its name to the shapes of the networks: flattened, it would go into dense layers."""
+    (code,) = [text for _, text in blocks("python") if "HistoryCartPole-v0" in text]
+    (tmp_path / "page_memory.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    env = envs.make("page_memory:HistoryCartPole-v0", seed=0)
+    seen = np.stack([env.reset()[0], *(env.step(np.int32(0))[0] for _ in range(3))])
+    actions, ends = np.zeros(4, int), np.arange(4) == 3
+    log = data.from_steps(seen, actions, np.ones(4), 0 * ends, ends, source="log", discrete=True)
+    logged = data.loaded(log, environment=None, source="log", choices=2).spec
+    assert envs.spec(env) == logged == Spec((4, 4), 2, discrete=True)
+    np.testing.assert_array_equal(seen[3, 2], seen[2, 3])  # the newest observation is the last of a history
+    settings = online.Settings(env="page_memory:HistoryCartPole-v0", agent="dqn", env_processes=0)
+    with interaction.stepper(settings) as stream:
+        learner, _ = online.parts(settings, agents.get("dqn").Config(hidden=(8, 8)), stream.spec)
+        state = jax.eval_shape(learner.init, jax.random.key(0), compiled.example(stream.spec))
+    assert set(state.params["q"]["encoder"]) == {"into", "trunk"}
 
 
 def flags_of(module: object) -> set[str]:

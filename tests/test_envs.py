@@ -171,10 +171,12 @@ def test_discrete_actions_count_from_zero(with_spaces) -> None:
     assert env.unwrapped.received == 7
 
 
-def test_observations_become_flat_float32_and_images_stay(with_spaces) -> None:
-    env = with_spaces(spaces.Box(-1, 1, (2, 3), np.float64), TWO)
-    observation, _ = env.reset()
-    assert (observation.shape, observation.dtype) == ((6,), np.float32)
+def test_observations_become_float32_histories_keep_their_axes_and_images_stay(with_spaces) -> None:
+    for shape, seen in (((), (1,)), ((2, 3), (2, 3)), ((2, 3, 4), (24,))):
+        env = with_spaces(spaces.Box(-1, 1, shape, np.float64), TWO)
+        observation, _ = env.reset()
+        assert (observation.shape, observation.dtype) == (seen, np.float32)
+        assert env.observation_space.contains(observation)
     image = with_spaces(spaces.Box(0, 255, (8, 8, 3), np.uint8), TWO)
     observation, _ = image.reset()
     assert (observation.shape, observation.dtype) == ((8, 8, 3), np.uint8)
@@ -182,9 +184,9 @@ def test_observations_become_flat_float32_and_images_stay(with_spaces) -> None:
 
 
 def test_dictionaries_stay_and_their_arrays_become_vectors_and_images(with_spaces) -> None:
-    image, matrix = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (2, 3), np.float64)
-    env = with_spaces(spaces.Dict({"task": spaces.Dict({"image": image}), "goal": matrix}), TWO)
-    shape = {"goal": (6,), "task": {"image": (8, 8, 3)}}
+    image, history = spaces.Box(0, 255, (8, 8, 3), np.uint8), spaces.Box(-1, 1, (2, 3), np.float64)
+    env = with_spaces(spaces.Dict({"task": spaces.Dict({"image": image}), "goal": history}), TWO)
+    shape = {"goal": (2, 3), "task": {"image": (8, 8, 3)}}
     assert envs.spec(env) == Spec(shape, 2, discrete=True)
     for observation in (env.reset()[0], env.step(np.int32(0))[0]):
         assert type(observation) is dict and list(observation) == ["goal", "task"]
@@ -217,6 +219,12 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
             r"'Toy-v0' observes Dict\(.*observation\['room'\] is Discrete\(4\).*FlattenObservation",
         ),
         (spaces.Discrete(4), TWO, r"observes Discrete\(4\)"),
+        (spaces.Box(0, 255, (84, 84), np.uint8), TWO, r"\(84, 84\) is no image \[H, W, C\].*keep_dim=True"),
+        (
+            spaces.Dict({"eye": spaces.Box(0, 255, (4, 84, 84), np.uint8)}),
+            TWO,
+            r"observation\['eye'\] is .*\(4, 84, 84\) is an image with its channels first.*numpy.moveaxis",
+        ),
         (VECTOR, spaces.MultiDiscrete([2, 3]), r"takes MultiDiscrete\(\[2 3\]\)"),
         (VECTOR, spaces.Box(-np.inf, 1, (2,)), "between finite bounds"),
         (VECTOR, spaces.Box(0, 9, (2,), np.int64), "between finite bounds"),

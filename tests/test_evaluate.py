@@ -238,6 +238,18 @@ def test_a_policy_that_returns_nan_is_named() -> None:
         evaluator(jnp.array([0.0, jnp.nan, 0.0]))
 
 
+@pytest.mark.parametrize("part", ["reward", "observation"])
+def test_an_environment_that_returns_nan_is_named_and_not_the_policy(part: str) -> None:
+    name = f"toy_environments:Nan{part.title()}-v0"
+    with (
+        evaluate.evaluator(act, name, seeds=1, episodes=2, copies=1, processes=0) as evaluator,
+        pytest.raises(
+            FloatingPointError, match=rf"{name}' .*copy 0.* the {part} .*nan.* at step 2 of its episode 0"
+        ),
+    ):
+        evaluator(jnp.zeros(1))
+
+
 def test_actions_of_a_wrong_shape_are_refused() -> None:
     with (
         evaluate.evaluator(

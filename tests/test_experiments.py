@@ -461,6 +461,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"eval_every": 0}, "--eval_every must be at least 1"),
         ({"batch_size": 0}, "--batch_size must be at least 1"),
         ({"unroll": 0}, "--unroll must be at least 1"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give 0 for none or at least 2"),
         ({"eval_every": 4}, "--updates=6 is not a multiple of --eval_every=4: .* at most 6"),
         ({"dataset": "synthetic-continous"}, "did you mean synthetic-continuous"),
@@ -633,9 +634,17 @@ def test_warnings_come_without_the_code_behind_them(capsys: pytest.CaptureFixtur
 
 
 def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common.show({"scores": {}, "folder": str(tmp_path)})
+    settings = {"dataset": "mine.hdf5", "eval_episodes": 0, "policy_estimates": 0}
+    result = {"scores": {}, "folder": str(tmp_path), "settings": settings, "environment": None}
+    common.show(result)
     stdout = capsys.readouterr().out
-    assert "no episodes were played" in stdout and "--eval_episodes" in stdout
+    assert "no episodes were played" in stdout and "see --eval_episodes" in stdout
+    for estimates, flags_given in (
+        (0, "--environment=NAME, or --policy_estimates=2000"),
+        (9, "--environment=NAME\n"),
+    ):
+        common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
+        assert f"mine.hdf5 names no environment: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
 
 
@@ -783,6 +792,11 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     ("changes", "own", "difference"),
     [
         ({}, {"expectile": 0.9}, "config.expectile: 0.7 in the checkpoint, 0.9"),
+        (
+            {},
+            {"policy_optimiser": Adam(schedule="cosine", decay_updates=8)},
+            r"(?s)decay_updates: 1000000 in the checkpoint, 8 .* a longer run is another one .* a --workdir of its own",
+        ),
         ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
         ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),
     ],

@@ -113,6 +113,16 @@ def test_an_estimate_that_diverged_selects_nothing(tmp_path: Path) -> None:
     assert lifecycle.summary(tmp_path)["return"]["selected"]["per_seed"].tolist() == [2.0, 3.0]
 
 
+def test_a_score_of_nan_has_its_line_named(tmp_path: Path) -> None:
+    """It would be the last score of its seed, and the best, and no result could be written."""
+    scores = {0: float("nan"), 5: 1.0, 10: float("nan")}
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        for step, score in scores.items():
+            record.write(step, {"eval/return": np.array([[1.0, score]])})
+    with pytest.raises(ValueError, match=rf"{log.METRICS}: eval/return of step 10 is NaN.*remove this line"):
+        lifecycle.summary(tmp_path)
+
+
 def test_intervals_of_success_rates_stay_within_0_and_1(tmp_path: Path) -> None:
     scores = [[1.0, 1.0], [1.0, 0.5], [1.0, 1.0]]  # of three seeds, two episodes each
     perfect = [[1.0, 1.0]] * 3  # of what the run started from, which is none of its scores

@@ -663,6 +663,19 @@ def test_fine_tuning_starts_from_what_was_trained_and_mixes_the_log_in(
         mixed.transitions.reward, scale * data.transitions.reward - 1, rtol=1e-4, atol=1e-5
     )
     assert record["card"]["transform"]["reward_scale"] == pytest.approx(scale)
+    # Asked to stop before the first step, it has that evaluation all the same.
+    evaluated = evaluate.Evaluator.__call__
+
+    def interrupted(*arguments: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return evaluated(*arguments)
+
+    stopped = dataclasses.replace(chosen, workdir=str(tmp_path / "stopped"))
+    with monkeypatch.context() as patch, pytest.raises(train.Interrupted, match="stopped at step 0"):
+        patch.setattr(evaluate.Evaluator, "__call__", interrupted)
+        online.run(stopped, config("iql"))
+    online.run(stopped, config("iql"))
+    assert_same_run(tmp_path / "online", tmp_path / "stopped", 20)
 
 
 @pytest.mark.long
@@ -866,6 +879,9 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
     ("changes", "message"),
     [
         ({"envs": 0}, "--envs must be at least 1, not 0"),
+        ({"seed": -1}, "--seed must be at least 0, not -1"),
+        ({"priority": -0.5}, "--priority must be at least 0, not -0.5"),
+        ({"priority_correction": math.nan}, "--priority_correction must be at least 0, not nan"),
         ({"eval_episodes": 1}, "--eval_episodes=1: give at least 2"),
         ({"utd": 0.0}, "--utd must be positive"),
         ({"utd": 0.3}, "--utd=0.3 times --envs=1 must be a whole number, or one over"),

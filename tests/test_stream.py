@@ -144,6 +144,21 @@ def test_generators_go_on_where_they_were() -> None:
         np.testing.assert_array_equal(other.memory.random(9), generator.random(9))
 
 
+def test_an_environment_inside_another_is_put_back_with_it() -> None:
+    """One that is no wrapper holds it, and a wrapper around both another name of it: its state would start anew."""
+    copies = [gymnasium.Wrapper(Odd(gymnasium.make("CartPole-v1"))) for _ in range(2)]
+    for number, copy in enumerate(copies):
+        copy.task = copy.env
+        copy.unwrapped.memory.reset(seed=number)
+    running, other = (copy.unwrapped.memory for copy in copies)
+    running.step(1)
+    snapshot.put(copies[1], json.loads(json.dumps(snapshot.take(copies[0]))))
+    assert other is copies[1].task.memory
+    np.testing.assert_array_equal(running.step(0)[0], other.step(0)[0])
+    with pytest.raises(snapshot.NoSnapshot, match=r"Odd\.memory is .*CartPole"):
+        snapshot.take(Odd([running.unwrapped]))
+
+
 @pytest.mark.parametrize("memory", [object(), {1: 2}, np.array([None])], ids=["object", "dict", "array"])
 def test_what_cannot_be_written_down_is_named(memory: Any) -> None:
     with pytest.raises(snapshot.NoSnapshot, match=r"Odd\.memory is "):

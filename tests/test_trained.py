@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
+import toy_environments
+from gymnasium.spaces import Box, Discrete
 
-from experiments import offline, online, trained
-from rl import agents, envs, log
+from experiments import common, offline, online, trained
+from rl import agents, checkpoint, data, envs, log
+from rl.types import Spec
 
 POINT_MASS = "point_mass:PointMass-v0"
 TINY = {"seeds": 2, "batch_size": 8, "eval_episodes": 3, "eval_processes": 0, "tensorboard": False}
@@ -46,7 +52,8 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         workdir=str(folder),
         **TINY,
     )
-    offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
+    result = offline.run(chosen, config("iql", candidates=3), {"expectile": [0.6, 0.9]})
+    assert result["reference"] is None  # as that of the data
     expected = np.asarray(last(folder)["eval/return"])
     assert expected.shape == (4, 3)
     np.testing.assert_array_equal(again(folder, 2), expected)
@@ -74,6 +81,40 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
         trained.load(tmp_path)
 
 
+def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp_path: Path) -> None:
+    """Of 5 actions 2 were logged. A run that began with these, and does not say so, goes on with them."""
+    spaces = {"observation_space": Box(-1, 1, (8,)), "action_space": Discrete(5)}
+    gymnasium.register("Five-v0", toy_environments.Spaces, max_episode_steps=3, kwargs=spaces)
+    logged = data.load("synthetic-discrete", environment="Five-v0")
+    assert logged.spec == Spec((8,), 2, discrete=True)
+    chosen = offline.Settings(
+        agent="dqn",
+        dataset="synthetic-discrete",
+        environment="Five-v0",
+        updates=2,
+        eval_every=2,
+        workdir=str(tmp_path),
+        **TINY,
+    )
+    result = offline.run(chosen, config("dqn"))
+    assert result["action_size"] == 5
+    np.testing.assert_array_equal(again(tmp_path, 1), np.zeros((2, 3)))
+    (path,) = tmp_path.glob("checkpoints/2/card.json")
+    record = json.loads(path.read_text())
+    assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 5
+    del record["card"]["action_size"]
+    path.write_text(json.dumps(record))
+    assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 2
+    record["card"]["action_size"] = 2
+    path.write_text(json.dumps(record))
+    with pytest.raises(
+        ValueError, match=r"the 2 actions of its log, here there are 5; .* --environment=NAME"
+    ):
+        trained.load(tmp_path)
+    blind = dataclasses.replace(chosen, eval_episodes=0)
+    assert common.all_actions(blind, logged, tmp_path / "new").spec.action_size == 2
+
+
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     chosen = online.Settings(
         agent="td3",
@@ -90,13 +131,21 @@ def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     np.testing.assert_array_equal(again(tmp_path, 2), last(tmp_path)["eval/return"])
 
 
-def test_returns_are_normalised_where_the_runs_were(tmp_path: Path) -> None:
-    assert trained.reference(tmp_path, "Hopper-v5") is None
+def test_returns_are_normalised_as_the_runs_were(tmp_path: Path) -> None:
+    """By the numbers of its data; of a run that does not say them, by D4RL's, if it logged such scores."""
+    hopper = lambda card, name="Hopper-v5": trained.reference(tmp_path, card, name, "Hopper-v5")
+    assert hopper({}) is None
     (tmp_path / log.METRICS).write_text('{"step": 1, "eval/normalized_return": [[1.0]]}\n')
-    assert trained.reference(tmp_path, "Hopper-v4") == pytest.approx((-20.272305, 3234.3))
-    assert trained.reference(tmp_path, POINT_MASS) is None
+    assert hopper({}, "Hopper-v4") == pytest.approx((-20.272305, 3234.3))
+    assert hopper({}, POINT_MASS) is None
+    assert hopper({"reference": [1.0, 2.0]}) == hopper({"reference": [1.0, 2.0]}, "Hopper-v4") == (1.0, 2.0)
+    assert hopper({"reference": [1.0, 2.0]}, "Walker2d-v5") is hopper({"reference": None}) is None
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--run={tmp_path}: there is no checkpoint"):
+        trained.load(tmp_path)
+    card = {"transform": {}, "support": [0, 1], "settings": {"protocol": "ogbench"}}
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
+    with pytest.raises(ValueError, match=r"is a run of experiments\.goals, .* --render=3"):
         trained.load(tmp_path)

@@ -93,6 +93,9 @@ def test_each_array_of_a_dictionary_has_its_own_moments_and_images_stay(dataset:
             np.concatenate([parts["first"], parts["second"]], 1), getattr(expected, name)
         )
         assert getattr(transitions, name)["image"] is image
+    alone = dataset._replace(transitions=steps._replace(observation=image, next_observation=image))
+    seen = transform.fit(alone, normalize_observations=True)
+    assert transform.apply(seen, alone).transitions.observation is image
 
 
 def test_entities_share_the_moments_of_a_feature_however_many_there_are_and_end_at_5(

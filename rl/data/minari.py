@@ -6,9 +6,11 @@ Nothing here knows Minari's files; it walks the episodes the package gives, or h
 from __future__ import annotations
 
 import contextlib
+import functools
+import json
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ from rl.data.files import DataError, expanded, reading
 from rl.data.steps import Loaded, flags, from_steps, loaded, reference
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
+# Wrappers that leave the task as it is.
+_ONLOOKERS = ("HumanRendering", "RecordEpisodeStatistics", "RecordVideo")
 _REMEDY = "'minari list local' and 'minari list remote' show what there is; delete a damaged one and download it again"
 
 
@@ -36,19 +40,20 @@ def load(
     An id is looked for in ``folder``, or else where Minari keeps its datasets (``$MINARI_DATASETS_PATH`` or
     ``~/.minari/datasets``), and then downloaded there by Minari if it is absent.
 
-    Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are flat vectors
-    (images keep their shape), or dictionaries of these. The reference is Minari's; D4RL's for the same task may
+    Continuous actions are mapped from the box of the action space to [-1, 1]. Observations are as those of
+    `rl.envs.make`, or with ``flatten_observations`` vectors. The reference is Minari's; D4RL's for the same task may
     differ.
 
     Args:
         name_or_path: an id, or a path that starts with ``/``, ``.`` or ``~``.
         folder: holds datasets by id.
         clip_actions: clip actions to their box rather than refuse values outside.
-        environment: to evaluate in, instead of the one recorded with the data. Of that one only the name is used: where
-            more is recorded than it is registered with (arguments, a time limit), the note says so.
-        flatten_observations: concatenate the entries of dictionaries in the order of their space, as
-            `gymnasium.wrappers.FlattenObservation` does. The dataset then has no environment by default: the recorded
-            one would show a dictionary.
+        environment: to evaluate in, instead of the one recorded with the data, or of two the one recorded for that. Of
+            it only the name is used: where more is recorded than it is registered with (arguments, a time limit,
+            wrappers), the note says so.
+        flatten_observations: concatenate the entries of dictionaries in the order that the space had which was
+            recorded, as `gymnasium.wrappers.FlattenObservation` does in the environment. The dataset then has no
+            environment by default: the recorded one would show a dictionary.
 
     Raises:
         DataError: there is no such dataset, or it is not usable; see `rl.data.steps.from_steps`.
@@ -202,8 +207,10 @@ def _box(space: Any, source: str) -> tuple[Any, Any, range | None]:
 
 def _steps(data: Any, flatten: bool, source: str) -> dict[str, Any]:
     """The arrays of all episodes, one after another: those of `_columns`."""
+    space = _in_recorded_order(data) if flatten else data.observation_space
+    read = functools.partial(_flat if flatten else _arrays, space)
     columns = [
-        _columns(episode, data, flatten, f"{source}, episode {number}")
+        _columns(episode, read, f"{source}, episode {number}")
         for number, episode in enumerate(tqdm(data, total=len(data), desc=data.id, delay=2))
     ]
     if not columns:
@@ -228,13 +235,12 @@ def _joined(name: str, parts: list[Any], source: str) -> Any:
     return nest.concatenate(*parts)
 
 
-def _columns(episode: Any, data: Any, flatten: bool, source: str) -> dict[str, Any]:
-    """The arrays of an episode of T steps, each with T rows.
+def _columns(episode: Any, read: Callable[[Any, str], Any], source: str) -> dict[str, Any]:
+    """The arrays of an episode of T steps, each with T rows; ``read`` makes those of its observations.
 
     Minari keeps T + 1 observations, and keeps episodes apart: the last step is an end, whether or not it is flagged.
     """
-    read = _flat if flatten else _arrays
-    observations = read(data.observation_space, episode.observations, source)
+    observations = read(episode.observations, source)
     columns = {name: np.asarray(getattr(episode, name)) for name in _PER_STEP}
     lengths = {name: sum(array.shape[:1]) for name, array in columns.items()}
     lengths |= {
@@ -256,7 +262,7 @@ def _columns(episode: Any, data: Any, flatten: bool, source: str) -> dict[str, A
 
 
 def _arrays(space: Any, values: Any, source: str) -> Any:
-    """[T + 1, D] for a box, images as they are; a dict of these for a dictionary of boxes."""
+    """[T + 1, *shape] for a box; a dict of these for a dictionary of boxes."""
     from gymnasium import spaces
 
     def array(box: Any, values: Any) -> np.ndarray:
@@ -271,9 +277,22 @@ def _arrays(space: Any, values: Any, source: str) -> Any:
                 f"{source}: observations have shape {values.shape}, but their space is {box}: the dataset is damaged; "
                 f"{_REMEDY}"
             )
-        return values if values.dtype == np.uint8 else values.reshape(len(values), math.prod(box.shape))
+        return values if box.shape else values.reshape(-1, 1)
 
     return nest.map_structure(array, space, values)
+
+
+def _in_recorded_order(data: Any) -> Any:
+    """The space of observations, with the entries of dictionaries as they were recorded: Minari sorts what it reads."""
+    from gymnasium import spaces
+
+    def ordered(space: Any, written: Mapping[str, Any]) -> Any:
+        if not isinstance(space, Mapping):
+            return space
+        return spaces.Dict([(key, ordered(space[key], part)) for key, part in written["subspaces"].items()])
+
+    written = data.storage.read_raw_metadata(data.storage.data_path).get("observation_space")
+    return data.observation_space if written is None else ordered(data.observation_space, json.loads(written))
 
 
 def _flat(space: Any, values: Any, source: str) -> np.ndarray:
@@ -286,7 +305,7 @@ def _flat(space: Any, values: Any, source: str) -> np.ndarray:
             f"{source}: observations are {space}, and images are not flattened with the rest: load it without "
             "--flatten_observations (flatten_observations=True)"
         )
-    return np.concatenate(parts, axis=1)
+    return np.concatenate([part.reshape(len(part), -1) for part in parts], axis=1)
 
 
 def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
@@ -294,19 +313,27 @@ def _environment(data: Any, flatten: bool) -> tuple[str | None, str]:
 
     if data.env_spec is None:
         return None, "no environment: none is recorded with the data; name it (--environment=NAME)"
+    recorded = getattr(data, "_eval_env_spec", None) or data.env_spec  # Minari has no public name for it
     if flatten and isinstance(data.observation_space, spaces.Dict):
         return None, (
-            f"no environment: {data.env_spec.id} observes a dictionary; register a version of it wrapped in "
+            f"no environment: {recorded.id} observes a dictionary; register a version of it wrapped in "
             "gymnasium.wrappers.FlattenObservation and choose that (environment=...)"
         )
-    return data.env_spec.id, _not_as_registered(data)
+    notes = [_not_as_registered(recorded, data.env_spec)]
+    if recorded.id != data.env_spec.id:
+        notes.append(f"the steps are of {data.env_spec.id}, and {recorded.id} is recorded to evaluate in")
+    return recorded.id, "; ".join(filter(None, notes))
 
 
-def _not_as_registered(data: Any) -> str:
-    """What is recorded of the environment beyond its name, by which alone it is made to evaluate in; as a note."""
+def _not_as_registered(recorded: Any, of_steps: Any) -> str:
+    """What is recorded of the environment beyond its name, by which alone it is made to evaluate in; as a note.
+
+    Args:
+        recorded: the environment to evaluate in.
+        of_steps: the one that the steps are of, whose wrappers shaped what the data show.
+    """
     from rl.envs import registry
 
-    recorded = getattr(data, "_eval_env_spec", None) or data.env_spec  # Minari has no public name for it
     usual = None
     with contextlib.suppress(ImportError):  # of the package that registers it: nothing can be evaluated then
         usual = registry.registered(recorded.id)
@@ -315,6 +342,12 @@ def _not_as_registered(data: Any) -> str:
     arguments = [{**spec.kwargs, "max_episode_steps": spec.max_episode_steps} for spec in (recorded, usual)]
     names = {name for name in (*arguments[0], *arguments[1]) if name != "render_mode"}
     differing = sorted(name for name in names if arguments[0].get(name) != arguments[1].get(name))
+    theirs, ours = (
+        {wrapper.name for spec in specs for wrapper in spec.additional_wrappers}
+        for specs in ((of_steps, recorded), (usual,))
+    )
+    if changing := sorted(theirs - ours - set(_ONLOOKERS)):
+        differing.append(f"wrappers ({', '.join(changing)})")
     if not differing:
         return ""
     return (

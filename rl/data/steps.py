@@ -69,8 +69,8 @@ def from_steps(
     kept, with its own observation as a next observation that no backup looks at.
 
     Args:
-        observations: [N, ...] uint8, kept as they are, or floats, which become flat float32 vectors; or a nested dict
-            of such arrays.
+        observations: images [N, H, W, C] of uint8, kept as they are, or floats, which become float32: histories
+            [N, T, D] where they have three axes, else vectors; or a nested dict of such arrays.
         actions: [N, ...] floats, or [N] integers if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
@@ -82,11 +82,12 @@ def from_steps(
         actions_outside: whether an action outside the box is an error or clipped to it.
         low: the action box's lower bounds, a number or one per dimension; mapped to -1.
         high: its upper bounds; mapped to 1.
-        shuffled: steps are transitions in no order.
+        shuffled: steps are transitions in no order, with their ``next_observations``.
 
     Raises:
         DataError: wrong type or length, no steps, NaN or infinity, an action outside the box or the range, a flag that
-            is not 0 or 1, no end of an episode anywhere, next observations that do not follow.
+            is not 0 or 1, no end of an episode anywhere, next observations that do not follow, shuffled steps without
+            them.
     """
     observations = _observations("observations", observations, source)
     rows = len(nest.leaves(observations)[0])
@@ -110,6 +111,11 @@ def from_steps(
         if not shuffled:
             _check_order(jumps & ~last[:-1], source)
         last[:-1] |= jumps
+    elif shuffled:
+        raise DataError(
+            f"{source}: without next_observations, single transitions in no order have no successors: write them into "
+            "the log, or leave out --shuffled (shuffled=True) if its steps are in order"
+        )
     if not last.any():
         raise DataError(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
@@ -226,11 +232,15 @@ def _observations(name: str, array: Any, source: str) -> Any:
         raise DataError(f"{source}: {name} have shape {array.shape}, but one row per step [N, ...] is needed")
     if array.size == 0:
         raise DataError(f"{source}: {name} are empty, shape {array.shape}; the log has no steps")
+    try:
+        shape = nest.agent_shape(array.shape[1:], array.dtype)
+    except ValueError as error:
+        raise DataError(f"{source}: {name}: {error}") from None
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":
         raise DataError(f"{source}: {name} are {array.dtype}; save them as float32 (or uint8 images)")
-    return _float32(name, array.reshape(len(array), -1), source)
+    return _float32(name, array.reshape(len(array), *shape), source)
 
 
 def _float32(name: str, array: np.ndarray, source: str) -> np.ndarray:

@@ -45,11 +45,11 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     (`rl.envs.distractors`); in ``goals/cube-double-v0+entities`` the scene is a set of objects (`rl.envs.entities`). A
     name of the form ``module:Name-v0`` imports ``module`` first, which registers it: an environment of your own.
 
-    Observations become flat float32 vectors; uint8 images keep their shape and type. Dictionaries of arrays,
-    nested ones too, become plain dicts of these. Continuous actions are flat vectors in [-1, 1] (values
-    outside are clipped) mapped linearly onto the environment's own box; discrete ones count from 0. Given a
-    seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose environments draw
-    from NumPy's global generator and from an unseeded action space.
+    Observations become float32: vectors [D], or histories [T, D] where they have two axes. Images [H, W, C] of uint8
+    keep their shape and type. Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions
+    are flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box; discrete
+    ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose
+    environments draw from NumPy's global generator and from an unseeded action space.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
     mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
@@ -206,8 +206,12 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
                 f"them (Dict), and {place} is {space}; register a version wrapped in "
                 "gymnasium.wrappers.FlattenObservation under a name of your own"
             )
+        try:
+            nest.agent_shape(space.shape, space.dtype)
+        except ValueError as error:
+            raise TypeError(f"environment {name!r}: {place} is {space}, and {error}") from None
     if observations.dtype != np.uint8:
-        env = _flat_observations(env)
+        env = _float_observations(env)
     if isinstance(actions, spaces.Discrete):
         return _actions_from_zero(env) if actions.start else env
     if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating) and actions.is_bounded():
@@ -218,21 +222,24 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
     )
 
 
-def _flat_observations(env: gymnasium.Env) -> gymnasium.Env:
-    """Vectors of float32, in the dictionaries that hold them; images stay."""
+def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
+    """Vectors and histories of float32, in the dictionaries that hold them; images stay."""
     theirs = env.observation_space
 
-    def flat(box: spaces.Box, x: Any) -> np.ndarray:
-        return x if box.dtype == np.uint8 else np.ravel(x).astype(np.float32)
+    def seen(box: spaces.Box, x: Any) -> np.ndarray:
+        if box.dtype == np.uint8:
+            return x
+        return np.reshape(x, nest.agent_shape(box.shape, box.dtype)).astype(np.float32)
 
-    def flat_space(space: Any) -> spaces.Space:
+    def seen_space(space: Any) -> spaces.Space:
         if isinstance(space, spaces.Dict):
-            return spaces.Dict({key: flat_space(part) for key, part in space.items()})
-        size = math.prod(space.shape)
-        return space if space.dtype == np.uint8 else spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            return spaces.Dict({key: seen_space(part) for key, part in space.items()})
+        if space.dtype == np.uint8:
+            return space
+        return spaces.Box(-np.inf, np.inf, nest.agent_shape(space.shape, space.dtype), np.float32)
 
     return gymnasium.wrappers.TransformObservation(
-        env, lambda x: nest.map_structure(flat, theirs, x), flat_space(theirs)
+        env, lambda x: nest.map_structure(seen, theirs, x), seen_space(theirs)
     )
 
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import base64
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
 import numpy as np
 
-# JSON: one dict for each wrapper from the outermost, the environment itself last.
+# JSON: one dict for each wrapper from the outermost, then the environment itself, and those that any of them holds.
 Snapshot = list[dict[str, Any]]
 
-# What an environment is made of, and does not change from step to step.
+# What an environment is made of, and does not change from step to step; environments have a layer of their own.
 _PARTS = (
     gymnasium.Env,
     gymnasium.Space,
@@ -60,7 +60,7 @@ def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
     Raises:
       ValueError: it was taken of an environment of another make.
     """
-    layers = list(_layers(env))
+    layers = _layers(env)
     if len(layers) != len(snapshot):
         raise ValueError(f"the snapshot is of {len(snapshot)} layers, the environment has {len(layers)}")
     for layer, attributes in zip(layers, snapshot, strict=True):
@@ -72,11 +72,20 @@ def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
                 setattr(layer, name, _decode(value))
 
 
-def _layers(env: gymnasium.Env) -> Iterator[gymnasium.Env]:
-    while isinstance(env, gymnasium.Wrapper):
-        yield env
-        env = env.env
-    yield env
+def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
+    """``env`` and every environment that is an attribute of one, what a wrapper wraps among them; each once."""
+    found: list[gymnasium.Env] = []
+
+    def visit(layer: gymnasium.Env) -> None:
+        if any(layer is other for other in found):
+            return
+        found.append(layer)
+        for _, value in sorted(vars(layer).items()):
+            if isinstance(value, gymnasium.Env):
+                visit(value)
+
+    visit(env)
+    return found
 
 
 def _is_part(name: str, value: Any) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rl import nest
 from rl.envs import workers
 
 
@@ -60,7 +59,7 @@ class Stream:
             RuntimeError: an environment failed.
         """
         step = self._vector.step(actions)
-        self._check(step)
+        workers.check_finite(self._name, step.observation, self._episode - 1, self._length + 1, step.reward)
         self._return += step.reward
         self._length += 1
         np.fmax(self._success, step.success, out=self._success)  # fmax: NaN is no report
@@ -145,13 +144,6 @@ class Stream:
         ]
         self._episode += which
         self._return[which], self._length[which], self._success[which] = 0.0, 0, np.nan
-        return self._vector.reset(seeds)
-
-    def _check(self, step: workers.Step) -> None:
-        for what, values in {"reward": step.reward, **nest.named("observation", step.observation)}.items():
-            if values.dtype.kind == "f" and not np.isfinite(values).all():
-                copy = next(i for i, value in enumerate(values) if not np.isfinite(value).all())
-                raise FloatingPointError(
-                    f"environment {self._name!r} (copy {copy}) returned the {what} {values[copy]} at step "
-                    f"{int(self._length[copy]) + 1} of its episode {int(self._episode[copy]) - 1}"
-                )
+        observation = self._vector.reset(seeds)
+        workers.check_finite(self._name, observation, self._episode - 1, self._length)
+        return observation

@@ -157,6 +157,31 @@ def vector(name: str, count: int, processes: int | None = None) -> Vector:
     return Vector(name, count, min(processes, count))
 
 
+def check_finite(
+    name: str, observation: Any, episode: np.ndarray, length: np.ndarray, reward: np.ndarray | None = None
+) -> None:
+    """Looks at what ``N`` copies of the environment ``name`` returned.
+
+    Args:
+        name: of the environment.
+        observation: [N, *observation].
+        episode: [N] which of its copy's, from 0.
+        length: [N] steps that it has had.
+        reward: [N], after a step.
+
+    Raises:
+        FloatingPointError: a number is not finite; the message says what it is, and when and where it came.
+    """
+    paid = {} if reward is None else {"reward": reward}
+    for what, values in {**paid, **nest.named("observation", observation)}.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            copy = next(i for i, value in enumerate(values) if not np.isfinite(value).all())
+            raise FloatingPointError(
+                f"environment {name!r} (copy {copy}) returned the {what} {values[copy]} at step {length[copy]} of its "
+                f"episode {episode[copy]}"
+            )
+
+
 def serve(descriptor: int, name: str, count: int) -> None:
     """The life of a worker: build the copies, then answer requests from this pipe until it closes."""
     connection = Connection(descriptor)

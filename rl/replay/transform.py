@@ -51,7 +51,7 @@ def fit(
       clip_rewards: to [-1, 1] after that. Rewards of minus one for each open part of a task become sparse: minus one
         until all is done.
       normalize_observations: with mean 0 and deviation 1 in each dimension of the data. 1e-3 is added to the deviation,
-        as in TD3+BC, so that a constant dimension stays finite. Images in a dict, of uint8, stay as they are: networks
+        as in TD3+BC, so that a constant dimension stays finite. Images [H, W, C] of uint8 stay as they are: networks
         scale them.
       entities: observations are sets of entities [N, F], or dicts of such: each feature has the moments of all
         entities, so that their number and order do not matter, and ends at `ENTITY_CLIP`, as in HECRL (2026). A feature
@@ -71,7 +71,7 @@ def fit(
     mean = deviation = None
     if normalize_observations:
         observation = dataset.transitions.observation
-        is_image = lambda x: isinstance(observation, Mapping) and x.dtype == np.uint8
+        is_image = lambda x: x.dtype == np.uint8 and x.ndim > 3
         if entities:
             for name, x in nest.named("observation", observation).items():
                 if x.ndim != 3:
