@@ -70,7 +70,7 @@ class Limits(NamedTuple):
 
     @property
     def longest(self) -> float:
-        """Seconds of real time after which a judge is done: it and the program end a second beyond their own."""
+        """Seconds of real time after which a judge is done, as it and the program end a second beyond their own."""
         return self.deadline * (1 + 2 * _SHARES * (1 + 1 / self.seconds))
 
 
