@@ -173,11 +173,6 @@ def check_agent(settings: Settings, config: Any) -> None:
             f"--agent.discount={common.discount(config)} must be below 1: with it, a goal that is never reached has no "
             "finite value"
         )
-    if common.is_set(settings) and (config.goals.value.random or config.goals.actor.random):
-        raise ValueError(
-            f"--dataset={settings.dataset}: the ids of its cubes are of one episode, and goals of another name other "
-            "cubes: give --agent.goals.value.random=0 and --agent.goals.actor.random=0"
-        )
     if settings.head != "scalar" and not hasattr(agents.get(settings.agent), "target_range"):
         raise ValueError(
             f"--head={settings.head}: {settings.agent} regresses no value for it to represent; leave --head=scalar"
@@ -207,6 +202,11 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
     )
+    if common.is_set(settings) and (config.goals.value.random or config.goals.actor.random):
+        raise ValueError(
+            f"--dataset={settings.dataset}: the ids of its cubes are of one episode, and goals of another name other "
+            "cubes: give --agent.goals.value.random=0 and --agent.goals.actor.random=0"
+        )
     environment = task.loaded.environment
     if "singletask" in (environment or ""):
         raise ValueError(

@@ -85,6 +85,7 @@ def test_one_update_is_the_docstrings_equations(
     monkeypatch.setattr(entity, "denoiser", lambda features, shape: Network(start, denoise))
     config = hecrl.Config(
         discount=0.7,
+        radius=-1.0,
         alpha=0.3,
         target_rate=0.3,
         learning_rate=0.1,

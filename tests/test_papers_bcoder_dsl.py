@@ -91,7 +91,7 @@ def made_up() -> dict[str, Any]:
     """Outcomes that all predictions hold of."""
     noise = np.array([0.0, 0.01, 0.02])
     tasks: dict[str, Any] = {}
-    for name, random, controls, learnt in (("easy", 0.4, 0.9, 0.9), ("hard", 0.03, 0.2, 0.4)):
+    for name, random, controls, learnt in (("easy", 0.4, 0.9, 0.9), ("hard", 0.005, 0.2, 0.4)):
         scores = {"random": random + noise, "oracle": 0.95 + 0 * noise}
         scores |= dict.fromkeys(study.CONTROLS, controls + noise[::-1])
         scores |= {coder: learnt + noise for coder in study.MAIN if coder.startswith("B-Coder")}

@@ -101,8 +101,8 @@ def own_successors(steps: Transition) -> np.ndarray:
     for one, following in zip(
         nest.leaves(steps.observation), nest.leaves(steps.next_observation), strict=True
     ):
-        pair = one[rows].reshape(len(rows), -1), following[rows].reshape(len(rows), -1)
-        own[rows] &= np.equal(*pair).all(-1)
+        same = np.equal(one[rows], following[rows])
+        own[rows] &= same.all(tuple(range(1, same.ndim)))
     return own
 
 
