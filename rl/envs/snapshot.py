@@ -74,18 +74,18 @@ def put(env: gymnasium.Env, snapshot: Snapshot) -> None:
 
 def _layers(env: gymnasium.Env) -> list[gymnasium.Env]:
     """``env`` and every environment that is an attribute of one, what a wrapper wraps among them; each once."""
-    found: list[gymnasium.Env] = []
+    layers: list[gymnasium.Env] = []
 
     def visit(layer: gymnasium.Env) -> None:
-        if any(layer is other for other in found):
+        if any(layer is other for other in layers):
             return
-        found.append(layer)
+        layers.append(layer)
         for _, value in sorted(vars(layer).items()):
             if isinstance(value, gymnasium.Env):
                 visit(value)
 
     visit(env)
-    return found
+    return layers
 
 
 def _is_part(name: str, value: Any) -> bool:
