@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
+from rl import log
 from rl.data import download
 from rl.data.files import expanded
 from rl.data.recipes import pool, storage
@@ -173,8 +174,8 @@ def _work_folder(plan: Plan, folder: Path, versions: dict[str, str], overwrite: 
         if begun != wanted:
             for file in work.iterdir():
                 file.unlink()
-        with storage.replacing(note) as stream:
-            stream.write(json.dumps(wanted).encode())
+        with log.replacing(note) as partial:
+            partial.write_text(json.dumps(wanted))
         yield work
     finally:
         os.close(lock)
@@ -226,7 +227,7 @@ def _publish(
         file.unlink(missing_ok=True)
         download.sidecar(file).unlink(missing_ok=True)  # of a download that it takes the place of
     first = next(iter(files.values()))
-    with storage.replacing(first.with_suffix(".json")) as stream:
-        stream.write((json.dumps(card, indent=2) + "\n").encode())
+    with log.replacing(first.with_suffix(".json")) as partial:
+        partial.write_text(json.dumps(card, indent=2) + "\n")
     for split in reversed(list(files)):
         os.replace(joined[split], files[split])

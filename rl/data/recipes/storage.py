@@ -2,33 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of ``path`` when the block ends, and vanishes if the block fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            yield file
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+from rl.log import replacing
 
 
 def save(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write ``arrays`` as an uncompressed npz at ``path``."""
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as partial, zipfile.ZipFile(partial, "w") as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
@@ -52,7 +39,7 @@ def join(pieces: Sequence[Path], path: Path, names: Sequence[str], rows: int) ->
       SHA-256 over name, dtype, shape and bytes of each array, in the order of ``names``.
     """
     digest = hashlib.sha256()
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with replacing(path) as partial, zipfile.ZipFile(partial, "w") as archive:
         for name in names:
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
                 for number, piece in enumerate(pieces):
