@@ -123,9 +123,7 @@ def test_a_run_rewards_the_step_after_which_all_cubes_are_near(tmp_path: Path) -
         batch_size=512,
     )
     elsewhere = hecrl.Config(goals=Hindsight(Goals(0.2, 0.4, 0.4, False), next_state=True, subgoal_steps=2))
-    with pytest.raises(
-        ValueError, match=r"name other cubes: give --agent.goals.value.random=0"
-    ):
+    with pytest.raises(ValueError, match=r"name other cubes: give --agent.goals.value.random=0"):
         goals.problem(settings, elsewhere, [elsewhere])
     config = hecrl.Config(goals=Hindsight(Goals(0.2, 0.8, 0.0, False), next_state=True, subgoal_steps=2))
     task = goals.problem(settings, config, [config])
