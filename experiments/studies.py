@@ -439,9 +439,14 @@ def every(test: Callable[[np.ndarray], np.ndarray]) -> Predicate:
 
 
 def mean_within(low: float = -np.inf, high: float = np.inf) -> Predicate:
-    """The mean lies between two bounds: its 95 % interval over seeds does; undecided where a bound is in that."""
+    """The mean lies between two bounds: its 95 % interval over seeds does; undecided where a bound is in that.
+
+    Undecided, too, where a seed has no finite number, such as a ratio to 0.
+    """
 
     def predicate(values: np.ndarray) -> tuple[bool | None, str]:
+        if not np.isfinite(values).all():
+            return None, extremes(values)
         least, most = statistics.interval(values)
         inside, outside = low < least and most < high, most < low or least > high
         mean, *bounds = (digits(round(x, 12) + 0.0) for x in band(values))

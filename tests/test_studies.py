@@ -188,6 +188,7 @@ def test_claims_hold_or_do_not_or_are_undecided() -> None:
             studies.Claim("mean near 1", "", [1.0, 1.1, 0.9], studies.mean_within(0.8, 1.3)),
             studies.Claim("mean below 0.7", "", [1.0, 1.1, 0.9], studies.mean_within(high=0.7)),
             studies.Claim("mean above 0", "", [1.0], studies.positive),
+            studies.Claim("mean above 0", "", [1.0, np.nan], studies.positive),
             studies.Claim("gains", "", [1.0, 1.1, 0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, -1.1, -0.9], studies.positive),
             studies.Claim("gains", "", [-1.0, 1.1, 0.9], studies.positive),
@@ -195,7 +196,7 @@ def test_claims_hold_or_do_not_or_are_undecided() -> None:
     )
     assert [row["verdict"] for row in rows] == [
         "holds", "does not hold", studies.OPEN, "holds", studies.OPEN, "does not hold", studies.OPEN,
-        "holds", "does not hold", studies.OPEN,
+        studies.OPEN, "holds", "does not hold", studies.OPEN,
     ]  # fmt: skip
     assert rows[1] == {
         "claim": "all above 2", "published": "a paper", "here": "2.5 [2, 3]",
