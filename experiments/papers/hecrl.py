@@ -553,7 +553,7 @@ def best(row: Mapping[str, Any]) -> np.ndarray:
 
 def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
     """The mean over radii [S], in what seeds gain on average at the `best`: 1 if R does not matter."""
-    return row["gain"].mean(1) / best(row).mean()
+    return row["gain"].mean(1) / max(best(row).mean(), 1e-6)
 
 
 def report(result: Mapping[str, Any]) -> Iterator[str]:
