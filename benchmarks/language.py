@@ -34,6 +34,7 @@ Examples:
   On a CPU (minutes):      python -m benchmarks.language
   On a GPU:                python -m benchmarks.language --size=135m --batch=64 --length=512 --bfloat16 --remat
                                --peak_tflops=989
+  One question:            python -m benchmarks.language --cases=ilql,"ilql torch"
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +74,7 @@ SIZES = {
     "small": Config(4096, 2048, Shape(width=256, layers=6, heads=8, kv_heads=4, head_size=32, inner=704)),
     "135m": Config(49_152, 8192, Shape(width=576, layers=30, heads=9, kv_heads=3, head_size=64, inner=1536)),
 }
+MEASURES = ("lm step", "forward")  # what the other rows are measured by
 INNER = 256  # width of the value heads' hidden layer
 NAIVE = 2**33  # bytes of the largest selector that is tried
 
@@ -82,6 +84,7 @@ class Settings:
     """What to measure."""
 
     size: str = "small"  # of the trunk: tiny, small, or 135m, SmolLM2's
+    cases: str = ""  # rows of the table, comma-separated, as in "lm step,forward,ilql"; "": all
     batch: int = 8  # rows per update
     updates: int = 4  # in a compiled loop
     length: int = 128  # tokens per row
@@ -114,7 +117,7 @@ def run(settings: Settings) -> dict[str, Any]:
     """Measures, writes and returns the results.
 
     Raises:
-      ValueError: an unknown size.
+      ValueError: an unknown size or row.
     """
     if settings.size not in SIZES:
         raise ValueError(f"--size={settings.size}: choose from {', '.join(SIZES)}")
@@ -144,14 +147,22 @@ def run(settings: Settings) -> dict[str, Any]:
                 if turn:  # the first compiles
                     seconds.append((time.perf_counter() - began) / case.updates)
                 bar.update(1)
+            if turn:  # kept if the next round is killed
+                _write(path, results, cases, times)
+    return results
+
+
+def _write(
+    path: Path, results: dict[str, Any], cases: Sequence[Case], times: Sequence[Sequence[float]]
+) -> None:
+    """Writes the results, with the rounds so far, and the table beside them."""
     results["rows"] = [
-        {**case._replace(call=None)._asdict(), "seconds": seconds}  # type: ignore[arg-type]
+        {**case._replace(call=None)._asdict(), "seconds": list(seconds)}  # type: ignore[arg-type]
         for case, seconds in zip(cases, times, strict=True)
     ]
     log.write_json(path, results)
     with log.replacing(path.with_suffix(".md")) as partial:
         partial.write_text(render(results))
-    return results
 
 
 def example(config: Config, rows: int, length: int) -> TokenBatch:
@@ -185,6 +196,21 @@ def bytes_per_parameter(held: Any, config: Config) -> float:
 
 
 def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
+    """Those that --cases names, compiled, after the two that the others are measured by.
+
+    Raises:
+      ValueError: a name that there is not, before anything is compiled.
+    """
+    known = dict(_known(settings, torch))
+    needed = list(MEASURES)
+    if settings.cases:
+        needed += studies.names("cases", settings.cases, known)
+    for name in dict.fromkeys(needed if settings.cases else known):
+        yield from known[name]()
+
+
+def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], Iterable[Case]]]]:
+    """The name of each row and what compiles it."""
     config = SIZES[settings.size]
     lm = model.make(config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -196,37 +222,73 @@ def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
     trunk = 2.0 * size["blocks"] * tokens  # frozen, without
     q = 2 * INNER * config.vocabulary  # weights of two members' last layers
     make = _learners()
-    add = functools.partial(_update, settings, config)
-    yield add("lm step", make["lm step"](lm), step, 0)
-    yield _forward(lm, params, batch, trunk)
-    yield add("ilql", make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1)
-    yield add("bcoder value", make["bcoder value"](lm), once + 3 * trunk, 1)
-    yield add("bcoder policy", make["bcoder policy"](lm), step + once + trunk, 2)
+
+    def update(name: str, learner: Callable[[], Learner], *others: Any, **more: Any) -> Any:
+        return name, lambda: [_update(settings, config, name, learner(), *others, **more)]
+
+    yield update("lm step", lambda: make["lm step"](lm), step, 0)
+    yield "forward", lambda: [_forward(lm, params, batch, trunk)]
+    yield update("ilql", lambda: make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1)
+    yield update("bcoder value", lambda: make["bcoder value"](lm), once + 3 * trunk, 1)
+    yield update("bcoder policy", lambda: make["bcoder policy"](lm), step + once + trunk, 2)
     reads = {
         "value": jax.jit(functools.partial(bcoder.value_rows, peer.CODER, lm)),
         "policy": jax.jit(functools.partial(bcoder.policy_rows, peer.CODER, lm, heads.scalar())),
     }
     for stage, flops in (("value", 3 * trunk), ("policy", step)):
-        yield add(f"bcoder {stage} read once", make[f"bcoder {stage}"](lm), flops, 0, reads[stage])
-    yield from _adapted(settings, config, lm, adapters.frozen(params))
+        learner = functools.partial(make[f"bcoder {stage}"], lm)
+        yield update(f"bcoder {stage} read once", learner, flops, 0, reads[stage])
+    base = functools.cache(lambda: adapters.frozen(params))
+    for name, of_model in make.items():
+        learner = functools.partial(adapters.learner, of_model, lm, settings.rank)
+        yield (
+            f"{name} adapters",
+            functools.partial(_adapted, settings, config, f"{name} adapters", learner, base),
+        )
     stages = "value", "policy"
     passes = {"ilql": 1, "bcoder value": 1, "bcoder policy": 2}  # of frozen models
     if 4 * tokens**2 <= NAIVE:
-        naive = {"ilql": peer.one_hot(lm)} | {f"bcoder {one}": peer.one_hot_bcoder(lm, one) for one in stages}
+        naive = {"ilql": functools.partial(peer.one_hot, lm)}
+        naive |= {f"bcoder {one}": functools.partial(peer.one_hot_bcoder, lm, one) for one in stages}
         for name, learner in naive.items():
-            yield add(f"{name} one-hot", learner, 0.0, passes[name])
-    yield _prefill(settings, lm, params)
-    yield _generation(settings, lm, params, batch)
+            yield update(f"{name} one-hot", learner, 0.0, passes[name])
+    yield "prefill", lambda: [_prefill(settings, lm, params)]
+    yield "generate", lambda: [_generation(settings, lm, params, batch)]
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
-        updates = {"ilql": peer.torch_ilql(config, batch, manner=manner)}
-        updates |= {f"bcoder {one}": peer.torch_bcoder(config, batch, one, manner=manner) for one in stages}
-        for name, update in updates.items():
-            call = functools.partial(_several, update, settings.updates)
-            yield Case(f"{name} torch", call, tokens, settings.updates, forwards=passes[name])
-        call = peer.torch_generate(config, batch.tokens, settings.steps, manner)
-        yield Case("generate torch", call, settings.batch * settings.steps)
-    yield from _programs(settings)
+        theirs: dict[str, Callable[[], Any]] = {
+            "ilql": functools.partial(peer.torch_ilql, config, batch, manner=manner)
+        }
+        theirs |= {
+            f"bcoder {one}": functools.partial(peer.torch_bcoder, config, batch, one, manner=manner)
+            for one in stages
+        }
+        for name, torch_update in theirs.items():
+            yield (
+                f"{name} torch",
+                functools.partial(_torch, settings, name, torch_update, tokens, passes[name]),
+            )
+        yield "generate torch", functools.partial(_torch_generation, settings, config, batch, manner)
+    yield "programs", functools.partial(_programs, settings)
+
+
+def _adapted(
+    settings: Settings, config: Config, name: str, learner: Callable[[], Learner], base: Callable[[], Params]
+) -> Iterator[Case]:
+    """Updates of adapters on one frozen model."""
+    yield _update(settings, config, name, learner(), 0.0, 0, base=base())
+
+
+def _torch(
+    settings: Settings, name: str, make: Callable[[], Callable[[], Any]], tokens: int, forwards: int
+) -> Iterator[Case]:
+    call = functools.partial(_several, make(), settings.updates)
+    yield Case(f"{name} torch", call, tokens, settings.updates, forwards=forwards)
+
+
+def _torch_generation(settings: Settings, config: Config, batch: TokenBatch, manner: Any) -> Iterator[Case]:
+    call = peer.torch_generate(config, batch.tokens, settings.steps, manner)
+    yield Case("generate torch", call, settings.batch * settings.steps)
 
 
 def _several(update: Callable[[], Any], times: int) -> None:
@@ -294,13 +356,6 @@ def _temporary(compiled: Sequence[Any]) -> tuple[int, int]:
     """Bytes that each of two programs holds beside its arguments."""
     once, twice = (program.memory_analysis().temp_size_in_bytes for program in compiled)
     return once, twice
-
-
-def _adapted(settings: Settings, config: Config, lm: LM, base: Params) -> Iterator[Case]:
-    """Updates of adapters on one frozen model."""
-    for name, make in _learners().items():
-        learner = adapters.learner(make, lm, settings.rank)
-        yield _update(settings, config, f"{name} adapters", learner, 0.0, 0, base=base)
 
 
 def _forward(lm: LM, params: Params, batch: TokenBatch, flops: float) -> Case:
