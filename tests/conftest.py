@@ -40,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         # Most programs here run for less time than XLA would take to optimise them.
         os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        # On a GPU products of float32 are rounded to TF32 by default, which no tolerance here allows for.
+        if Path("/dev/nvidia0").exists():
+            os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "highest")
+            os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # xdist's workers share it
         if "XLA_FLAGS" not in os.environ:
             os.environ["XLA_FLAGS"] = " ".join(flag for flag in XLA_FLAGS if accepts(flag))
     # Tracing makes many objects that live long, which the collector would visit again and again.

@@ -150,10 +150,10 @@ def test_rows_of_one_text_go_to_cudnn_where_there_is_one(monkeypatch: pytest.Mon
         return attention(*inputs, **settings)
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", stand_in)
-    assert not transformer._in_cudnn(shape, jnp.bfloat16, 8)  # on a CPU
-    device = SimpleNamespace(compute_capability="8.0")
     with monkeypatch.context() as patched:
-        patched.setattr(jax, "devices", lambda: [device])
+        patched.setattr(jax, "devices", lambda: [SimpleNamespace()])  # a CPU, which has no capability
+        assert not transformer._in_cudnn(shape, jnp.bfloat16, 8)
+        patched.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability="8.0")])
         assert transformer._in_cudnn(shape, jnp.bfloat16, 8)
         capped = dataclasses.replace(shape, score_cap=1.0)
         half = jnp.bfloat16
