@@ -361,6 +361,10 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
     assert part.scores is not None
     each = np.atleast_1d(part.scores[score][which]["per_seed"])
     if which == "last" and evaluations > 1:
+        if not (part.folder / log.METRICS).exists():
+            raise ValueError(
+                f"--evaluations={evaluations}: {part.folder} has no {log.METRICS}: leave --evaluations out"
+            )
         steps, curve = _curve(part, score)
         if len(curve) < evaluations:
             raise ValueError(f"--evaluations={evaluations}: {part.folder} has {len(curve)} of them")
@@ -464,7 +468,7 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
     """Copies what a report needs of the programs that are finished; returns how many were not there yet.
 
     These are their settings, metrics and results: no checkpoints. The result comes last, so that a copy that was cut
-    short is no finished run.
+    short is no finished run. A run whose metrics were lost is stored without them, and has no learning curve.
 
     Raises:
       ValueError: a longer run of the same parameters is stored there.
@@ -484,6 +488,8 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
             continue
         target.mkdir(parents=True, exist_ok=True)
         for name in (log.CONFIG, log.METRICS, log.RESULT):
+            if name == log.METRICS and not (place / name).exists():
+                continue
             with log.replacing(target / name) as partial:
                 shutil.copyfile(place / name, partial)
         count += 1

@@ -258,6 +258,11 @@ def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         yield "## Learning curves"
         for figure in figures:
             yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure)})"
+    drawn = {(curve["variant"], curve["task"]) for curve in result["curves"]}
+    lost = [cell for cell in result["cells"] if (cell["variant"], cell["task"]) not in drawn]
+    if lost:
+        names = ", ".join(f"`{cell['variant']}` on {cell['task']}" for cell in lost)
+        yield f"Without a curve, as their metrics were lost: {names}."
 
 
 def _missing(result: Mapping[str, Any]) -> Iterator[str]:
