@@ -100,7 +100,7 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
         "language": (
             0.15,
             [
-                *("--size=135m", "--batch=64", "--length=512", "--bfloat16", "--remat", "--programs=0"),
+                *("--size=135m", "--batch=64", "--length=512", "--bfloat16", "--cases=lm step"),
                 *("--repeats=3", "--notorch", peak),
             ],
             [
