@@ -560,6 +560,23 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
+def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_path: Path) -> None:
+    """Its scores are known; means over several evaluations are not."""
+    file, where, programs = finished
+    lost = next(iter(programs))
+    (lost / log.METRICS).unlink()
+    result = report_on(file, *where, "--store")
+    kept = {path.name for path in (tmp_path / "out" / report.STORED / lost.name).iterdir()}
+    assert kept == {log.CONFIG, log.RESULT}
+    assert len(result["cells"]) == len(result["curves"]) + 1
+    assert (
+        f"metrics were lost: `{result['cells'][0]['variant']}` on"
+        in (tmp_path / "out" / studies.REPORT).read_text()
+    )
+    with pytest.raises(ValueError, match=f"{lost.name} has no metrics.jsonl: leave --evaluations out"):
+        report_on(file, *where, "--evaluations=2")
+
+
 def test_all_sessions_of_a_run_are_named(finished: Any, tmp_path: Path) -> None:
     """A run that went on under other code, or on another machine, is not the last one's alone."""
     file, where, programs = finished
