@@ -87,6 +87,8 @@ _PARAMETER = ("value", "values", "probabilities", "distribution", "min", "max", 
 _OF_DISTRIBUTION = {"normal": {"mu", "sigma"}, "q_uniform": {"min", "max", "q"}}  # of others: min and max
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"  # begins the error of such a run
+# Settings of a run that decide nothing that it learns.
+_INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 
@@ -322,9 +324,9 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
 
 
 def folder(program: Program, root: Path) -> Path:
-    """Where the program is trained: a folder that its parameters name, but not how long it is trained."""
+    """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how."""
     script = SCRIPTS[program.script]
-    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, "overwrite")}
+    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, *_INDIFFERENT)}
     text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
     words = [
         Path(str(program.fixed[name])).name

@@ -745,13 +745,17 @@ def test_a_table_that_is_cut_says_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
-    """By all parameters but the length, so that a longer sweep goes on and a larger one keeps what it has."""
+    """By all parameters but the length, so that a longer sweep goes on and a larger one keeps what it has.
+
+    Nor by those that change nothing that is learnt: a sweep that is watched on Weights & Biases trains nothing anew.
+    """
 
     def place(**fixed: Any) -> str:
         return sweeps.folder(sweeps.Program(fixed, {"agent.expectile": [0.5, 0.7]}), tmp_path).name
 
     one = place(agent="iql", dataset="/data/a.hdf5", updates=10)
     assert one.startswith("iql-a.hdf5-") and one == place(updates=20, dataset="/data/a.hdf5", agent="iql")
+    assert one == place(agent="iql", dataset="/data/a.hdf5", wandb=True, eval_processes=0)
     others = [place(agent="iql", dataset="/data/a.hdf5", seed=1), place(agent="iql", dataset="/other/a.hdf5")]
     assert len({one, *others}) == 3
 
