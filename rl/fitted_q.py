@@ -114,7 +114,8 @@ def estimator(
             dataset.transitions.observation[index], (len(keys), len(index), *spec.observation_shape)
         )
         values = value(first, act(states, first, first_keys))
-        mean = values @ weight
+        average = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+        mean = average(values, weight)
         rows = jax.vmap(lambda key: jax.random.randint(key, (_ROWS,), 0, size(dataset)))(row_keys)
         batch = take(dataset, rows)
         v_next = value(batch.next_observation, act(states, batch.next_observation, next_keys))
@@ -123,7 +124,7 @@ def estimator(
         )
         return Estimate(
             value=mean,
-            spread=jnp.sqrt(jnp.square(values - mean[:, None]) @ weight),
+            spread=jnp.sqrt(average(jnp.square(values - mean[:, None]), weight)),
             bellman_error=jnp.sqrt(jnp.square(error).mean(-1)),
         )
 

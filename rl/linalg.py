@@ -1,4 +1,6 @@
-"""Factorisations that several parts of one program may do at once. Everything else comes from `jax.numpy.linalg`.
+"""Factorisations that several parts of one program may do at once, and products that are not rounded.
+
+Everything else comes from `jax.numpy.linalg`.
 
 Two batched LU, Cholesky or QR factorisations in one CPU program can wait for each other for ever: each holds a thread
 of a pool while its parts wait for one (jaxlib 0.10.2, two cores; not seen with 0.12). Here a batch is factorised one
@@ -9,13 +11,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from rl.types import Array, Key
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def _one_by_one_on_cpus(function: Callable[..., Array]) -> Callable[..., Array]:
@@ -38,6 +43,21 @@ def solve(matrix: Array, vector: Array) -> Array:
 def cholesky(matrix: Array) -> Array:
     """The lower factor [n, n] of a positive definite ``matrix`` [n, n]; for a batch, `jax.vmap` it."""
     return jnp.linalg.cholesky(matrix)
+
+
+def exact(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """``function`` with matrix products in the precision of their operands.
+
+    By default GPUs round float32 operands to TF32 and TPUs to bfloat16: 11 and 8 bits, which networks do not mind, and
+    regressions and dynamic programming do.
+    """
+
+    @functools.wraps(function)
+    def precise(*arguments: _Arguments.args, **named: _Arguments.kwargs) -> _Result:
+        with jax.default_matmul_precision("highest"):
+            return function(*arguments, **named)
+
+    return precise
 
 
 def orthogonal(gain: float) -> nn.initializers.Initializer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_fits_are_those_of_the_transcription(module: Any, config: Any, estimate:
     _, ours = fit_and_q(module, config)
     for step in range(HORIZON):
         np.testing.assert_allclose(ours[step], expected(step, features), atol=atol)
+
+
+def test_no_product_is_rounded_on_an_accelerator() -> None:
+    """GPUs and TPUs round the operands of products, unless the program says otherwise; CPUs never do."""
+    data = jax.tree.map(np.float32, random_data())
+    configs = {pevi: pevi.Config(variance_aware=True), r2pvi: r2pvi.Config(), drpvi: drpvi.Config()}
+    for module, config in configs.items():
+        text = fitted.lower(module, config, {}, data).as_text()
+        products = re.findall(r"stablehlo\.dot_general.*", text)
+        assert products and all("precision = [HIGHEST, HIGHEST]" in product for product in products)
 
 
 @pytest.mark.parametrize("penalty", linear.PENALTIES)

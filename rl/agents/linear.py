@@ -78,6 +78,7 @@ class Regression(NamedTuple):
 Estimate = Callable[[Regression, Array, Array, Any], Array]
 
 
+@linalg.exact
 def backward(
     config: Config, data: Trajectories, estimate: Estimate, extra: Any = None, *, known_reward: bool = True
 ) -> Fit:
@@ -106,6 +107,7 @@ def q_values(config: Config, fit: Fit, features: Array) -> Array:
     return q_by_step(config, fit, jnp.broadcast_to(features, (fit.weights.shape[0], *features.shape)))
 
 
+@linalg.exact
 def q_by_step(config: Config, fit: Fit, features: Array) -> Array:
     """Pessimistic values [H, ...] of each step's own features [H, ..., d].
 

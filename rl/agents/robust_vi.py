@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rl import linalg
 from rl.envs import tabular
 from rl.envs.tabular import MDP
 from rl.types import Array
@@ -83,6 +84,7 @@ def _backup(name: str, duals: dict[str, robust.Dual], divergence: str, size: flo
 # ---- fixed points -----------------------------------------------------------------------------------------------
 
 
+@linalg.exact
 def value_iteration(
     mdp: MDP,
     gamma: float,
@@ -139,6 +141,7 @@ def value_iteration(
     return _until_settled(mdp, improve, tolerance, sweeps)
 
 
+@linalg.exact
 def policy_evaluation(
     mdp: MDP,
     policy: Array,

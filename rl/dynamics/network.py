@@ -134,6 +134,7 @@ def restandardize(model: Model, mean: Array, deviation: Array) -> Model:
     shift = standardize(mean, model.mean, model.deviation)
     first = {
         "kernel": first["kernel"] * scale[:, None],
-        "bias": first["bias"] + jnp.einsum("i,eij->ej", shift, first["kernel"]),
+        "bias": first["bias"]
+        + jnp.einsum("i,eij->ej", shift, first["kernel"], precision=jax.lax.Precision.HIGHEST),
     }
     return model._replace(members=[first, *rest], mean=mean, deviation=deviation)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
+from rl import linalg
 from rl.replay.linear import Trajectories
 from rl.types import Array, Key
 
@@ -140,6 +141,7 @@ def collect(env: LinearMDP, key: Key, count: int, policy: Array | None = None) -
     )
 
 
+@linalg.exact
 def rollout(env: LinearMDP, key: Key, count: int, policy: Array) -> tuple[Array, Array]:
     """States [H+1, count] and actions [H, count] of episodes of ``policy`` [H, S, A], probabilities."""
 
@@ -157,6 +159,7 @@ def rollout(env: LinearMDP, key: Key, count: int, policy: Array) -> tuple[Array,
     return jnp.concatenate([states, last[None]]), actions
 
 
+@linalg.exact
 def evaluate(env: LinearMDP, policy: Array) -> Array:
     """The exact expected return [] of ``policy`` [H, S, A], probabilities, by dynamic programming.
 
