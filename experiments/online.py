@@ -108,7 +108,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     """
     check(settings)
     begins = start(settings)  # written down, for runs that go on with this one
-    settings = dataclasses.replace(settings, head_start=math.nan if begins is None else begins)
+    settings = dataclasses.replace(
+        settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)
+    )
     before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
@@ -339,6 +341,22 @@ def start(settings: Settings) -> float | None:
             f"--init_from={settings.init_from} was trained with "
             f"{'no --head_start' if there is None else f'--head_start={there:g}'}, and its networks add to that: leave "
             f"out --head_start={chosen:g}"
+        )
+    return there
+
+
+def kappa(settings: Settings) -> float:
+    """The threshold of a quantile head's loss: as the flag says or, where it is left alone, as the continued run had.
+
+    Raises:
+      ValueError: the flag says otherwise than that run.
+    """
+    chosen = settings.head_kappa
+    there = _source_card(settings)["settings"].get("head_kappa", 1.0) if settings.init_from else chosen
+    if chosen not in (Settings.head_kappa, there):
+        raise ValueError(
+            f"--init_from={settings.init_from} was trained with --head_kappa={there:g}, by which the values of its "
+            f"quantiles are off: leave out --head_kappa={chosen:g}"
         )
     return there
 

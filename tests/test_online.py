@@ -817,7 +817,7 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
         online.support(silent)
     assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
     # What the networks' outputs are added to is that run's as well.
-    assert online.start(chosen) is None
+    assert online.start(chosen) is None and online.kappa(chosen) == 1.0
     begun = card("begun", settings={"head": "hl_gauss", "head_start": -2.0})
     assert online.start(dataclasses.replace(chosen, init_from=begun)) == -2.0
     assert online.start(dataclasses.replace(chosen, init_from=begun, head="scalar")) is None
@@ -825,6 +825,10 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
         wrong = dataclasses.replace(chosen, init_from=init_from, head_start=1.0)
         with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):
             online.start(wrong)
+    sharp = dataclasses.replace(chosen, init_from=card("sharp", settings={"head_kappa": 0.1}))
+    assert online.kappa(sharp) == online.kappa(dataclasses.replace(sharp, head_kappa=0.1)) == 0.1
+    with pytest.raises(ValueError, match=r"with --head_kappa=0.1, .*: leave out --head_kappa=2"):
+        online.kappa(dataclasses.replace(sharp, head_kappa=2.0))
 
 
 def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
