@@ -90,7 +90,7 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
             0.25,
             [
                 *("--agents=iql,cql,edac", "--seeds=1,8,32,128", "--modes=scan", "--updates=200"),
-                *("--repeats=3", "--no_d3rlpy"),
+                *("--repeats=3", "--no_d3rlpy", "--profile"),
             ],
             [
                 *("--agents=bc", "--seeds=1,2", "--batch_size=8", "--updates=4", "--unroll=2", "--repeats=1"),
@@ -100,7 +100,7 @@ def _tables(settings: Settings) -> dict[str, tuple[float, list[str], list[str]]]
         "language": (
             0.15,
             [
-                *("--size=135m", "--batch=64", "--length=512", "--bfloat16", "--cases=lm step"),
+                *("--size=135m", "--batch=64", "--length=512", "--bfloat16", "--cases=lm step", "--profile"),
                 *("--repeats=3", "--notorch", peak),
             ],
             [

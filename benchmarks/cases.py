@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import peers, products
+from benchmarks import kernels, peers, products
 from experiments import common
 from rl import train
 from rl.replay import chunks, goals
@@ -306,13 +306,16 @@ def unless_too_large(loop: str, seeds: int, make: Callable[[], Case]) -> Case:
         return Case(loop, seeds, 0, lambda: None, {"left_out": str(error)}, [])
 
 
-def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) -> list[dict[str, Any]]:
+def measure(
+    cases: Sequence[Case], rounds: int, finished: Callable[[int], Any], profile: bool = False
+) -> list[dict[str, Any]]:
     """Times every case once per round, so that what slows the machine slows all of them; one row for each.
 
     Args:
       cases: `limit` first; those without updates are not timed.
       rounds: how many.
       finished: is told of every finished round (the first, which warms up, included) by the number 1.
+      profile: call each once more for its kernels (`benchmarks.kernels`), where there is an accelerator.
     """
     for case in cases:
         case.call()
@@ -349,6 +352,8 @@ def measure(cases: Sequence[Case], rounds: int, finished: Callable[[int], Any]) 
             del rows[-1]["of_limit"], rows[-1]["updates_per_second"]
         elif case.traces:
             rows[-1]["flops_per_update"] = cases[0].facts["flops_per_update"]
+            if profile and (ran := kernels.profile(case.call, case.updates)):
+                rows[-1]["profile"] = ran
     return rows
 
 

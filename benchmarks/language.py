@@ -53,8 +53,8 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
+from benchmarks import kernels, table
 from benchmarks import language_peer as peer
-from benchmarks import table
 from experiments import flags, studies
 from experiments.papers import bcoder_rank
 from rl import checkpoint, log, train
@@ -91,6 +91,7 @@ class Settings:
     bfloat16: bool = False  # arithmetic of the trunk
     remat: bool = False  # blocks are computed again in the backward pass
     steps: int = 64  # tokens generated per row
+    profile: bool = False  # list the kernels of each row too, on an accelerator
     rank: int = 8  # of adapters
     programs: int = 600  # run per round; 0: none
     data: str = ""  # their folder, as for experiments.papers.bcoder_rank
@@ -148,18 +149,20 @@ def run(settings: Settings) -> dict[str, Any]:
                     seconds.append((time.perf_counter() - began) / case.updates)
                 bar.update(1)
             if turn:  # kept if the next round is killed
-                _write(path, results, cases, times)
+                results["rows"] = [
+                    {**case._replace(call=None)._asdict(), "seconds": list(seconds)}  # type: ignore[arg-type]
+                    for case, seconds in zip(cases, times, strict=True)
+                ]
+                _write(path, results)
+    if settings.profile:
+        for row, case in zip(results["rows"], cases, strict=True):
+            row["profile"] = kernels.profile(case.call, case.updates)
+        _write(path, results)
     return results
 
 
-def _write(
-    path: Path, results: dict[str, Any], cases: Sequence[Case], times: Sequence[Sequence[float]]
-) -> None:
-    """Writes the results, with the rounds so far, and the table beside them."""
-    results["rows"] = [
-        {**case._replace(call=None)._asdict(), "seconds": list(seconds)}  # type: ignore[arg-type]
-        for case, seconds in zip(cases, times, strict=True)
-    ]
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    """Writes the results, and the table beside them."""
     log.write_json(path, results)
     with log.replacing(path.with_suffix(".md")) as partial:
         partial.write_text(render(results))
@@ -464,6 +467,7 @@ def render(results: Mapping[str, Any]) -> str:
         notes.append("One-hot selectors would be too large for this batch.")
     if not results["peer"]:
         notes.append("PyTorch and transformers are not installed, or were left out.")
+    notes += [f"{name}: {kernels.text(row['profile'])}." for name, row in rows.items() if row.get("profile")]
     return "\n".join([*table.source(results, results["peer"]), "", *table.aligned(cells), *notes]) + "\n"
 
 

@@ -76,6 +76,7 @@ class Settings:
     repeats: int = 5  # timed rounds
     transitions: int = 1_000_000  # rows of the synthetic dataset
     out: str = ""  # .json to write, with a .md beside it; default: results/benchmarks/offline-HARDWARE.json
+    profile: bool = False  # list the kernels of each compiled loop too, on an accelerator
     no_d3rlpy: bool = False  # leave d3rlpy and PyTorch out even where they are installed
 
 
@@ -120,7 +121,7 @@ def run(settings: Settings) -> dict[str, Any]:
                     block.append(cases.torch(TORCH[name], name, subject, settings.batch_size, most, data))
                 if cases.ACT in modes:
                     block += [cases.act(subject, environments) for environments in cases.ENVIRONMENTS]
-            rows = cases.measure(block, settings.repeats, bar.update)
+            rows = cases.measure(block, settings.repeats, bar.update, settings.profile)
             results["rows"] += [{"agent": label, **row} for row in rows]
             # Of all blocks so far; backends that do not count, the CPU's for one, have none.
             memory = jax.local_devices()[0].memory_stats() or {}

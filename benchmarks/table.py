@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from benchmarks import kernels
 from experiments import studies
 
 Row = Mapping[str, Any]
@@ -34,6 +35,11 @@ def render(results: Mapping[str, Any]) -> str:
             f"- {row['agent']}, {row['seeds']} at once: {row['loop']} was left out, {row['left_out']}"
             for row in rows
             if "left_out" in row
+        ),
+        *(
+            f"- {row['agent']}, {row['seeds']} at once: {row['loop']} runs {kernels.text(row['profile'])}"
+            for row in rows
+            if "profile" in row
         ),
     ]
     if results["device_peak_bytes"]:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import cases, coarse_peer, offline, peers, products, table
+from benchmarks import cases, coarse_peer, kernels, offline, peers, products, table
 from rl import agents
 from rl.agents import iql
 from rl.values import heads
@@ -186,6 +186,36 @@ def test_a_program_that_is_traced_again_is_noticed() -> None:
     limit = cases.Case(cases.LIMIT, 1, 1, lambda: None, {"flops_per_update": 1}, [])
     case = cases.Case("scan", 1, 1, lambda: program(jnp.zeros(next(length))), {}, traces)
     assert [row["retraces"] for row in cases.measure([limit, case], 2, lambda _: None)] == [0, 1]
+
+
+def test_kernels_of_a_trace_are_counted_per_update() -> None:
+    """What a GPU leaves: its streams count, and neither the host nor what else is said of the device."""
+
+    def named(kind: str, name: str, pid: int, tid: int = 0) -> dict[str, Any]:
+        return {"ph": "M", "name": f"{kind}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+
+    def ran(name: str, pid: int, tid: int, ts: float, dur: float) -> dict[str, Any]:
+        return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur}
+
+    events = [
+        *(named("process", "/device:GPU:0", 1), named("process", "/host:CPU", 2)),
+        *(named("thread", "Stream #14(Compute)", 1, 5), named("thread", "XLA Modules", 1, 6)),
+        *(ran("gemm", 1, 5, 10.0, 4.0), ran("gemm", 1, 5, 15.0, 4.0), ran("add", 1, 5, 20.0, 2.0)),
+        *(ran("jit_epoch", 1, 6, 0.0, 99.0), ran("gemm", 2, 5, 0.0, 50.0)),
+    ]
+    ran_there = kernels.summary(events, 2)
+    assert ran_there == {
+        "kernels": 1.5,
+        "busy_microseconds": 5.0,
+        "span_microseconds": 6.0,
+        "longest": [
+            {"name": "gemm", "calls": 1.0, "microseconds": 4.0},
+            {"name": "add", "calls": 0.5, "microseconds": 1.0},
+        ],
+    }
+    assert kernels.text(ran_there) == "2 kernels per update, 5 microseconds in 6, of which gemm takes 4"
+    assert kernels.summary([], 2)["longest"] == []
+    assert jax.default_backend() != "cpu" or kernels.profile(lambda: None, 1) is None
 
 
 # ---- the whole ------------------------------------------------------------------------------------------
