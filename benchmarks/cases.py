@@ -315,7 +315,7 @@ def measure(
       cases: `limit` first; those without updates are not timed.
       rounds: how many.
       finished: is told of every finished round (the first, which warms up, included) by the number 1.
-      profile: call each once more for its kernels (`benchmarks.kernels`), where there is an accelerator.
+      profile: call each once more for its kernels (`benchmarks.kernels`), where there is a GPU.
     """
     for case in cases:
         case.call()

@@ -1,10 +1,11 @@
-"""Which kernels a program runs on an accelerator, and how long it is idle between them, by JAX's own profiler."""
+"""Which kernels and copies a program runs on a GPU, and how long that is idle between them, by JAX's own profiler."""
 
 from __future__ import annotations
 
 import collections
 import gzip
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,17 +18,21 @@ _WIDTH = 80  # letters of a name
 
 
 def profile(call: Callable[[], Any], updates: int) -> dict[str, Any] | None:
-    """What one ``call`` of a compiled program runs on the device, per update; None on a CPU, which has no kernels.
+    """What one ``call`` of a compiled program runs on the GPU, per update; None where its trace names no kernel.
 
     Args:
       call: it is done when it returns; compiled before, and called once more here.
       updates: in a call.
     """
-    if jax.default_backend() == "cpu":
+    if jax.default_backend() != "gpu":
         return None
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder):
-            call()
+        try:
+            with jax.profiler.trace(folder):
+                call()
+        except RuntimeError as error:  # no such library, or no permission: what was timed is worth more
+            print(f"no profile: {error}", file=sys.stderr)
+            return None
         traces = sorted(Path(folder).rglob("*.trace.json.gz"))
         events = [
             event
@@ -37,8 +42,8 @@ def profile(call: Callable[[], Any], updates: int) -> dict[str, Any] | None:
     return summary(events, updates)
 
 
-def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any]:
-    """The kernels among the ``events`` of a trace (Chrome's format), per update.
+def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any] | None:
+    """The kernels and copies among the ``events`` of a trace (Chrome's format), per update; None if there are none.
 
     Returns:
       ``kernels``, a number; ``busy_microseconds``, the sum of their times, in which kernels that run at once count
@@ -59,15 +64,14 @@ def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any]
         and process.get(event["pid"], "").startswith("/device:")
         and "Stream" in thread.get((event["pid"], event["tid"]), "")
     ]
+    if not ran:
+        return None
     calls, time = collections.Counter[str](), collections.Counter[str]()
     for event in ran:
         name = event["name"][:_WIDTH]
         calls[name] += 1
         time[name] += event["dur"]
-    first, last = (
-        min((event["ts"] for event in ran), default=0.0),
-        max((event["ts"] + event["dur"] for event in ran), default=0.0),
-    )
+    first, last = min(event["ts"] for event in ran), max(event["ts"] + event["dur"] for event in ran)
     return {
         "kernels": len(ran) / updates,
         "busy_microseconds": sum(time.values()) / updates,
@@ -81,9 +85,8 @@ def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any]
 
 def text(profile: Mapping[str, Any]) -> str:
     """A sentence of it."""
-    first = profile["longest"][0] if profile["longest"] else None
-    longest = f", of which {first['name']} takes {first['microseconds']:.0f}" if first else ""
+    longest = profile["longest"][0]
     return (
-        f"{profile['kernels']:.0f} kernels per update, {profile['busy_microseconds']:.0f} microseconds in "
-        f"{profile['span_microseconds']:.0f}{longest}"
+        f"{profile['kernels']:.0f} kernels and copies per update, {profile['busy_microseconds']:.0f} microseconds in "
+        f"{profile['span_microseconds']:.0f}, of which {longest['name']} takes {longest['microseconds']:.0f}"
     )

@@ -91,7 +91,7 @@ class Settings:
     bfloat16: bool = False  # arithmetic of the trunk
     remat: bool = False  # blocks are computed again in the backward pass
     steps: int = 64  # tokens generated per row
-    profile: bool = False  # list the kernels of each row too, on an accelerator
+    profile: bool = False  # list the kernels of each row too, on a GPU
     rank: int = 8  # of adapters
     programs: int = 600  # run per round; 0: none
     data: str = ""  # their folder, as for experiments.papers.bcoder_rank
@@ -463,7 +463,7 @@ def render(results: Mapping[str, Any]) -> str:
         f"{sizes['logits'] / 1e6:.1f}M make logits. Adapters have rank {settings['rank']}; prompts of the row "
         f"`prefill` have {sizes['prompt']} tokens. The row `programs` counts programs per second.",
     ]
-    if "ilql one-hot" not in rows:
+    if 4 * (settings["batch"] * settings["length"]) ** 2 > NAIVE:
         notes.append("One-hot selectors would be too large for this batch.")
     if not results["peer"]:
         notes.append("PyTorch and transformers are not installed, or were left out.")

@@ -76,7 +76,7 @@ class Settings:
     repeats: int = 5  # timed rounds
     transitions: int = 1_000_000  # rows of the synthetic dataset
     out: str = ""  # .json to write, with a .md beside it; default: results/benchmarks/offline-HARDWARE.json
-    profile: bool = False  # list the kernels of each compiled loop too, on an accelerator
+    profile: bool = False  # list the kernels of each compiled loop too, on a GPU
     no_d3rlpy: bool = False  # leave d3rlpy and PyTorch out even where they are installed
 
 

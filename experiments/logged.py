@@ -38,7 +38,7 @@ class Settings(common.Data, common.Head, common.Folder):
     eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
     batch_size: int = 256  # transitions per update
-    unroll: int = 1  # updates per iteration of the compiled loop; more can help on accelerators
+    unroll: int = 1  # updates per iteration of the compiled loop; more costs time to compile
     validation: bool = True  # log losses on held-out data, too, where there are any (OGBench's -val.npz)
     mesh_seed: int = 1  # devices over which seeds are spread
     mesh_data: int = -1  # devices over which each batch is split; -1: all that are left

@@ -240,7 +240,7 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
         *(support(settings) or ()),
         size=settings.head_size,
         start=start(settings),
-        kappa=settings.head_kappa,
+        kappa=kappa(settings),
     )
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
@@ -352,7 +352,10 @@ def kappa(settings: Settings) -> float:
       ValueError: the flag says otherwise than that run.
     """
     chosen = settings.head_kappa
-    there = _source_card(settings)["settings"].get("head_kappa", 1.0) if settings.init_from else chosen
+    card = _source_card(settings) if settings.init_from else None
+    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
+        return chosen
+    there = card["settings"].get("head_kappa", 1.0)
     if chosen not in (Settings.head_kappa, there):
         raise ValueError(
             f"--init_from={settings.init_from} was trained with --head_kappa={there:g}, by which the values of its "

@@ -131,6 +131,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         **_aggregated(cells, score),
         "published": _published(parts, cells, score, evaluations),
         "curves": _curves(parts, score),
+        "lost": _lost(parts),
     }
     settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
     result = studies.finish(settings, outcome, report_page.blocks)
@@ -514,9 +515,9 @@ def _curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
 def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
     """Means over episodes at every evaluation so far, of runs that are finished and of those that are not."""
     groups: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    unfinished = set()
+    unfinished, lost = set(), _lost(parts)
     for part in parts:
-        if part.state.name == _OTHER:
+        if part.state.name == _OTHER or (part.variant, part.task) in lost:
             continue
         try:
             steps, scores = _curve(part, score)
@@ -538,6 +539,16 @@ def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
             }
         )
     return curves
+
+
+def _lost(parts: Sequence[Part]) -> list[tuple[str, str]]:
+    """The variants and tasks of which a finished run has no metrics, and so no curve."""
+    lost = [
+        (part.variant, part.task)
+        for part in parts
+        if part.scores is not None and not (part.folder / log.METRICS).exists()
+    ]
+    return list(dict.fromkeys(lost))
 
 
 # ---- what follows from the scores --------------------------------------------------------------------------

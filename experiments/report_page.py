@@ -253,16 +253,14 @@ def _otherwise(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, 
 
 
 def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
-    figures = _figures(result)
-    if figures:
+    figures, lost = _figures(result), result.get("lost", [])
+    if figures or lost:
         yield "## Learning curves"
-        for figure in figures:
-            yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure)})"
-    drawn = {(curve["variant"], curve["task"]) for curve in result["curves"]}
-    lost = [cell for cell in result["cells"] if (cell["variant"], cell["task"]) not in drawn]
+    for figure in figures:
+        yield f"![{', '.join(filter(None, figure))}]({_curve_file(figure)})"
     if lost:
-        names = ", ".join(f"`{cell['variant']}` on {cell['task']}" for cell in lost)
-        yield f"Without a curve, as their metrics were lost: {names}."
+        names = ", ".join(f"`{variant}` on {task}" for variant, task in lost)
+        yield f"Without a curve, as metrics of their runs were lost: {names}."
 
 
 def _missing(result: Mapping[str, Any]) -> Iterator[str]:

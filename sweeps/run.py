@@ -350,8 +350,9 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
             data.check_name(settings.dataset)
         if place in planned:
             length = SCRIPTS[script].length
+            equal = ", ".join(f"--{name}" for name in (length, *_INDIFFERENT))
             raise ValueError(
-                f"two runs of the sweep would share {place}: they differ in nothing but --{length}, if at all "
+                f"two runs of the sweep would share {place}: they differ in nothing but {equal}, if at all "
                 f"({planned[place].fixed} and {program.fixed}). Give each value once, and another --workdir for "
                 f"each --{length}"
             )

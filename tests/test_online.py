@@ -825,7 +825,9 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
         wrong = dataclasses.replace(chosen, init_from=init_from, head_start=1.0)
         with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):
             online.start(wrong)
-    sharp = dataclasses.replace(chosen, init_from=card("sharp", settings={"head_kappa": 0.1}))
+    sharp = dataclasses.replace(
+        chosen, init_from=card("sharp", settings={"head": "hl_gauss", "head_kappa": 0.1})
+    )
     assert online.kappa(sharp) == online.kappa(dataclasses.replace(sharp, head_kappa=0.1)) == 0.1
     with pytest.raises(ValueError, match=r"with --head_kappa=0.1, .*: leave out --head_kappa=2"):
         online.kappa(dataclasses.replace(sharp, head_kappa=2.0))

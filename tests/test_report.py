@@ -570,7 +570,7 @@ def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_pa
     assert kept == {log.CONFIG, log.RESULT}
     assert len(result["cells"]) == len(result["curves"]) + 1
     assert (
-        f"metrics were lost: `{result['cells'][0]['variant']}` on"
+        f"metrics of their runs were lost: `{result['cells'][0]['variant']}` on"
         in (tmp_path / "out" / studies.REPORT).read_text()
     )
     with pytest.raises(ValueError, match=f"{lost.name} has no metrics.jsonl: leave --evaluations out"):
