@@ -7,7 +7,7 @@ import gzip
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def profile(call: Callable[[], Any], updates: int) -> dict[str, Any] | None:
     return summary(events, updates)
 
 
-def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any] | None:
+def summary(events: Sequence[Mapping[str, Any]], updates: int) -> dict[str, Any] | None:
     """The kernels and copies among the ``events`` of a trace (Chrome's format), per update; None if there are none.
 
     Returns:
@@ -50,7 +50,6 @@ def summary(events: Iterable[Mapping[str, Any]], updates: int) -> dict[str, Any]
       each; ``span_microseconds``, from the first to the last; ``longest``, the most costly by name with
       ``calls`` and ``microseconds``.
     """
-    events = list(events)
     process = {event["pid"]: event["args"]["name"] for event in events if event.get("name") == "process_name"}
     thread = {
         (event["pid"], event["tid"]): event["args"]["name"]

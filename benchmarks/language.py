@@ -44,7 +44,7 @@ import functools
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -209,11 +209,13 @@ def _cases(settings: Settings, torch: bool) -> Iterator[Case]:
     if settings.cases:
         needed += studies.names("cases", settings.cases, known)
     for name in dict.fromkeys(needed if settings.cases else known):
-        yield from known[name]()
+        case = known[name]()
+        if case:
+            yield case
 
 
-def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], Iterable[Case]]]]:
-    """The name of each row and what compiles it."""
+def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], Case | None]]]:
+    """The name of each row and what compiles it; None for one that cannot run here."""
     config = SIZES[settings.size]
     lm = model.make(config, jnp.bfloat16 if settings.bfloat16 else jnp.float32, settings.remat)
     params = jax.jit(lm.init)(jax.random.key(0))
@@ -226,11 +228,21 @@ def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], 
     q = 2 * INNER * config.vocabulary  # weights of two members' last layers
     make = _learners()
 
-    def update(name: str, learner: Callable[[], Learner], *others: Any, **more: Any) -> Any:
-        return name, lambda: [_update(settings, config, name, learner(), *others, **more)]
+    def update(name: str, learner: Callable[[], Learner], *others: Any) -> tuple[str, Callable[[], Case]]:
+        return name, lambda: _update(settings, config, name, learner(), *others)
+
+    def adapted(name: str, of_model: Callable[[LM], Learner]) -> tuple[str, Callable[[], Case]]:
+        learner = functools.partial(adapters.learner, of_model, lm, settings.rank)
+        return name, lambda: _update(settings, config, name, learner(), 0.0, 0, base=base())
+
+    def in_torch(name: str, make: Callable[[], Callable[[], Any]]) -> tuple[str, Callable[[], Case]]:
+        call = lambda: functools.partial(_several, make(), settings.updates)
+        return f"{name} torch", lambda: Case(
+            f"{name} torch", call(), tokens, settings.updates, forwards=passes[name]
+        )
 
     yield update("lm step", lambda: make["lm step"](lm), step, 0)
-    yield "forward", lambda: [_forward(lm, params, batch, trunk)]
+    yield "forward", lambda: _forward(lm, params, batch, trunk)
     yield update("ilql", lambda: make["ilql"](lm), 4 * trunk + 6.0 * q * tokens, 1)
     yield update("bcoder value", lambda: make["bcoder value"](lm), once + 3 * trunk, 1)
     yield update("bcoder policy", lambda: make["bcoder policy"](lm), step + once + trunk, 2)
@@ -243,55 +255,34 @@ def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], 
         yield update(f"bcoder {stage} read once", learner, flops, 0, reads[stage])
     base = functools.cache(lambda: adapters.frozen(params))
     for name, of_model in make.items():
-        learner = functools.partial(adapters.learner, of_model, lm, settings.rank)
-        yield (
-            f"{name} adapters",
-            functools.partial(_adapted, settings, config, f"{name} adapters", learner, base),
-        )
+        yield adapted(f"{name} adapters", of_model)
     stages = "value", "policy"
     passes = {"ilql": 1, "bcoder value": 1, "bcoder policy": 2}  # of frozen models
-    if 4 * tokens**2 <= NAIVE:
+    if _selectors_fit(tokens):
         naive = {"ilql": functools.partial(peer.one_hot, lm)}
         naive |= {f"bcoder {one}": functools.partial(peer.one_hot_bcoder, lm, one) for one in stages}
         for name, learner in naive.items():
             yield update(f"{name} one-hot", learner, 0.0, passes[name])
-    yield "prefill", lambda: [_prefill(settings, lm, params)]
-    yield "generate", lambda: [_generation(settings, lm, params, batch)]
+    yield "prefill", lambda: _prefill(settings, lm, params)
+    yield "generate", lambda: _generation(settings, lm, params, batch)
     if torch:
         manner = peer.Manner(settings.bfloat16, settings.remat)
-        theirs: dict[str, Callable[[], Any]] = {
-            "ilql": functools.partial(peer.torch_ilql, config, batch, manner=manner)
-        }
-        theirs |= {
-            f"bcoder {one}": functools.partial(peer.torch_bcoder, config, batch, one, manner=manner)
-            for one in stages
-        }
-        for name, torch_update in theirs.items():
-            yield (
-                f"{name} torch",
-                functools.partial(_torch, settings, name, torch_update, tokens, passes[name]),
-            )
-        yield "generate torch", functools.partial(_torch_generation, settings, config, batch, manner)
-    yield "programs", functools.partial(_programs, settings)
+        yield in_torch("ilql", functools.partial(peer.torch_ilql, config, batch, manner=manner))
+        for one in stages:
+            make_torch = functools.partial(peer.torch_bcoder, config, batch, one, manner=manner)
+            yield in_torch(f"bcoder {one}", make_torch)
+        yield "generate torch", lambda: _torch_generation(settings, config, batch, manner)
+    yield "programs", lambda: _programs(settings)
 
 
-def _adapted(
-    settings: Settings, config: Config, name: str, learner: Callable[[], Learner], base: Callable[[], Params]
-) -> Iterator[Case]:
-    """Updates of adapters on one frozen model."""
-    yield _update(settings, config, name, learner(), 0.0, 0, base=base())
+def _selectors_fit(tokens: int) -> bool:
+    """Whether one-hot selectors of so many tokens are tried."""
+    return 4 * tokens**2 <= NAIVE
 
 
-def _torch(
-    settings: Settings, name: str, make: Callable[[], Callable[[], Any]], tokens: int, forwards: int
-) -> Iterator[Case]:
-    call = functools.partial(_several, make(), settings.updates)
-    yield Case(f"{name} torch", call, tokens, settings.updates, forwards=forwards)
-
-
-def _torch_generation(settings: Settings, config: Config, batch: TokenBatch, manner: Any) -> Iterator[Case]:
+def _torch_generation(settings: Settings, config: Config, batch: TokenBatch, manner: peer.Manner) -> Case:
     call = peer.torch_generate(config, batch.tokens, settings.steps, manner)
-    yield Case("generate torch", call, settings.batch * settings.steps)
+    return Case("generate torch", call, settings.batch * settings.steps)
 
 
 def _several(update: Callable[[], Any], times: int) -> None:
@@ -398,20 +389,20 @@ def _generation(settings: Settings, lm: LM, params: Params, batch: TokenBatch) -
     )
 
 
-def _programs(settings: Settings) -> Iterator[Case]:
-    """Distinct programs of CodeGen-16B, drawn by chance; none where the files or any isolation are absent."""
+def _programs(settings: Settings) -> Case | None:
+    """Distinct programs of CodeGen-16B, drawn by chance; None where the files or any isolation are absent."""
     try:
         folder = bcoder_rank.folder_of(settings.data)
     except FileNotFoundError:
         if settings.data:
             raise
-        return
+        return None
     if not settings.programs:
-        return
+        return None
     try:
         Pool(1).close()
     except IsolationError:
-        return
+        return None
     problems = {problem.name: problem for problem in read_humaneval(folder / bcoder_rank.PROBLEMS)}
     samples = read_samples(folder / bcoder_rank.SAMPLES)
     every = [(problems[one.name], one.prompt + text) for one in samples for text in one.completions]
@@ -422,7 +413,7 @@ def _programs(settings: Settings) -> Iterator[Case]:
         with Pool(2, limits=Limits(seconds=1)) as pool:  # a new one: it remembers its verdicts
             pool.run([distinct[number] for number in chosen])
 
-    yield Case("programs", call, len(chosen))
+    return Case("programs", call, len(chosen))
 
 
 def render(results: Mapping[str, Any]) -> str:
@@ -463,7 +454,7 @@ def render(results: Mapping[str, Any]) -> str:
         f"{sizes['logits'] / 1e6:.1f}M make logits. Adapters have rank {settings['rank']}; prompts of the row "
         f"`prefill` have {sizes['prompt']} tokens. The row `programs` counts programs per second.",
     ]
-    if 4 * (settings["batch"] * settings["length"]) ** 2 > NAIVE:
+    if not _selectors_fit(settings["batch"] * settings["length"]):
         notes.append("One-hot selectors would be too large for this batch.")
     if not results["peer"]:
         notes.append("PyTorch and transformers are not installed, or were left out.")

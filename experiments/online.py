@@ -325,6 +325,12 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
     return source
 
 
+def _card_of_head(settings: Settings) -> dict[str, Any] | None:
+    """The card of the run that is continued; None without one, and for one of another head, which `initial` refuses."""
+    card = _source_card(settings) if settings.init_from else None
+    return card if card and card["settings"]["head"] == settings.head else None
+
+
 def start(settings: Settings) -> float | None:
     """The value that untrained networks are near: as the flag says, or as the run that is continued had.
 
@@ -332,8 +338,8 @@ def start(settings: Settings) -> float | None:
       ValueError: the flag says otherwise than that run.
     """
     chosen = common.head_start(settings)
-    card = _source_card(settings) if settings.init_from else None
-    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
+    card = _card_of_head(settings)
+    if card is None:
         return chosen
     there = card["settings"].get("head_start")
     if chosen not in (None, there):
@@ -352,8 +358,8 @@ def kappa(settings: Settings) -> float:
       ValueError: the flag says otherwise than that run.
     """
     chosen = settings.head_kappa
-    card = _source_card(settings) if settings.init_from else None
-    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
+    card = _card_of_head(settings)
+    if card is None:
         return chosen
     there = card["settings"].get("head_kappa", 1.0)
     if chosen not in (Settings.head_kappa, there):
@@ -375,8 +381,8 @@ def support(settings: Settings) -> tuple[float, float] | None:
     if settings.head in common.UNBOUNDED:
         return None
     chosen = settings.head_low, settings.head_high
-    card = _source_card(settings) if settings.init_from else None
-    if card is None or card["settings"]["head"] != settings.head:  # which `initial` refuses
+    card = _card_of_head(settings)
+    if card is None:
         return (0.0, 1.0) if any(map(math.isnan, chosen)) else chosen
     low, high = card.get("support") or (card["settings"]["head_low"], card["settings"]["head_high"])
     if math.isnan(low) or math.isnan(high):

@@ -49,7 +49,7 @@ _OTHER = "other code"  # the state of a folder that holds another run than the s
 STORED = "finished"  # the folder of a report in which finished runs are stored
 # Settings that do not decide what a run learns, nor when it is evaluated.
 _INDIFFERENT = (
-    *("seed", "seeds", "workdir", "overwrite", "tensorboard", "wandb", "eval_processes", "env_processes"),
+    *("seed", "seeds", "workdir", *sweeps.INDIFFERENT),
     *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
 )
 # Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
@@ -108,7 +108,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         of_program.setdefault(part.program, []).append(part)
     states = [_state(group, score) for group in of_program.values()]
     _check_kept(Path(out) / log.RESULT, states)
-    cells = _cells(parts, score, evaluations)
+    cells, lost = _cells(parts, score, evaluations), _lost(parts)
     against = _baselines(parts, baseline)
     outcome = {
         "score": score,
@@ -130,8 +130,8 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
         "better": _better(cells, against),
         **_aggregated(cells, score),
         "published": _published(parts, cells, score, evaluations),
-        "curves": _curves(parts, score),
-        "lost": _lost(parts),
+        "curves": _curves(parts, score, lost),
+        "lost": lost,
     }
     settings = Settings(tuple(plan.file for plan in plans), out, baseline, evaluations)
     result = studies.finish(settings, outcome, report_page.blocks)
@@ -512,10 +512,10 @@ def _curve(part: Part, score: str) -> tuple[np.ndarray, np.ndarray]:
     return steps, np.split(each, part.runs, 1)[part.index]
 
 
-def _curves(parts: Sequence[Part], score: str) -> list[dict[str, Any]]:
+def _curves(parts: Sequence[Part], score: str, lost: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Means over episodes at every evaluation so far, of runs that are finished and of those that are not."""
     groups: dict[tuple[str, str], list[tuple[np.ndarray, np.ndarray]]] = {}
-    unfinished, lost = set(), _lost(parts)
+    unfinished = set()
     for part in parts:
         if part.state.name == _OTHER or (part.variant, part.task) in lost:
             continue

@@ -88,7 +88,7 @@ _OF_DISTRIBUTION = {"normal": {"mu", "sigma"}, "q_uniform": {"min", "max", "q"}}
 _IGNORED = ("name", "description", "project", "entity", "command", "program")
 _DIVERGED = "diverged"  # begins the error of such a run
 # Settings of a run that decide nothing that it learns.
-_INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
+INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
 
@@ -326,7 +326,7 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
 def folder(program: Program, root: Path) -> Path:
     """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how."""
     script = SCRIPTS[program.script]
-    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, *_INDIFFERENT)}
+    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, *INDIFFERENT)}
     text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
     words = [
         Path(str(program.fixed[name])).name
@@ -350,7 +350,7 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
             data.check_name(settings.dataset)
         if place in planned:
             length = SCRIPTS[script].length
-            equal = ", ".join(f"--{name}" for name in (length, *_INDIFFERENT))
+            equal = ", ".join(f"--{name}" for name in (length, *INDIFFERENT))
             raise ValueError(
                 f"two runs of the sweep would share {place}: they differ in nothing but {equal}, if at all "
                 f"({planned[place].fixed} and {program.fixed}). Give each value once, and another --workdir for "
