@@ -441,14 +441,19 @@ def test_ends_of_episodes_without_a_successor_are_left_out() -> None:
     np.testing.assert_allclose(data.mean, columns.mean(0), rtol=1e-4, atol=1e-6)
 
 
-def test_a_constant_observation_stays_finite() -> None:
-    steps = log().transitions
-    flat = [x * np.array([1, 0], np.float32) for x in (steps.observation, steps.next_observation)]
+# Means of the large ones are rounded: 1000.7's deviates from it by more than any absolute bound would allow.
+@pytest.mark.parametrize("constant", [0.0, 6.6162, 8.9075, 123.4, -1000.7])
+def test_a_constant_observation_stays_finite(constant: float) -> None:
+    steps = log(3001).transitions
+    flat = [
+        x * np.array([1, 0], np.float32) + np.array([0, constant], np.float32)
+        for x in (steps.observation, steps.next_observation)
+    ]
     world = built(updates=20)
-    model = world.fit(log(observation=flat[0], next_observation=flat[1]), KEY)
+    model = world.fit(log(3001, observation=flat[0], next_observation=flat[1]), KEY)
     model = jax.device_get(model)
     assert np.isfinite(model.error).all() and np.isinf(model.deviation).tolist() == [False, True, False]
-    left = np.array([[0.3, 0.0], [0.3, 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
+    left = np.array([[0.3, constant], [0.3, constant + 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
     outputs = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(outputs))
     mean = np.asarray(outputs[0][0])[..., [0, 2]]  # what never varied is ignored

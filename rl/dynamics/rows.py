@@ -19,6 +19,8 @@ from rl.types import Array, Spec
 _CHECKS = 20  # of the holdout error, where the number of updates is fixed
 _HOLDOUT_ROWS = 1024  # evaluated at once
 ANNOTATED_ROWS = 1024  # at once
+_ROUNDING = 1e-6  # of its size: an input that varies by no more is constant
+_LEAST_DEVIATION = 1e-6  # in units of the input: one that deviates by less is constant, too
 _SPLIT_SEED = 0  # of the fixed order in which places of the data are held out
 
 
@@ -79,10 +81,13 @@ def prepare(
         return jnp.where(usable[:, None], x, 0.0).sum(0) / count
 
     mean = average(inputs)
+    least = jnp.where(usable[:, None], inputs, jnp.inf).min(0)
+    greatest = jnp.where(usable[:, None], inputs, -jnp.inf).max(0)
+    size = jnp.maximum(jnp.abs(least), jnp.abs(greatest))
     deviation = jnp.sqrt(average(jnp.square(inputs - mean)))
-    deviation = jnp.where(
-        deviation < 1e-6, jnp.inf, deviation
-    )  # a constant input tells nothing, at any scale
+    # A constant input tells nothing. The mean of a large one is rounded, so that its deviation is not 0 but its range is.
+    varies = (greatest - least > _ROUNDING * size) & (deviation >= _LEAST_DEVIATION)
+    deviation = jnp.where(varies, deviation, jnp.inf)
     rows = Rows(
         inputs=network.standardize(inputs, mean, deviation),
         outputs=jnp.concatenate([next_observation - observation, reward[:, None]], -1),
