@@ -453,7 +453,9 @@ def test_a_constant_observation_stays_finite(constant: float) -> None:
     model = world.fit(log(3001, observation=flat[0], next_observation=flat[1]), KEY)
     model = jax.device_get(model)
     assert np.isfinite(model.error).all() and np.isinf(model.deviation).tolist() == [False, True, False]
-    left = np.array([[0.3, constant], [0.3, constant + 5.0], [0.3, -1e6]], np.float32)  # where rollouts may go
+    left = np.array(
+        [[0.3, constant], [0.3, constant + 5.0], [0.3, -1e6]], np.float32
+    )  # where rollouts may go
     outputs = world.predict(model, left, left[:, :1]), world.step(model, left, left[:, :1], KEY)
     assert all(np.isfinite(array).all() for array in jax.tree.leaves(outputs))
     mean = np.asarray(outputs[0][0])[..., [0, 2]]  # what never varied is ignored

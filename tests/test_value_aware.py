@@ -182,6 +182,20 @@ def test_losses_are_their_equations(settings: Settings) -> None:
     np.testing.assert_allclose(cost, expected["vagram"] + 0.3 * expected["mse"], rtol=2e-4, atol=1e-5)
 
 
+def test_a_clock_has_no_weight_among_inverse_variances() -> None:
+    """Its steps differ by rounding alone: their variance is not 0, and one over it would leave the others nothing."""
+    rng = np.random.default_rng(2)
+    state = rng.normal(size=(1, 400, 3)).astype(np.float32)
+    state[..., 2] = np.arange(400, dtype=np.float32) * np.float32(0.001)
+    following = state + rng.normal(size=state.shape).astype(np.float32) * np.float32([0.1, 1e-3, 0])
+    following[..., 2] = state[..., 2] + np.float32(0.001)
+    change = np.concatenate([following - state, rng.normal(size=(1, 400, 1))], -1).astype(np.float32)
+    assert 0 < change[..., 2].var() < 1e-12
+    weight = value_aware.inverse_variances(None, Rows(state, change, following), KEY)
+    inverse = np.append(1 / change[..., :2].var((0, 1), dtype=np.float64), 0)
+    np.testing.assert_allclose(weight[0, 0], inverse / inverse.mean(), rtol=1e-4)
+
+
 def test_first_order_losses_are_exact_for_a_linear_value_and_bounded_by_vagram() -> None:
     (curvature, slope), (prediction, batch) = random_state(), random_batch()
     names = ("mse", "vagram", "taylor", "vaml", "value_weighted", "anisotropic")

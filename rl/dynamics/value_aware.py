@@ -246,10 +246,15 @@ def permuted_by_row(settings: Settings, context: Context, rows: Rows, key: Key) 
 
 
 def inverse_variances(context: Any, rows: Rows, key: Key) -> Array:
-    """One over the variance of each dimension of s' - s in a member's batch, on average 1; 0 where it is constant."""
+    """One over the variance of each dimension of s' - s in a member's batch, on average 1; 0 where it is constant.
+
+    That is, where it varies by no more than s' is rounded: else a clock would have all the weight.
+    """
     del context, key
     variance = rows.outputs[..., :-1].var(-2, keepdims=True)
-    weight = jnp.where(variance > 0, 1 / jnp.where(variance > 0, variance, 1.0), 0.0)
+    rounding = jnp.finfo(variance.dtype).eps * jnp.abs(rows.next_observation).max(-2, keepdims=True)
+    varies = variance > jnp.square(4 * rounding)
+    weight = jnp.where(varies, 1 / jnp.where(varies, variance, 1.0), 0.0)
     weight /= jnp.maximum(weight.mean(-1, keepdims=True), jnp.finfo(weight.dtype).tiny)
     return jnp.broadcast_to(weight, rows.next_observation.shape)
 
