@@ -85,7 +85,7 @@ def prepare(
     greatest = jnp.where(usable[:, None], inputs, -jnp.inf).max(0)
     size = jnp.maximum(jnp.abs(least), jnp.abs(greatest))
     deviation = jnp.sqrt(average(jnp.square(inputs - mean)))
-    # A constant input tells nothing. The mean of a large one is rounded, so that its deviation is not 0 but its range is.
+    # A constant input tells nothing. The mean of a large one is rounded: its deviation is not 0 then, but its range is.
     varies = (greatest - least > _ROUNDING * size) & (deviation >= _LEAST_DEVIATION)
     deviation = jnp.where(varies, deviation, jnp.inf)
     rows = Rows(
