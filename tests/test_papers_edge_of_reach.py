@@ -44,7 +44,7 @@ def test_the_story_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_variants_of_several_parts_are_trained_once() -> None:
     every = paper.chosen(paper.Settings(parts=",".join(paper.PARTS)))
-    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (4 - 2) + (6 - 2) + (5 - 2)
+    assert len(every) == len(set(every)) == 5 + (5 - 2) + (5 - 2) + (12 - 2) + (6 - 2) + (6 - 2) + (5 - 2)
     assert paper.describe(paper.Variant(20, 10, 0.1, "hl_gauss")) == "N = 20, k = 10, eta = 0.1, hl_gauss"
     assert (
         paper.describe(paper.Variant(head="two_hot", support=10.0)) == "N = 2, k = 10, two_hot, support x 10"
@@ -157,6 +157,15 @@ def test_the_random_oracle_gives_true_values_to_as_many_states() -> None:
     assert where.sum() == 32 and 8 < where[::2].sum() < 24
     expected = 0.5 + 0.99 * true_values(batch) * where
     np.testing.assert_allclose(patched.reward, expected, rtol=1e-6)
+
+
+def test_a_clipped_scalar_is_bounded_as_categorical_heads_are() -> None:
+    backup = np.float32([2, 2, -2]), np.float32([0.9, 0.9, 0.9]), np.float32([[150], [10], [-900]])
+    for width, expected in ((1.0, [130, 11, -100]), (10.0, [137, 11, -812])):
+        clipped = paper.value_head(paper.Variant(head=paper.CLIPPED, support=width)).target(*backup)
+        np.testing.assert_allclose(clipped, expected, rtol=1e-6)
+    inside = paper.value_head(paper.Variant(head="two_hot", support=1.0))
+    assert inside.probabilities is not None and inside.size == 51
 
 
 def test_wrong_settings_are_refused() -> None:

@@ -10,7 +10,8 @@ continue from their values, and nothing ever trains these. The study asks, with 
             alone; the same oracle at as many points chosen at random; RAVL's ensemble
   k and N   base with other rollout lengths; k = 10 with other numbers of critics
   ablation  minimum over N critics x EDAC's diversity x value head: is a bounded support enough?
-  support   two critics with categorical heads whose support is ten times as wide, with as narrow bins: is it the bound?
+  support   two critics with categorical heads whose support is ten times as wide, with as narrow bins, and a
+            scalar whose targets are clipped to either support: is it the bound?
   start     two and twenty critics from other initial weights
   oracle    other corrections: those points worth 0 instead of their value; the points that the last two steps reach
 
@@ -43,6 +44,7 @@ from rl.envs import plane
 from rl.replay.dataset import Dataset
 from rl.types import Array, Key, Learner, Metrics, Params, State, Transition
 from rl.values import heads
+from rl.values.heads import ValueHead
 
 WORLD = base.true(plane.step)
 DISCOUNT = 0.99
@@ -59,7 +61,9 @@ class Variant(NamedTuple):
     length: int = 10  # k
     diversity: float = 0.0  # eta
     head: str = "scalar"
-    support: float = 1.0  # of a categorical head, in widths of `SUPPORT`
+    support: float = (
+        1.0  # of a categorical head, or to which a scalar's targets are clipped, in widths of `SUPPORT`
+    )
     start: str = "biased"  # initial weights; see `started`
     patch: str = ""  # which target values the oracle gives: see `patched`
 
@@ -75,6 +79,7 @@ STORY = {
 LENGTHS = (5, 10, 15, 20, 30)
 CRITICS = (2, 5, 10, 20, 50)
 HEADS = ("scalar", "two_hot", "hl_gauss")
+CLIPPED = "clipped scalar"  # bounded as categorical heads are, and nothing else of theirs
 STARTS = ("biased", "library", "transposed")
 ABLATION = [
     Variant(critics, 10, diversity, head) for head in HEADS for critics in (2, 20) for diversity in (0.0, 0.1)
@@ -106,7 +111,7 @@ PARTS: dict[str, list[Variant]] = {
     "k": [Variant(length=k) for k in LENGTHS],
     "N": [Variant(critics=n) for n in CRITICS],
     "ablation": ABLATION,
-    "support": [Variant(head=head, support=width) for head in HEADS[1:] for width in (1.0, 10.0)],
+    "support": [Variant(head=head, support=width) for width in (1.0, 10.0) for head in (*HEADS[1:], CLIPPED)],
     "start": START,
     "oracle": ORACLES,
 }
@@ -161,9 +166,7 @@ def describe(variant: Variant) -> str:
 def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> dict[str, Any]:
     """All seeds of one variant: metrics {name: [T, S]} by epoch and seed, and the first seed's values of the plane."""
     config = sac_n.Config(DISCOUNT, variant.critics, variant.diversity, hidden=settings.hidden)
-    low, high = (variant.support * end for end in SUPPORT)
-    head = heads.make(variant.head, low, high, round(50 * variant.support) + 1)
-    learner = sac_n.make(config, plane.SPEC, head)
+    learner = sac_n.make(config, plane.SPEC, value_head(variant))
     learner = started(learner, variant.start)
     loop = model_based.make(
         model_based.Config(
@@ -193,6 +196,15 @@ def train_variant(settings: Settings, variant: Variant, work: studies.Work) -> d
     first = jax.tree.map(lambda x: x[0], carry.learner)
     drawn = np.asarray(jax.jit(landscape, static_argnums=0)(learner, first))
     return {"metrics": metrics, "landscape": drawn}
+
+
+def value_head(variant: Variant) -> ValueHead:
+    """The head of a variant's critics; bins of all supports are equally wide."""
+    low, high = (variant.support * end for end in SUPPORT)
+    if variant.head != CLIPPED:
+        return heads.make(variant.head, low, high, round(50 * variant.support) + 1)
+    scalar = heads.scalar()
+    return scalar._replace(target=lambda *backup: scalar.target(*backup).clip(low, high))
 
 
 def started(learner: Learner, start: str) -> Learner:
