@@ -261,7 +261,7 @@ def test_the_script_makes_every_figure_and_table(tmp_path: Path, monkeypatch: py
     assert "their code minimises the chi2 dual" in text and "not published" in text
     assert "| first step (the paper's) | 0.00 |" in text
     verdicts = {row["claim"]: row["verdict"] for row in result["claims"]}
-    assert verdicts["1a, PEVI: published values within sampling of ours"] == "holds"
+    assert verdicts["1a, PEVI: published values within sampling of ours (99.9 %)"] == "holds"
 
 
 def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
@@ -269,8 +269,12 @@ def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
     result = studies.load(stored / "result.json")
     curves = [curve for figure in paper.FIGURES for curve in result[figure]]
     first_table = next(block for block in paper.report(result) if block.startswith("|")).splitlines()
-    assert len(first_table) == 2 + len(curves) < 40
-    assert "| 1a | PEVI | 11 of 11 | 0.0219 |  |" in first_table
+    assert len(first_table) == 3 + len(curves) < 40
+    assert "| 1a | PEVI | 11 of 11 | 11 of 11 | 0.0219 |  |" in first_table
+    published = [curve for curve in curves if "published" in curve]
+    within = [sum(np.sum(np.abs(c["deviations"]) <= bound) for c in published) for bound in (1.96, 3.3)]
+    assert f"| all |  | {within[0]} of 163 | {within[1]} of 163 |  |  |" == first_table[-1]
+    assert within[1] == sum(np.sum(np.asarray(curve["off"]) == 0) for curve in published)
     assert any(
         "on a laptop's i5-11300H; ours: on 2 cores, AMD EPYC" in block for block in paper.report(result)
     )
