@@ -744,7 +744,8 @@ def _differences(
     preset = {name: x for name, x in part.parameters.items() if name in chosen}
     if changed := _changed(part._replace(parameters=preset), part, script.length, *_SCORING):
         differs.append(f"other settings than published ({' '.join(changed)})")
-    return differs
+    published = presets.stored(part.script, settings, script.task) or {"missing": []}
+    return differs + [f"not here: {text}" for text in published["missing"]]
 
 
 # ---- the command line --------------------------------------------------------------------------------------

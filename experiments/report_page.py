@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from experiments import studies
 from rl import plot
@@ -114,6 +115,15 @@ def _between(mean: float, bounds: Sequence[float], style: str) -> str:
     return studies.between({"mean": mean, "ci95": bounds}, style)
 
 
+def _bootstrap_width(seeds: int, tasks: int) -> float:
+    """The width of a stratified bootstrap's 95 % interval of a mean, as a part of what it should be; normal scores.
+
+    The variance of a resampled mean is that of the seeds seen, not of those that there might be, (S - 1) / S of it; and
+    its quantiles are a normal distribution's, not Student's.
+    """
+    return np.sqrt(1 - 1 / seeds) * stats.norm.ppf(0.975) / stats.t.ppf(0.975, tasks * (seeds - 1))
+
+
 def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
     if not aggregates:
@@ -121,7 +131,6 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     style = _style(result)
     yield "## Aggregates"
     left = [name for name in result["variants"] if name not in aggregates]
-    # The variance of a resampled mean is that of the seeds seen, not of those that there might be: (S - 1) / S of it.
     seeds = min(len(cell["last"]["each"]) for cell in result["cells"] if cell["variant"] in aggregates)
     yield (
         f"Last scores over {len(tasks)} of {len(result['tasks'])} tasks, those that all of these have finished"
@@ -132,7 +141,7 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         )
         + ". Intervals: stratified bootstrap, seeds resampled within each task"
         + (
-            f", with {seeds} seeds too narrow by a factor of about {np.sqrt(1 - 1 / seeds):.2f}"
+            f", with {seeds} seeds too narrow by a factor of about {_bootstrap_width(seeds, len(tasks)):.2f}"
             if seeds > 1
             else ""
         )

@@ -14,6 +14,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -33,6 +34,7 @@ from rl import log, statistics
 REPORT = "README.md"
 _ROOT = Path(__file__).parents[1]
 _PUBLISHED = Path(__file__).parent / "papers" / "published"
+_MODULE = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 # They parse flags, store and draw, and cannot change what is trained.
 _REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
 
@@ -373,11 +375,16 @@ def _needed(tree: ast.Module, name: str) -> tuple[list[ast.stmt], set[str]]:
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """The modules of this project that are imported anywhere in ``tree``."""
+    """The modules of this project that are imported or named anywhere in ``tree``.
+
+    What `importlib` imports stands there as a text: the modules of environments, which `rl.envs.registry` names.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 yield from _modules(node, alias)
+        elif isinstance(node, ast.Constant) and _MODULE.fullmatch(str(node.value)) and _file(str(node.value)):
+            yield str(node.value)
 
 
 def _modules(statement: ast.Import | ast.ImportFrom, alias: ast.alias) -> list[str]:

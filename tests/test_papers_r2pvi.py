@@ -272,7 +272,7 @@ def test_the_page_has_a_row_for_each_curve_and_a_file_every_value() -> None:
     assert len(first_table) == 3 + len(curves) < 40
     assert "| 1a | PEVI | 11 of 11 | 11 of 11 | 0.0219 |  |" in first_table
     published = [curve for curve in curves if "published" in curve]
-    within = [sum(np.sum(np.abs(c["deviations"]) <= bound) for c in published) for bound in (1.96, 3.3)]
+    within = [sum(np.sum(np.abs(paper.deviations(c)) <= bound) for c in published) for bound in (1.96, 3.3)]
     assert f"| all |  | {within[0]} of 163 | {within[1]} of 163 |  |  |" == first_table[-1]
     assert within[1] == sum(np.sum(np.asarray(curve["off"]) == 0) for curve in published)
     assert any(

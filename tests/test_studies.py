@@ -103,7 +103,8 @@ PROJECT = {
     "experiments/a_study.py": STUDY,
     "experiments/studies.py": "",
     "rl/__init__.py": "",
-    "rl/agent.py": "from rl.inner import part\n\ndef update(x):\n    return part.ONE * x\n",
+    "rl/agent.py": "from rl.inner import part\n\ndef update(x):\n    return part.ONE * x\n\nBY_NAME = 'rl.named'\n",
+    "rl/named.py": "FIVE = 5",
     "rl/heads/__init__.py": "mean = 1",
     "rl/inner/__init__.py": "from rl.inner import part, other",
     "rl/inner/part.py": "ONE = 1",
@@ -164,6 +165,7 @@ def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pyte
             ("rl/agent.py", "return part", "return 2 * part"),
             ("rl/inner/part.py", "1", "2"),
             ("rl/late.py", "3", "4"),
+            ("rl/named.py", "5", "6"),  # which importlib would import
         ]
         assert [change for change in other if digest_with(*change) == before] == []
         assert studies.digest("b", variant) != before

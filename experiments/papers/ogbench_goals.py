@@ -191,7 +191,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
                 yield studies.Claim(text, table, ours[first] - ours[second], studies.positive)
         if len(ours) == len(AGENTS):
             yield studies.Claim(
-                f"{dataset}: agents rank as in the published table (Spearman's correlation of each seed)",
+                f"{dataset}: agents' ranks correlate with the published ones (Spearman's, of each seed)",
                 f"1 with {TABLE} itself",
                 [
                     _rank(list(theirs.values()), [ours[agent][seed] for agent in theirs])

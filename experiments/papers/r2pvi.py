@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy import stats
 
 from experiments import studies
 from rl import plot
@@ -332,8 +333,8 @@ def row(
 ) -> dict[str, Any]:
     """One curve: ours from as many replications as the paper has and from many, and what was published.
 
-    ``deviations`` are published values less the mean over many replications, in standard errors of the published
-    number of datasets and of 100 episodes each. ``off`` marks those that sampling would hardly explain: beyond 99.9 %.
+    ``off`` marks published values that are further from the mean over many replications than the sampling of
+    the published number of datasets and of 100 episodes each would explain: beyond 99.9 %.
     """
     count = settings.replications
     mean, low, high = np.transpose([studies.band(column) for column in exact.T])
@@ -349,17 +350,23 @@ def row(
     }
     if published is not None:
         theirs, faults = np.array(published), FAULTS.get(figure, {})
-        # One episode's return varies by about 1 in either environment; there, 100 per dataset.
-        datasets = 3 if figure == "1d" else 20
-        noise = np.sqrt((exact.var(0, ddof=1) + 0.01) / datasets)
         curve |= {
             "published": theirs,
             "difference": curve["ours"] - theirs,
-            "deviations": (deviations := (theirs - mean) / noise),
-            "off": np.abs(deviations) > SAMPLING,
             "fault": faults.get(label.split(" ")[0]),
         }
+        curve["off"] = np.abs(deviations(curve)) > SAMPLING
     return curve
+
+
+def deviations(curve: Mapping[str, Any]) -> np.ndarray:
+    """Published values less ours from many replications, in standard errors of the published sampling."""
+    low, high = np.asarray(curve["many_ci95"])
+    count = curve["replications_many"]
+    variance = count * np.square((high - low) / 2 / stats.t.ppf(0.975, count - 1))
+    datasets = 3 if curve["figure"] == "1d" else 20
+    # One episode's return varies by about 1 in either environment; there, 100 per dataset.
+    return (np.asarray(curve["published"]) - curve["many"]) / np.sqrt((variance + 0.01) / datasets)
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
@@ -379,9 +386,9 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     many = result["settings"]["many"]
     yield "# R2PVI: ours beside the published numbers"
     yield (
-        "Each curve of the paper: how many of its published values lie within 1.96 standard errors of ours, which is where "
-        f"95 % of samples would, and within {SAMPLING}, where 99.9 % would; and what explains values further away. Values of "
-        f"one curve share their datasets, and so deviate together. [Every value]({POINTS})."
+        "Each curve of the paper: how many of its published values lie within 1.96 standard errors of ours, which is "
+        f"where 95 % of samples would, and within {SAMPLING}, where 99.9 % would; and what explains others. "
+        f"Values of one curve share their datasets, and so deviate together. [Every value]({POINTS})."
     )
     figures = [curve for figure in FIGURES for curve in result[figure]]
     yield studies.table(
@@ -433,8 +440,8 @@ def points(result: Mapping[str, Any]) -> Iterator[str]:
         f"Ours: exact evaluation, the mean of {settings['replications']} replications; then that of "
         f"{many} ({settings['many_put']} for 1d) with its 95 % interval. Tests of 1d begin where the paper's do, at "
         f"{PAPER_START:.2f}; behind the interval stands the mean over starts from 95 to 105. 'Sampling' explains a "
-        "published value that lies no further from the mean of many than 99.9 % of samples of the paper's number of datasets "
-        "(3 in 1d, else 20) would; else a fault is named."
+        "published value that lies no further from the mean of many than 99.9 % of samples of the paper's number of "
+        "datasets (3 in 1d, else 20) would; else a fault is named."
     )
     head = ("figure", "method", "at", "published", "ours", "difference", "many replications", "explanation")
     figures = (curve for figure in FIGURES for curve in result[figure])
@@ -446,17 +453,17 @@ def _curve_row(curve: Mapping[str, Any]) -> tuple[str, ...]:
         return curve["figure"], curve["label"], "-", "-", "-", "not published"
     why = (curve["fault"] or "unexplained") if np.any(curve["off"]) else ""
     largest = np.abs(curve["difference"]).max()
-    return curve["figure"], curve["label"], *_within(curve["deviations"]), f"{largest:.4f}", why
+    return curve["figure"], curve["label"], *_within(deviations(curve)), f"{largest:.4f}", why
 
 
 def _total_row(curves: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    deviations = np.concatenate([curve["deviations"] for curve in curves if "published" in curve])
-    return "all", "", *_within(deviations), "", ""
+    every = np.concatenate([deviations(curve) for curve in curves if "published" in curve])
+    return "all", "", *_within(every), "", ""
 
 
-def _within(deviations: np.ndarray) -> tuple[str, ...]:
-    """How many of the deviations are within 95 and 99.9 % of what sampling lets expect."""
-    size = np.abs(deviations)
+def _within(by: np.ndarray) -> tuple[str, ...]:
+    """How many deviate ``by`` no more than 95 and 99.9 % of samples do."""
+    size = np.abs(by)
     return tuple(f"{np.sum(size <= bound)} of {len(size)}" for bound in (1.96, SAMPLING))
 
 
