@@ -669,6 +669,10 @@ def test_nothing_depends_on_chance(anywhere: Pool) -> None:
     seeded = [sys.executable, "-c", "print(hash('a'))"]
     expected = int(subprocess.run(seeded, env={"PYTHONHASHSEED": "0"}, capture_output=True).stdout)
     observes(anywhere, "def probe(): return hash('a')", expected)
+    tests = "import random\nassert random.random() == probe()"  # of which the tests alone decide
+    problem = Problem("draw", "", tests, ("probe",), "")
+    program = f"def probe(): return {random.Random(tests).random()!r}"
+    assert verdict(anywhere, program, problem) == Verdict.PASSED
 
 
 # ---- programs that want to be taken for right -------------------------------------------------------------------
@@ -736,13 +740,15 @@ CHEATS = {
     "raises what nobody catches": "def add(a, b): raise BaseException",
     "leaves a module for the next": "open('math.py', 'w').write('1/0')\nopen('json.py', 'w').write('1/0')\n"
     + WRONG,
+    "draws what the tests draw": "from random import *\ndef add(a, b): return random() + random()",
 }
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_do_not_pass(anywhere: Pool, cheat: str) -> None:
     tests = "x = add(2, 2)\nassert abs(x - 4) < 1e-6\nassert isinstance(x, int) and x == 4"
-    for problem in (ADD, ADD._replace(tests=tests)):
+    drawn = "from random import *\na, b = random(), random()\nassert add(a, b) == a + b"  # as in HumanEval/38
+    for problem in (ADD, ADD._replace(tests=tests), ADD._replace(tests=drawn)):
         assert verdict(anywhere, CHEATS[cheat], problem) in (Verdict.FAILED, Verdict.RUNTIME_ERROR)
     assert verdict(anywhere, f"{RIGHT}# after: {cheat}") == Verdict.PASSED
 

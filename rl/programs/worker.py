@@ -153,6 +153,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         os.close(null)
+        random.seed(0)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
         _run_program(limits, confine, *streams)
 
@@ -195,7 +196,6 @@ def _fork(body: Callable[[], None]) -> int:
         return process
     try:
         kernel.die_with_parent()
-        random.seed(0)
         body()
     finally:
         os._exit(_FIRST_VERDICT + Verdict.RUNTIME_ERROR)
@@ -547,6 +547,7 @@ def _test(program: _Program, *, text: str, imports: list[str], tests: str, entry
         return Verdict.COMPILE_ERROR
     try:
         program.run()
+        random.seed(tests)  # which the program has not seen, or it could draw what they draw
         exec(tests, {"__name__": "tests", **{name: program.take(name) for name in entry}})
     except HandOverError:
         return UNTESTABLE
