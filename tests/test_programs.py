@@ -358,6 +358,7 @@ FORWARDED = {
         assert repr(a) == '<1>' and str([a]) == '[<1>]' and a[0] == 1 and b[1].value == 3 and f(b) is b.after
         a[0] = 5
         assert a == Link(5) and a == 5 and 5 in a and 6 not in a and a != b and a + b == 7 and 1 + a == 6
+        assert a.__eq__(5) and not a.__eq__(b) and a.__add__(2) == 7 and Link.__eq__(a, 5) and not hasattr(a, '__sub__')
         assert {Link(4), Link(4)} == {Link(4)} and b.twice == 4 and not hasattr(b, 'thrice') and not callable(b)
         assert isinstance(a, Link) and type(a).__name__ == 'Link' and not isinstance(a, list)
         with a as entered: assert entered is a
@@ -525,6 +526,10 @@ def test_right_programs_pass(anywhere: Pool, what: str) -> None:
                 ("contains", True, "3 in f()"),
                 ("eq", True, "f() == 3"),
                 ("eq", True, "3 in [f()]"),
+                ("eq", True, "f().__eq__(3)"),
+                ("pow", True, "f().__pow__(2)"),
+                ("getattr", "lambda *_: True", "f().__contains__(3)"),
+                ("getattr", "lambda *_: True", "f().__add__(3)"),
             )
         ),
         ("class E(int):\n    __eq__ = lambda *_: True\ndef f(): return {E(1): E(2)}", "assert f() == {3: 4}"),
