@@ -488,10 +488,11 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     context = language_model.config.context
     limit = settings.length or context
-    episodes, problems, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
+    episodes, problems, returns, beyond = language_log.episodes(
+        settings, read, words, limit, game, tasks, pool
+    )
     if settings.best < 1:
-        episodes = replay.best(episodes, settings.best)
-    returns = [one.reward.sum() for one in episodes]
+        episodes = replay.best(episodes, settings.best, returns)
     support, head = _value_head(settings, config, episodes)
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:

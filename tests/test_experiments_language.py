@@ -418,6 +418,23 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
+def test_the_best_are_those_of_whole_episodes_whatever_was_cut_off(files: Path, tmp_path: Path) -> None:
+    """Where each move costs something, less is left of the longer game."""
+    rows = [
+        {"turns": [{"text": "="}, {"text": "1", "is_action": True, "reward": -1.0}] * moves}
+        for moves in (3, 12)
+    ]
+    rows[0]["turns"][-1] = {"text": "1", "is_action": True, "reward": -8.0}
+    path = write(tmp_path / "log.jsonl", rows)
+    chosen = settings(files, tmp_path, log=path, length=9, held_out=0.0, overlong="truncate", best=0.5)
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    assert task.about == {"episodes": 2, "mean_return": -11.0, "overlong": 1}
+    earned = task.rows.reward.sum(1)
+    assert sorted(earned) == [-10.0, -3.0]
+    np.testing.assert_array_equal((task.rows.imitate > 0).any(1), earned == -10.0)
+
+
 def test_problems_are_held_out_whole_whatever_was_cut_off(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
