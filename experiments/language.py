@@ -160,6 +160,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
+        _check_imitated(settings, task)
         if settings.control:
             _check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
@@ -203,6 +204,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         _warn_of_size(task, config.inner)
     if settings.agent == "bcoder" and shard.is_main():
         _warn_of_stages(settings, config)
+    if shard.is_main():
+        _warn_of_imitation(settings, config, task)
     with lifecycle.session(this, start) as session:
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
@@ -574,6 +577,27 @@ def _warn_of_stages(settings: Settings, config: Any) -> None:
         )
 
 
+def _warn_of_imitation(settings: Settings, config: Any, task: Task) -> None:
+    """Says so where a term of an agent's loss is of what is to be imitated, and that is nothing."""
+    lost = {
+        "ilql": "--agent.bc_weight has nothing to clone, and values steer the model as it came",
+        "bcoder": "B-Coder's policy is anchored to nothing and follows its values wherever they err",
+    }
+    if _imitates(settings, config) and not task.rows.imitate.any():
+        print(
+            f"note: no row is to be imitated, so that {lost[settings.agent]}: give imitate in each row, or --best=0.1",
+            file=sys.stderr,
+        )
+
+
+def _imitates(settings: Settings, config: Any) -> bool:
+    """Whether the agent's loss has a term of what is to be imitated, beside that of its values."""
+    if settings.agent == "bcoder":
+        has_policy_stage = 0 <= config.value_updates < settings.updates
+        return has_policy_stage and bool(config.imitation_weight or config.advantage_weight)
+    return settings.agent == "ilql" and bool(config.bc_weight)
+
+
 # ---- what it learnt -----------------------------------------------------------------------------------------------
 
 
@@ -683,6 +707,14 @@ def rank(
     )
     log.write_json(folder / RANKING, report)
     return report
+
+
+def _check_imitated(settings: Settings, task: Task) -> None:
+    if settings.agent == "lm_bc" and not task.rows.imitate.any():
+        raise ValueError(
+            "--agent=lm_bc learns by imitation alone, and no row is to be imitated: give imitate in each row, or "
+            "--best=0.1"
+        )
 
 
 def _check_control(task: Task) -> None:

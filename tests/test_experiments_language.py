@@ -550,6 +550,33 @@ def test_a_policy_that_is_left_no_updates_is_said(
         assert (message in capsys.readouterr().err) == says
 
 
+def test_a_log_of_which_nothing_is_to_be_imitated(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is refused where that is all that is learnt, and said where it is part of it."""
+    path = write(tmp_path / "log.jsonl", [row(1, 2), row(2, 1)])
+    chosen = settings(files, tmp_path / "run", log=path, held_out=0.0)
+    with pytest.raises(ValueError, match=r"no row is to be imitated: give imitate in each row, or --best=0.1"):
+        script.run(chosen, config())
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
+    for agent, fields, says in (
+        ("ilql", {}, "--agent.bc_weight has nothing to clone"),
+        ("ilql", {"bc_weight": 0.0}, ""),
+        ("bcoder", {}, "B-Coder's policy is anchored to nothing"),
+        ("bcoder", {"value_updates": -1}, ""),
+        ("bcoder", {"value_updates": 4}, ""),
+        ("bcoder", {"imitation_weight": 0.0, "advantage_weight": 0.0}, ""),
+        ("lm_bc", {}, ""),
+    ):
+        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), some)
+        assert not capsys.readouterr().err
+        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), task)
+        said = capsys.readouterr().err
+        assert says in said and bool(says) == bool(said)
+
+
 # ---- several processes --------------------------------------------------------------------------------------------
 
 
