@@ -18,7 +18,8 @@ policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelih
 ``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
 ["...", ...]}, beside the log-probability that they have in the untrained model, and compares these rankings where rows
 have "outcomes": [true, ...]. ``--generate`` goes on with prompts, rows of {"prompt": "..."}; both may have "messages"
-for the prompt. A finished run does only that, and so does, without a log, a --model that ``--export`` wrote.
+for the prompt. A finished run does only that. Without a log, a --model does only ``--generate``, one that ``--export``
+wrote with what it learnt; its values rank texts by `rl.exported.load`.
 
 The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
 for; the same command continues an interrupted run, to the same bits.
@@ -412,7 +413,10 @@ def check(settings: Settings) -> None:
             "when they are done"
         )
     if not _learns(settings) and (settings.rank or settings.export):
-        raise ValueError("--rank and --export are of what is learnt: give --log, or only --generate")
+        raise ValueError(
+            "--rank and --export are of what is learnt: give --log, or only --generate (an exported agent's values: "
+            "rl.exported.load)"
+        )
     _check_use(settings)
 
 
