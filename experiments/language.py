@@ -53,7 +53,7 @@ from rl.agents import bcoder, lm_bc
 from rl.data import dialogues
 from rl.envs import text
 from rl.envs.text import Game
-from rl.exported import AGENTS, HeadSettings
+from rl.exported import AGENTS, Exported, HeadSettings
 from rl.language import adapters, generate, model, pretrained, ranking, reading, speak
 from rl.language.generate import Decoder
 from rl.language.model import LM
@@ -75,6 +75,13 @@ GENERATED, CONTROL = "generated.jsonl", "control"
 _IDENTITY = (
     *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
+)
+
+# Settings that a model goes by which learns nothing.
+_OF_ANSWERS = (
+    *("model", "bfloat16", "stop", "seed", "batch_size", "overlong", "date", "generate"),
+    *("answers", "answer_tokens", "answer_temperature", "answer_top_p"),
+    *(field.name for field in dataclasses.fields(common.Folder)),
 )
 
 
@@ -327,12 +334,12 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
     """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
 
     Raises:
-      ValueError: ``config`` has something that is neither the default nor what the agent was exported with.
+      ValueError: a setting that would be ignored: neither the default nor what the agent was exported with.
     """
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
-        _check_unused(settings, config, agent.config)
+        _check_unused(settings, config, agent)
         language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
         _check_unused(settings, config)
@@ -360,18 +367,20 @@ def answers_folder(settings: Settings) -> Path:
     return lifecycle.folder(settings.workdir, place.name, "generated")
 
 
-def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:
-    """Raises ValueError on hyper-parameters that were chosen and that a model which learns nothing would ignore."""
-    usual = type(config)()
+def _check_unused(settings: Settings, config: Any, agent: Exported | None = None) -> None:
+    """Raises ValueError on flags that were chosen and that a model which learns nothing would ignore."""
+    used = {name: getattr(settings, name) for name in _OF_ANSWERS}
+    unused = flags.written(settings, Settings(**used)) + flags.written(config, type(config)(), "agent.")
     reason = "nothing is learnt"
-    if exported_config is not None:
+    if agent is not None:
+        own = [f"--agent={agent.agent}", *flags.written(agent.config, type(agent.config)(), "agent.")]
+        unused = [flag for flag in unused if flag not in own]
         reason = f"those of {settings.model} are in its {exported.CARD}"
-    for name in (field.name for field in dataclasses.fields(config)):
-        chosen, default = getattr(config, name), getattr(usual, name)
-        if chosen not in (default, getattr(exported_config, name, default)):
-            raise ValueError(
-                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {reason}"
-            )
+    if unused:
+        are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+        raise ValueError(
+            f"{', '.join(unused)} {are} of what is to be learnt, and there is no --log: leave {them} out; {reason}"
+        )
 
 
 def check(settings: Settings) -> None:
@@ -404,6 +413,10 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
     if not _learns(settings) and not settings.generate:
         raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
+    if settings.log and settings.episodes != Settings.episodes:
+        raise ValueError(
+            f"--episodes={settings.episodes} are made where there is no --log, and there is one: leave one of them out"
+        )
     for name in ("log", "rank", "generate", "environment_file"):
         if (path := getattr(settings, name)) and not Path(path).is_file():
             raise ValueError(f"--{name}={path}: there is no such file")

@@ -275,7 +275,11 @@ def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool
 @pytest.mark.parametrize(
     ("make", "fields", "message"),
     [
-        *((module.Config, {"chunk": n}, f"chunk={n} must be at least 1") for module in MODULES for n in (0, -1)),
+        *(
+            (module.Config, {"chunk": n}, f"chunk={n} must be at least 1")
+            for module in MODULES
+            for n in (0, -1)
+        ),
         *(
             (module.Config, {"weight_decay": -1.0}, "weight_decay=-1.0 must be at least 0")
             for module in MODULES

@@ -136,9 +136,7 @@ def take(data: TokenBatch, index: Array) -> TokenBatch:
     return jax.tree.map(lambda x: x[index], data)
 
 
-def best(
-    episodes: Sequence[Episode], share: float, returns: Sequence[float] | None = None
-) -> list[Episode]:
+def best(episodes: Sequence[Episode], share: float, returns: Sequence[float] | None = None) -> list[Episode]:
     """The episodes with ``imitate`` 1 for the ``share`` of highest return and 0 for the others: filtered cloning.
 
     Episodes whose return equals the lowest of the chosen ones are chosen too.
