@@ -18,7 +18,8 @@ policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelih
 ``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
 ["...", ...]}, beside the log-probability that they have in the untrained model, and compares these rankings where rows
 have "outcomes": [true, ...]. ``--generate`` goes on with prompts, rows of {"prompt": "..."}; both may have "messages"
-for the prompt. A finished run does only that, and so does, without a log, a --model that ``--export`` wrote.
+for the prompt. A finished run does only that. Without a log, a --model does only ``--generate``, one that ``--export``
+wrote with what it learnt; its values rank texts by `rl.exported.load`.
 
 The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
 for; the same command continues an interrupted run, to the same bits.
@@ -52,7 +53,7 @@ from rl.agents import bcoder, lm_bc
 from rl.data import dialogues
 from rl.envs import text
 from rl.envs.text import Game
-from rl.exported import AGENTS, HeadSettings
+from rl.exported import AGENTS, Exported, HeadSettings
 from rl.language import adapters, generate, model, pretrained, ranking, reading, speak
 from rl.language.generate import Decoder
 from rl.language.model import LM
@@ -74,6 +75,13 @@ GENERATED, CONTROL = "generated.jsonl", "control"
 _IDENTITY = (
     *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
+)
+
+# Settings that a model goes by which learns nothing.
+_OF_ANSWERS = (
+    *("model", "bfloat16", "stop", "seed", "batch_size", "overlong", "date", "generate"),
+    *("answers", "answer_tokens", "answer_temperature", "answer_top_p"),
+    *(field.name for field in dataclasses.fields(common.Folder)),
 )
 
 
@@ -160,6 +168,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
+        _check_imitated(settings, task)
         if settings.control:
             _check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
@@ -203,6 +212,8 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         _warn_of_size(task, config.inner)
     if settings.agent == "bcoder" and shard.is_main():
         _warn_of_stages(settings, config)
+    if shard.is_main():
+        _warn_of_imitation(settings, config, task)
     with lifecycle.session(this, start) as session:
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
@@ -323,12 +334,12 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
     """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
 
     Raises:
-      ValueError: ``config`` has something that is neither the default nor what the agent was exported with.
+      ValueError: a setting that would be ignored: neither the default nor what the agent was exported with.
     """
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():
         agent = exported.load(settings.model, _dtype(settings))
-        _check_unused(settings, config, agent.config)
+        _check_unused(settings, config, agent)
         language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
     else:
         _check_unused(settings, config)
@@ -356,18 +367,20 @@ def answers_folder(settings: Settings) -> Path:
     return lifecycle.folder(settings.workdir, place.name, "generated")
 
 
-def _check_unused(settings: Settings, config: Any, exported_config: Any = None) -> None:
-    """Raises ValueError on hyper-parameters that were chosen and that a model which learns nothing would ignore."""
-    usual = type(config)()
+def _check_unused(settings: Settings, config: Any, agent: Exported | None = None) -> None:
+    """Raises ValueError on flags that were chosen and that a model which learns nothing would ignore."""
+    used = {name: getattr(settings, name) for name in _OF_ANSWERS}
+    unused = flags.written(settings, Settings(**used)) + flags.written(config, type(config)(), "agent.")
     reason = "nothing is learnt"
-    if exported_config is not None:
+    if agent is not None:
+        own = [f"--agent={agent.agent}", *flags.written(agent.config, type(agent.config)(), "agent.")]
+        unused = [flag for flag in unused if flag not in own]
         reason = f"those of {settings.model} are in its {exported.CARD}"
-    for name in (field.name for field in dataclasses.fields(config)):
-        chosen, default = getattr(config, name), getattr(usual, name)
-        if chosen not in (default, getattr(exported_config, name, default)):
-            raise ValueError(
-                f"--agent.{name}={chosen} is of what is to be learnt, and there is no --log: leave it out; {reason}"
-            )
+    if unused:
+        are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
+        raise ValueError(
+            f"{', '.join(unused)} {are} of what is to be learnt, and there is no --log: leave {them} out; {reason}"
+        )
 
 
 def check(settings: Settings) -> None:
@@ -400,6 +413,10 @@ def check(settings: Settings) -> None:
         raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
     if not _learns(settings) and not settings.generate:
         raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
+    if settings.log and settings.episodes != Settings.episodes:
+        raise ValueError(
+            f"--episodes={settings.episodes} are made where there is no --log, and there is one: leave one of them out"
+        )
     for name in ("log", "rank", "generate", "environment_file"):
         if (path := getattr(settings, name)) and not Path(path).is_file():
             raise ValueError(f"--{name}={path}: there is no such file")
@@ -409,7 +426,10 @@ def check(settings: Settings) -> None:
             "when they are done"
         )
     if not _learns(settings) and (settings.rank or settings.export):
-        raise ValueError("--rank and --export are of what is learnt: give --log, or only --generate")
+        raise ValueError(
+            "--rank and --export are of what is learnt: give --log, or only --generate (an exported agent's values: "
+            "rl.exported.load)"
+        )
     _check_use(settings)
 
 
@@ -488,10 +508,11 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     )
     context = language_model.config.context
     limit = settings.length or context
-    episodes, problems, beyond = language_log.episodes(settings, read, words, limit, game, tasks, pool)
+    episodes, problems, returns, beyond = language_log.episodes(
+        settings, read, words, limit, game, tasks, pool
+    )
     if settings.best < 1:
-        episodes = replay.best(episodes, settings.best)
-    returns = [one.reward.sum() for one in episodes]
+        episodes = replay.best(episodes, settings.best, returns)
     support, head = _value_head(settings, config, episodes)
     length = settings.length or max(len(one.tokens) for one in episodes)
     if length > context:
@@ -571,6 +592,27 @@ def _warn_of_stages(settings: Settings, config: Any) -> None:
             "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
             file=sys.stderr,
         )
+
+
+def _warn_of_imitation(settings: Settings, config: Any, task: Task) -> None:
+    """Says so where a term of an agent's loss is of what is to be imitated, and that is nothing."""
+    lost = {
+        "ilql": "--agent.bc_weight has nothing to clone, and values steer the model as it came",
+        "bcoder": "B-Coder's policy is anchored to nothing and follows its values wherever they err",
+    }
+    if _imitates(settings, config) and not task.rows.imitate.any():
+        print(
+            f"note: no row is to be imitated, so that {lost[settings.agent]}: give imitate in each row, or --best=0.1",
+            file=sys.stderr,
+        )
+
+
+def _imitates(settings: Settings, config: Any) -> bool:
+    """Whether the agent's loss has a term of what is to be imitated, beside that of its values."""
+    if settings.agent == "bcoder":
+        has_policy_stage = 0 <= config.value_updates < settings.updates
+        return has_policy_stage and bool(config.imitation_weight or config.advantage_weight)
+    return settings.agent == "ilql" and bool(config.bc_weight)
 
 
 # ---- what it learnt -----------------------------------------------------------------------------------------------
@@ -682,6 +724,14 @@ def rank(
     )
     log.write_json(folder / RANKING, report)
     return report
+
+
+def _check_imitated(settings: Settings, task: Task) -> None:
+    if settings.agent == "lm_bc" and not task.rows.imitate.any():
+        raise ValueError(
+            "--agent=lm_bc learns by imitation alone, and no row is to be imitated: give imitate in each row, or "
+            "--best=0.1"
+        )
 
 
 def _check_control(task: Task) -> None:

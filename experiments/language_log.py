@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,15 @@ STOPS: dict[str, tuple[str, ...]] = {
 OVERLONG = ("refuse", "truncate", "skip")
 
 _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
+
+
+class Log(NamedTuple):
+    """Episodes in tokens, and what each of them was before anything was cut off."""
+
+    episodes: list[Episode]
+    problems: list[bytes]  # the `rl.replay.tokens.prompt` of each
+    returns: list[float]  # the sum of its rewards
+    beyond: int  # how many of the lines had too many tokens
 
 
 def environment(settings: Settings, tasks: Sequence[Problem], pool: Pool | None) -> Game | None:
@@ -83,9 +92,8 @@ def episodes(
     game: Game | None,
     tasks: Sequence[Problem],
     pool: Pool | None,
-) -> tuple[list[Episode], list[bytes], int]:
-    """The log in tokens, the `rl.replay.tokens.prompt` that each episode had before anything was cut off, and how many
-    of the lines had more than ``limit`` tokens, which is said.
+) -> Log:
+    """The log in tokens. How many of its lines had more than ``limit`` of them is said.
 
     Args:
       settings: of the run.
@@ -126,8 +134,8 @@ def candidates(
             (number, speak.answered(row.dialogue, text))
             for number, text in enumerate(row.candidates, start=1)
         ]
-        answers, *_ = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
-        episodes += map(_last_action, answers)
+        answers = _in_tokens(f"{settings.rank}, line {line}, candidate", words, numbered, limit, overlong)
+        episodes += map(_last_action, answers.episodes)
     return replay.pack(episodes, max(len(one.tokens) for one in episodes), together=False)
 
 
@@ -214,16 +222,14 @@ def _judged(
     return sorted(numbered, key=lambda pair: pair[0])
 
 
-def _in_tokens(
-    where: str, words: Words, numbered: _Numbered, limit: int, overlong: str
-) -> tuple[list[Episode], list[bytes], int]:
-    """Dialogues in tokens, the prompts that they had, and how many had more than ``limit`` tokens, as `episodes`.
+def _in_tokens(where: str, words: Words, numbered: _Numbered, limit: int, overlong: str) -> Log:
+    """Dialogues in tokens, of which each has at most ``limit``.
 
     Raises:
       ValueError: one that has no tokens, or more than ``limit`` where that is to be refused; the message says ``where``
         and its number.
     """
-    episodes, problems, beyond = [], [], 0
+    episodes, problems, returns, beyond = [], [], [], 0
     name = where.split(",")[0]
     with log.progress(len(numbered), f"tokens of each {name}", delay=3) as bar:
         for number, each in numbered:
@@ -232,7 +238,7 @@ def _in_tokens(
             except Exception as error:  # tokenizers has nothing more special for a text that it cannot encode
                 raise ValueError(f"{where} {number}: {error}") from None
             bar.update(1)
-            problem = replay.prompt(one)
+            problem, earned = replay.prompt(one), one.reward.sum()
             if len(one.tokens) > limit:
                 beyond += 1
                 if overlong == "refuse":
@@ -250,12 +256,13 @@ def _in_tokens(
                     )
             episodes.append(one)
             problems.append(problem)
+            returns.append(earned)
     _tell_of_overlong(name, beyond, len(numbered), limit, overlong)
     if not episodes:
         raise ValueError(
             f"{name}: all {beyond} lines have more than {limit} tokens, and none is left: raise --length"
         )
-    return episodes, problems, beyond
+    return Log(episodes, problems, returns, beyond)
 
 
 def _tell_of_overlong(name: str, beyond: int, total: int, limit: int, overlong: str) -> None:

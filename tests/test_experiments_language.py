@@ -25,7 +25,7 @@ pytest.importorskip("tokenizers")
 from experiments import language as script
 from experiments import language_log
 from rl import checkpoint, exported, log, shard, train
-from rl.agents import ilql, lm_bc
+from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import text, wordle
 from rl.language import huggingface, model, pretrained, speak, tokenizer
@@ -248,15 +248,9 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     values = [jax.jit(judge)(state, task.rows), jax.jit(read.judge)(read.state, task.rows)]
     np.testing.assert_array_equal(*logits)
     jax.tree.map(np.testing.assert_array_equal, *values)
-    alone = dataclasses.replace(
-        chosen,
-        log="",
-        environment="",
-        rank="",
-        control="",
-        export=False,
-        model=str(tmp_path / script.POLICY),
-        workdir=str(tmp_path / "alone"),
+    alone = script.Settings(
+        **{name: getattr(chosen, name) for name in ("agent", *script._OF_ANSWERS)}
+        | {"model": str(tmp_path / script.POLICY), "workdir": str(tmp_path / "alone")}
     )
     script.run(alone, agent_config)
     assert (tmp_path / "alone" / script.GENERATED).read_text() == (tmp_path / script.GENERATED).read_text()
@@ -418,6 +412,23 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     assert "log.jsonl: 1 of 3 have more than 5 tokens and are cut at the front" in capsys.readouterr().err
 
 
+def test_the_best_are_those_of_whole_episodes_whatever_was_cut_off(files: Path, tmp_path: Path) -> None:
+    """Where each move costs something, less is left of the longer game."""
+    rows = [
+        {"turns": [{"text": "="}, {"text": "1", "is_action": True, "reward": -1.0}] * moves}
+        for moves in (3, 12)
+    ]
+    rows[0]["turns"][-1] = {"text": "1", "is_action": True, "reward": -8.0}
+    path = write(tmp_path / "log.jsonl", rows)
+    chosen = settings(files, tmp_path, log=path, length=9, held_out=0.0, overlong="truncate", best=0.5)
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    assert task.about == {"episodes": 2, "mean_return": -11.0, "overlong": 1}
+    earned = task.rows.reward.sum(1)
+    assert sorted(earned) == [-10.0, -3.0]
+    np.testing.assert_array_equal((task.rows.imitate > 0).any(1), earned == -10.0)
+
+
 def test_problems_are_held_out_whole_whatever_was_cut_off(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -533,6 +544,35 @@ def test_a_policy_that_is_left_no_updates_is_said(
         assert (message in capsys.readouterr().err) == says
 
 
+def test_a_log_of_which_nothing_is_to_be_imitated(
+    files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Is refused where that is all that is learnt, and said where it is part of it."""
+    path = write(tmp_path / "log.jsonl", [row(1, 2), row(2, 1)])
+    chosen = settings(files, tmp_path / "run", log=path, held_out=0.0)
+    with pytest.raises(
+        ValueError, match=r"no row is to be imitated: give imitate in each row, or --best=0.1"
+    ):
+        script.run(chosen, config())
+    with contextlib.ExitStack() as stack:
+        task = script.problem(chosen, config(), stack)
+    some = task._replace(rows=task.rows._replace(imitate=np.ones((1, 1))))
+    for agent, fields, says in (
+        ("ilql", {}, "--agent.bc_weight has nothing to clone"),
+        ("ilql", {"bc_weight": 0.0}, ""),
+        ("bcoder", {}, "B-Coder's policy is anchored to nothing"),
+        ("bcoder", {"value_updates": -1}, ""),
+        ("bcoder", {"value_updates": 4}, ""),
+        ("bcoder", {"imitation_weight": 0.0, "advantage_weight": 0.0}, ""),
+        ("lm_bc", {}, ""),
+    ):
+        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), some)
+        assert not capsys.readouterr().err
+        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), task)
+        said = capsys.readouterr().err
+        assert says in said and bool(says) == bool(said)
+
+
 # ---- several processes --------------------------------------------------------------------------------------------
 
 
@@ -644,6 +684,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         ({"log": ""}, "nothing to learn from: give --log, or --environment=wordle or maze"),
         ({"log": "", "environment": "mbpp", "environment_file": "x"}, "nothing to learn from"),
         ({"log": "no.jsonl"}, "--log=no.jsonl: there is no such file"),
+        ({"episodes": 5}, "--episodes=5 are made where there is no --log, and there is one"),
         ({"head": "hlgauss"}, "unknown value head 'hlgauss': choose one of scalar"),
         ({"environment": "chess"}, "--environment=chess is none of wordle, maze"),
         ({"environment": "apps"}, "--environment=apps needs its words or problems"),
@@ -760,20 +801,33 @@ def test_hyper_parameters_of_a_model_that_learns_nothing(
 ) -> None:
     """An exported agent keeps its own, and another model has none."""
     shutil.copytree(files / "model", tmp_path / "model")
-    chosen = settings(
-        files, tmp_path / "run", log="", model=str(tmp_path / "model"), generate=str(files / "prompts.jsonl")
+    chosen = script.Settings(
+        model=str(tmp_path / "model"), generate=str(files / "prompts.jsonl"), workdir=str(tmp_path / "run")
     )
     with pytest.raises(
         ValueError, match=r"--agent.steering=8.0 is of what is to be learnt, .*nothing is learnt"
     ):
         script.run(chosen, ilql.Config(steering=8.0))
+    ignored = dataclasses.replace(chosen, agent="lm_bc", lora_rank=2, best=0.1, remat=True, mesh_model=2)
+    message = (
+        "--agent=lm_bc, --lora_rank=2, --remat=True, --best=0.1, --mesh_model=2 are of what is to be learnt"
+    )
+    with pytest.raises(ValueError, match=message):
+        script.run(ignored, lm_bc.Config())
     (tmp_path / "model" / exported.CARD).touch()
-    agent = SimpleNamespace(config=ilql.Config(steering=2.0, inner=16))
+    agent: Any = SimpleNamespace(agent="ilql", config=ilql.Config(steering=2.0, inner=16))
     monkeypatch.setattr(script.exported, "load", lambda *_: agent)
     with pytest.raises(ValueError, match=r"steering=8.0 is of .*those of .*model are in its values.json"):
         script.run(chosen, ilql.Config(steering=8.0))
-    script._check_unused(chosen, ilql.Config(steering=2.0), agent.config)
-    script._check_unused(chosen, lm_bc.Config(), agent.config)
+    with pytest.raises(
+        ValueError, match=r"--head_low=0.0, --agent=bcoder are of .* leave them out; those of"
+    ):
+        script.run(dataclasses.replace(chosen, agent="bcoder", head_low=0.0), bcoder.Config())
+    script._check_unused(chosen, ilql.Config(steering=2.0), agent)
+    script._check_unused(chosen, lm_bc.Config(), agent)
+    bcoder_agent: Any = SimpleNamespace(agent="bcoder", config=bcoder.Config(alpha=0.5))
+    for name in ("ilql", "bcoder"):  # the default, and its own
+        script._check_unused(dataclasses.replace(chosen, agent=name), bcoder.Config(alpha=0.5), bcoder_agent)
 
 
 def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:

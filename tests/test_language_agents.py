@@ -28,6 +28,7 @@ from rl.values import heads, tokens
 # A text is the prompt 0 and two actions out of 1, 2, 3. Only 1 2 earns something; 3 at the end is a cheap mistake.
 REWARDS = {(1, 1): -0.5, (1, 2): 1.0, (1, 3): -0.3, (2, 1): -1.0, (2, 2): -1.0, (2, 3): -0.3}
 CONFIG = Config(5, 8, Shape(width=16, layers=1, heads=2, kv_heads=2, head_size=8, inner=32))
+MODULES = (bcoder, ilql, lm_bc)
 HEAD_NAMES = [pytest.param("scalar", marks=pytest.mark.long), "hl_gauss"]
 
 
@@ -269,6 +270,34 @@ def test_rows_read_once_change_no_bit_of_either_stage(operator: str, trunk: bool
     ends, other = update(between, final, key)
     assert moved(ends, between) == {"policy", "residual"}
     jax.tree.map(np.testing.assert_array_equal, (middle, one, ends, other), (between, first, last, second))
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        *(
+            (module.Config, {"chunk": n}, f"chunk={n} must be at least 1")
+            for module in MODULES
+            for n in (0, -1)
+        ),
+        *(
+            (module.Config, {"weight_decay": -1.0}, "weight_decay=-1.0 must be at least 0")
+            for module in MODULES
+        ),
+        *((module.Config, {"inner": 0}, "inner=0 must be at least 1") for module in (bcoder, ilql)),
+        (ilql.Config, {"cql_weight": -1.0}, "cql_weight=-1.0 must be at least 0"),
+        (ilql.Config, {"bc_weight": float("nan")}, "bc_weight=nan must be at least 0"),
+        (ilql.Config, {"steering": float("nan")}, "steering=nan must be finite"),
+        (ilql.Config, {"bias": float("inf")}, "bias=inf must be finite"),
+        (bcoder.Config, {"imitation_weight": -1.0}, "imitation_weight=-1.0 must be at least 0"),
+        (bcoder.Config, {"advantage_weight": -1.0}, "advantage_weight=-1.0 must be at least 0"),
+        (bcoder.Config, {"alpha": -1.0}, "alpha=-1.0 must be at least 0"),
+        (bcoder.Config, {"value_updates": -7}, "value_updates=-7 must be at least 0, or -1 for all updates"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make: Any, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make(**fields)
 
 
 def test_unknown_operators() -> None:

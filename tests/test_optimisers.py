@@ -12,6 +12,7 @@ import pytest
 
 from rl import shard
 from rl.agents.optimisers import Adam, adamw, build, share
+from rl.networks.token_heads import vocabulary_values
 
 PARAMS = {
     "Dense_0": {"kernel": np.full((2, 3), 2.0), "bias": np.full(3, -1.0)},
@@ -147,8 +148,11 @@ def test_impossible_settings_are_refused(fields: dict[str, Any], message: str) -
 def test_language_models_decay_neither_norms_nor_biases() -> None:
     params = {"embedding": jnp.ones(2), "blocks": {"up": {"kernel": jnp.ones((2, 3)), "bias": jnp.ones(3)}}}
     params["blocks"]["norm"] = {"scale": jnp.ones(2)}
+    q = jax.eval_shape(vocabulary_values(3, 1, inner=2).init, jax.random.key(0), jnp.ones(2))
+    params["q"] = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), q)
     optimiser = adamw(0.5)(0.1)
     moved, _ = optimiser.update(jax.tree.map(jnp.zeros_like, params), optimiser.init(params), params)
     expected = {"embedding": -0.05, "kernel": -0.05, "bias": 0.0, "scale": 0.0}
+    expected |= {"inner": -0.05, "rows": -0.05, "inner_bias": 0.0, "rows_bias": 0.0}  # of ILQL's Q
     for path, leaf in jax.tree.leaves_with_path(moved):
         np.testing.assert_allclose(leaf, expected[path[-1].key], atol=1e-7)

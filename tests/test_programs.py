@@ -358,6 +358,7 @@ FORWARDED = {
         assert repr(a) == '<1>' and str([a]) == '[<1>]' and a[0] == 1 and b[1].value == 3 and f(b) is b.after
         a[0] = 5
         assert a == Link(5) and a == 5 and 5 in a and 6 not in a and a != b and a + b == 7 and 1 + a == 6
+        assert a.__eq__(5) and not a.__eq__(b) and a.__add__(2) == 7 and Link.__eq__(a, 5) and not hasattr(a, '__sub__')
         assert {Link(4), Link(4)} == {Link(4)} and b.twice == 4 and not hasattr(b, 'thrice') and not callable(b)
         assert isinstance(a, Link) and type(a).__name__ == 'Link' and not isinstance(a, list)
         with a as entered: assert entered is a
@@ -525,6 +526,10 @@ def test_right_programs_pass(anywhere: Pool, what: str) -> None:
                 ("contains", True, "3 in f()"),
                 ("eq", True, "f() == 3"),
                 ("eq", True, "3 in [f()]"),
+                ("eq", True, "f().__eq__(3)"),
+                ("pow", True, "f().__pow__(2)"),
+                ("getattr", "lambda *_: True", "f().__contains__(3)"),
+                ("getattr", "lambda *_: True", "f().__add__(3)"),
             )
         ),
         ("class E(int):\n    __eq__ = lambda *_: True\ndef f(): return {E(1): E(2)}", "assert f() == {3: 4}"),
@@ -669,6 +674,10 @@ def test_nothing_depends_on_chance(anywhere: Pool) -> None:
     seeded = [sys.executable, "-c", "print(hash('a'))"]
     expected = int(subprocess.run(seeded, env={"PYTHONHASHSEED": "0"}, capture_output=True).stdout)
     observes(anywhere, "def probe(): return hash('a')", expected)
+    tests = "import random\nassert random.random() == probe()"  # of which the tests alone decide
+    problem = Problem("draw", "", tests, ("probe",), "")
+    program = f"def probe(): return {random.Random(tests).random()!r}"
+    assert verdict(anywhere, program, problem) == Verdict.PASSED
 
 
 # ---- programs that want to be taken for right -------------------------------------------------------------------
@@ -736,13 +745,15 @@ CHEATS = {
     "raises what nobody catches": "def add(a, b): raise BaseException",
     "leaves a module for the next": "open('math.py', 'w').write('1/0')\nopen('json.py', 'w').write('1/0')\n"
     + WRONG,
+    "draws what the tests draw": "from random import *\ndef add(a, b): return random() + random()",
 }
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
 def test_cheats_do_not_pass(anywhere: Pool, cheat: str) -> None:
     tests = "x = add(2, 2)\nassert abs(x - 4) < 1e-6\nassert isinstance(x, int) and x == 4"
-    for problem in (ADD, ADD._replace(tests=tests)):
+    drawn = "from random import *\na, b = random(), random()\nassert add(a, b) == a + b"  # as in HumanEval/38
+    for problem in (ADD, ADD._replace(tests=tests), ADD._replace(tests=drawn)):
         assert verdict(anywhere, CHEATS[cheat], problem) in (Verdict.FAILED, Verdict.RUNTIME_ERROR)
     assert verdict(anywhere, f"{RIGHT}# after: {cheat}") == Verdict.PASSED
 

@@ -168,6 +168,8 @@ def test_the_best_episodes() -> None:
     assert weights(0.25) == [0, 1, 1, 0]  # equals stay together
     assert weights(0.75) == [0, 1, 1, 1]
     assert weights(1.0) == [1, 1, 1, 1]
+    whole = [OVER._replace(reward=np.float32([0, r])) for r in (1, 3)]
+    assert [one.imitate for one in replay.best(whole, 0.5, returns=[-1, -2])] == [1, 0]
     with pytest.raises(ValueError, match="above 0 and at most 1"):
         weights(0.0)
 

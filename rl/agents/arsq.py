@@ -114,8 +114,6 @@ class Config:
                 f"temperature={self.temperature} must be positive: advantages are its multiples; for a policy that is "
                 "nearly greedy take 0.0001"
             )
-        if isinstance(self.bc_weight, int | float) and not self.bc_weight >= 0:
-            raise ValueError(f"bc_weight={self.bc_weight} must be at least 0; 0 leaves the BC term out")
         require_ranges(self)
 
 

@@ -55,7 +55,7 @@ class Config:
     """Hyper-parameters; defaults are the paper's."""
 
     discount: float = 0.999  # gamma
-    alpha: float = 1.0  # temperature: Q / alpha are the policy's logits
+    alpha: float = 1.0  # temperature: Q / alpha are the policy's logits; 0: Q is V, of whatever policy
     operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
     value_updates: int = 18_000  # updates of the value stage, before the policy stage; -1: all
     maximum: float = 1.0  # R_max, the largest return; categorical heads are bounded by their support
@@ -69,6 +69,8 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        if self.value_updates < -1:
+            raise ValueError(f"value_updates={self.value_updates} must be at least 0, or -1 for all updates")
         require_choices(self, {"operator": OPERATORS})
 
 

@@ -14,8 +14,8 @@ discounted return. LMRL-Gym (Abdulhai et al. 2023) has both without L_V, and the
 parameters steer; here all else stays as it is, so that L_V moves the trunk.
 
 The scalar head's loss is the full square, as in the authors' code; LMRL-Gym halves it, so that its ``cql_weight`` of
-0.01 is 0.02 here. For Wordle it has a learning rate of 3e-5, and outputs of Q and V that start at ``bias`` = -4.4:
-where all rewards are negative, tokens that were never logged look best from 0.
+0.01 is 0.02 here, twice the default. For Wordle it has a learning rate of 3e-5, and outputs of Q and V that start at
+``bias`` = -4.4: where all rewards are negative, tokens that were never logged look best from 0.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BACKUPS = ("expectile", "sarsa", "mc")
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Hyper-parameters; discount, expectile, cql_weight and target_rate are LMRL-Gym's for Wordle."""
+    """Hyper-parameters; discount, expectile and target_rate are LMRL-Gym's for Wordle, cql_weight is half of its."""
 
     discount: float = 0.99  # gamma, per token
     backup: str = "expectile"  # what Q is regressed on: expectile, sarsa or mc

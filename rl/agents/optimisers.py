@@ -101,7 +101,7 @@ def _kernels(params: Any) -> Any:
 
 def _matrices(params: Any) -> Any:
     """True for the leaves of ``params`` that are neither the scale of a norm nor a bias."""
-    return jax.tree.map_with_path(lambda path, _: _last(path) not in ("scale", "bias"), params)
+    return jax.tree.map_with_path(lambda path, _: not (_last(path) or "").endswith(("scale", "bias")), params)
 
 
 def _last(path: tuple[Any, ...]) -> str | None:

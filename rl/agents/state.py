@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -187,14 +188,16 @@ def require_demonstrations(logged: Transition | None, origin: int, off: str) -> 
 
 
 _SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
-_COUNTS = ("critics", "samples", "policy_delay", "target_period", "hidden")
+_COUNTS = ("critics", "samples", "policy_delay", "target_period", "hidden", "inner", "chunk")
 _NOT_NEGATIVE = (
     *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
     *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
-    *("weight", "target_gap"),
+    *("weight", "target_gap", "weight_decay"),
+    *("bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
     *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
 )
+_FINITE = ("steering", "bias")
 
 
 def require_ranges(config: Any) -> None:
@@ -206,6 +209,7 @@ def require_ranges(config: Any) -> None:
         (_SHARES, lambda x: 0 <= x <= 1, "must lie in [0, 1]"),
         (_COUNTS, lambda x: x >= 1, "must be at least 1"),
         (_NOT_NEGATIVE, lambda x: x >= 0, "must be at least 0"),
+        (_FINITE, math.isfinite, "must be finite"),
     ):
         for name in names:
             value = getattr(config, name, None)

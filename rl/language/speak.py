@@ -70,7 +70,8 @@ def answered(dialogue: Dialogue | Chat, answer: str) -> Dialogue | Chat:
 def shortened(words: Words, dialogue: Dialogue | Chat, one: Episode, length: int) -> Episode:
     """The last ``length`` tokens of an episode, as `speaker` would read them: what is before a text stays in front.
 
-    A token of the agent's that comes to stand first is not its action any more, because nothing is before it.
+    A token of the agent's that comes to stand first is not its action any more, because nothing is before it. What is
+    cut off takes its rewards along: where several turns earn something, the rest has another return than the episode.
     """
     slots = _truncated(words, dialogue, one.tokens, length)
     is_action, reward = one.is_action[slots].copy(), one.reward[slots].copy()

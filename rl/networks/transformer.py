@@ -119,8 +119,8 @@ def trunk(shape: Shape, dtype: Any = jnp.float32, remat: bool = False) -> Trunk:
       shape: see `Shape`.
       dtype: of the arithmetic, `jnp.bfloat16` for instance; norms' statistics and softmax stay float32.
       remat: recompute each block in the backward pass: memory for one block's activations and one vector per token
-        and layer, for a third more arithmetic. Otherwise only what is cheap is computed again (norms, activations
-        and attention), and the outputs of dense layers are kept.
+        and layer, for a third more arithmetic. Otherwise the outputs of dense layers and of attention are kept, and
+        only what is cheap is computed again: norms, activations, and the scores of attention.
     """
     block, norm = from_linen(_Block(shape, dtype)), from_linen(_norm(shape, dtype))
 

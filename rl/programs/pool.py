@@ -80,9 +80,9 @@ class Pool:
     """Workers that judge programs, and the verdicts they gave; a context manager.
 
     A verdict is found once for each problem and text, while it is among the newest 100,000. Programs run with a fixed
-    hash seed and a fixed seed of ``random``, so that it does not depend on chance. They are timed by the processor that
-    they use (`Limits`): the machine's load decides only where a program is close to its limit, because on a busy
-    machine it uses somewhat more.
+    hash seed and a fixed seed of ``random``, and tests with a seed made of their text, so that it does not depend on
+    chance. Programs are timed by the processor that they use (`Limits`): the machine's load decides only where one is
+    close to its limit, because on a busy machine it uses somewhat more.
 
     Args:
         workers: sandboxes that work at the same time; by default one for each available core.

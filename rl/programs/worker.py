@@ -8,8 +8,11 @@ print and exit as it likes: all that reaches its tests are its answers, and they
 
 What a call changed in its arguments and what it printed come back with its answer, and objects of the program can be
 used as if they were here (`Remote`), with one exception: how they compare with the tests' own data is theirs to say
-only where the problem asks for a class, because an object can be equal to everything. Tests cannot hand over functions
-or objects of their own (`UNTESTABLE`); those of the program and of importable modules they can.
+only where the problem asks for a class, because an object can be equal to everything. That is so of operators and of
+their methods. Any other method says what the program likes: ``assert f(3).startswith("a")`` holds of an object whose
+method says so, and only a test that compares what is answered, such as ``f(3)[:1] == "a"``, tells it from a text.
+Tests cannot hand over functions or objects of their own (`UNTESTABLE`); those of the program and of importable modules
+they can.
 
 A *script*, a program that reads its input and prints, runs once for each input, as a file does that is given to an
 interpreter; what it printed is the answer, and `MATCHES` says whether it is the expected one.
@@ -153,6 +156,7 @@ def _run_job(limits: Limits, confine: Callable[[], None], verdicts: int) -> int 
         for standard in (0, 1, 2):
             os.dup2(null, standard)
         os.close(null)
+        random.seed(0)
         streams = os.fdopen(questions[0], "rb"), os.fdopen(answers[1], "wb")
         _run_program(limits, confine, *streams)
 
@@ -195,7 +199,6 @@ def _fork(body: Callable[[], None]) -> int:
         return process
     try:
         kernel.die_with_parent()
-        random.seed(0)
         body()
     finally:
         os._exit(_FIRST_VERDICT + Verdict.RUNTIME_ERROR)
@@ -332,19 +335,28 @@ class _Program:
 class Remote:
     """Stands for an object of the program; has those of `_OPERATIONS` that the object has (`_remote_class`).
 
-    Everything that is done with it is asked of the program, but for one thing: what decides whether a test holds. An
+    Everything that is done with it is asked of the program, but for one thing: how it compares with the tests' data. An
     object may be equal to everything, or 0 when something is taken from it. So it is compared with the tests' data, or
     reckons with them, only where the problem asks for a class of the program (``decides``), which is to say how
-    its instances compare; elsewhere only with other objects of the program.
+    its instances compare; elsewhere only with other objects of the program, and by operators, not by their methods'
+    names. Its other methods are the program's, whatever they are given.
     """
 
     def __init__(self, program: _Program, handle: int | str):
         object.__setattr__(self, "_program", program)
         object.__setattr__(self, "_handle", handle)
 
+    def __getattribute__(self, name: str) -> Any:
+        # An operator looks into the type. By name, what is there may answer NotImplemented, which is true.
+        if name in _BINARY:
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
     def __getattr__(self, name: str) -> Any:
         # NumPy asks for these, and would take an address in memory from the program.
         if name.startswith("__array"):
+            raise AttributeError(name)
+        if (name in _BINARY or name == "__contains__") and not self._program.decides:
             raise AttributeError(name)
         return self._program.ask(getattr, self, name)
 
@@ -409,6 +421,16 @@ def _binary(function: Any, swap: bool = False) -> Callable[..., Any]:
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _BITWISE = ("lshift", "rshift", "and", "or", "xor")
+_BINARY: dict[str, Callable[..., Any]] = {
+    **{f"__{name}__": _binary(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "__divmod__": _binary(divmod),
+    "__rdivmod__": _binary(divmod, swap=True),
+}
+for _name in _ARITHMETIC + _BITWISE:
+    _function = getattr(operator, f"__{_name}__")
+    _BINARY[f"__{_name}__"] = _binary(_function)
+    _BINARY[f"__r{_name}__"] = _binary(_function, swap=True)
+    _BINARY[f"__i{_name}__"] = _binary(getattr(operator, f"__i{_name}__"))
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "__call__": _call,
     "__next__": _next,
@@ -427,15 +449,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
         for name in ("index", "neg", "pos", "invert", "getitem", "setitem", "delitem")
     },
     **{f"__{name}__": _unary(getattr(math, name)) for name in ("trunc", "floor", "ceil")},
-    **{f"__{name}__": _binary(getattr(operator, name)) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    "__divmod__": _binary(divmod),
-    "__rdivmod__": _binary(divmod, swap=True),
+    **_BINARY,
 }
-for _name in _ARITHMETIC + _BITWISE:
-    _function = getattr(operator, f"__{_name}__")
-    _OPERATIONS[f"__{_name}__"] = _binary(_function)
-    _OPERATIONS[f"__r{_name}__"] = _binary(_function, swap=True)
-    _OPERATIONS[f"__i{_name}__"] = _binary(getattr(operator, f"__i{_name}__"))
 _EXPECTED = ("__call__", "__iter__", "__len__", "__getitem__")  # of what the tests take from a program
 _COROUTINE = {"send": _send, "throw": _send, "close": lambda remote: None}
 
@@ -547,6 +562,7 @@ def _test(program: _Program, *, text: str, imports: list[str], tests: str, entry
         return Verdict.COMPILE_ERROR
     try:
         program.run()
+        random.seed(tests)  # which the program has not seen, or it could draw what they draw
         exec(tests, {"__name__": "tests", **{name: program.take(name) for name in entry}})
     except HandOverError:
         return UNTESTABLE

@@ -136,20 +136,25 @@ def take(data: TokenBatch, index: Array) -> TokenBatch:
     return jax.tree.map(lambda x: x[index], data)
 
 
-def best(episodes: Sequence[Episode], share: float) -> list[Episode]:
+def best(episodes: Sequence[Episode], share: float, returns: Sequence[float] | None = None) -> list[Episode]:
     """The episodes with ``imitate`` 1 for the ``share`` of highest return and 0 for the others: filtered cloning.
 
     Episodes whose return equals the lowest of the chosen ones are chosen too.
+
+    Args:
+      episodes: of the log.
+      share: above 0 and at most 1.
+      returns: what each episode earned; by default the sum of its rewards, of which none must then be cut off.
 
     Raises:
       ValueError: ``share`` is not above 0 and at most 1.
     """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, not {share}")
-    returns = np.array([one.reward.sum() for one in episodes])
-    threshold = np.sort(returns)[::-1][max(round(share * len(returns)), 1) - 1]
+    totals = np.array([one.reward.sum() for one in episodes] if returns is None else returns)
+    threshold = np.sort(totals)[::-1][max(round(share * len(totals)), 1) - 1]
     return [
-        one._replace(imitate=float(total >= threshold)) for one, total in zip(episodes, returns, strict=True)
+        one._replace(imitate=float(total >= threshold)) for one, total in zip(episodes, totals, strict=True)
     ]
 
 
