@@ -464,6 +464,23 @@ def check_schedules(config: Any, updates: int) -> None:
             )
 
 
+def check_terminations(settings: Any, config: Any) -> None:
+    """Raises ValueError, naming the flags, where values beyond terminations (``ignore_terminals``) would be wrong ones.
+
+    A termination leaves a discount of 0, which says neither how many steps led to it nor who ended the episode.
+    """
+    if not getattr(config, "ignore_terminals", False):
+        return
+    several = "an episode that ends within several steps would go on with the discount of one"
+    adversary = "the adversary could end no episode"
+    for name, usual, why in (("n_step", 1, several), ("chunk", 1, several), ("robust", "", adversary)):
+        if getattr(settings, name, usual) != usual:
+            raise ValueError(
+                f"--agent.ignore_terminals and --{name}={getattr(settings, name)} cannot be combined: {why}; leave one "
+                "of them out"
+            )
+
+
 def number(flag: str, text: str) -> float:
     """The finite number in a flag's text. Raises ValueError, naming the flag, if there is none."""
     try:

@@ -109,6 +109,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    common.check_terminations(settings, config)
     begins = start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
         settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)

@@ -79,7 +79,7 @@ class Config:
     margin_weight: float = 1.0  # weight of L_m, on demonstrations; 0 turns it off
     margin: float = 1.0  # m, in units of value; the authors: 0.01 on RLBench
     demonstrations: int = 0  # origin of the rows that L_fosd and L_m are for; 0 is logged data, all of it
-    ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does
+    ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does; single steps only
     target_rate: float = 0.005  # Polyak step of the slow copy; the authors: 0.02
     slow_policy: bool = True  # act by the slow copy, as published; else by the network that is learned
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience
@@ -150,7 +150,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         next_outputs = bootstrap(state, batch.next_observation, key)
-        # Over several steps, an episode that ended is continued with the discount of one.
+        # Over several steps an episode that ended is continued with the discount of one: experiments refuse the pair.
         alive = (
             jnp.where(batch.discount == 0, 1.0, batch.discount) if config.ignore_terminals else batch.discount
         )
