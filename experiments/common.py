@@ -368,7 +368,9 @@ def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:
     networks = [network(name) for name in wanted]
     more = [name for name in arrays if name not in wanted and network(name) in networks]
     if more:
-        raise ValueError(f"its {more[0]} has no place here, and without it the network would be another function")
+        raise ValueError(
+            f"its {more[0]} has no place here, and without it the network would be another function"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
