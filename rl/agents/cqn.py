@@ -79,9 +79,7 @@ class Config:
     margin_weight: float = 1.0  # weight of L_m, on demonstrations; 0 turns it off
     margin: float = 1.0  # m, in units of value; the authors: 0.01 on RLBench
     demonstrations: int = 0  # origin of the rows that L_fosd and L_m are for; 0 is logged data, all of it
-    ignore_terminals: bool = (
-        False  # bootstrap beyond terminations, as ARSQ's comparison does; single steps only
-    )
+    ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does
     target_rate: float = 0.005  # Polyak step of the slow copy; the authors: 0.02
     slow_policy: bool = True  # act by the slow copy, as published; else by the network that is learned
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience

@@ -59,7 +59,7 @@ class Architecture:
     there of the layer alone that joins an action to its features (`rl.networks.mlp`).
     """
 
-    activation: str = "relu"  # relu, gelu, tanh or silu; of histories in the layer that joins an action alone
+    activation: str = "relu"  # relu, gelu, tanh or silu; of histories that of the layer which joins an action
     initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
     norm_after: bool = False  # LayerNorm stands after each activation, not before it
