@@ -352,10 +352,11 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
 def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:
     """The learners' state [S, ...] from the arrays of a checkpoint, of the structure and shapes of ``like``.
 
-    Of more seeds the first are taken. Raises ValueError, naming the first array that is missing or of another shape.
+    Of more seeds the first are taken, and networks that ``like`` does not have are left. Raises ValueError, naming the
+    first array that is missing, of another shape, or of a network of ``like`` that has no such array here.
     """
-    leaves = []
-    for name, leaf in checkpoint.named({"state": like}).items():
+    leaves, wanted = [], checkpoint.named({"state": like})
+    for name, leaf in wanted.items():
         array = arrays.get(name)
         array = array[: leaf.shape[0]] if array is not None and leaf.shape else array
         if array is None or array.shape != leaf.shape:
@@ -363,6 +364,13 @@ def placed_state(arrays: Mapping[str, np.ndarray], like: State) -> State:
                 f"its {name} is {None if array is None else array.shape}, here it is {leaf.shape}"
             )
         leaves.append(jnp.asarray(array))
+    network = lambda name: name.split("/")[:3]  # state/params/critic, say
+    networks = [network(name) for name in wanted]
+    more = [name for name in arrays if name not in wanted and network(name) in networks]
+    if more:
+        raise ValueError(
+            f"its {more[0]} has no place here, and without it the network would be another function"
+        )
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -455,6 +463,23 @@ def check_schedules(config: Any, updates: int) -> None:
                 f"--agent.{field.name}.decay_updates={adam.decay_updates}: the learning rate is 0 from there on, and "
                 f"this run goes up to update {updates}: give at least that, or "
                 f"--agent.{field.name}.schedule=constant"
+            )
+
+
+def check_terminations(settings: Any, config: Any) -> None:
+    """Raises ValueError, naming the flags, where values beyond terminations (``ignore_terminals``) would be wrong ones.
+
+    A termination leaves a discount of 0, which says neither how many steps led to it nor who ended the episode.
+    """
+    if not getattr(config, "ignore_terminals", False):
+        return
+    several = "an episode that ends within several steps would go on with the discount of one"
+    adversary = "the adversary could end no episode"
+    for name, usual, why in (("n_step", 1, several), ("chunk", 1, several), ("robust", "", adversary)):
+        if getattr(settings, name, usual) != usual:
+            raise ValueError(
+                f"--agent.ignore_terminals and --{name}={getattr(settings, name)} cannot be combined: {why}; leave one "
+                "of them out"
             )
 
 

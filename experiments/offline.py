@@ -93,6 +93,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
                 "sweep has several: train each as a run of its own"
             )
     common.check_schedules(config, settings.updates)
+    common.check_terminations(settings, config)
     task = problem(settings, logged.variants(config, sweep))
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)

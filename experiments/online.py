@@ -63,8 +63,10 @@ _IDENTITY = (
 # Hyper-parameters that change what networks compute, and not the shapes of their parameters.
 _FUNCTION = (
     *(f"network.{name}" for name in ("activation", "norm_after", "residual", "policy_layer_norm", "encoder")),
-    *("order", "see_levels", "see_dimensions"),
+    *("layer_norm", "levels", "bins", "order", "see_levels", "see_dimensions"),
 )
+# Those of one agent, whose name means something else in others: ARSQ's advantages are multiples of its temperature.
+_FUNCTION_OF = {"arsq": ("temperature",)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +109,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    common.check_terminations(settings, config)
     begins = start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
         settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)
@@ -424,17 +427,16 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
             f"and at most --seeds={there['seeds']}"
         )
+    was, now = _hyper_parameters(card), checkpoint.flat(dataclasses.asdict(config))
     for name in ("discount", "chunk_discount") if length > 1 else ("discount",):
-        swept = card.get("sweep", {}).get(name)
-        discount = swept[0] if swept else card["config"].get(name)
-        if discount != getattr(config, name, None):
+        if was.get(name) != now.get(name):
             raise ValueError(
-                f"--init_from={settings.init_from} was trained with --agent.{name}={discount}, and its values are of "
-                f"such returns: give --agent.{name}={discount}, not {getattr(config, name)}"
+                f"--init_from={settings.init_from} was trained with --agent.{name}={was.get(name)}, and its values are "
+                f"of such returns: give --agent.{name}={was.get(name)}, not {now.get(name)}"
             )
-    there, here = (checkpoint.flat(x) for x in (card["config"], dataclasses.asdict(config)))
-    if wrong := [name for name in _FUNCTION if name in there and there[name] != here[name]]:
-        flags = " ".join(f"--agent.{name}={there[name]}" for name in wrong)
+    function = _FUNCTION + _FUNCTION_OF.get(settings.agent, ())
+    if wrong := [name for name in function if name in was and was[name] != now[name]]:
+        flags = " ".join(f"--agent.{name}={was[name]}" for name in wrong)
         raise ValueError(
             f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
             f"here: give {flags}"
@@ -457,6 +459,11 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
         file=sys.stderr,
     )
     return state
+
+
+def _hyper_parameters(card: dict[str, Any]) -> dict[str, Any]:
+    """{name: value} of the first seeds of a run; those that it swept are its first variant's."""
+    return checkpoint.flat(card["config"]) | {name: of[0] for name, of in card.get("sweep", {}).items()}
 
 
 def _source_folder(settings: Settings) -> Path:

@@ -243,6 +243,17 @@ def test_pessimism_is_the_mean_less_so_many_deviations_in_targets_and_values(nam
         np.testing.assert_allclose(target, reward + discount * expected["pessimistic"], atol=1e-6)
 
 
+def test_members_that_agree_have_no_deviation_and_a_derivative() -> None:
+    """Two critics coincide in float32 now and then; the member that is moved is worth its share of the mean."""
+    values = np.float32([[2, 1], [2, 3]])  # [E, B]: a tie, and members that are one deviation from their mean
+    pessimistic = lambda values: bellman.aggregate_values(values, "pessimistic", 0.5)
+    value, gradient = compiled(
+        lambda v: (pessimistic(v), jax.grad(lambda v: pessimistic(v).sum())(v)), values
+    )
+    np.testing.assert_array_equal(value, [2, 1.5])
+    np.testing.assert_allclose(gradient, [[0.5, 0.75], [0.5, 0.25]], rtol=1e-6)
+
+
 def test_subsets_are_drawn_evenly_and_once_for_the_whole_batch() -> None:
     """REDQ by enumeration: the members' values say which two of five were drawn."""
     values = np.float32([[1, 5], [2, 4], [3, 3], [4, 2], [5, 1]])  # [E, B], two orders

@@ -462,6 +462,7 @@ def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
         "policy_delay": 0,
         "samples": 0,
         "hidden": (8, 0),
+        "epsilon": 5.0 if agent == "dqn" else -1.0,  # how often it explores; QRL's is a length, squared
         "epsilon_updates": -1,
     }
     for name, value in wrong.items():

@@ -499,6 +499,29 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    ("script", "changes", "why"),
+    [
+        (offline, {"robust": "kl"}, "the adversary could end no episode"),
+        (offline, {"n_step": 3}, "with the discount of one"),
+        (offline, {"chunk": 3}, "with the discount of one"),
+        (online, {"n_step": 3}, "with the discount of one"),
+        (online, {"chunk": 3}, "with the discount of one"),
+    ],
+)
+def test_terminations_are_not_ignored_where_values_beyond_them_would_be_wrong(
+    script: Any, changes: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    nowhere = {"dataset": "nowhere"} if script is offline else {"env": "nowhere-v0"}
+    chosen = script.Settings(agent="cqn", workdir=str(tmp_path / "run"), **nowhere, **changes)
+    flags = " ".join(f"--{name}={value}" for name, value in changes.items())
+    with pytest.raises(
+        ValueError, match=f"--agent.ignore_terminals and {flags} cannot be combined: .*{why}; leave"
+    ):
+        script.run(chosen, agents.get("cqn").Config(ignore_terminals=True))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_a_sweep_of_discounts_has_a_support_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

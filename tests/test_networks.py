@@ -610,3 +610,17 @@ def test_settings_that_a_transformer_does_not_have_are_refused(field: str) -> No
     architecture = Architecture(**{field: 0.5 if field == "dropout" else True})
     with pytest.raises(ValueError, match=f"network.{field} is of dense layers, and histories"):
         mlp.encoder((4, 3), (8, 8), architecture)
+
+
+@pytest.mark.parametrize("field", ["layer_norm", "network.activation", "network.norm_after"])
+def test_settings_are_refused_where_no_dense_layer_follows_a_transformer(field: str) -> None:
+    """And taken where a layer joins an action, or a vector beside the history."""
+    network = {
+        "network.activation": Architecture("gelu"),
+        "network.norm_after": Architecture(norm_after=True),
+    }
+    body = (OUTPUTS, (8, 8), field == "layer_norm", network.get(field, Architecture()))
+    with pytest.raises(ValueError, match=f"^{field} is of dense layers, and histories"):
+        mlp.action_values(Spec((4, 3), 2, True), *body)
+    mlp.critic(Spec((4, 3), 2, True), *body)
+    mlp.action_values(Spec({"past": (4, 3), "now": (3,)}, 2, True), *body)

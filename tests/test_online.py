@@ -20,7 +20,7 @@ import pytest
 import toy_environments
 import tqdm
 
-from experiments import interaction, offline, online
+from experiments import common, interaction, offline, online
 from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
 from rl.envs.stream import Experience, Stream
@@ -31,6 +31,7 @@ from rl.replay import ring, transform
 from rl.replay.dataset import Dataset
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
+from rl.values import heads
 
 POINT_MASS = "point_mass:PointMass-v0"
 TINY = {
@@ -849,6 +850,43 @@ def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_pat
     chosen = online.Settings(agent="deas", chunk=2, init_from=str(tmp_path))
     with pytest.raises(ValueError, match=r"give --agent.chunk_discount=0.9, not 0.99"):
         online.initial(chosen, config("deas", chunk_discount=0.99), counter(), Spec((4,), 2))
+
+
+@pytest.mark.parametrize(
+    ("agent", "there", "here", "message"),
+    [
+        ("iql", {"layer_norm": True}, {}, "give --agent.layer_norm=True"),
+        ("arsq", {"levels": 3, "bins": 4}, {"bins": 6}, "give --agent.levels=3 --agent.bins=4"),
+        ("arsq", {"temperature": 0.1}, {}, "give --agent.temperature=0.1"),
+        ("arsq", {"sweep": {"temperature": [0.2, 0.01]}}, {}, "give --agent.temperature=0.2"),
+        ("iql", {"temperature": 0.1}, {}, "its state/step is None"),
+    ],
+)
+def test_networks_of_another_function_are_refused_whose_parameters_fit(
+    agent: str, there: dict[str, Any], here: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """And not another temperature of IQL, whose checkpoint is looked at: here it is empty."""
+    fields = {name: value for name, value in there.items() if name != "sweep"}
+    card = {"agent": agent, "transform": {}, "settings": {"head": "scalar", "seeds": 1}, **there}
+    card["config"] = dataclasses.asdict(config(agent, **fields))
+    checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
+    chosen = online.Settings(agent=agent, init_from=str(tmp_path))
+    with pytest.raises(ValueError, match=message):
+        online.initial(chosen, config(agent, **here), counter(), Spec((4,), 2))
+
+
+def test_layers_that_a_network_does_not_have_here_are_not_lost_without_a_word() -> None:
+    """A network that is not here at all is nobody's loss."""
+
+    def state(layer_norm: bool) -> State:
+        learner = common.learner("iql", config("iql", layer_norm=layer_norm), Spec((4,), 2), heads.scalar())
+        return jax.eval_shape(learner.init, jax.random.key(0), compiled.example(Spec((4,), 2)))
+
+    arrays = {name: np.zeros(x.shape) for name, x in checkpoint.named({"state": state(True)}).items()}
+    arrays["state/params/flow/Dense_0/bias"] = arrays["loop/memory/count"] = np.zeros(())
+    common.placed_state(arrays, state(True))
+    with pytest.raises(ValueError, match="its state/params/critic/LayerNorm_0/bias has no place here"):
+        common.placed_state(arrays, state(False))
 
 
 def test_what_acts_is_exported_of_an_agent_without_a_policy_of_its_own(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
 
     def weighted(state: State, batch: Transition, weight: Array, key: Key) -> tuple[State, Metrics, Array]:
         next_outputs = bootstrap(state, batch.next_observation, key)
-        # Over several steps, an episode that ended is continued with the discount of one.
+        # Over several steps an episode that ended is continued with the discount of one: experiments refuse the pair.
         alive = (
             jnp.where(batch.discount == 0, 1.0, batch.discount) if config.ignore_terminals else batch.discount
         )

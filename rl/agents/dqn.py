@@ -66,6 +66,8 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
+        if isinstance(self.epsilon, int | float) and self.epsilon > 1:
+            raise ValueError(f"epsilon={self.epsilon} must lie in [0, 1]: it is how often actions are random")
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

@@ -26,7 +26,7 @@ class Adam:
     schedule: str = "constant"  # schedule of the learning rate: constant or cosine, which falls to 0
     decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; then nothing moves
     warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
-    clip: float = 0.0  # greatest norm of a network's gradient, longer ones are scaled down to it; 0: any
+    clip: float = 0.0  # greatest norm of a gradient (of all critics together), else scaled down to it; 0: any
     weight_decay: float = 0.0  # AdamW's weight decay, of kernels only: neither norms nor biases
     epsilon: float = 1e-8  # added to the root of Adam's second moment
     learning_rate: float = 0.0  # learning rate of this network; 0: the agent's

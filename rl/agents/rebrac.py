@@ -10,7 +10,8 @@ locomotion. An agent draws no batches: their size is a published setting of the 
 default), as are beta_1 and beta_2, which the paper tunes for each dataset; the defaults here are in the middle of its
 grid. The squared distance is summed over action dimensions, as in the authors' code (TD3+BC takes their mean). Layers
 start as there (`rl.networks.layers.Architecture`, ``rlkit``), but LayerNorm stands before each ReLU, where they have
-it after: ``network.norm_after``, which published settings set.
+it after: ``network.norm_after``, which published settings set. Their slow policy follows the actor from before its
+update; here it follows the updated one, as in TD3.
 
 The ReBRAC of a later comparison on OGBench (code of QAM) is not that of the first (FQL): it has ten critics, whose
 mean less half a deviation stands for the minimum in targets and policy alike, no pull in the critic and, on most tasks,

@@ -48,7 +48,8 @@ def autoregressive(
       choices: ``B``.
       hidden: widths of a trunk's layers, at least one.
       layer_norm: before or after each activation, as the architecture says.
-      architecture: activation, initialiser and residual connections, those of `rl.networks.layers.MLP`.
+      architecture: activation, initialiser and residual connections, those of `rl.networks.layers.MLP`; but a first
+        layer of the width of its input, features and context together, has that not added to it.
 
     Raises:
       ValueError: no hidden layer.

@@ -54,9 +54,12 @@ class Architecture:
     - ``ppo``: such, with gain 0.01 in the last layer (policies of PPO, all networks of ARSQ);
     - ``glorot``: U(-b, b) with b = sqrt(6 / (fan_in + fan_out)), biases 0 (Keras, Dopamine);
     - ``lecun``: a truncated normal of variance 1 / fan_in, biases 0 (Flax).
+
+    Histories are read by a transformer, which has an activation and norms of its own: activation and LayerNorm are
+    there of the layer alone that joins an action to its features (`rl.networks.mlp`).
     """
 
-    activation: str = "relu"  # relu, gelu, tanh or silu
+    activation: str = "relu"  # relu, gelu, tanh or silu; of histories that of the layer which joins an action
     initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
     norm_after: bool = False  # LayerNorm stands after each activation, not before it

@@ -2,8 +2,9 @@
 
 Vectors [O] go into the dense layers as they are, images [H, W, C] through convolutions, histories of vectors [T, O]
 through a causal transformer, whose blocks have the widths ``hidden``; after it there are no further hidden layers,
-but for one that joins an action to its features. Of a dict each entry goes through the encoder for its own shape, and
-the dense layers, all of them, take the features of all entries side by side, in the order of their keys.
+but for one that joins an action to its features: it alone has the activation and LayerNorm of dense layers. Of a dict
+each entry goes through the encoder for its own shape, and the dense layers, all of them, take the features of all
+entries side by side, in the order of their keys.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
     """observation [..., *shape] -> features [..., F]; None for vectors, which are their own features.
 
     Raises:
-      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or settings of
-        dense layers are given that a transformer does not have.
+      ValueError: there is none for observations of this shape, ``hidden`` does not fit a transformer, or dropout,
+        residual connections or a policy's LayerNorm are given, which a transformer does not have.
     """
     if isinstance(shape, Mapping):
         return _side_by_side({key: encoder(shape[key], hidden, architecture) for key in sorted(shape)})
@@ -40,11 +41,7 @@ def encoder(shape: Any, hidden: Sequence[int], architecture: Architecture = DEFA
         return None
     if rank == 2:
         for name in ("dropout", "policy_layer_norm", "residual"):
-            if getattr(architecture, name):
-                raise ValueError(
-                    f"network.{name} is of dense layers, and histories are read by a transformer, which has none: "
-                    "leave it out"
-                )
+            _refuse_in_transformer(f"network.{name}", getattr(architecture, name))
         return transformer.history(hidden, architecture)
     if rank == 3:
         module = {"nature": cnn.Nature, "impala": cnn.Impala}[architecture.encoder]
@@ -61,9 +58,20 @@ def dense_widths(shape: Any, hidden: Sequence[int], *, joined: bool) -> Sequence
     All but for histories, where ``hidden`` are the widths of the transformer's blocks: the last one, if another vector
     is ``joined`` to the features, else none.
     """
-    if isinstance(shape, Mapping) or len(shape) != 2:
+    if not _is_history(shape):
         return hidden
     return hidden[-1:] if joined else ()
+
+
+def _is_history(shape: Any) -> bool:
+    return not isinstance(shape, Mapping) and len(shape) == 2
+
+
+def _refuse_in_transformer(name: str, given: bool) -> None:
+    if given:
+        raise ValueError(
+            f"{name} is of dense layers, and histories are read by a transformer, which has none: leave it out"
+        )
 
 
 def _side_by_side(encoders: Mapping[str, Network | None]) -> Network:
@@ -171,7 +179,15 @@ def action_values(
     layer_norm: bool = False,
     architecture: Architecture = DEFAULT,
 ) -> Network:
-    """Q of every discrete action: observation -> head outputs [..., A, K]."""
+    """Q of every discrete action: observation -> head outputs [..., A, K].
+
+    Raises:
+      ValueError: as `encoder`; or ``layer_norm`` or an activation for histories, after which there is no dense layer.
+    """
+    if _is_history(spec.observation_shape):
+        _refuse_in_transformer("layer_norm", layer_norm)
+        for name in ("activation", "norm_after"):
+            _refuse_in_transformer(f"network.{name}", getattr(architecture, name) != getattr(DEFAULT, name))
     body = _body(spec, spec.action_size * outputs, hidden, layer_norm, architecture)
 
     def apply(params: Params, observation: Array) -> Array:

@@ -118,7 +118,7 @@ def aggregate(
     ``head.target(reward - discount * off, discount, outputs)``.
     """
     if aggregation == "pessimistic":
-        return mean_member(head, outputs), deviations * head.value(outputs).std(0)
+        return mean_member(head, outputs), deviations * _deviation(head.value(outputs))
     together = MEMBERS[aggregation](head, outputs)
     return together, jnp.zeros(together.shape[:-1])
 
@@ -127,7 +127,15 @@ def aggregate_values(values: Array, aggregation: str, deviations: float | Array)
     """The value [...] of `aggregate`, from values [E, ...]."""
     if aggregation == "min":
         return values.min(0)
-    return values.mean(0) - (deviations * values.std(0) if aggregation == "pessimistic" else 0.0)
+    return values.mean(0) - (deviations * _deviation(values) if aggregation == "pessimistic" else 0.0)
+
+
+def _deviation(values: Array) -> Array:
+    """The standard deviation [...] of members' values [E, ...]; where all are equal its derivative is 0."""
+    variance = values.var(0)
+    differ = variance > 0
+    # The root has no derivative at 0, and a factor of 0 would not hide that: it is taken of 1 there.
+    return jnp.where(differ, jnp.sqrt(jnp.where(differ, variance, 1.0)), 0.0)
 
 
 def _member(outputs: Array, index: Array) -> Array:

@@ -1,7 +1,8 @@
 """Losses that are not a head's own: weights, regularisers and policy objectives.
 
-All are elementwise or reduce the axes they name. The mean over the batch is the agent's, but for `implicit_value` and
-`critics`, which several agents share whole.
+All are elementwise or reduce the axes they name. The mean over the batch is the agent's, but for `implicit_value`,
+`critics` and `ddpg_bc`, which several agents share whole, and for `binary_nce` and `symmetric_info_nce`, which compare
+the rows of a batch with each other.
 """
 
 from __future__ import annotations
