@@ -317,6 +317,8 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         ("nor do values of 0 elsewhere", ours, Variant(patch="random, worth 0"), "return", bad),
         ("values of 0 at the edge repair it", ours, Variant(patch="edge, worth 0"), "return", good),
         ("RAVL works: return above 35", ravl, RAVL, "return", studies.every(lambda x: x > 35)),
+        ("a scalar with clipped targets fails, too", ours, Variant(head=CLIPPED), "return", bad),
+        ("HL-Gauss needs no narrow support", ours, Variant(head="hl_gauss", support=10.0), "return", good),
     ]
     for text, source, variant, score, predicate in predictions:
         if describe(variant) in rows:
