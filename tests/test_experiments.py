@@ -300,6 +300,8 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--agent=iqll"], "did you mean 'iql'"),
         (["--agent", "rebrak"], "did you mean 'rebrac'"),
         (["--agent=no.such.module"], "No module named 'no'"),
+        (["--agent=no.such.module"], "is looked for from the current folder and in the Python path"),
+        (["--agent=docs.example_agents"], "did you mean 'docs.example_agent'"),
         (["--agent=rl.statistics"], "needs a Config and a make"),
         (["--agent=docs/example_agent.py"], "not by its file, --agent=docs.example_agent, from"),
         (["--agent=./my_agent.py"], "not by its file, --agent=my_agent, from"),
