@@ -282,6 +282,11 @@ def test_flags_as_they_are_written_give_the_same_settings() -> None:
     assert flags.read(iql.Config(), "agent.", values) == config
 
 
+def test_whole_numbers_may_have_an_exponent() -> None:
+    chosen = flags.read(offline.Settings(), values=parse("--updates=1e6", "--agent.hidden=8"))
+    assert chosen.updates == 1_000_000 and type(chosen.updates) is int
+
+
 def test_defaults_are_what_parsing_nothing_gives() -> None:
     values = parse()
     assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
@@ -306,7 +311,12 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--agent=docs/example_agent.py"], "not by its file, --agent=docs.example_agent, from"),
         (["--agent=./my_agent.py"], "not by its file, --agent=my_agent, from"),
         (["--updates=many"], "error: --updates=many is not a whole number\n"),
-        (["--updates=1e6"], "error: --updates=1e6 is not a whole number\n"),
+        (["--updates=1e-6"], "error: --updates=1e-6 is not a whole number\n"),
+        (["--seed=-1e1"], "--seed=-1e1: -10 is not a non-negative integer\n"),
+        (["--learning_rate=1e-3"], "did you mean --agent.learning_rate?"),
+        (["--network.activation=gelu"], "did you mean --agent.network.activation?"),
+        (["--env=Hopper-v5"], "did you mean --environment?"),
+        (["--steps=100"], "did you mean --updates?"),
         (["--head_low=deep"], "error: --head_low=deep is not a number\n"),
         (["--agent.hidden=8,x"], "--agent.hidden=['8', 'x']: must be whole numbers, such as 256,256"),
         (["--normalize_observations=perhaps"], "=perhaps is neither true nor false\n"),
@@ -321,6 +331,27 @@ def test_a_mistyped_command_ends_with_the_nearest_right_one(
     assert stopped.value.code == 2
     stderr = capsys.readouterr().err
     assert message in stderr and "--help" in stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "meant"),
+    [
+        (online, "environment", "env"),
+        (online, "updates", "steps"),
+        (online, "dataset", "offline_data"),
+        (model_based, "batch_size", "agent.batch_size"),
+        (model_based, "updates", "epochs"),
+    ],
+)
+def test_a_flag_of_another_script_is_answered_with_what_means_the_same(
+    script: Any, name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not with what is spelt alike: --n_step, --head_size, --model_updates."""
+    with pytest.raises(SystemExit):
+        flags.parser(script.Settings(), getattr(script, "config", common.config), absl_flags.FlagValues())(
+            ["script", f"--{name}=1"]
+        )
+    assert f"unknown flag --{name}: did you mean --{meant}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
