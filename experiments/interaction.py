@@ -86,12 +86,15 @@ def check(settings: Settings) -> None:
 
 
 def check_head(settings: Settings, config: Any, spec: Spec) -> None:
-    """Raises ValueError, naming the flags, if a head needs a support and none is given.
+    """Raises ValueError, naming the flags, on a size that a head cannot have, or a support that is empty or missing.
 
     The message says how far targets reach beyond what rewards give.
     """
-    unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head in common.UNBOUNDED or not unbounded:
+    common.check_head_size(settings)
+    if settings.head in common.UNBOUNDED:
+        return
+    if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
+        common.check_support(settings, settings.head_low, settings.head_high)
         return
     below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
     beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"

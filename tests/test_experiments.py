@@ -501,7 +501,13 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3"),
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
-        ({"mesh_seed": 3}, "devices do not divide into seed=3"),
+        ({"mesh_seed": 3}, "devices do not divide into seed=3.*--mesh_seed and --mesh_data whose product is"),
+        ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
+        (
+            {"head": "c51", "head_low": 5.0, "head_high": -5.0},
+            "--head_low=5 and --head_high=-5: the support of --head=c51 needs a --head_low that is below",
+        ),
+        ({"head": "c51", "head_low": 1e9}, r"--head_low=1e\+09 and --head_high=.* \(from the data\): "),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
             "--agent.policy_optimiser.decay_updates=1000000: the learning rate is 0 from there on, .* 1000020",
@@ -515,8 +521,12 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"n_step": 3, "robust": "kl"}, "--n_step=3 and --robust=kl cannot be combined"),
         ({"chunk": 4000}, "--chunk=4000 is longer than every episode of the data: the longest has"),
         ({"chunk": 4, "dataset": "synthetic-discrete"}, "--chunk=4: chunks are of continuous actions"),
-        ({"reward_scale": "much"}, "--reward_scale=much is neither"),
-        ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
+        ({"reward_scale": "much"}, "--reward_scale=much is neither a number nor return_range"),
+        (
+            {"environment": "Pendulum-v1"},
+            "'Pendulum-v1' does not fit the data: it has observations of 3 numbers and 1 continuous action, they have "
+            "observations of 4 numbers and 2 continuous actions. Give the --environment",
+        ),
         ({"environment": "Pendulm-v1"}, "the nearest names are Pendulum-v1"),
     ],
 )
@@ -594,6 +604,24 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
         with pytest.raises(DataError, match=r"for 39 of 39 steps .*--shuffled"):
             read()
         assert read(shuffled=True).dataset.last.all()
+
+
+@pytest.mark.parametrize(("head", "smallest"), common.SMALLEST.items())
+def test_the_smallest_head_is_that_of_the_library(head: str, smallest: int) -> None:
+    heads.make(head, size=smallest)
+    with pytest.raises(ValueError, match="size"):
+        heads.make(head, size=smallest - 1)
+
+
+@pytest.mark.parametrize("episodes", [0, 2])
+def test_where_to_evaluate_is_said_to_who_evaluates(
+    episodes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = data.load("synthetic-continuous")
+    for note in ("no environment: name it (--environment=NAME)", "rewards are those of a recipe"):
+        common.show_note(offline.Settings(eval_episodes=episodes), loaded._replace(note=note))
+    said = capsys.readouterr().err
+    assert "note: rewards are" in said and ("--environment" in said) == bool(episodes)
 
 
 @pytest.mark.parametrize(("length", "within"), [(1, 1.0), (2, 0.9)])
@@ -829,6 +857,11 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
             {},
             {"policy_optimiser": Adam(schedule="cosine", decay_updates=8)},
             r"(?s)decay_updates: 1000000 in the checkpoint, 8 .* a longer run is another one .* a --workdir of its own",
+        ),
+        (
+            {"updates": 3},
+            {"policy_optimiser": Adam(schedule="cosine", decay_updates=3)},
+            "holds a run of 6 updates, more than --updates=3: choose another",
         ),
         ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
         ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),
