@@ -43,7 +43,7 @@ class Settings(common.Head, common.Folder):
     head_high: float = float("nan")  # upper end of a categorical head's support
     seeds: int = 1  # seeds trained at once, each with its own environments and replay
     seed: int = 0  # the run's own seed: another value gives other seeds
-    steps: int = 1_000_000  # environment steps of each seed
+    steps: int = 1_000_000  # environment steps of each seed, a multiple of --eval_every
     envs: int = 1  # environments of each seed, stepped together
     env_processes: int = -1  # worker processes of environments; -1: none for one, else one per core
     utd: float = 1.0  # updates per environment step; 0.25 is one in four steps

@@ -223,6 +223,8 @@ def test_help_names_every_choice() -> None:
     assert all(name in comments["agent"] for name in agents.AGENTS if name not in agents.GOALS)
     assert all(name in flags.comments(goals.Settings)["agent"] for name in agents.GOALS)
     assert all(name in comments["head"] for name in heads.NAMES)
+    losses = flags.comments(mbpo.Settings)["model_loss"].replace("(_rows)", ", anisotropic_rows")
+    assert losses.split(", ") == list(value_aware.LOSSES)
     assert "sac" in flags.comments(mbpo.Settings)["agent"]  # spread over lines, and not the inherited one
 
 
