@@ -18,7 +18,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     temperature: float = 3.0  # inverse, of the advantage weights
     target_rate: float = 0.005  # Polyak step
     learning_rate: float = 3e-4  # Adam

@@ -37,6 +37,12 @@ class Folder:
 
 
 UNBOUNDED = ("scalar", "quantile")  # value heads without a support
+SMALLEST = {
+    "two_hot": 2,
+    "hl_gauss": 8,
+    "c51": 2,
+    "quantile": 1,
+}  # --head_size that `rl.values.heads.make` takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,14 +193,39 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
+    check_head_size(settings)
     if settings.head not in UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: with these settings of the agent the data do not bound what targets reach"
         )
+    check_support(settings, low, high)
     if start is not None and not low <= start <= high:
         raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
     return (low, high), heads.make(settings.head, low, high, settings.head_size, start, settings.head_kappa)
+
+
+def check_head_size(settings: Head) -> None:
+    """Raises ValueError, naming the flag, on a size that the head cannot have."""
+    least = SMALLEST.get(settings.head)
+    if least is not None and settings.head_size < least:
+        raise ValueError(
+            f"--head_size={settings.head_size}: --head={settings.head} needs at least {least} outputs"
+        )
+
+
+def check_support(settings: Head, low: float, high: float) -> None:
+    """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
+    if settings.head in UNBOUNDED or low < high:
+        return
+    chosen = {"head_low": (settings.head_low, low), "head_high": (settings.head_high, high)}
+    ends = [
+        f"--{name}={end:g}{' (from the data)' if math.isnan(flag) else ''}"
+        for name, (flag, end) in chosen.items()
+    ]
+    raise ValueError(
+        f"{' and '.join(ends)}: the support of --head={settings.head} needs a --head_low that is below --head_high"
+    )
 
 
 def head_start(settings: Head) -> float | None:
@@ -269,6 +300,12 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     except checkpoint.CheckpointError as error:
         if ".decay_updates: " not in str(error):
             raise
+        done = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
+        if done > run.total:
+            raise checkpoint.CheckpointError(
+                f"{run.folder} holds a run of {done} {run.unit}, more than --{run.unit}={run.total}: choose another "
+                "--workdir, or --overwrite to start again"
+            ) from None
         raise checkpoint.CheckpointError(
             f"{error}\nThe learning rate falls over decay_updates, which published settings make as long as the run: a "
             "longer run is another one from its first update on, and needs a --workdir of its own"
@@ -483,12 +520,16 @@ def check_terminations(settings: Any, config: Any) -> None:
             )
 
 
-def number(flag: str, text: str) -> float:
-    """The finite number in a flag's text. Raises ValueError, naming the flag, if there is none."""
+def number(flag: str, text: str, *words: str) -> float:
+    """The finite number in a flag's text, which might have been one of ``words``.
+
+    Raises ValueError, naming the flag, if there is none.
+    """
     try:
         value = float(text)
     except ValueError:
-        raise ValueError(f"--{flag}={text} is neither a number nor one of its words; see --help") from None
+        known = " nor ".join(words) or "one of its words; see --help"
+        raise ValueError(f"--{flag}={text} is neither a number nor {known}") from None
     if not math.isfinite(value):
         raise ValueError(f"--{flag}={text} must be finite")
     return value
@@ -529,8 +570,22 @@ def check_fit(loaded: data.Loaded, environment: Spec) -> None:
     """Raises ValueError if policies trained on the data cannot act in the environment."""
     if not fits(loaded.spec, environment):
         raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {environment}, they have {loaded.spec}"
+            f"environment {loaded.environment!r} does not fit the data: it has {_in_words(environment)}, they have "
+            f"{_in_words(loaded.spec)}. Give the --environment that made the log; where --eval_episodes may be 0, that "
+            "trains without one"
         )
+
+
+def _in_words(spec: Spec) -> str:
+    shape, size = spec.observation_shape, spec.action_size
+    flat = isinstance(shape, tuple) and len(shape) == 1
+    observations = _count(shape[0], "number") if flat else f"shape {shape}"
+    actions = _count(size, "integer action" if spec.discrete else "continuous action")
+    return f"observations of {observations} and {actions}"
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def fits(logged: Spec, environment: Spec) -> bool:
@@ -545,6 +600,12 @@ def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     variants = result.get("variants", [])
     labels = lifecycle.labels([variant["parameters"] for variant in variants])
     return list(zip(labels, variants, strict=True)) or [("", result)]
+
+
+def show_note(settings: Any, loaded: data.Loaded) -> None:
+    """Prints what there is to know of the data; where to evaluate only if anything is evaluated."""
+    if loaded.note and (settings.eval_episodes or "--environment" not in loaded.note):
+        print(f"note: {loaded.note}", file=sys.stderr)
 
 
 def unscored(result: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ lists those of CQL, and a flag that another agent has is an unknown flag here.
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -32,6 +33,20 @@ from rl.shard import hosts
 
 T = TypeVar("T")
 
+
+class _Whole(flags.IntegerParser):  # type: ignore[misc]
+    """Whole numbers, which may be written as ``1e6``."""
+
+    def convert(self, argument: Any) -> int:
+        try:
+            return super().convert(argument)
+        except ValueError:
+            with contextlib.suppress(ValueError):
+                if (number := float(argument)).is_integer():
+                    return int(number)
+            raise
+
+
 # Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
 EXPLAINED = (
     ValueError,
@@ -50,6 +65,29 @@ _KINDS = {
     "('Non-boolean argument to boolean flag": "is neither true nor false",
 }
 _WRONG_VALUE = re.compile(rf"^flag (--.*?): ({'|'.join(map(re.escape, _KINDS))}).*", re.DOTALL)
+
+
+# What other scripts, here and in other libraries, call a flag; of several names a script has one.
+_SYNONYMS = {
+    "dataset": ("offline_data", "log"),
+    "discount_factor": ("agent.discount",),
+    "env": ("environment",),
+    "env_name": ("env", "dataset"),
+    "environment": ("env",),
+    "eval_freq": ("eval_every",),
+    "eval_interval": ("eval_every",),
+    "gamma": ("agent.discount",),
+    "lr": ("agent.learning_rate",),
+    "max_steps": ("steps", "updates", "epochs"),
+    "max_timesteps": ("steps", "updates", "epochs"),
+    "n_episodes": ("eval_episodes",),
+    "num_seeds": ("seeds",),
+    "offline_steps": ("updates", "epochs"),
+    "save_dir": ("workdir",),
+    "steps": ("updates", "epochs"),
+    "tau": ("agent.target_rate",),
+    "updates": ("steps", "epochs"),
+}
 
 
 def comments(config_type: type) -> dict[str, str]:
@@ -88,7 +126,7 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
             flags.DEFINE_bool(name, default, text, values)
         elif isinstance(default, int):
             lowest = 0 if field.name == "seed" else None  # generators take no other
-            flags.DEFINE_integer(name, default, text, lowest, flag_values=values)
+            flags.DEFINE(_Whole(lowest), name, default, text, values, flags.ArgumentSerializer())
         elif isinstance(default, float):
             flags.DEFINE_float(name, default, text, flag_values=values)
         elif isinstance(default, tuple):
@@ -261,6 +299,8 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
         return _WRONG_VALUE.sub(lambda match: f"{match[1]} {_KINDS[match[2]]}", str(error))
     if not isinstance(error, flags.UnrecognizedFlagError):
         return str(error)
+    if meant := _meant(error.flagname, values):
+        return f"unknown flag --{error.flagname}: did you mean --{meant}?"
     group = error.flagname.rpartition(".")[0]  # "agent", "agent.network", or nothing
     known = [name for name in values if name.rpartition(".")[0] == group]
     if not known:  # no such group: what is nearest among all that the first word has
@@ -273,6 +313,11 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
         return f"unknown flag --{error.flagname}: did you mean --{last[near[0]]}?"
     listed = f": there are {', '.join('--' + name for name in known)}" if group and known else ""
     return f"unknown flag --{error.flagname}{listed}"
+
+
+def _meant(name: str, values: flags.FlagValues) -> str | None:
+    """The flag with the meaning, not the spelling, of an unknown one: a synonym, or the agent's own of that name."""
+    return next((known for known in (*_SYNONYMS.get(name, ()), f"agent.{name}") if known in values), None)
 
 
 def _agent(argv: Sequence[str], default: str) -> str:

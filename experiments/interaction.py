@@ -43,7 +43,7 @@ class Settings(common.Head, common.Folder):
     head_high: float = float("nan")  # upper end of a categorical head's support
     seeds: int = 1  # seeds trained at once, each with its own environments and replay
     seed: int = 0  # the run's own seed: another value gives other seeds
-    steps: int = 1_000_000  # environment steps of each seed
+    steps: int = 1_000_000  # environment steps of each seed, a multiple of --eval_every
     envs: int = 1  # environments of each seed, stepped together
     env_processes: int = -1  # worker processes of environments; -1: none for one, else one per core
     utd: float = 1.0  # updates per environment step; 0.25 is one in four steps
@@ -86,12 +86,15 @@ def check(settings: Settings) -> None:
 
 
 def check_head(settings: Settings, config: Any, spec: Spec) -> None:
-    """Raises ValueError, naming the flags, if a head needs a support and none is given.
+    """Raises ValueError, naming the flags, on a size that a head cannot have, or a support that is empty or missing.
 
     The message says how far targets reach beyond what rewards give.
     """
-    unbounded = math.isnan(settings.head_low) or math.isnan(settings.head_high)
-    if settings.head in common.UNBOUNDED or not unbounded:
+    common.check_head_size(settings)
+    if settings.head in common.UNBOUNDED:
+        return
+    if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
+        common.check_support(settings, settings.head_low, settings.head_high)
         return
     below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
     beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"

@@ -33,7 +33,7 @@ class Settings(common.Data, common.Head, common.Folder):
     preset: str = "none"  # published settings, --updates among them: paper, ogbench-fql, ogbench-qc or none
     seeds: int = 4  # seeds trained at once, sharing one copy of the data
     seed: int = 0  # the run's own seed: another value gives other seeds
-    updates: int = 100_000  # gradient steps of each seed
+    updates: int = 100_000  # gradient steps of each seed, a multiple of --eval_every
     eval_every: int = 10_000  # updates per compiled epoch; evaluation, log and checkpoint follow each
     eval_episodes: int = 20  # episodes per seed and evaluation, at least 2; 0 trains without an environment
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none

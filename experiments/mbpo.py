@@ -52,13 +52,15 @@ class Settings(interaction.Settings):
         "sac"  # sac, td3, dqn for integer actions, or any that explores; with critics if the loss asks them
     )
     env: str = "Hopper-v5"  # environment to learn in; +distractors10 or +noise10 behind it adds distractors
-    steps: int = 260_000  # environment steps of each seed
+    steps: int = 260_000  # environment steps of each seed, a multiple of --eval_every
     utd: float = 20.0  # updates per environment step
     learning_starts: int = 10_000  # steps with random actions, before the first fit and the first update
     replay: int = 260_000  # steps that are remembered, and that the model learns from
     eval_every: int = 5_000  # steps between evaluations; log and policy are written at each
     save_every: int = 20_000  # steps between checkpoints, which hold both replays and the model
-    model_loss: str = "mle"  # mle, mse, vagram, taylor, vaml, calibrated, value_weighted, anisotropic, ...
+    model_loss: str = (
+        "mle"  # mle, mse, standardised, vagram, taylor, vaml, calibrated, value_weighted, anisotropic(_rows)
+    )
     loss: value_aware.Settings = value_aware.Settings()  # of those that ask the agent's critics
     plain_steps: int = 1_000  # steps, from where learning begins, in which value-aware losses add plain error
     model_members: int = 7  # networks of the model

@@ -121,8 +121,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         return start.result
     if shard.is_main():
         print(f"data: {replay.size(task.dataset):,} transitions of {settings.dataset}", file=sys.stderr)
-        if task.loaded.note:
-            print(f"note: {task.loaded.note}", file=sys.stderr)
+        common.show_note(settings, task.loaded)
     if settings.robust:
         if shard.is_main() and _rule(settings, task) is None:
             print(
@@ -177,7 +176,9 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         settings,
         configs,
         target_range,
-        scale if scale == transform.RETURN_RANGE else common.number("reward_scale", scale),
+        scale
+        if scale == transform.RETURN_RANGE
+        else common.number("reward_scale", scale, transform.RETURN_RANGE),
         settings.reward_shift,
         clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,

@@ -268,7 +268,7 @@ def success(settings: Settings) -> str | float | None:
     """Which episodes join the demonstrations, as `rl.interaction.succeeded` takes it; None for none."""
     if settings.relabel_success in ("", SUCCESS, FINAL_SUCCESS):
         return settings.relabel_success or None
-    return common.number("relabel_success", settings.relabel_success)
+    return common.number("relabel_success", settings.relabel_success, SUCCESS, FINAL_SUCCESS)
 
 
 def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:

@@ -49,7 +49,7 @@ class Settings:
 
     run: str = ""  # the run's folder
     environment: str = ""  # where to play; "": where the run was evaluated
-    episodes: int = 100  # of each seed
+    episodes: int = 100  # of each seed's policy
     seed: int = 0  # of the episodes
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
 

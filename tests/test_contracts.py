@@ -9,7 +9,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,7 +21,7 @@ import optax
 import pytest
 
 from experiments import logged
-from rl import agents, checkpoint, shard, train
+from rl import agents, checkpoint, exported, model_based, shard, train
 from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
@@ -477,6 +479,35 @@ def test_edac_needs_two_critics() -> None:
     agents.get("sac_n").Config(critics=1)
 
 
+def test_agents_of_other_scripts_are_named_with_these() -> None:
+    of_scripts = {
+        "language": set(exported.AGENTS),
+        "model_based": model_based.METHODS.keys() - agents.AGENTS.keys(),
+    }
+    assert set(agents.SCRIPTS) == set().union(*of_scripts.values())
+    for script, names in of_scripts.items():
+        for name in names:
+            with pytest.raises(
+                ValueError, match=f"unknown agent '{name}': .* python -m experiments.{script}"
+            ):
+                agents.get(name)
+
+
+def test_a_file_of_the_current_folder_is_an_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of the example by its name alone, which hides no agent of the library."""
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("copied_agent", "iql"):
+        shutil.copy(Path(__file__).parent.parent / "docs" / "example_agent.py", tmp_path / f"{name}.py")
+    (tmp_path / "half_an_agent.py").write_text("Config = None")
+    (tmp_path / "needy_agent.py").write_text("import no_such_library")
+    assert agents.get("copied_agent").Config().temperature == 3.0
+    assert agents.get("iql") is agents.AGENTS["iql"]
+    with pytest.raises(ValueError, match="'half_an_agent' is no agent: it needs a Config and a make"):
+        agents.get("half_an_agent")
+    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_library'$"):
+        agents.get("needy_agent")
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown agent 'td3bc': did you mean 'td3_bc'"):
         agents.get("td3bc")
@@ -488,6 +519,9 @@ def test_unknown_names_are_refused() -> None:
         ValueError, match=r"unknown agent 'qc': QC is fql on chunks .*--agent.extraction=best_of"
     ):
         agents.get("qc")
+    for name in ("json", "jax", "numpy", ""):  # modules that are no agents, and no name at all
+        with pytest.raises(ValueError, match=f"unknown agent '{name}': .*known are"):
+            agents.get(name)
     with pytest.raises(ValueError, match="variant='H': choose one of h, rho, var"):
         maker("cql", synthetic.load("synthetic-discrete"), "scalar")(small("cql", variant="H"))
     with pytest.raises(ValueError, match="unknown value head 'hlgauss'"):

@@ -85,6 +85,26 @@ def test_a_missing_key_is_named(tmp_path, name):
         data.load(write(tmp_path / "mine.hdf5", log))
 
 
+@pytest.mark.parametrize(
+    ("name", "called", "hint"),
+    [
+        ("actions", "action", "; 'action' should be called 'actions'$"),
+        ("observations", "next_observations", r"terminals, timeouts$"),  # that is another array
+        (
+            "rewards",
+            "earned",
+            "; a log without rewards is for experiments.goals, as .npz: see docs/own_data.md$",
+        ),
+        ("rewards", "reward", "; 'reward' should be called 'rewards'$"),
+    ],
+)
+def test_an_array_by_another_name_is_recognised(tmp_path, name, called, hint):
+    log = steps()
+    log[called] = log.pop(name)
+    with pytest.raises(DataError, match=hint):
+        data.load(write(tmp_path / "mine.hdf5", log))
+
+
 def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
     log = steps()
     del log["rewards"]

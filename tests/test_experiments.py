@@ -223,6 +223,8 @@ def test_help_names_every_choice() -> None:
     assert all(name in comments["agent"] for name in agents.AGENTS if name not in agents.GOALS)
     assert all(name in flags.comments(goals.Settings)["agent"] for name in agents.GOALS)
     assert all(name in comments["head"] for name in heads.NAMES)
+    losses = flags.comments(mbpo.Settings)["model_loss"].replace("(_rows)", ", anisotropic_rows")
+    assert losses.split(", ") == list(value_aware.LOSSES)
     assert "sac" in flags.comments(mbpo.Settings)["agent"]  # spread over lines, and not the inherited one
 
 
@@ -282,6 +284,11 @@ def test_flags_as_they_are_written_give_the_same_settings() -> None:
     assert flags.read(iql.Config(), "agent.", values) == config
 
 
+def test_whole_numbers_may_have_an_exponent() -> None:
+    chosen = flags.read(offline.Settings(), values=parse("--updates=1e6", "--agent.hidden=8"))
+    assert chosen.updates == 1_000_000 and type(chosen.updates) is int
+
+
 def test_defaults_are_what_parsing_nothing_gives() -> None:
     values = parse()
     assert str(flags.read(offline.Settings(), values=values)) == str(offline.Settings())
@@ -300,11 +307,18 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--agent=iqll"], "did you mean 'iql'"),
         (["--agent", "rebrak"], "did you mean 'rebrac'"),
         (["--agent=no.such.module"], "No module named 'no'"),
+        (["--agent=no.such.module"], "is looked for from the current folder and in the Python path"),
+        (["--agent=docs.example_agents"], "did you mean 'docs.example_agent'"),
         (["--agent=rl.statistics"], "needs a Config and a make"),
         (["--agent=docs/example_agent.py"], "not by its file, --agent=docs.example_agent, from"),
         (["--agent=./my_agent.py"], "not by its file, --agent=my_agent, from"),
         (["--updates=many"], "error: --updates=many is not a whole number\n"),
-        (["--updates=1e6"], "error: --updates=1e6 is not a whole number\n"),
+        (["--updates=1e-6"], "error: --updates=1e-6 is not a whole number\n"),
+        (["--seed=-1e1"], "--seed=-1e1: -10 is not a non-negative integer\n"),
+        (["--learning_rate=1e-3"], "did you mean --agent.learning_rate?"),
+        (["--network.activation=gelu"], "did you mean --agent.network.activation?"),
+        (["--env=Hopper-v5"], "did you mean --environment?"),
+        (["--steps=100"], "did you mean --updates?"),
         (["--head_low=deep"], "error: --head_low=deep is not a number\n"),
         (["--agent.hidden=8,x"], "--agent.hidden=['8', 'x']: must be whole numbers, such as 256,256"),
         (["--normalize_observations=perhaps"], "=perhaps is neither true nor false\n"),
@@ -319,6 +333,27 @@ def test_a_mistyped_command_ends_with_the_nearest_right_one(
     assert stopped.value.code == 2
     stderr = capsys.readouterr().err
     assert message in stderr and "--help" in stderr
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "meant"),
+    [
+        (online, "environment", "env"),
+        (online, "updates", "steps"),
+        (online, "dataset", "offline_data"),
+        (model_based, "batch_size", "agent.batch_size"),
+        (model_based, "updates", "epochs"),
+    ],
+)
+def test_a_flag_of_another_script_is_answered_with_what_means_the_same(
+    script: Any, name: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not with what is spelt alike: --n_step, --head_size, --model_updates."""
+    with pytest.raises(SystemExit):
+        flags.parser(script.Settings(), getattr(script, "config", common.config), absl_flags.FlagValues())(
+            ["script", f"--{name}=1"]
+        )
+    assert f"unknown flag --{name}: did you mean --{meant}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -468,7 +503,13 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"head": "hlgauss"}, "choose one of scalar, two_hot, hl_gauss"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions: use sac, td3"),
         *(({"agent": name}, "have none: run it with python -m experiments.goals") for name in agents.GOALS),
-        ({"mesh_seed": 3}, "devices do not divide into seed=3"),
+        ({"mesh_seed": 3}, "devices do not divide into seed=3.*--mesh_seed and --mesh_data whose product is"),
+        ({"head": "c51", "head_size": 1}, "--head_size=1: --head=c51 needs at least 2 outputs"),
+        (
+            {"head": "c51", "head_low": 5.0, "head_high": -5.0},
+            "--head_low=5 and --head_high=-5: the support of --head=c51 needs a --head_low that is below",
+        ),
+        ({"head": "c51", "head_low": 1e9}, r"--head_low=1e\+09 and --head_high=.* \(from the data\): "),
         (
             {"agent": "iql", "updates": 1_000_020, "eval_every": 20},
             "--agent.policy_optimiser.decay_updates=1000000: the learning rate is 0 from there on, .* 1000020",
@@ -482,8 +523,12 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"n_step": 3, "robust": "kl"}, "--n_step=3 and --robust=kl cannot be combined"),
         ({"chunk": 4000}, "--chunk=4000 is longer than every episode of the data: the longest has"),
         ({"chunk": 4, "dataset": "synthetic-discrete"}, "--chunk=4: chunks are of continuous actions"),
-        ({"reward_scale": "much"}, "--reward_scale=much is neither"),
-        ({"environment": "Pendulum-v1"}, r"'Pendulum-v1' does not fit the data: it has Spec\(.*\(3,\)"),
+        ({"reward_scale": "much"}, "--reward_scale=much is neither a number nor return_range"),
+        (
+            {"environment": "Pendulum-v1"},
+            "'Pendulum-v1' does not fit the data: it has observations of 3 numbers and 1 continuous action, they have "
+            "observations of 4 numbers and 2 continuous actions. Give the --environment",
+        ),
         ({"environment": "Pendulm-v1"}, "the nearest names are Pendulum-v1"),
     ],
 )
@@ -584,6 +629,24 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
         with pytest.raises(DataError, match=r"for 39 of 39 steps .*--shuffled"):
             read()
         assert read(shuffled=True).dataset.last.all()
+
+
+@pytest.mark.parametrize(("head", "smallest"), common.SMALLEST.items())
+def test_the_smallest_head_is_that_of_the_library(head: str, smallest: int) -> None:
+    heads.make(head, size=smallest)
+    with pytest.raises(ValueError, match="size"):
+        heads.make(head, size=smallest - 1)
+
+
+@pytest.mark.parametrize("episodes", [0, 2])
+def test_where_to_evaluate_is_said_to_who_evaluates(
+    episodes: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = data.load("synthetic-continuous")
+    for note in ("no environment: name it (--environment=NAME)", "rewards are those of a recipe"):
+        common.show_note(offline.Settings(eval_episodes=episodes), loaded._replace(note=note))
+    said = capsys.readouterr().err
+    assert "note: rewards are" in said and ("--environment" in said) == bool(episodes)
 
 
 @pytest.mark.parametrize(("length", "within"), [(1, 1.0), (2, 0.9)])
@@ -819,6 +882,11 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
             {},
             {"policy_optimiser": Adam(schedule="cosine", decay_updates=8)},
             r"(?s)decay_updates: 1000000 in the checkpoint, 8 .* a longer run is another one .* a --workdir of its own",
+        ),
+        (
+            {"updates": 3},
+            {"policy_optimiser": Adam(schedule="cosine", decay_updates=3)},
+            "holds a run of 6 updates, more than --updates=3: choose another",
         ),
         ({"reward_scale": "2"}, {}, "settings.reward_scale: '1' in the checkpoint, '2'"),
         ({"eval_episodes": 4}, {}, "settings.eval_episodes: 20 in the checkpoint, 4"),

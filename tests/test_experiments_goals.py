@@ -203,6 +203,24 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+class Begun(Exception):
+    """Training would begin."""
+
+
+@pytest.mark.parametrize("episodes", [0, 2])
+def test_a_run_without_an_environment_says_so_before_it_trains(
+    episodes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def begin(*_: Any) -> Any:
+        raise Begun
+
+    monkeypatch.setattr(goals, "scorer", begin)
+    with pytest.raises(Begun):
+        goals.run(settings(tmp_path, dataset="synthetic-continuous", eval_episodes=episodes), config())
+    said = "note: synthetic-continuous names no environment" in capsys.readouterr().err
+    assert said == bool(episodes)
+
+
 def test_a_sweep_of_discounts_is_refused(tmp_path: Path) -> None:
     """Geometric goals would be drawn by one discount for all."""
     with pytest.raises(ValueError, match="sweep of discount: goals of all its runs are drawn by one"):

@@ -956,6 +956,11 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
             "--replay=5 holds no whole stack of frames: .* --envs times .4 ",
         ),
         ({"head": "hl_gauss"}, "--head=hl_gauss needs --head_low and --head_high"),
+        ({"head": "hl_gauss", "head_size": 7}, "--head_size=7: --head=hl_gauss needs at least 8 outputs"),
+        (
+            {"head": "hl_gauss", "head_low": 5.0, "head_high": -5.0},
+            "--head_low=5 and --head_high=-5: the support of --head=hl_gauss",
+        ),
         ({"agent": "bc"}, "no way to explore, since it learns from a log: choose sac"),
         ({"priority": 0.5}, "cannot be weighted, as prioritised replay asks: choose dqn"),
         ({"agent": "dqn"}, "'dqn' cannot act in continuous actions"),

@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import math
+import pkgutil
 import re
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -73,6 +76,12 @@ SETTINGS = {
 }
 """Published names of what is a setting of an agent here, with the flags that choose it."""
 
+SCRIPTS = {
+    **dict.fromkeys(("base", "mopo", "mopo_disagreement", "mobile", "ravl"), "model_based"),
+    **dict.fromkeys(("bcoder", "ilql", "lm_bc"), "language"),
+}
+"""Names of what `get` does not know, since the script of experiments/ that runs it makes it in another way."""
+
 GOALS = tuple(name for name, module in AGENTS.items() if hasattr(module.Config, "goals"))
 """Those that learn to reach goals (`rl.replay.goals`), and not from rewards."""
 
@@ -102,7 +111,7 @@ def check_data(agent: str, config: Any, logged: Transition | None) -> None:
 
 
 def get(name: str) -> ModuleType:
-    """The agent's module: one of `AGENTS`, or any module with a ``Config`` and a ``make``, as ``package.module``.
+    """The agent's module: one of `AGENTS`, or any with a ``Config`` and a ``make``: ``module``, ``package.module``.
 
     Raises:
       ValueError: on an unknown name, with the nearest known one, or a module that is no agent.
@@ -118,19 +127,56 @@ def get(name: str) -> ModuleType:
             f"agent {name!r}: give a module by its name and not by its file, --agent={dots}, from the folder that its "
             "name starts in"
         )
-    if "." in name:
-        module = importlib.import_module(name)
-        if not (hasattr(module, "Config") and hasattr(module, "make")):
-            raise ValueError(
-                f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has"
-            )
+    if "." not in name and not _is_own(name):
+        raise ValueError(f"unknown agent {name!r}: {_hint(name)}")
+    module = _imported(name)
+    if hasattr(module, "Config") and hasattr(module, "make"):
         return module
+    if "." not in name and not (hasattr(module, "Config") or hasattr(module, "make")):
+        raise ValueError(f"unknown agent {name!r}: {_hint(name)}")  # of a library, say
+    raise ValueError(f"module {name!r} is no agent: it needs a Config and a make, as rl.agents.iql has")
+
+
+def _is_own(name: str) -> bool:
+    """Whether a name without dots is that of a module outside Python's own, some of which do things on import."""
+    return (
+        name.isidentifier() and name not in sys.stdlib_module_names and bool(importlib.util.find_spec(name))
+    )
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(
+            f"{error.name}."
+        ):  # something that the agent imports
+            raise
+        near = difflib.get_close_matches(name, _beside(name), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ModuleNotFoundError(
+            f"{error}: {hint}--agent={name} is looked for from the current folder and in the Python path",
+            name=error.name,
+        ) from None
+
+
+def _beside(name: str) -> list[str]:
+    """The modules of the package that ``package.module`` names."""
+    package = name.rpartition(".")[0]
+    paths = getattr(sys.modules.get(package), "__path__", ())
+    return [module.name for module in pkgutil.iter_modules(paths, f"{package}.")]
+
+
+def _hint(name: str) -> str:
+    """What to give in place of a name that is no agent's."""
     if name in SETTINGS:
-        raise ValueError(f"unknown agent {name!r}: {SETTINGS[name]}")
+        return SETTINGS[name]
+    if name in SCRIPTS:
+        return f"it is run by python -m experiments.{SCRIPTS[name]}"
     near = difflib.get_close_matches(name, AGENTS, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     of_rewards = ", ".join(known for known in AGENTS if known not in GOALS)
-    raise ValueError(
-        f"unknown agent {name!r}: {hint}known are {of_rewards}, to reach goals (experiments.goals) {', '.join(GOALS)}, "
-        "and your own package.module"
+    return (
+        f"{hint}known are {of_rewards}, to reach goals (experiments.goals) {', '.join(GOALS)}, and your own module or "
+        "package.module, found from the current folder"
     )

@@ -86,7 +86,7 @@ TRUNKS: dict[str, Callable[[coarse.Tokens], np.ndarray]] = {  # which trunk is e
 class Config:
     """Hyper-parameters; defaults are the authors' for D4RL's hopper-medium."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     levels: int = 2  # L, how often an interval of actions is cut
     bins: int = 7  # B, parts into which an interval is cut each time
     temperature: float = 0.01  # alpha, in units of value

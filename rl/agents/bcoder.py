@@ -54,7 +54,7 @@ OPERATORS = ("conservative", "max", "sarsa")
 class Config:
     """Hyper-parameters; defaults are the paper's."""
 
-    discount: float = 0.999  # gamma
+    discount: float = 0.999  # gamma, the weight of a reward that comes one token later
     alpha: float = 1.0  # temperature: Q / alpha are the policy's logits; 0: Q is V, of whatever policy
     operator: str = "conservative"  # the token that a target continues with: conservative, max or sarsa
     value_updates: int = 18_000  # updates of the value stage, before the policy stage; -1: all

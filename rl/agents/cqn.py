@@ -71,7 +71,7 @@ _OFF = "dominance_weight=0 and margin_weight=0"
 class Config:
     """Hyper-parameters."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     levels: int = 3  # L, how often the interval of a dimension is cut
     bins: int = 5  # B, parts into which an interval is cut each time: actions are exact to B^-L
     td_weight: float = 1.0  # weight of L_TD; the authors: 0.1 on RLBench

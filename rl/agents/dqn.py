@@ -50,7 +50,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     double: bool = True  # choose the next action with the online network
     temperature: float = 0.0  # alpha of soft Q-learning, in units of value; 0: the largest value
     target_rate: float = 0.005  # the step of the slow copy; 1 copies

@@ -40,7 +40,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are those of the authors' code."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     alpha: float = 10.0  # weight of distillation against Q, to be tuned for each task
     aggregation: str = "mean"  # of the critics in targets, and for best_of: mean or min
     extraction: str = "distilled"  # the policy from the flow: distilled, or best_of, the best of its draws

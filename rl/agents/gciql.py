@@ -39,7 +39,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.3  # weight of cloning in ddpg_bc; inverse temperature in awr

@@ -40,7 +40,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: towards 1 the maximum over what was logged
     alpha: float = 10.0  # inverse temperature of the policy's weights: 0 is behaviour cloning
     target_rate: float = 0.005  # Polyak step of the values' slow copy

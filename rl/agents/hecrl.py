@@ -79,7 +79,7 @@ GOALS = Hindsight(Goals(0.2, 0.8, 0.0, geometric=False), mask=False, next_state=
 class Config:
     """Hyper-parameters; defaults are the authors' for three cubes that are pushed, picked and placed."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: towards 1 the maximum over logged actions
     alpha: float = 0.1  # weight of cloning in the policy's loss, to be tuned for each task
     target_rate: float = 0.005  # Polyak step of the critics' slow copy

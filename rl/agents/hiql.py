@@ -46,7 +46,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.7  # tau: towards 1 the maximum over what was logged
     low_alpha: float = 3.0  # inverse temperature of the low policy's weights
     high_alpha: float = 3.0  # inverse temperature of the high policy's weights

@@ -43,7 +43,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are those of the authors' code."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     extraction: str = "best_of"  # the policy from the flow: best_of, the best of its draws, or distilled
     candidates: int = 32  # N, draws of the flow where extraction is best_of

@@ -47,7 +47,7 @@ BACKUPS = ("expectile", "sarsa", "mc")
 class Config:
     """Hyper-parameters; discount, expectile and target_rate are LMRL-Gym's for Wordle, cql_weight is half of its."""
 
-    discount: float = 0.99  # gamma, per token
+    discount: float = 0.99  # gamma, the weight of a reward that comes one token later
     backup: str = "expectile"  # what Q is regressed on: expectile, sarsa or mc
     expectile: float = 0.7  # tau: 0.5 is the mean over logged actions, towards 1 their maximum
     cql_weight: float = 0.01  # c_cql, weight of the CQL term

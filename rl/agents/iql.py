@@ -39,7 +39,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are the paper's for D4RL locomotion."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     temperature: float = 3.0  # beta, inverse temperature of the policy's weights: 0 is behaviour cloning
     target_rate: float = 0.005  # Polyak step of the critics' slow copy

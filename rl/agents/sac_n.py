@@ -42,7 +42,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; the paper tunes N (and eta) per dataset."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     critics: int = 10  # N, members of the critic ensemble; the paper's SAC-N needs up to 500 on hopper
     diversity: float = 0.0  # eta, weight of EDAC's term that makes the critics' gradients differ; 0: SAC-N
     subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all

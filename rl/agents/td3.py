@@ -36,7 +36,7 @@ Penalty = Callable[[Array, Transition], Array]
 class Config:
     """Hyper-parameters; defaults are those of the authors' code."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     policy_noise: float = 0.2  # sigma, deviation of the target policy's noise
     noise_clip: float = 0.5  # c, where the target policy's noise is clipped
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience

@@ -6,6 +6,7 @@ knows a file format.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
@@ -22,6 +23,7 @@ _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an ac
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
 # Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
 _UNMARKED = 10
+_NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
 
 
 class Loaded(NamedTuple):
@@ -168,12 +170,18 @@ def reference(random: Any, expert: Any, source: str) -> tuple[float, float]:
 
 
 def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> None:
-    """Raises a `DataError` that lists what is there if one of ``names`` is not."""
+    """Raises a `DataError` that lists what is there, and what might be meant, if one of ``names`` is not."""
     missing = [name for name in names if name not in arrays]
-    if missing:
-        raise DataError(
-            f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
-        )
+    if not missing:
+        return
+    near = {name: difflib.get_close_matches(name, arrays, n=1, cutoff=_NEAR) for name in missing}
+    hints = [f"{found[0]!r} should be called {name!r}" for name, found in near.items() if found]
+    if "rewards" in missing and not near["rewards"]:
+        hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
+    raise DataError(
+        f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
+        + "".join(f"; {hint}" for hint in hints)
+    )
 
 
 def finite(name: str, array: np.ndarray, source: str) -> None:

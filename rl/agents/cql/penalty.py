@@ -21,7 +21,7 @@ GREATEST = 1e6  # of alpha'
 class Config:
     """Hyper-parameters; defaults are those of the paper's code for D4RL locomotion."""
 
-    discount: float = 0.99  # gamma
+    discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     variant: str = "h"  # form of the penalty: h, rho or var
     weight: float = 5.0  # w, weight of the penalty
     target_gap: float = 0.0  # tau of the Lagrange version, in units of weight times gap; 0 turns it off
