@@ -358,10 +358,10 @@ def holder(folder: Path) -> str | None:
 
 
 def clear(run: Run) -> None:
-    """Removes what an earlier run left in its folder, and nothing else."""
+    """Removes what an earlier run left in its folder, and nothing else: of a symbolic link the link alone."""
     if jax.process_index() == 0:
         for path in [path for pattern in (*_LEAVES, *run.leaves) for path in run.folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     multihost_utils.sync_global_devices(f"{run.folder} is clear")
 
 
