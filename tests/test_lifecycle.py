@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import json
@@ -381,7 +382,6 @@ def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a lock itself, for a moment; a status beside a sweep made a worker leave a program that was free."""
-    fcntl = pytest.importorskip("fcntl")
     with open(tmp_path / lifecycle.LOCK, "a+") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         monkeypatch.setattr(lifecycle.time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))
