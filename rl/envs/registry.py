@@ -49,7 +49,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     keep their shape and type. Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions
     are flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box; discrete
     ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose
-    environments draw from NumPy's global generator and from an unseeded action space.
+    environments draw from NumPy's global generator and from an unseeded action space. Success is what the info of a
+    step holds as ``success`` or, as in the Fetch and Hand tasks, ``is_success``.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
     mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
