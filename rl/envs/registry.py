@@ -117,12 +117,16 @@ def time_limit(name: str) -> int:
 def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
     """What an environment's name, without a prefix or suffix of ours, is registered with; None where that is nothing.
 
+    Of a name without a version it is the newest, as `make` takes it.
+
     Raises:
-        ImportError: the package that registers such names is not installed.
+        ImportError: the package or module that registers such names cannot be imported.
     """
+    module, _, name = name.rpartition(":")
     with _quiet():
-        _register(name)
-    return gymnasium.registry.get(name.rpartition(":")[2])
+        importlib.import_module(module) if module else _register(name)
+    versions = [known for known in gymnasium.registry.values() if known.id == f"{name}-v{known.version}"]
+    return gymnasium.registry.get(name) or max(versions, key=lambda known: known.version, default=None)
 
 
 def _build(name: str) -> gymnasium.Env:
