@@ -36,6 +36,7 @@ from experiments import common, flags, logged
 from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.data import d4rl
 from rl.data.files import expanded
+from rl.data.steps import same_task
 from rl.replay import chunks, transform
 from rl.types import Actor, Spec, State
 from rl.values import heads
@@ -163,8 +164,7 @@ def reference(
     locomotion task, if their scores were normalised.
     """
     if "reference" in card:
-        same = environment.rpartition("-")[0] == own.rpartition("-")[0]
-        return tuple(card["reference"]) if same and card["reference"] else None
+        return tuple(card["reference"]) if card["reference"] and same_task(environment, own) else None
     with contextlib.suppress(FileNotFoundError, ValueError):
         if any("eval/normalized_return" in row for row in log.read(folder)):
             return d4rl.locomotion_reference(environment)
