@@ -83,7 +83,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
     """
     folder = expanded(str(run))
     record, arrays = _checkpoint(folder)
-    card, own = record["card"], _environment(record["card"]["settings"], folder)
+    card, own = record["card"], _environment(record["card"], folder)
     name = environment or own
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
@@ -149,8 +149,12 @@ def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -
     return train.population(make, config, lambda *_: None, 1, sweep=swept)
 
 
-def _environment(settings: Mapping[str, Any], folder: Path) -> str:
+def _environment(card: Mapping[str, Any], folder: Path) -> str:
     """Where a run was evaluated; "" where nothing says it."""
+    if "environment" in card:
+        return card["environment"] or ""
+    # Of runs online, and of those whose checkpoints do not say it.
+    settings = card["settings"]
     result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
     return settings.get("env") or settings.get("environment") or result.get("environment") or ""
 
