@@ -126,7 +126,7 @@ def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
     with _quiet():
         importlib.import_module(module) if module else _register(name)
     versions = [known for known in gymnasium.registry.values() if known.id == f"{name}-v{known.version}"]
-    return gymnasium.registry.get(name) or max(versions, key=lambda known: known.version, default=None)
+    return gymnasium.registry.get(name) or max(versions, key=lambda known: known.version or 0, default=None)
 
 
 def _build(name: str) -> gymnasium.Env:
