@@ -81,8 +81,9 @@ def run(settings: Settings) -> behaviour.Actors:
         raise ValueError("--run and --out must both be given")
     actors = read(Path(settings.run), settings.member)
     name, size = actors.card["environment"], _action_size(actors)
-    if settings.buffer:
-        d4rl.locomotion_reference(name)  # which the file needs: sooner than after all the episodes
+    if settings.buffer:  # what the file needs: refused sooner than after all the episodes
+        d4rl.locomotion_reference(name)
+        read_buffer(Path(settings.run), settings.member, int(actors.steps[0]))
     first = play(name, map(actors.policy, range(len(actors.steps))), settings.episodes, (settings.seed, 0))
     choice = choose(first.mean(1), settings.snapshots)
     indices = [*choice.replay, choice.expert]
@@ -110,19 +111,25 @@ def read(folder: Path, member: int) -> behaviour.Actors:
     """All snapshots that the run in ``folder`` left after its warm-up, with no returns yet.
 
     Raises:
-      ValueError: there are no snapshots, or they are of another kind of network.
+      ValueError: it is a run of another script, there are no snapshots, or they are of another kind of network.
     """
     config = json.loads((folder / log.CONFIG).read_text())
     recorded = config["config"]["settings"]
+    if "learning_starts" not in recorded:
+        raise ValueError(
+            f"--run={folder} is no run of experiments.online or experiments.mbpo, which leave snapshots"
+        )
     _check_policy(folder, config["config"])
-    numbered = sorted((int(file.stem), file) for file in (folder / "actors").glob("*.npz"))
+    # A killed run may leave one that it had not finished, whose hidden name is no number.
+    snapshots = (folder / "actors").glob("*.npz")
+    numbered = sorted((int(file.stem), file) for file in snapshots if file.stem.isdecimal())
     # A run that goes on with another acts by its policy from the first step on.
     random_steps = 0 if recorded.get("init_from") else recorded["learning_starts"]
     files = [file for step, file in numbered if step > random_steps]
     if not files:
         raise ValueError(f"{folder / 'actors'} holds no snapshots of a trained policy")
-    snapshots = [_layers(file, member) for file in files]
-    stacked = [np.stack(arrays).astype(np.float16) for arrays in zip(*snapshots, strict=True)]
+    policies = [_layers(file, member) for file in files]
+    stacked = [np.stack(arrays).astype(np.float16) for arrays in zip(*policies, strict=True)]
     card = {
         "environment": recorded["env"],
         "random_steps": random_steps,

@@ -111,7 +111,10 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "support": task.data.support,
             "transform": transform.to_json(task.data.transform),
         },
-        about={"preset": presets.stored("goals", settings, "dataset")},
+        about={
+            "preset": presets.stored("goals", settings, "dataset"),
+            "action_size": task.data.loaded.spec.action_size,
+        },
         variants=logged.parameters(sweep),
         leaves=(rollouts.FOLDER,),
         task_episodes=settings.eval_episodes,
@@ -206,6 +209,7 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
         target_range,
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
+        begun=common.folder(settings, Path(settings.dataset).name),
     )
     if common.is_set(settings) and (config.goals.value.random or config.goals.actor.random):
         raise ValueError(

@@ -28,6 +28,7 @@ from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
+from rl.envs import entities
 from rl.envs.registry import time_limit
 from rl.types import Key, Spec
 
@@ -183,6 +184,11 @@ def check(settings: Settings, config: Config) -> None:
     common.at_least_one(settings, "seeds", "epochs", "eval_every")
     common.not_negative(settings, "seed")
     common.several_episodes(settings)
+    if common.is_set(settings):
+        raise ValueError(
+            f"--dataset={settings.dataset}: models of dynamics predict vectors, and not sets of entities: leave "
+            f"{entities.SUFFIX} out"
+        )
     if not -1 <= settings.truth <= 1:
         raise ValueError(f"--truth={settings.truth} must be between -1 (untrained), 0 (learned) and 1 (true)")
     if settings.truth and config.real == 1:

@@ -111,6 +111,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "preset": presets.stored("offline", settings, "dataset"),
             "action_size": task.loaded.spec.action_size,
             "reference": task.loaded.reference,
+            "environment": task.loaded.environment,
         },
         variants=logged.parameters(sweep),
     )
@@ -157,7 +158,6 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             source=task.loaded.source,
             transitions=replay.size(task.dataset),
             note=task.loaded.note,
-            environment=task.loaded.environment,
         )
 
 

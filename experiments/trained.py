@@ -36,6 +36,7 @@ from experiments import common, flags, logged
 from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.data import d4rl
 from rl.data.files import expanded
+from rl.data.steps import same_task
 from rl.replay import chunks, transform
 from rl.types import Actor, Spec, State
 from rl.values import heads
@@ -82,7 +83,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
     """
     folder = expanded(str(run))
     record, arrays = _checkpoint(folder)
-    card, own = record["card"], _environment(record["card"]["settings"], folder)
+    card, own = record["card"], _environment(record["card"], folder)
     name = environment or own
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
@@ -148,8 +149,12 @@ def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -
     return train.population(make, config, lambda *_: None, 1, sweep=swept)
 
 
-def _environment(settings: Mapping[str, Any], folder: Path) -> str:
+def _environment(card: Mapping[str, Any], folder: Path) -> str:
     """Where a run was evaluated; "" where nothing says it."""
+    if "environment" in card:
+        return card["environment"] or ""
+    # Of runs online, and of those whose checkpoints do not say it.
+    settings = card["settings"]
     result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
     return settings.get("env") or settings.get("environment") or result.get("environment") or ""
 
@@ -163,8 +168,7 @@ def reference(
     locomotion task, if their scores were normalised.
     """
     if "reference" in card:
-        same = environment.rpartition("-")[0] == own.rpartition("-")[0]
-        return tuple(card["reference"]) if same and card["reference"] else None
+        return tuple(card["reference"]) if card["reference"] and same_task(environment, own) else None
     with contextlib.suppress(FileNotFoundError, ValueError):
         if any("eval/normalized_return" in row for row in log.read(folder)):
             return d4rl.locomotion_reference(environment)

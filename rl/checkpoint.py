@@ -34,6 +34,11 @@ from jax.experimental import multihost_utils
 from rl.log import replacing
 
 _CARD, _ARRAYS = "card.json", "arrays"
+_KEYS = {
+    "key<fry>": "threefry2x32",
+    "key<rbg>": "rbg",
+    "key<urbg>": "unsafe_rbg",
+}  # what makes keys of a dtype
 _LISTED = 8  # differences named in an error before the rest are counted
 _REMEDY = "Choose another --workdir, or --overwrite to start again."
 
@@ -154,10 +159,10 @@ def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     return tuple(step for step, path in _candidates(Path(folder)) if (path / _CARD).exists())
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
+def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """What the newest whole checkpoint says of itself, and every array by its name ('state/params/critic/...').
 
-    It may be of any run.
+    It may be of any run. The arrays are NumPy's, but for typed keys, which are JAX's on the first local device.
 
     Raises:
         CheckpointError: every checkpoint there is damaged.
@@ -267,10 +272,14 @@ def _describe(leaf: Any) -> str:
     return f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]"
 
 
-def _parse(described: str) -> np.ndarray:
-    """An array of the dtype and shape that `_describe` wrote."""
-    dtype, _, shape = described.rstrip("]").partition("[")
-    return np.zeros([int(size) for size in shape.split(",") if size], jnp.dtype(dtype))
+def _parse(described: str) -> np.ndarray | jax.ShapeDtypeStruct:
+    """An array of the dtype and shape that `_describe` wrote; of typed keys, which NumPy has not, their shape."""
+    dtype, _, sizes = described.rstrip("]").partition("[")
+    shape = tuple(int(size) for size in sizes.split(",") if size)
+    if dtype in _KEYS:
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=_KEYS[dtype]))
+        return jax.ShapeDtypeStruct(shape, key.dtype)
+    return np.zeros(shape, jnp.dtype(dtype))
 
 
 def _write_arrays(path: Path, leaves: Mapping[str, Any]) -> None:

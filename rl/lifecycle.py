@@ -18,6 +18,7 @@ first writes. What is trained, and by which loop, is the caller's business.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 import socket
@@ -290,11 +291,6 @@ def _open(run: Run, start: Start) -> Iterator[Session]:
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """Holds the folder for this process; where the file system has no locks, so may others."""
-    try:
-        import fcntl
-    except ImportError:  # no such locks on Windows
-        yield
-        return
     if jax.process_index() != 0:
         yield
         return
@@ -344,24 +340,19 @@ def _lock(take: Callable[[], None]) -> None:
 
 def holder(folder: Path) -> str | None:
     """Which process has the folder open; None if none has, or where the file system has no locks."""
-    try:
-        import fcntl
-
-        with open(folder / LOCK) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read() or "another process"
-    except (ImportError, OSError):
-        return None
+    with contextlib.suppress(OSError), open(folder / LOCK) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read() or "another process"
     return None
 
 
 def clear(run: Run) -> None:
-    """Removes what an earlier run left in its folder, and nothing else."""
+    """Removes what an earlier run left in its folder, and nothing else: of a symbolic link the link alone."""
     if jax.process_index() == 0:
         for path in [path for pattern in (*_LEAVES, *run.leaves) for path in run.folder.glob(pattern)]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     multihost_utils.sync_global_devices(f"{run.folder} is clear")
 
 

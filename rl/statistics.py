@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from scipy import special
 
 _CHUNK = 2**22  # resampled scores held at once, 32 MiB
+_ROUNDING = 1e-9  # by which success rates that are the same may differ
 
 
 class Interval(NamedTuple):
@@ -201,7 +202,8 @@ def rate_interval(rates: ArrayLike, confidence: float = 0.95) -> Interval:
     if len(x) == 1:
         return student
     mean, variance = x.mean(), x.var(ddof=1)
-    spread = variance / (mean * (1 - mean)) if np.ptp(x) > 0 else 1.0
+    # Equal rates that are means over tasks may differ by rounding.
+    spread = variance / (mean * (1 - mean)) if np.ptp(x) > _ROUNDING else 1.0
     square = special.stdtrit(len(x) - 1, (1 + confidence) / 2) ** 2 * spread / len(x)
     centre = (mean + square / 2) / (1 + square)
     half = np.sqrt(square * (mean * (1 - mean) + square / 4)) / (1 + square)

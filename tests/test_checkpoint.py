@@ -111,6 +111,13 @@ def test_a_single_array_and_another_key_implementation(folder: Path):
         checkpoint.restore(folder, jax.random.split(jax.random.key(1), 2), {})
 
 
+@pytest.mark.parametrize("implementation", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_typed_keys_are_read_without_knowing_what_was_saved(folder: Path, implementation: str):
+    state = {"keys": jax.random.split(jax.random.key(1, impl=implementation), 2), "x": np.arange(3)}
+    checkpoint.save(folder, 1, state, {})
+    assert_same_bits(checkpoint.read(folder)[1], state)
+
+
 def test_newest_is_restored_and_the_newest_two_are_kept(folder: Path):
     for step in (20, 100, 3):  # by number, not by name or time
         checkpoint.save(folder, step, make_state(step), CARD)

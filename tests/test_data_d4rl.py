@@ -207,6 +207,17 @@ def test_named_files_are_found_where_the_d4rl_package_keeps_them(tmp_path, monke
         monkeypatch.delenv(variable)
 
 
+def test_the_reference_is_of_the_datasets_own_task(tmp_path):
+    write(tmp_path / "hopper_medium-v2.hdf5", steps())
+    load = lambda name: d4rl.load("hopper-medium-v2", folder=tmp_path, environment=name)
+    assert load("Hopper-v5").reference == load("Hopper").reference == (-20.272305, 3234.3)
+    other = load("Walker2d-v4")
+    assert other.environment == "Walker2d-v4" and other.reference is None
+    assert other.note.endswith("is of Hopper-v4, and they are evaluated in Walker2d-v4")
+    write(tmp_path / "Ant_maze_u-maze_noisy_multistart_False_multigoal_False_sparse_fixed.hdf5", steps())
+    assert d4rl.load("antmaze-umaze-v2", folder=tmp_path, environment="Mine-v0").reference == (0, 1)
+
+
 def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch):
     log, urls = write(tmp_path / "log.hdf5", steps()), []
 

@@ -106,7 +106,10 @@ def test_environment_and_reference_are_those_recorded(create):
     loaded = data.load("minari:test/log-v0")
     assert loaded.environment == "Pendulum-v1"
     assert loaded.reference == (-1500.0, -150.0) and loaded.note == ""
-    assert data.load("minari:test/log-v0", environment="Mine-v0").environment == "Mine-v0"
+    assert data.load("minari:test/log-v0", environment="Pendulum-v0").reference == (-1500.0, -150.0)
+    other = data.load("minari:test/log-v0", environment="Mine-v0")
+    assert other.environment == "Mine-v0" and other.reference is None
+    assert other.note.endswith("is of Pendulum-v1, and they are evaluated in Mine-v0")
 
 
 def test_an_environment_that_is_more_than_its_name_has_a_note(create):

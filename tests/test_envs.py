@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -471,8 +472,18 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["CartPole-v1", "pixels/CartPole-v1", "goals/CartPole-v1", "CartPole-v1+noise3"]
+    "name", ["CartPole-v1", "CartPole", "pixels/CartPole-v1", "goals/CartPole-v1", "CartPole-v1+noise3"]
 )
 def test_what_stands_before_and_after_a_name_does_not_change_its_time_limit(name: str) -> None:
     assert registry.time_limit(name) == 500
     assert registry.time_limit("nowhere-v1") == 0
+
+
+def test_the_time_limit_of_an_environment_in_a_module_that_nothing_has_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register = 'import gymnasium\ngymnasium.register("Unseen-v0", "nowhere:Unseen", max_episode_steps=7)\n'
+    (tmp_path / "unseen_environments.py").write_text(register)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry.time_limit("unseen_environments:Unseen-v0") == 7
+    assert registry.time_limit("unseen_environments:Unseen+noise3") == 7

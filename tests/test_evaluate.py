@@ -78,8 +78,10 @@ def test_the_time_limit_ends_episodes() -> None:
         np.testing.assert_array_equal(evaluator(jnp.zeros(1))["length"][0], np.minimum(lengths, 4))
 
 
-def test_success_at_any_step_and_at_the_last_are_told_apart() -> None:
-    fade = "toy_environments:CountdownFade-v0"  # succeeds before its last step only
+@pytest.mark.parametrize("name", ["CountdownFade-v0", "CountdownIs-v0"])
+def test_success_at_any_step_and_at_the_last_are_told_apart(name: str) -> None:
+    """It succeeds before its last step only; one says ``is_success``, as the Fetch and Hand tasks do."""
+    fade = f"toy_environments:{name}"
     with evaluate.evaluator(act, fade, seeds=1, episodes=20, processes=0) as evaluator:
         scores = evaluator(jnp.zeros(1))
     np.testing.assert_array_equal(scores["success"], scores["length"] > 5)

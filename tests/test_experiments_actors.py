@@ -91,8 +91,15 @@ def test_writes_what_the_recipes_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_without_snapshots(tmp_path: Path) -> None:
+    """One that was killed while it wrote leaves a hidden file."""
     write_run(tmp_path, [50])
+    (tmp_path / "actors" / ".0f1e.200.npz").write_bytes(b"PK")
     with pytest.raises(ValueError, match="holds no snapshots"):
+        actors.read(tmp_path, 0)
+    (tmp_path / "config.json").write_text(json.dumps({"config": {"settings": {"dataset": "x"}}}))
+    with pytest.raises(
+        ValueError, match=rf"--run={tmp_path} is no run of experiments\.online or experiments\.mbpo"
+    ):
         actors.read(tmp_path, 0)
     with pytest.raises(ValueError, match="--run and --out"):
         actors.run(actors.Settings(run=str(tmp_path)))
@@ -217,6 +224,19 @@ def test_a_policy_of_chunks_of_actions(tmp_path: Path) -> None:
     write_run(tmp_path, [200], size=6)
     with pytest.raises(ValueError, match=r"have 12 outputs, but actors .* of which there are 3"):
         actors.run(actors.Settings(run=str(tmp_path), out=str(tmp_path / "out.npz")))
+
+
+def test_a_buffer_that_the_run_does_not_hold_is_refused_before_episodes_are_played(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, [200])
+    write_checkpoint(tmp_path, 250, capacity=250, envs=2)
+    monkeypatch.setattr(actors, "play", lambda *_: pytest.fail("episodes were played"))
+    settings = actors.Settings(
+        run=str(tmp_path), out=str(tmp_path / "x.npz"), buffer=str(tmp_path / "x.hdf5")
+    )
+    with pytest.raises(ValueError, match="with --envs=1 only"):
+        actors.run(settings)
 
 
 def test_a_buffer_of_a_task_that_d4rl_does_not_have(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
+import toy_environments
+from gymnasium.spaces import Box, Discrete
 from test_experiments import assert_same_bits, files
 
 from experiments import goals
-from rl import acting, agents, log, shard
+from rl import acting, agents, checkpoint, lifecycle, log, shard
 from rl.agents import gcbc
 from rl.envs import two_rooms
 from rl.replay.goals import Goals, Hindsight
@@ -60,6 +62,7 @@ def test_a_run_says_how_often_each_task_is_reached(
     """Episodes take turns with tasks, all in the environment of the data; the score is of the last evaluations."""
     folder, returned = uninterrupted
     result = json.loads((folder / log.RESULT).read_text())
+    assert result["action_size"] == 2
     assert result["environment"] == "goals/TwoRooms-v0" and result["support"] == pytest.approx([-100, 0])
     success = np.array([row["eval/success"] for row in log.read(folder)])  # [T, S, episodes]
     assert success.shape == (3, 2, 2 * 5)
@@ -170,6 +173,21 @@ def test_an_environment_that_does_not_say_what_is_reached_is_refused_by_the_firs
         pytest.raises(ValueError, match=r"Silent-v0 does not say whether .*--environment"),
     ):
         score(State({}, {}, {}, jnp.zeros(())), 1)
+
+
+def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
+    """Of 5 actions 2 were logged."""
+    spaces = {"observation_space": Box(-1, 1, (8,)), "action_space": Discrete(5)}
+    gymnasium.register("FiveGoals-v0", toy_environments.Spaces, kwargs=spaces)
+    chosen = settings(tmp_path, agent="gcbc", dataset="synthetic-discrete", environment="FiveGoals-v0")
+    size = lambda **changes: (
+        goals.problem(
+            dataclasses.replace(chosen, **changes), config("gcbc"), [config("gcbc")]
+        ).data.loaded.spec.action_size
+    )
+    assert size() == 5 and size(eval_episodes=0) == 2
+    checkpoint.save(tmp_path / lifecycle.CHECKPOINTS, 1, {"x": np.zeros(1)}, {"action_size": 3})
+    assert size() == 3  # a run that has begun keeps its own
 
 
 @pytest.mark.parametrize(

@@ -203,6 +203,11 @@ def test_results_without_checkpoints_are_in_the_way_before_the_fit(
     [
         ({"truth": 1.5}, {}, r"--truth=1.5 must be between -1 \(untrained\)"),
         ({"truth": 1.0}, {"real": 1.0}, "--truth=1.0: with --agent.real=1 nothing is rolled out"),
+        (
+            {"dataset": "cube-double-play-v0+entities"},
+            {},
+            r"--dataset=cube-double-play-v0\+entities: models .* leave \+entities out",
+        ),
         ({"epochs": 0}, {}, "--epochs must be at least 1"),
         ({"eval_episodes": 1}, {}, "--eval_episodes=1: give at least 2"),
         ({"runaway": -1.0}, {}, "--runaway=-1.0 must not be negative"),

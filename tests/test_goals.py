@@ -174,7 +174,7 @@ def test_no_episode_is_gathered() -> None:
     assert max(sizes) == batch * width
 
 
-def test_dicts_of_arrays_are_goals_too_and_agents_without_goals_get_transitions() -> None:
+def test_dicts_of_arrays_are_goals_too() -> None:
     steps = data().transitions
     entities = lambda x: {"agent": x, "cubes": np.stack([x, x], 1)}
     dataset = data()._replace(
@@ -185,12 +185,12 @@ def test_dicts_of_arrays_are_goals_too_and_agents_without_goals_get_transitions(
     plain = Spec({"agent": (2,), "cubes": (2, 2)}, 1)
     spec = goals.conditioned_spec(plain)
     assert goals.plain_spec(spec, "hecrl") == plain
-    sample = goals.transitions(goals.sampler(5, OGBENCH, GAMMA))
+    sample = goals.sampler(5, OGBENCH, GAMMA)
     batch = jax.eval_shape(
         lambda: sample(jax.device_put(goals.trajectories(dataset, OGBENCH)), jax.random.key(0), 0)
     )
-    assert isinstance(batch, Transition)
-    shapes = jax.tree.map(lambda x: x.shape[1:], batch.observation)
+    assert isinstance(batch.value, Transition)
+    shapes = jax.tree.map(lambda x: x.shape[1:], batch.value.observation)
     assert shapes == spec.observation_shape
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import functools
 import itertools
 import json
@@ -313,6 +314,17 @@ def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_overwrite_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
+    """Checkpoints may lie on another disk, or be those of another run."""
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    learn(run(folder))
+    (folder / lifecycle.CHECKPOINTS).rename(elsewhere)
+    (folder / lifecycle.CHECKPOINTS).symlink_to(elsewhere)
+    before = files(elsewhere)
+    learn(run(folder, 2, overwrite=True))
+    assert checkpoint.steps(folder / lifecycle.CHECKPOINTS) == (2, 1) and files(elsewhere) == before
+
+
 def test_two_processes_cannot_have_a_folder_open(whole: Path, tmp_path: Path) -> None:
     start = lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
     with lifecycle.session(run(tmp_path), start):
@@ -370,7 +382,6 @@ def test_a_process_that_asks_who_has_a_folder_keeps_no_run_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It holds a lock itself, for a moment; a status beside a sweep made a worker leave a program that was free."""
-    fcntl = pytest.importorskip("fcntl")
     with open(tmp_path / lifecycle.LOCK, "a+") as asking:
         fcntl.flock(asking, fcntl.LOCK_SH)
         monkeypatch.setattr(lifecycle.time, "sleep", lambda _: fcntl.flock(asking, fcntl.LOCK_UN))

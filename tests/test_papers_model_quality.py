@@ -12,6 +12,7 @@ import pytest
 
 from experiments import studies
 from experiments.papers import model_quality as paper
+from rl import log, train
 
 pytest.importorskip("mujoco")
 pytest.importorskip("h5py")
@@ -68,6 +69,30 @@ def test_predictions_are_of_every_seed() -> None:
     assert verdicts(learned, true, ravl) == [yes] * 4
     assert verdicts(learned, true | {"limit": np.array([500, 500])}, ravl) == [no, yes, yes, yes]
     assert verdicts(true, row("ravl", 1, [7, 80], [150, 350])) == [yes, no, no]
+    assert verdicts(true | {"q": np.full(2, np.nan)}, ravl) == [studies.OPEN, yes, yes]
+
+
+def test_a_run_that_diverged_before_it_logged_anything_has_no_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def diverge(*_: Any) -> None:
+        raise train.Diverged("q is not finite")
+
+    monkeypatch.setattr(paper.model_based, "run", diverge)
+    (tmp_path / log.METRICS).touch()
+    settings, work = paper.Settings(hidden=(8,)), studies.Work(tmp_path, lambda _: None)
+    outcome = paper.train_one(settings, "log.hdf5", "base", 1.0, work)
+    assert outcome["diverged"] and np.isnan(outcome["return"]).all() and outcome["q"].shape == (2,)
+    paper.draw(tmp_path, settings, [outcome])
+    with log.open_run(tmp_path, {}, tensorboard=False) as record:
+        record.write(5, {"train/q": np.array([1.0, 2.0]), "eval/return": np.ones((2, 3))})
+    outcome = paper.train_one(settings, "log.hdf5", "base", 1.0, work)
+    np.testing.assert_array_equal(outcome["q"], [1, 2])
+    np.testing.assert_array_equal(outcome["return"], [1, 1])
+    assert np.isnan(outcome["edge_q"]).all()
+    monkeypatch.setattr(paper.model_based, "run", lambda *_: None)
+    with pytest.raises(KeyError, match="has no metric 'train/alpha'"):
+        paper.train_one(settings, "log.hdf5", "base", 1.0, work)
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,18 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     with pytest.raises(ValueError, match=f"--run={tmp_path}: .* runs below it are {folder}"):
         trained.load(tmp_path)
 
+    # As the data name the environment, and the run is not finished.
+    (folder / log.RESULT).unlink()
+    (path,) = folder.glob("checkpoints/4/card.json")
+    record = json.loads(path.read_text())
+    record["card"]["settings"]["environment"] = ""
+    path.write_text(json.dumps(record))
+    assert trained.load(folder).environment == POINT_MASS
+    del record["card"]["environment"]
+    path.write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="does not say where it was evaluated: give --environment"):
+        trained.load(folder)
+
 
 def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp_path: Path) -> None:
     """Of 5 actions 2 were logged. A run that began with these, and does not say so, goes on with them."""

@@ -192,7 +192,7 @@ def test_an_environment_without_a_rule_is_refused() -> None:
 # ---- true dynamics ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Hopper-v4"])
+@pytest.mark.parametrize("name", ["Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Hopper-v4", "Hopper"])
 def test_true_dynamics_are_the_simulators(name: str) -> None:
     """Along real episodes, their terminal steps included, where no velocity was clipped."""
     env: Any = envs.make(name, seed=0)

@@ -19,14 +19,14 @@ class Countdown(gymnasium.Env):
     """An episode lasts as many steps (1 to 10) as its seed decides; its reward is 1 a step plus the action.
 
     It observes (steps left, length, first draw of the episode). With ``fade`` success holds only before the
-    last step; with ``report=False`` it is not reported, and with ``rare`` only where it is true.
+    last step; with ``report=False`` it is not reported, and with ``rare`` only where it is true. ``key`` is its name.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
     action_space = spaces.Box(-3.0, 3.0, (1,), np.float64)
 
-    def __init__(self, report: bool = True, fade: bool = False, rare: bool = False):
-        self.report, self.fade, self.rare = report, fade, rare
+    def __init__(self, report: bool = True, fade: bool = False, rare: bool = False, key: str = "success"):
+        self.report, self.fade, self.rare, self.key = report, fade, rare, key
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None):
         super().reset(seed=seed)
@@ -39,7 +39,7 @@ class Countdown(gymnasium.Env):
         self.left -= 1
         long = self.length > 5
         success = long and self.left == 1 if self.fade else long and self.left == 0
-        info = {"success": success} if self.report and (success or not self.rare) else {}
+        info = {self.key: success} if self.report and (success or not self.rare) else {}
         return self._observation(), 1.0 + float(action[0]), self.left == 0, False, info
 
     def _observation(self) -> np.ndarray:
@@ -226,6 +226,7 @@ class Modules(gymnasium.Env):
 gymnasium.register("Countdown-v0", Countdown)
 gymnasium.register("CountdownQuiet-v0", Countdown, kwargs={"report": False})
 gymnasium.register("CountdownFade-v0", Countdown, kwargs={"fade": True})
+gymnasium.register("CountdownIs-v0", Countdown, kwargs={"fade": True, "key": "is_success"})
 gymnasium.register("CountdownRare-v0", Countdown, kwargs={"rare": True})
 gymnasium.register("Spaces-v0", Spaces)
 gymnasium.register("Shown-v0", Shown)

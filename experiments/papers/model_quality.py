@@ -121,39 +121,53 @@ def train_one(
     flags = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
     flags |= {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
     diverged = common.diverges(model_based.run, model_based.Settings(**flags, runaway=0.0), config)
-    last = {name: log.series(work.folder, f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)}
-    returns = log.series(work.folder, "eval/return")[1][-1]
-    steps, q = log.series(work.folder, "train/q")
+    logged = functools.partial(_logged, work.folder, settings.seeds, diverged)
+    steps, q = logged("train/q")
     return {
         "method": method,
         "world": world,
         "q_curve": {"step": steps, "q": q},
         "diverged": diverged,
-        "return": returns.reshape(settings.seeds, -1).mean(1),
-        **last,
+        "return": logged("eval/return")[1][-1].reshape(settings.seeds, -1).mean(1),
+        **{name: logged(f"train/{name}")[1][-1] for name in ("q", "alpha", *DIAGNOSES)},
     }
+
+
+def _logged(folder: Path, seeds: int, diverged: bool, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A metric over updates, as `rl.log.series` gives it; of a run that diverged before it logged any, NaN at 0."""
+    try:
+        return log.series(folder, name)
+    except (FileNotFoundError, KeyError):
+        if not diverged:
+            raise
+    return np.zeros(1, int), np.full((1, seeds), np.nan)
 
 
 def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     """What the paper's argument predicts, as far as it was run: in every seed, not on average."""
     rows = {(row["method"], row["world"]): row for row in result["rows"]}
     base, ravl, learned = rows.get(("base", 1)), rows.get(("ravl", 1)), rows.get(("base", 0))
-    above = studies.every(lambda x: x > 0)
     source = "RAVL (Sims et al., NeurIPS 2024), on walker2d-medium-expert"
     if base:
         text = "true dynamics: base's Q ends above the largest value there can be (difference)"
-        yield studies.Claim(text, source, base["q"] - base["limit"], above)
+        yield studies.Claim(text, source, base["q"] - base["limit"], _above)
     if ravl:
         text = "true dynamics: RAVL's Q stays below the largest value there can be (difference)"
-        yield studies.Claim(text, source, ravl["limit"] - ravl["q"], above)
+        yield studies.Claim(text, source, ravl["limit"] - ravl["q"], _above)
     if base and ravl:
         text = "true dynamics: RAVL's worst seed returns more than base's best (by how much)"
-        yield studies.Claim(text, source, ravl["return"] - base["return"].max(), above)
+        yield studies.Claim(text, source, ravl["return"] - base["return"].max(), _above)
     if base and learned:
         text = (
             "base's best seed returns less with the truth than its worst with the learned model (by how much)"
         )
-        yield studies.Claim(text, source, learned["return"].min() - base["return"], above)
+        yield studies.Claim(text, source, learned["return"].min() - base["return"], _above)
+
+
+def _above(values: np.ndarray) -> tuple[bool | None, str]:
+    """Above 0 in every seed; open where a run diverged before it logged what is compared."""
+    holds, here = studies.every(lambda x: x > 0)(values)
+    return None if np.isnan(values).any() else holds, here
 
 
 def draw(folder: Path, settings: Settings, rows: list[dict[str, Any]]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from rl.data import download
 from rl.data.files import DataError, existing, expanded, reading
-from rl.data.steps import Loaded, check_length, from_steps, loaded, reference, require
+from rl.data.steps import Loaded, check_length, from_steps, loaded, reference, reference_in, require
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -173,7 +173,7 @@ def load(
             else ``~/.d4rl/datasets``; for regenerated tiers ``$HEADWAY_HOME/locomotion``.
         sha256: the checksum the file must have.
         clip_actions: clip actions to [-1, 1] rather than refuse values outside.
-        environment: to evaluate in, instead of the dataset's own.
+        environment: to evaluate in, instead of the dataset's own; the reference is of that one alone, in any version.
         shuffled: the file holds single transitions in no order, with their ``next_observations``.
 
     Raises:
@@ -201,12 +201,13 @@ def load(
         actions_outside="clip" if clip_actions else "error",
         shuffled=shuffled,
     )
+    returns, other = reference_in(environment, task.environment, task.reference)
     return loaded(
         dataset,
         environment=environment or task.environment,
-        reference=task.reference,
+        reference=returns,
         source=source,
-        note=task.note if environment in (None, task.environment) else "",
+        note=task.note if environment in (None, task.environment) else other,
     )
 
 

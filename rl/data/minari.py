@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from rl import nest
 from rl.data.files import DataError, expanded, reading
-from rl.data.steps import Loaded, flags, from_steps, loaded, reference
+from rl.data.steps import Loaded, flags, from_steps, loaded, reference, reference_in
 
 _PER_STEP = ("actions", "rewards", "terminations", "truncations")
 # Wrappers that leave the task as it is.
@@ -50,7 +50,7 @@ def load(
         clip_actions: clip actions to their box rather than refuse values outside.
         environment: to evaluate in, instead of the one recorded with the data, or of two the one recorded for that. Of
             it only the name is used: where more is recorded than it is registered with (arguments, a time limit,
-            wrappers), the note says so.
+            wrappers), the note says so. The reference is of the recorded one alone, in any version.
         flatten_observations: concatenate the entries of dictionaries in the order that the space had which was
             recorded, as `gymnasium.wrappers.FlattenObservation` does in the environment. The dataset then has no
             environment by default: the recorded one would show a dictionary.
@@ -66,7 +66,7 @@ def load(
         low, high, choices = _box(data.action_space, source)
         steps = _steps(data, flatten_observations, source)
         recorded, note = _environment(data, flatten_observations)
-        returns = _reference(data, source)
+        returns, other = reference_in(environment, recorded, _reference(data, source))
     terminals, timeouts = (
         flags(name, steps[name], len(steps["ends"]), source) for name in ("terminations", "truncations")
     )
@@ -89,7 +89,7 @@ def load(
         reference=returns,
         choices=len(choices) if choices else None,
         source=f"Minari {data.id}",
-        note="" if environment else note,
+        note=other if environment else note,
     )
 
 

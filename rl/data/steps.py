@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -167,6 +168,25 @@ def reference(random: Any, expert: Any, source: str) -> tuple[float, float]:
             "policy below that of an expert: mend them where they are recorded, or remove both"
         )
     return float(random), float(expert)
+
+
+def same_task(environment: str, other: str) -> bool:
+    """Whether two environments are one but for the version in their names."""
+    return re.sub(r"-v\d+$", "", environment) == re.sub(r"-v\d+$", "", other)
+
+
+def reference_in(
+    environment: str | None, own: str | None, returns: tuple[float, float] | None
+) -> tuple[tuple[float, float] | None, str]:
+    """The reference returns of data of their ``own`` environment for scores in another one, and a note if it has none.
+
+    Where either is not named they are kept: nothing says that they are of something else.
+    """
+    if returns is None or not environment or not own or same_task(environment, own):
+        return returns, ""
+    return None, (
+        f"returns are not normalised: the reference of these data is of {own}, and they are evaluated in {environment}"
+    )
 
 
 def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> None:

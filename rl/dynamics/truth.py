@@ -73,8 +73,8 @@ class _Simulator:
 
         env: Any = envs.make(environment)
         self._env = env.unwrapped
-        # -v4 pays the reward for health at the step that ends the episode, too.
-        self._always_healthy = not environment.endswith("-v5")
+        # -v4 pays the reward for health at the step that ends the episode, too. ``environment`` may name no version.
+        self._always_healthy = not self._env.spec.id.endswith("-v5")
         self._model = self._env.model
         self._pool = rollout.Rollout(nthread=threads)
         self._data = [mujoco.MjData(self._model) for _ in range(threads)]

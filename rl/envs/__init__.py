@@ -4,9 +4,9 @@ An agent sees flat float32 observations (uint8 images keep their shape and type)
 in [-1, 1], or with an integer from 0. What an environment needs beyond that convention belongs here; policies and
 scores do not. Nor does JAX belong in what this package imports: worker processes must start quickly and hold no
 accelerator. The environments that are pure JAX are modules that only their users import: with exact evaluation
-`rl.envs.linear_mdp`, `rl.envs.american_put`, `rl.envs.tabular` and `rl.envs.double_t_maze`, without it
-`rl.envs.minatar`, `rl.envs.pendulum` and `rl.envs.cartpole_swingup`. So are those in words: that maze,
-`rl.envs.wordle`, `rl.envs.programs`; all are played by `rl.envs.text.play`.
+`rl.envs.linear_mdp`, `rl.envs.american_put` and `rl.envs.tabular`, without it `rl.envs.minatar`, `rl.envs.pendulum`,
+`rl.envs.cartpole_swingup`, `rl.envs.movers` and `rl.envs.plane`. So are those in words, in NumPy:
+`rl.envs.double_t_maze`, `rl.envs.wordle`, `rl.envs.programs`; all are played by `rl.envs.text.play`.
 """
 
 from rl.envs.registry import make, spec

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rl.envs.tabular import MDP, Episodes
-from rl.envs.text import Dialogue, Game, Turn
+from rl.envs.text import Dialogue, Game, Turn, draw
 
 MOVES = 100  # after which a walk is cut off
 ACTIONS = ("left", "right", "up", "down")
@@ -99,17 +99,17 @@ def logged(
         [N, T] NumPy arrays.
     """
     part = rng.integers(len(_PARTS), size=episodes)
-    state = _draw(_PARTS[part] & (np.arange(len(CELLS)) != GOAL), rng)
+    state = draw(_PARTS[part] & (np.arange(len(CELLS)) != GOAL), rng)
     target = state
     over = np.zeros(episodes, bool)
     steps = []
     for _ in range(MOVES):
-        target = np.where(state == target, _draw(_PARTS[part], rng), target)
+        target = np.where(state == target, draw(_PARTS[part], rng), target)
         if published:
             target = np.full(episodes, GOAL)
         stays = _PARTS[part[:, None], _NEXT[state]]
         aimed = (rng.random(episodes) < solving) & (state != target)
-        action = _draw(np.where(aimed[:, None], _CLOSER[state, :, target], published | stays), rng)
+        action = draw(np.where(aimed[:, None], _CLOSER[state, :, target], published | stays), rng)
         following = np.where(stays[np.arange(episodes), action], _NEXT[state, action], state)
         steps.append((state, action, following, ~over))
         over |= following == GOAL
@@ -128,7 +128,7 @@ def game() -> Game:
     """
 
     def begin(episodes: int, rng: np.random.Generator) -> tuple[np.ndarray, list[str]]:
-        state = _draw(np.tile(np.arange(len(CELLS)) != GOAL, (episodes, 1)), rng)
+        state = draw(np.tile(np.arange(len(CELLS)) != GOAL, (episodes, 1)), rng)
         return state, [see(cell) for cell in state]
 
     def move(
@@ -173,12 +173,6 @@ def _distances() -> np.ndarray:
     for via in range(len(CELLS)):
         distance = np.minimum(distance, distance[:, via, None] + distance[via])
     return distance
-
-
-def _draw(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One uniformly random True column in each row."""
-    rank = rng.integers(mask.sum(-1))
-    return (mask.cumsum(-1) > rank[..., None]).argmax(-1)
 
 
 _CLOSER = _distances()[_NEXT] < _distances()[:, None]  # [state, action, target]

@@ -49,7 +49,8 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
     keep their shape and type. Dictionaries of arrays, nested ones too, become plain dicts of these. Continuous actions
     are flat vectors in [-1, 1] (values outside are clipped) mapped linearly onto the environment's own box; discrete
     ones count from 0. Given a seed, ``reset`` and every later step depend on that seed alone, also for OGBench, whose
-    environments draw from NumPy's global generator and from an unseeded action space.
+    environments draw from NumPy's global generator and from an unseeded action space. Success is what the info of a
+    step holds as ``success`` or, as in the Fetch and Hand tasks, ``is_success``.
 
     The Fetch, Hand (not Adroit) and Kitchen tasks of gymnasium-robotics 1.4 cannot be built with
     mujoco >= 3.12: pin ``mujoco==3.11.0`` and ``dm-control==1.0.44`` for them.
@@ -116,12 +117,16 @@ def time_limit(name: str) -> int:
 def registered(name: str) -> gymnasium.envs.registration.EnvSpec | None:
     """What an environment's name, without a prefix or suffix of ours, is registered with; None where that is nothing.
 
+    Of a name without a version it is the newest, as `make` takes it.
+
     Raises:
-        ImportError: the package that registers such names is not installed.
+        ImportError: the package or module that registers such names cannot be imported.
     """
+    module, _, name = name.rpartition(":")
     with _quiet():
-        _register(name)
-    return gymnasium.registry.get(name.rpartition(":")[2])
+        importlib.import_module(module) if module else _register(name)
+    versions = [known for known in gymnasium.registry.values() if known.id == f"{name}-v{known.version}"]
+    return gymnasium.registry.get(name) or max(versions, key=lambda known: known.version or 0, default=None)
 
 
 def _build(name: str) -> gymnasium.Env:

@@ -85,3 +85,9 @@ def play(game: Game, policy: Policy, episodes: int, rng: np.random.Generator) ->
         if over.all():
             break
     return [Dialogue(tuple(spoken), bool(done)) for spoken, done in zip(turns, over, strict=True)]
+
+
+def draw(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """One uniformly random True column in each row of ``mask`` [B, N], [B]: a word, a cell or an action."""
+    rank = rng.integers(mask.sum(1))
+    return (mask.cumsum(1) > rank[:, None]).argmax(1)

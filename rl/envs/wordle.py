@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rl.envs.text import Dialogue, Game, Turn
+from rl.envs.text import Dialogue, Game, Turn, draw
 
 LETTERS, TRIES = 5, 6
 NO_WORD = -1  # as a guess: something that is not in the list; as feedback: none
@@ -116,7 +116,7 @@ def step(
     """
     playing = ~state.done
     legal = playing & (guess != NO_WORD)
-    hidden = _draw(state.consistent, rng)
+    hidden = draw(state.consistent, rng)
     feedback = np.where(legal, env.feedback[guess, hidden].astype(np.int16), NO_WORD)
     agrees = env.feedback[guess] == feedback[:, None]
     consistent = state.consistent & (agrees | ~legal[:, None])
@@ -147,7 +147,7 @@ def uniform(env: Wordle, state: State, rng: np.random.Generator) -> np.ndarray:
 
 def consistent(env: Wordle, state: State, rng: np.random.Generator) -> np.ndarray:
     """Any word that may still be the hidden one."""
-    return _draw(state.consistent, rng)
+    return draw(state.consistent, rng)
 
 
 def logged(env: Wordle, state: State, rng: np.random.Generator) -> np.ndarray:
@@ -239,9 +239,3 @@ def parse(env: Wordle, text: str) -> int:
 @functools.cache
 def _index(words: tuple[str, ...]) -> dict[str, int]:
     return {word: i for i, word in enumerate(words)}
-
-
-def _draw(mask: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """One uniformly random True column in each row, [B]."""
-    rank = rng.integers(mask.sum(1))
-    return (mask.cumsum(1) > rank[:, None]).argmax(1)

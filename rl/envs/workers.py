@@ -42,7 +42,9 @@ class Step(NamedTuple):
     reward: np.ndarray  # [N] float64
     terminated: np.ndarray  # [N] bool
     truncated: np.ndarray  # [N] bool
-    success: np.ndarray  # [N] float64, the environment's info["success"]; NaN where it reports none
+    success: (
+        np.ndarray
+    )  # [N] float64, as the environment's info reports it (`rl.envs.make`); NaN where it does not
 
 
 class Vector:
@@ -228,7 +230,7 @@ class _Copies:
         for i in np.flatnonzero(active):
             observation, reward[i], terminated[i], truncated[i], info = self._envs[i].step(actions[i])
             self._hold(int(i), observation)
-            success[i] = info.get("success", np.nan)
+            success[i] = info.get("success", info.get("is_success", np.nan))
         return self._observation, reward, terminated, truncated, success
 
     def snapshot(self) -> list[snapshots.Snapshot | str]:

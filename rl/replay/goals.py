@@ -188,11 +188,6 @@ def sampler(batch_size: int, hindsight: Hindsight, discount: float, success: Suc
     return sample
 
 
-def transitions(sample: Source) -> Source:
-    """The source of the `Transition` in each `GoalBatch`, with one goal: for agents that know nothing of goals."""
-    return lambda data, key, step: sample(data, key, step).value
-
-
 def conditioned(observation: Any, goal: Any) -> dict[str, Any]:
     """What a goal-conditioned agent sees of ``observation`` [..., *observation] and a goal like it.
 
