@@ -309,7 +309,7 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
             )
         chosen["reward_scale"] = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
     elif settings.reward_scale:
-        chosen["reward_scale"] = common.number("reward_scale", settings.reward_scale)
+        chosen["reward_scale"] = common.number("reward_scale", settings.reward_scale, transform.RETURN_RANGE)
     if not math.isnan(settings.reward_shift):
         chosen["reward_shift"] = settings.reward_shift
     if settings.clip_rewards:
