@@ -386,7 +386,8 @@ def _check_unused(settings: Settings, config: Any, agent: Exported | None = None
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
-    heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names and sizes
+    common.check_head_size(settings)
+    heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names
     common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
     common.at_least_one(settings, "program_seconds", "program_memory")
     common.several_episodes(settings, none=True)

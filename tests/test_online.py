@@ -937,7 +937,10 @@ def test_critics_are_exported_with_a_policy_of_whose_draws_they_choose_one(tmp_p
         ({"offline_data": "x", "offline_ratio": 1.0}, "--offline_ratio=1.0 must be between 0 and 1"),
         ({"offline_data": "x", "offline_ratio": 0.05}, "--offline_ratio=0.05 of --batch_size=8 is 0 rows"),
         ({"offline_data": "x", "offline_ratio": 0.95}, "--offline_ratio=0.95 of --batch_size=8 is 8 rows"),
-        ({"relabel_success": "often"}, "--relabel_success=often is neither a number nor one of its words"),
+        (
+            {"relabel_success": "often"},
+            "--relabel_success=often is neither a number nor success nor final_success",
+        ),
         ({"relabel_success": "1", "priority": 0.5}, "--priority and --relabel_success cannot be combined"),
         ({"relabel_success": "success", "env": "ALE/Pong-v5"}, "--relabel_success is not for ALE games"),
         ({"chunk": 2, "n_step": 3}, "--n_step=3 and --chunk=2 cannot be combined"),
