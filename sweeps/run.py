@@ -2,8 +2,8 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 
     python -m sweeps.run sweeps/iql_expectile.yaml
     python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=eval_every=10000
-    python -m sweeps.run sweeps/heads.yaml --budget=2h
-    python -m sweeps.run sweeps/heads.yaml --status
+    python -m sweeps.run sweeps/heads_pointmaze.yaml --budget=2h
+    python -m sweeps.run sweeps/heads_pointmaze.yaml --status
 
 `experiments.report` makes tables and figures of it, finished or not.
 

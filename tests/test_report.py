@@ -560,6 +560,14 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    "file, folder",
+    [("boards/heads.yaml", "results/boards/heads"), ("heads_pointmaze.yaml", "runs/sweeps/heads_pointmaze/report")],
+)
+def test_only_reports_of_boards_go_to_the_stored_results(file: str, folder: str) -> None:
+    assert report.usual_folder(sweeps.load(str(ROOT / "sweeps" / file), {}, "")) == Path(folder)
+
+
 def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_path: Path) -> None:
     """Its scores are known; means over several evaluations are not."""
     file, where, programs = finished
