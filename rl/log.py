@@ -247,6 +247,15 @@ class _Lines:
         sys.stderr.flush()
 
 
+def is_config(path: Path) -> bool:
+    """Whether the file is a ``config.json`` as `open_run` writes it."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and "config" in values and isinstance(values.get("resumed"), list)
+
+
 def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
     now = {
         **provenance(),
@@ -346,9 +355,7 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, M
         )
     except wandb.Error as error:
         reason = str(error).partition("\n")[0]
-        raise ValueError(
-            f"--wandb: {reason}; run `wandb login`, or set WANDB_MODE=offline"
-        ) from error
+        raise ValueError(f"--wandb: {reason}; run `wandb login`, or set WANDB_MODE=offline") from error
     saved_id.write_text(run.id)
     # wandb's own step may only grow, a resumed run's goes back: it is logged as a value and used as the x axis.
     run.define_metric("step")
