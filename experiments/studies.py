@@ -620,7 +620,9 @@ def check_kept(settings: Any, usual: Any) -> None:
         return
     earlier = log.read_json(path).get("settings")
     if not isinstance(earlier, dict):
-        raise ValueError(f"{path} is not a result of this study: give another --out, such as runs/papers/NAME")
+        raise ValueError(
+            f"{path} is not a result of this study: give another --out, such as runs/papers/NAME"
+        )
     now, default = (json.loads(json.dumps(dataclasses.asdict(x), default=str)) for x in (settings, usual))
     before = {name: earlier.get(name, default[name]) for name in now if name not in _PLACES}
     if changed := [

@@ -113,7 +113,9 @@ def instead(tier: str) -> str:
     name = f"{tier}-regen-v5"
     if name not in LOCOMOTION:
         return ""
-    return f"make one like it on this machine: python -m experiments.collect --dataset={name}, and use that name"
+    return (
+        f"make one like it on this machine: python -m experiments.collect --dataset={name}, and use that name"
+    )
 
 
 def find(dataset: str) -> Recipe | Locomotion:
