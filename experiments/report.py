@@ -760,7 +760,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
             "--workdir is the folder of one sweep, and these are several files: report them apart"
         )
     plans = [sweeps.from_flags(file, {}, values) for file in files]
-    out = str(expanded(values.out or f"results/boards/{Path(files[0]).stem}"))
+    out = str(expanded(values.out or usual_folder(plans[0])))
     stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]
     plans = [sweeps.adopt(plan, stored) for plan in plans]
     result = run(plans, out, values.baseline, values.evaluations)
@@ -774,11 +774,24 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
     print(f"Everything is in {result['settings']['out']}; look at {studies.REPORT} first.")
 
 
+def usual_folder(plan: sweeps.Sweep) -> Path:
+    """Where the report of a sweep goes: those of the boards here are stored, others are not."""
+    file = Path(plan.file).resolve()
+    board = file.parent == Path(sweeps.__file__).parent / "boards"
+    return Path("results/boards", file.stem) if board else plan.root / "report"
+
+
 def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """The flags of the command."""
     sweeps.define_layout(values)
     absl_flags.adopt_module_key_flags(sweeps, values)  # --help lists them here, too
-    absl_flags.DEFINE_string("out", "", "folder of the report; by default results/boards/FILE", values)
+    absl_flags.DEFINE_string(
+        "out",
+        "",
+        "folder of the report; by default results/boards/FILE for a file of sweeps/boards, and else the folder report "
+        "in the sweep's own (runs/sweeps/FILE)",
+        values,
+    )
     absl_flags.DEFINE_bool(
         "store", False, "copy the finished runs, without their checkpoints, to the report's folder", values
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -332,7 +332,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 for variant, estimates in result["aggregates"].items()
             },
             f"interquartile mean of {score}, 95 % interval",
-            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            title=_of_what(result),
             rate=result["rate"],
         )
         thresholds = result["profiles"]["thresholds"]
@@ -345,7 +345,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             },
             f"threshold of {score}",
             "share of runs above it",
-            title=f"{len(result['aggregate_tasks'])} tasks, last evaluation",
+            title=_of_what(result),
             note="share, 95 % interval",
             rate=True,
         )
@@ -370,6 +370,30 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
             },
             rate=result["rate"],
         )
+
+
+def _of_what(result: Mapping[str, Any]) -> str:
+    """What aggregates are of: how many tasks, which evaluation, how many seeds, and how long they were trained."""
+    tasks, variants = set(result["aggregate_tasks"]), set(result["aggregates"])
+    seeds = {
+        len(cell["last"]["each"])
+        for cell in result["cells"]
+        if cell["task"] in tasks and cell["variant"] in variants
+    }
+    lengths = {
+        program["length"]
+        for program in result["programs"]
+        if program["state"] == "done" and program["task"] in tasks and variants & set(program["variants"])
+    }
+    unit = "environment steps" if result["unit"] == "steps" else result["unit"]
+    # Where programs diverged, runs that were trained alone may be finished and none of their programs.
+    length = f", {_span(lengths)} {unit}" if lengths else ""
+    return f"{len(tasks)} tasks, last evaluation, {_span(seeds)} seeds{length}"
+
+
+def _span(numbers: Collection[int]) -> str:
+    """The numbers in words: 3, or 3 to 5."""
+    return " to ".join(f"{number:,}" for number in sorted({min(numbers), max(numbers)}))
 
 
 def _figures(result: Mapping[str, Any]) -> dict[tuple[str, str], list[Mapping[str, Any]]]:

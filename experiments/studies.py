@@ -37,6 +37,8 @@ _PUBLISHED = Path(__file__).parent / "papers" / "published"
 _MODULE = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 # They parse flags, store and draw, and cannot change what is trained.
 _REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
+# Settings that say where things lie, or what is trained again, and decide no number.
+_PLACES = {"out", "workdir", "overwrite", "stored", "data_folder", "cache"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -604,6 +606,42 @@ def finish(
     return result
 
 
+def check_kept(settings: Any, usual: Any) -> None:
+    """Raises ValueError if ``settings.out`` holds a result of other settings, which that of this command would replace.
+
+    Lists of names, such as parts, may have grown: the new result then has all that the old one had.
+
+    Args:
+      settings: of the study.
+      usual: its default settings, which an older result had of what could not be chosen then.
+    """
+    path = Path(settings.out) / log.RESULT
+    if settings.overwrite or not path.exists():
+        return
+    earlier = log.read_json(path).get("settings")
+    if not isinstance(earlier, dict):
+        raise ValueError(
+            f"{path} is not a result of this study: give another --out, such as runs/papers/NAME"
+        )
+    now, default = (json.loads(json.dumps(dataclasses.asdict(x), default=str)) for x in (settings, usual))
+    before = {name: earlier.get(name, default[name]) for name in now if name not in _PLACES}
+    if changed := [
+        f"--{name}={x} there, {now[name]} here" for name, x in before.items() if not _covers(now[name], x)
+    ]:
+        raise ValueError(
+            f"{path} was made with other settings ({'; '.join(changed)}) and would be lost: give another --out, such "
+            "as --out=runs/papers/NAME, or --overwrite to replace it, which also trains again what is finished"
+        )
+
+
+def _covers(now: Any, before: Any) -> bool:
+    """Whether a setting is as it was, or a list of names that has all that it had."""
+    if not (isinstance(now, str) and isinstance(before, str)):
+        return bool(now == before)
+    separator = ";" if ";" in now else ","
+    return set(before.split(separator)) <= set(now.split(separator))
+
+
 def short(commit: str | None) -> str:
     """A commit in twelve letters, and whether files differed from it."""
     return f"{str(commit)[:12]}{'-dirty' * str(commit).endswith('-dirty')}"
@@ -622,10 +660,14 @@ def write_blocks(path: Path, blocks: Iterable[str]) -> None:
 
 
 def main(settings: Any, run: Callable[[Any], Any], name: str = REPORT) -> None:
-    """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``."""
+    """The command line of a study: reads its flags, runs it, and prints the report in the folder ``settings.out``.
+
+    A result of other settings there is kept (`check_kept`): nothing is trained then.
+    """
 
     def command(_: list[str]) -> None:
         run_settings = flags.read(settings)
+        check_kept(run_settings, settings)
         run(run_settings)
         print((Path(run_settings.out) / name).read_text())
         print(f"Everything is in {run_settings.out}; look at {name} first.")

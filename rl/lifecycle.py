@@ -110,7 +110,8 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
 
     Raises:
       InUse: another process has the folder open; `session` has the last word on that.
-      CheckpointError: the folder holds another run, or results without the checkpoints they came from.
+      CheckpointError: the folder holds another run, results without the checkpoints they came from, or files of
+        something else that the run would replace.
       ValueError: the run there has gone beyond ``run.total``.
     """
     other = holder(run.folder) if jax.process_index() == 0 else None
@@ -118,20 +119,33 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
         raise _in_use(run.folder, other)
     identity = {**run.card, "versions": versions()}
     there = checkpoint.steps(run.folder / CHECKPOINTS)
+    if not there:
+        _check_own(run)
     earlier = None
     if not run.overwrite:
         like = {**tree, "seconds": np.zeros(())}
         earlier = checkpoint.restore(run.folder / CHECKPOINTS, like, identity)
     if earlier is None:
         if not run.overwrite and (run.folder / log.RESULT).exists():
+            again = ", or --overwrite to start again" * (run.folder / log.CONFIG).exists()
             raise checkpoint.CheckpointError(
-                f"{run.folder} holds a finished run without its checkpoints: choose another --workdir, or "
-                "--overwrite to start again"
+                f"{run.folder} holds a finished run without its checkpoints: choose another --workdir{again}"
             )
         return Start(tree, 0, 0.0, False, None, there)
     saved, step = earlier
     result = _finished(run, step) if step >= run.total else None
     return Start(saved, step, saved.pop("seconds").item(), True, result, there)
+
+
+def _check_own(run: Run) -> None:
+    """Raises CheckpointError if the folder has files that this run would replace, and that no run wrote."""
+    if log.is_config(run.folder / log.CONFIG):
+        return
+    replaced = (log.CONFIG, log.METRICS, CURVE, *[log.RESULT] * run.overwrite)
+    if names := [name for name in replaced if (run.folder / name).exists()]:
+        raise checkpoint.CheckpointError(
+            f"{run.folder} holds files of something else ({', '.join(names)}): give another --workdir"
+        )
 
 
 def notes(run: Run, step: int) -> Any:

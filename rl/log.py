@@ -72,6 +72,7 @@ def open_run(
 
     Raises:
         FileExistsError: ``workdir`` holds a finished run and ``resume_step`` is 0.
+        ValueError: Weights & Biases refuses, most often because nobody is logged in.
     """
     import jax
 
@@ -84,15 +85,15 @@ def open_run(
         raise FileExistsError(
             f"{folder} holds a finished run ({RESULT}): choose another --workdir, or --overwrite to start again"
         )
-    _record_config(folder, config, resume_step)
-    _drop_after(folder / METRICS, resume_step)
     with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
         copies = []
+        if wandb:  # first: without a login, nothing is written here
+            copies.append(stack.enter_context(_wandb(folder, config)))
+        _record_config(folder, config, resume_step)
+        _drop_after(folder / METRICS, resume_step)
+        file = stack.enter_context(open(folder / METRICS, "ab", buffering=0))
         if tensorboard:
             copies.append(stack.enter_context(_tensorboard(folder, resume_step)))
-        if wandb:
-            copies.append(stack.enter_context(_wandb(folder, config)))
 
         def write(step: int, metrics: Mapping[str, Any]) -> None:
             values = {name: _numbers(name, value) for name, value in metrics.items()}
@@ -246,6 +247,15 @@ class _Lines:
         sys.stderr.flush()
 
 
+def is_config(path: Path) -> bool:
+    """Whether the file is a ``config.json`` as `open_run` writes it."""
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and "config" in values and isinstance(values.get("resumed"), list)
+
+
 def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
     now = {
         **provenance(),
@@ -319,7 +329,8 @@ def _tensorboard(folder: Path, resume_step: int) -> Iterator[Callable[[int, Mapp
 
     def write(step: int, scalars: Mapping[str, float]) -> None:
         for name, value in scalars.items():
-            writer.add_scalar(name, value, step)
+            if math.isfinite(value):  # of others it warns at every step, and shows a gap either way
+                writer.add_scalar(name, value, step)
 
     with contextlib.closing(writer):
         yield write
@@ -334,13 +345,17 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, M
             "logging to Weights & Biases needs: pip install -e '.[track]' (in the clone)"
         ) from error
     saved_id = folder / "wandb_id.txt"
-    run = wandb.init(
-        dir=str(folder),
-        name=folder.name,
-        config=_plain(config),
-        id=saved_id.read_text() if saved_id.exists() else None,
-        resume="allow",
-    )
+    try:
+        run = wandb.init(
+            dir=str(folder),
+            name=folder.name,
+            config=_plain(config),
+            id=saved_id.read_text() if saved_id.exists() else None,
+            resume="allow",
+        )
+    except wandb.Error as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"--wandb: {reason}; run `wandb login`, or set WANDB_MODE=offline") from error
     saved_id.write_text(run.id)
     # wandb's own step may only grow, a resumed run's goes back: it is logged as a value and used as the x axis.
     run.define_metric("step")

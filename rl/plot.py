@@ -25,6 +25,7 @@ _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#
 _STYLES = ("-", "--", "-.", ":")
 _INK = "#333333"
 _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they coincide, each still shows
+_OVERLAP = "widths only keep lines\nthat overlap visible"
 _RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
 _BAND = 3  # seeds from which on an interval is drawn
 
@@ -66,7 +67,7 @@ def learning_curve(
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
-    _legend(axes, _what_is_drawn(runs.values()))
+    _legend(axes, _what_is_drawn(runs.values()), len(runs))
     _save(figure, path)
 
 
@@ -105,7 +106,7 @@ def learning_curves(
         axes.set_ylabel(ylabel, fontsize=12)
     figure.suptitle(title, fontsize=13, x=0.01, ha="left")
     every = [run for runs in panels.values() for run in runs.values()]
-    _legend(row[columns - 1], _what_is_drawn(every, intervals))
+    _legend(row[columns - 1], _what_is_drawn(every, intervals), len(labels[0]))
     _save(figure, path)
 
 
@@ -376,7 +377,7 @@ def lines(
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
-    _legend(axes, note)
+    _legend(axes, note, len(curves))
     _save(figure, path)
 
 
@@ -622,9 +623,10 @@ def _curve(
     )
 
 
-def _legend(axes: Axes, title: str) -> None:
+def _legend(axes: Axes, note: str, count: int) -> None:
+    """The legend of so many lines, whose widths would look like emphasis."""
     axes.legend(
-        title=title,
+        title="\n".join(filter(None, [note, _OVERLAP * (count > 1)])),
         title_fontsize=9,
         alignment="left",
         fontsize=11,

@@ -1,7 +1,7 @@
 """Programs of a sweep as tasks of a Ray cluster that is running.
 
     ray start --head                                        (on one machine; `ray start --address=HOST:6379` on others)
-    python -m sweeps.run sweeps/heads.yaml --engine=ray --gpus=1
+    python -m sweeps.run sweeps/heads_pointmaze.yaml --engine=ray --gpus=1
 
 Ray says what runs where and when. All else is in the run folders, as without it, so that all machines must see them
 under the same path, and have the same code. A task whose worker is killed is started again, and goes on from the newest

@@ -2,8 +2,8 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 
     python -m sweeps.run sweeps/iql_expectile.yaml
     python -m sweeps.run sweeps/rebrac_random.yaml --count=16 --set=updates=20000 --set=eval_every=10000
-    python -m sweeps.run sweeps/heads.yaml --budget=2h
-    python -m sweeps.run sweeps/heads.yaml --status
+    python -m sweeps.run sweeps/heads_pointmaze.yaml --budget=2h
+    python -m sweeps.run sweeps/heads_pointmaze.yaml --status
 
 `experiments.report` makes tables and figures of it, finished or not.
 
@@ -131,6 +131,8 @@ class Sweep(NamedTuple):
     root: Path  # the folder of all its programs
     runs: int
     programs: dict[Path, Program]  # by their folders
+    # When the command did that trains it, by `time.time`: what ended since then it does not train, even to overwrite.
+    began: float = math.inf
 
 
 class State(NamedTuple):
@@ -526,12 +528,12 @@ def _seconds(place: Path) -> float:
     return max(passed, 0.0) * step / (end - session["step"])
 
 
-def finished(program: Program, place: Path) -> bool:
-    """Whether the program's result is there, as long as the sweep asks for."""
+def finished(program: Program, place: Path, began: float = math.inf) -> bool:
+    """Whether the program's result is there, as long as the sweep asks for; to overwrite, one of since ``began``."""
     if not (place / log.RESULT).exists():
         return False
     settings, *_ = arguments(program, place)
-    if settings.overwrite:
+    if settings.overwrite and (place / log.RESULT).stat().st_mtime < began:
         return False
     length = SCRIPTS[program.script].length
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
@@ -855,7 +857,7 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
         if shard.is_main():
             print(f"{place}: {program.fixed} x {program.swept}")
         try:
-            rows[place] = attempt(program, place, sweep.metric)
+            rows[place] = ended(sweep, place) or attempt(program, place, sweep.metric)
         except lifecycle.InUse as error:
             print(f"left to another process: {error}", file=sys.stderr)
             continue
@@ -907,7 +909,7 @@ def done(sweep: Sweep, known: Collection[Path] = ()) -> Rows:
     rows: Rows = {}
     failed: list[MetricError] = []
     for place, program in sweep.programs.items():
-        if place not in known and finished(program, place):
+        if place not in known and finished(program, place, sweep.began):
             try:
                 rows[place] = scored(program, place, sweep.metric)
             except MetricError as error:
@@ -925,9 +927,36 @@ def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
         for place, program in sweep.programs.items()
         if place not in known and program.runs > 1
         for folder, part in apart(program, place).items()
-        if finished(part, folder)
+        if finished(part, folder, sweep.began)
         for row in scored(part, folder, sweep.metric)
     ]
+
+
+def ended(sweep: Sweep, place: Path) -> list[dict[str, Any]]:
+    """The rows of a program that some process has finished, or failed at, since the command began; [] of others."""
+    program, metric = sweep.programs[place], sweep.metric
+    if finished(program, place, sweep.began):
+        return scored(program, place, metric)
+    each = apart(program, place)
+    done = {folder for folder, part in each.items() if finished(part, folder, sweep.began)}
+    error = _error(place, sweep.began)
+    if not error and len(done) < len(each):
+        return []
+    return [
+        row
+        for folder, part in each.items()
+        for row in (
+            scored(part, folder, metric) if folder in done else [_row(part, place) | {"error": error}]
+        )
+    ]
+
+
+def _error(place: Path, began: float) -> str:
+    """Why the program there failed, if that was since ``began``."""
+    with contextlib.suppress(FileNotFoundError):  # or another process is about to try it again
+        if (place / FAILED).stat().st_mtime >= began:
+            return str(log.read_json(place / FAILED)["error"])
+    return ""
 
 
 def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
@@ -968,6 +997,7 @@ def failures(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
+    began = time.time()
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
     if values.engine == RAY:
@@ -991,6 +1021,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
         for line in status(sweep.programs):
             say(line)
         return
+    if jax.process_count() == 1:  # hosts of one slice must all train the same, whatever their clocks say
+        sweep = sweep._replace(began=began)
     known: Rows = {}
 
     def ranking() -> list[dict[str, Any]]:

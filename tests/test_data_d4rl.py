@@ -1,6 +1,8 @@
 """`rl.data.d4rl`: the layout, the cache folder, the table, and a real log."""
 
 import json
+import socket
+import urllib.error
 
 import numpy as np
 import pytest
@@ -235,6 +237,22 @@ def test_a_named_file_is_downloaded_once_and_then_verified(tmp_path, monkeypatch
         file.write(b"x")
     with pytest.raises(DataError, match="the file has changed"):
         data.load("door-human-v1", folder=folder)
+
+
+@pytest.mark.parametrize(
+    "name, otherwise",
+    [
+        ("hopper-medium-replay-v2", r", or make one .*--dataset=hopper-medium-replay-regen-v5"),
+        ("door-human-v1", "door-human-v1.hdf5$"),
+    ],
+)
+def test_without_a_network_a_tier_is_made(name, otherwise, tmp_path, monkeypatch):
+    def server(request, timeout):
+        raise urllib.error.URLError(socket.gaierror(-2, "unknown host"))
+
+    monkeypatch.setattr(download.urllib.request, "urlopen", server)
+    with pytest.raises(DataError, match=f"unknown host.*put it at .*{otherwise}"):
+        data.load(name, folder=tmp_path)
 
 
 def test_a_download_that_is_no_hdf5_is_not_kept(tmp_path, monkeypatch):

@@ -284,3 +284,22 @@ def test_damage_is_told_at_opening_and_while_episodes_are_read(stored, file, dam
 def test_an_absent_dataset_is_named(tmp_path):
     with pytest.raises(DataError, match=r"there is no folder .*none; 'minari list local'"):
         data.load(f"minari:{tmp_path}/none")
+
+
+@pytest.mark.parametrize(
+    "name, made",
+    [
+        ("mujoco/hopper/medium-v0", r", or make one like it .*--dataset=hopper-medium-regen-v5"),
+        ("D4RL/door/human-v2", r"datasets$"),
+    ],
+)
+def test_a_server_that_cannot_be_reached_is_no_damage(name, made, tmp_path, monkeypatch):
+    def load_dataset(*_, **__):
+        try:
+            raise ConnectionRefusedError("refused")
+        except OSError as error:
+            raise RuntimeError("some library") from error  # as those of HTTP do
+
+    monkeypatch.setattr("minari.load_dataset", load_dataset)
+    with pytest.raises(DataError, match=rf"cannot be reached \(refused\): .*minari download {name}.*{made}"):
+        data.load(f"minari:{name}")

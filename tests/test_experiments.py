@@ -535,7 +535,7 @@ def test_every_script_has_help(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / log.CONFIG).write_text("{}")
+    (tmp_path / log.CONFIG).write_text('{"config": {}, "resumed": []}')  # as of a run
     (tmp_path / log.METRICS).write_text('{"step": 3}\n')
     before = files(tmp_path)
     chosen = settings(tmp_path, **{"overwrite": True} | changes)

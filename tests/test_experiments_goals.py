@@ -214,7 +214,7 @@ def test_integer_actions_are_those_of_the_environment(tmp_path: Path) -> None:
 def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     agent: str, changes: dict[str, Any], own: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / log.CONFIG).write_text("{}")
+    (tmp_path / log.CONFIG).write_text('{"config": {}, "resumed": []}')  # as of a run
     before = files(tmp_path)
     with pytest.raises(ValueError, match=message):
         goals.run(settings(tmp_path, agent=agent, overwrite=True, **changes), config(agent, **own))

@@ -298,6 +298,29 @@ def test_results_without_checkpoints_are_in_the_way(tmp_path: Path) -> None:
         lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
 
 
+@pytest.mark.parametrize(
+    "name, text, overwrite",
+    [
+        (log.CONFIG, '{"theme": "dark"}', False),
+        (log.CONFIG, '{"theme": "dark"}', True),
+        (log.CONFIG, "not JSON", True),
+        (lifecycle.CURVE, "a picture", False),
+        (log.RESULT, '{"claims": []}', True),
+    ],
+)
+def test_files_of_something_else_are_not_replaced(
+    name: str, text: str, overwrite: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "page.md").write_text("a page")  # is in no run's way
+    lifecycle.begin(run(tmp_path, overwrite=overwrite), {"state": np.zeros(3)})
+    (tmp_path / name).write_text(text)
+    with pytest.raises(
+        checkpoint.CheckpointError, match=rf"something else \({name}\): give another --workdir"
+    ):
+        learn(run(tmp_path, overwrite=overwrite))
+    assert (tmp_path / name).read_text() == text
+
+
 def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path: Path) -> None:
     learn(run(tmp_path, tensorboard=True))
     (tmp_path / "actors").mkdir()

@@ -300,7 +300,7 @@ def events(folder: Path) -> list:
 
 def test_tensorboard_has_the_mean_over_seeds(tmp_path: Path):
     with log.open_run(tmp_path, {}) as run:
-        run.write(10, {"score": np.array([1.0, 2.0]), "loss": 0.5})
+        run.write(10, {"score": np.array([1.0, 2.0]), "loss": 0.5, "return": np.nan, "gap": np.inf})
     scalars = {(e.step, value.tag): value.simple_value for e in events(tmp_path) for value in e.summary.value}
     assert scalars == {(10, "score"): 1.5, (10, "loss"): 0.5}
 
@@ -355,6 +355,19 @@ def test_wandb_offline(tmp_path: Path, monkeypatch):
             run.write(step + 1, {"loss": 1.0})
     assert list(tmp_path.glob("wandb/offline-run-*/*.wandb"))
     assert [row["step"] for row in log.read(tmp_path)] == [1, 2]
+
+
+def test_wandb_without_a_login_is_refused_before_anything_is_written(tmp_path: Path, monkeypatch):
+    class Error(Exception): ...
+
+    def init(**_):
+        raise Error("No API key configured.\nMore of it.")
+
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Error=Error))
+    message = r"--wandb: No API key configured\.; run `wandb login`, or set WANDB_MODE=offline"
+    with pytest.raises(ValueError, match=message), log.open_run(tmp_path, {}, wandb=True):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_wandb_missing_names_the_extra(tmp_path: Path, monkeypatch):

@@ -243,7 +243,7 @@ def test_lines_draw_curves_intervals_and_published_values(tmp_path: Path, figure
     assert (axes.get_xlabel(), axes.get_ylabel(), axes.get_title(loc="left")) == ("q", "reward", "T")
     legend = axes.get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["ours", "other", "published"]
-    assert legend.get_title().get_text() == "n"
+    assert legend.get_title().get_text() == "n\nwidths only keep lines\nthat overlap visible"
     plot.lines(tmp_path / "b.png", {"ours": (x + 1, x + 1, x + 1, x + 1)}, "N", "s", logarithmic=True)
     assert figures[1].axes[0].get_xscale() == figures[1].axes[0].get_yscale() == "log"
 

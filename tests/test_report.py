@@ -560,6 +560,17 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 
+@pytest.mark.parametrize(
+    "file, folder",
+    [
+        ("boards/heads.yaml", "results/boards/heads"),
+        ("heads_pointmaze.yaml", "runs/sweeps/heads_pointmaze/report"),
+    ],
+)
+def test_only_reports_of_boards_go_to_the_stored_results(file: str, folder: str) -> None:
+    assert report.usual_folder(sweeps.load(str(ROOT / "sweeps" / file), {}, "")) == Path(folder)
+
+
 def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_path: Path) -> None:
     """Its scores are known; means over several evaluations are not."""
     file, where, programs = finished
@@ -644,6 +655,26 @@ def test_curves_of_seeds_meet_at_the_same_steps_and_scores_at_those_that_are_due
     np.testing.assert_allclose(curve["scores"], np.concatenate([each, each], 1))
     with pytest.raises(ValueError, match="lacks some of the last ones"):
         report.run([plan], str(tmp_path / "out"), evaluations=2)
+
+
+@pytest.mark.parametrize(
+    "of, said",
+    [
+        ({}, "2 tasks, last evaluation, 3 seeds, 200,000 updates"),
+        ({"variants": []}, "2 tasks, last evaluation, 3 seeds"),
+        ({"length": 100}, "2 tasks, last evaluation, 3 seeds, 100 to 200,000 updates"),
+    ],
+)
+def test_figures_of_aggregates_say_of_how_many_seeds_and_updates(of: dict[str, Any], said: str) -> None:
+    program = {"state": "done", "task": "a", "variants": ["iql"], "length": 200_000}
+    result = {
+        "aggregate_tasks": ["a", "b"],
+        "aggregates": {"iql": {}},
+        "cells": [{"variant": "iql", "task": task, "last": {"each": [1.0] * 3}} for task in "ab"],
+        "programs": [program | of, program | {"task": "b"} | of | {"length": 200_000}],
+        "unit": "updates",
+    }
+    assert report_page._of_what(result) == said
 
 
 def test_a_finished_run_without_the_score_is_listed(finished: Any, tmp_path: Path) -> None:

@@ -310,8 +310,45 @@ def test_a_study_prints_its_report_and_names_its_folder(
     monkeypatch.setattr(studies.app, "run", lambda command, flags_parser: command([]))
     studies.main(settings, lambda chosen: studies.finish(chosen, {}, lambda _: ["# Title"]))
     stdout = capsys.readouterr().out
+    monkeypatch.setattr(studies.flags, "read", lambda _: dataclasses.replace(settings, seeds=2))
+    with pytest.raises(SystemExit):  # before anything is trained
+        studies.main(settings, lambda chosen: pytest.fail("it ran"))
+    assert "--seeds=3 there, 2 here" in capsys.readouterr().err
     assert stdout.startswith("# Title\n")
     assert stdout.endswith(f"Everything is in {tmp_path}; look at {studies.REPORT} first.\n")
+
+
+def test_a_result_of_other_settings_is_kept(tmp_path: Path) -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Study(studies.RowSettings):
+        seeds: int = 3
+        parts: str = "one,two"
+        hidden: tuple[int, ...] = (64, 64)
+
+    usual = Study(out=str(tmp_path))
+    studies.finish(usual, {}, lambda _: ["# Title"])
+    change = functools.partial(dataclasses.replace, usual)
+    for settings in (
+        usual,
+        change(stored="runs/more"),
+        change(parts="two,three,one"),
+        change(seeds=2, overwrite=True),
+        change(seeds=2, out=str(tmp_path / "elsewhere")),
+    ):
+        studies.check_kept(settings, usual)
+    for changes, names in (
+        ({"seeds": 2, "hidden": (8,)}, r"--seeds=3 there, 2 here; --hidden=\[64, 64\] there, \[8\] here"),
+        ({"parts": "one"}, "--parts=one,two there, one here"),
+    ):
+        with pytest.raises(ValueError, match=rf"{names}.*--out=runs/papers/NAME, or --overwrite"):
+            studies.check_kept(change(**changes), usual)
+    log.write_json(tmp_path / log.RESULT, {"settings": {}})
+    studies.check_kept(usual, usual)
+    with pytest.raises(ValueError, match="--seeds=3 there, 2 here"):
+        studies.check_kept(change(seeds=2), usual)  # an older result had the default
+    log.write_json(tmp_path / log.RESULT, {})
+    with pytest.raises(ValueError, match="not a result of this study"):
+        studies.check_kept(usual, usual)
 
 
 STORED = {

@@ -526,12 +526,19 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
     assert sweeps.done(again) == {}
     assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
+    afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
+    for one in (program, afresh):  # as a process finds it that began before
+        earlier = planned({tmp_path: one})._replace(began=0.0)
+        assert [row.get("score") for row in sweeps.ended(earlier, tmp_path)] == [
+            row.get("score") for row in rows
+        ]
+        assert not sweeps.ended(earlier._replace(began=math.inf), tmp_path)
     broken.clear()
     with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
         sweeps.attempt(program, tmp_path, "eval/return")
     assert len(sweeps.failures(sweeps.attempt(program, tmp_path, "eval/return"))) == 0
     assert trained[4:] == [[1e9]] and sweeps.state(program, tmp_path) == sweeps.State("done", 4, 4, 6.0)
-    afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
+    assert len(sweeps.ended(earlier, tmp_path)) == 3  # each alone, and none of them failed
     sweeps.attempt(afresh, tmp_path, "eval/return")
     assert trained[5:] == [[0.1, 1e9, 0.3]] and sweeps.finished(program, tmp_path)
 
@@ -836,6 +843,33 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(
     start(file, f"--workdir={tmp_path}")
     assert trained == [0, 1, 2, 1]
     assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_another_process_ended_meanwhile_is_not_trained_again(
+    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the first seed is trained, the same command is started by another process, which tries all others."""
+    flags = [f"--workdir={tmp_path}", *["--overwrite"] * overwrite]
+
+    def train_elsewhere(settings: offline.Settings, session: lifecycle.Session) -> None:
+        if settings.seed == 0 and trained.count(0) == 1 and 1 not in trained:
+            with contextlib.suppress(SystemExit):
+                start(file, *flags)
+        if settings.seed == 2:
+            raise OSError("no space left")
+
+    file = seeds_sweep(tmp_path, 0, 1, 2)
+    trained = count_in_place_of_training(monkeypatch, train_elsewhere)
+    with pytest.raises(SystemExit):
+        start(file, *flags)
+    assert trained == [0, 1, 2]
+    rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
+    assert sorted(row.get("score", row.get("error")) for row in rows[:2]) == [4.0, 5.0]
+    assert rows[2]["error"] == "OSError: no space left"
+    with pytest.raises(SystemExit):
+        start(file, *flags)
+    assert trained[3:] == ([0, 1, 2] if overwrite else [2])
 
 
 def test_a_disk_that_fills_up_takes_no_finished_run(

@@ -185,7 +185,10 @@ def load(
         path = _folder(folder) / _file(entry)
         source = f"D4RL {name_or_path}"
         if not path.exists():
-            download.fetch(entry.url, path, sha256, check=_check)
+            from rl.data import recipes
+
+            otherwise = recipes.instead(str(name_or_path).rpartition("-")[0])
+            download.fetch(entry.url, path, sha256, check=_check, otherwise=otherwise)
         task = entry.task
     else:
         path = _path(name_or_path, folder)

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import json
 import math
+import socket
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -178,10 +179,33 @@ def _open(minari: Any, name_or_path: str, folder: str | Path | None) -> Any:
     elif folder is not None:
         path = expanded(folder) / name_or_path
     else:
-        return minari.load_dataset(name_or_path, download=True)
+        return _downloaded(minari, name_or_path)
     if not path.is_dir():
         raise DataError(f"there is no folder {path}; {_REMEDY}")
     return minari.MinariDataset(path / "data" if (path / "data").is_dir() else path)
+
+
+def _downloaded(minari: Any, name: str) -> Any:
+    """The dataset of that id, from where Minari keeps those that it has, or else from its server."""
+    try:
+        return minari.load_dataset(name, download=True)
+    except Exception as error:
+        if (reason := _network_error(error)) is None:
+            raise
+        from rl.data import recipes
+
+        made = recipes.instead(name.removeprefix("mujoco/").rpartition("-")[0].replace("/", "-"))
+        raise DataError(
+            f"Minari {name} is not here, and its server cannot be reached ({reason}): download it elsewhere "
+            f"(minari download {name}) and copy its folder to ~/.minari/datasets{made and f', or {made}'}"
+        ) from error
+
+
+def _network_error(error: BaseException | None) -> BaseException | None:
+    """What the system said of the network, if that is where an error came from: libraries wrap it in their own."""
+    while error is not None and not isinstance(error, ConnectionError | TimeoutError | socket.gaierror):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _minari() -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rl.data.files import expanded
 from rl.data.recipes import collector, locomotion, scripted
-from rl.data.recipes.catalogue import LOCOMOTION, RECIPES, Locomotion, Recipe, find
+from rl.data.recipes.catalogue import LOCOMOTION, RECIPES, Locomotion, Recipe, find, instead
 from rl.data.recipes.collector import default_folder, read_card
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "collect",
     "default_folder",
     "find",
+    "instead",
     "read_card",
 ]
 

@@ -108,6 +108,16 @@ LOCOMOTION = {
 }
 
 
+def instead(tier: str) -> str:
+    """How to make what stands in for a published tier, ``hopper-medium`` say, in words; '' where nothing does."""
+    name = f"{tier}-regen-v5"
+    if name not in LOCOMOTION:
+        return ""
+    return (
+        f"make one like it on this machine: python -m experiments.collect --dataset={name}, and use that name"
+    )
+
+
 def find(dataset: str) -> Recipe | Locomotion:
     """Return the recipe called ``dataset``.
 
