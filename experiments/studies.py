@@ -616,7 +616,7 @@ def check_kept(settings: Any, usual: Any) -> None:
       usual: its default settings, which an older result had of what could not be chosen then.
     """
     path = Path(settings.out) / log.RESULT
-    if settings.overwrite or not path.exists():
+    if getattr(settings, "overwrite", False) or not path.exists():
         return
     earlier = log.read_json(path).get("settings")
     if not isinstance(earlier, dict):

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import importlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,28 @@ def test_stored_claims_are_those_of_the_stored_numbers(name: str) -> None:
         assert stored["claims"] and stored["claims"] == studies.judged(paper.claims(stored))
         report = (folder / getattr(paper, "REPORT", studies.REPORT)).read_text()
         assert all(block in report for block in studies.claims_table(stored["claims"]))
+
+
+def test_documented_commands_may_write_over_what_is_stored() -> None:
+    """docs/papers.md promises that a study's command repeats it: a stored result of other settings would refuse it."""
+    root = Path(__file__).parents[1]
+    commands = re.findall(
+        r"^\| `python -m (experiments\.papers\.\w+)(.*?)` \|", (root / "docs/papers.md").read_text(), re.M
+    )
+    assert len(commands) == len(STORED) + 1  # heads_and_chunks is stored in parts
+    for module, given in commands:
+        usual = importlib.import_module(module).Settings()
+        chosen = dict(re.findall(r"--(\w+)=(\S+)", given))
+        assert {type(getattr(usual, name)) for name in chosen} <= {str}
+        settings = dataclasses.replace(usual, **chosen)
+        studies.check_kept(
+            dataclasses.replace(settings, **{_place(settings): str(root / settings.out)}), usual
+        )
+
+
+def _place(settings: Any) -> str:
+    """The field that says where a study's result lies."""
+    return "out" if "out" in {field.name for field in dataclasses.fields(settings)} else "runs"
 
 
 def test_numbers_as_text() -> None:
