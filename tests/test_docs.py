@@ -213,7 +213,7 @@ def test_every_agent_and_study_is_on_the_site() -> None:
     assert "## vagram_parts" not in listed  # which is no command
     plain = (ROOT / "docs/papers.md").read_text()  # as it is read without the site
     for name in re.findall(r"^## (\w+)$", listed, re.MULTILINE):
-        assert f"| `python -m experiments.papers.{name}` |" in plain
+        assert re.search(rf"^\| `python -m experiments\.papers\.{name}( --[^`]+)?` \|", plain, re.MULTILINE)
     reference = "".join(path.read_text() for path in ROOT.glob("docs/api/*.md"))
     packages = {path.parent.name for path in ROOT.glob("rl/*/__init__.py")}
     assert {f"rl.{name}" for name in packages} | {"rl"} <= set(re.findall(r"\{modules\} (\S+)", reference))
