@@ -111,6 +111,9 @@ def test_the_stored_runs_say_that_two_critics_run_away_and_twenty_do_not() -> No
     assert verdicts["values of 0 at the edge repair it, in every seed"] == "holds"
     assert verdicts["nor do values of 0 elsewhere, in every seed"] == "holds"
     assert all(part in (STORED / "README.md").read_text() for part in studies.claims_table(stored["claims"]))
+    support = studies.load(STORED / "support" / log.RESULT)
+    assert support["claims"] == studies.judged(paper.claims(support))
+    assert [row["verdict"] for row in support["claims"]] == ["holds", "holds"]
 
 
 def patched_batch(patch: str, inner: float = 1.0) -> tuple[Transition, Transition]:
