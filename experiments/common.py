@@ -571,8 +571,8 @@ def check_fit(loaded: data.Loaded, environment: Spec) -> None:
     if not fits(loaded.spec, environment):
         raise ValueError(
             f"environment {loaded.environment!r} does not fit the data: it has {_in_words(environment)}, they have "
-            f"{_in_words(loaded.spec)}. Give the --environment that made the log; where --eval_episodes may be 0, that "
-            "trains without one"
+            f"{_in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
+            "--eval_episodes=0 (experiments.offline and experiments.goals)"
         )
 
 

@@ -85,7 +85,6 @@ _SYNONYMS = {
     "offline_steps": ("updates", "epochs"),
     "save_dir": ("workdir",),
     "steps": ("updates", "epochs"),
-    "tau": ("agent.target_rate",),
     "updates": ("steps", "epochs"),
 }
 

@@ -334,7 +334,7 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
     """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
 
     Raises:
-      ValueError: a setting that would be ignored: neither the default nor what the agent was exported with.
+      ValueError: a setting that would be ignored. The agent and its hyper-parameters may be those that were exported.
     """
     prompts = dialogues.read_prompts(settings.generate)
     if (Path(settings.model) / exported.CARD).exists():

@@ -38,7 +38,7 @@ _MODULE = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)+")
 # They parse flags, store and draw, and cannot change what is trained.
 _REPORTING = ("experiments.flags", "experiments.studies", "rl.plot")
 # Settings that say where things lie, or what is trained again, and decide no number.
-_PLACES = {"out", "workdir", "overwrite", "stored", "data_folder", "cache"}
+_PLACES = {"out", "runs", "workdir", "overwrite", "stored", "data", "data_folder", "door", "cache"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -628,9 +628,14 @@ def check_kept(settings: Any, usual: Any) -> None:
     if changed := [
         f"--{name}={x} there, {now[name]} here" for name, x in before.items() if not _covers(now[name], x)
     ]:
+        has = {field.name for field in dataclasses.fields(settings)}
+        place = "out" if "out" in has else "runs"
+        replace = ", or --overwrite to replace it, which also trains again what is finished" * (
+            "overwrite" in has
+        )
         raise ValueError(
-            f"{path} was made with other settings ({'; '.join(changed)}) and would be lost: give another --out, such "
-            "as --out=runs/papers/NAME, or --overwrite to replace it, which also trains again what is finished"
+            f"{path} was made with other settings ({'; '.join(changed)}) and would be lost: give another --{place}, "
+            f"such as --{place}=runs/papers/NAME{replace}"
         )
 
 

@@ -87,7 +87,7 @@ def open_run(
         )
     with contextlib.ExitStack() as stack:
         copies = []
-        if wandb:  # first: without a login, nothing is written here
+        if wandb:  # first: without a login, no run is begun here
             copies.append(stack.enter_context(_wandb(folder, config)))
         _record_config(folder, config, resume_step)
         _drop_after(folder / METRICS, resume_step)

@@ -13,6 +13,7 @@ from absl import flags as absl_flags
 
 from experiments import common, flags, goals, mbpo, model_based, offline, online, presets
 from rl import agents, data, log
+from rl.envs import entities
 from rl.model_based import METHODS
 
 SCRIPTS = {
@@ -72,8 +73,10 @@ def test_every_family_is_of_known_tasks_and_no_task_has_two() -> None:
 def test_what_is_published_can_be_run(script: str) -> None:
     """No setting that a preset brings contradicts a default that it leaves as it is."""
     module, config_of, field = SCRIPTS[script]
+    # Models of dynamics do not predict sets of entities, which are refused as such.
+    tasks = [task for task in TASKS if script != "model_based" or not task.endswith(entities.SUFFIX)]
     for agent in METHODS if script == "model_based" else agents.AGENTS:
-        for task in TASKS:
+        for task in tasks:
             settings, config = presets.resolve(
                 script, module.PUBLISHED, config_of, field, {"agent": agent, field: task}
             )
