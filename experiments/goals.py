@@ -114,6 +114,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={
             "preset": presets.stored("goals", settings, "dataset"),
             "action_size": task.data.loaded.spec.action_size,
+            "environment": task.environment,
         },
         variants=logged.parameters(sweep),
         leaves=(rollouts.FOLDER,),
@@ -293,7 +294,7 @@ def scorer(
     with ExitStack() as stack:
         episodes = None
         if task.environment and settings.eval_episodes and shard.is_main():
-            options = _tasks(task.environment)
+            options = tasks(task.environment)
             of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
             episodes = logged.on_cpu(stack.enter_context(of_task))
 
@@ -318,8 +319,8 @@ def observing(actor: Actor, task: Problem) -> Actor:
     return acting.observing(actor, functools.partial(rollouts.transformed, task.data.transform))
 
 
-def _tasks(environment: str) -> list[dict[str, int]]:
-    """Options of a reset for each task that is tested; none where goals are drawn at random."""
+def tasks(environment: str) -> list[dict[str, int]]:
+    """Options of a reset for each task that is tested; none where goals are drawn at random, or there are none."""
     if not environment.startswith(TASKS):
         return []
     env = envs.make(environment)
@@ -367,7 +368,7 @@ def render(
                 this.folder / rollouts.FOLDER / label,
                 policy,
                 task.environment,
-                _tasks(task.environment),
+                tasks(task.environment),
                 settings.render,
                 index=settings.updates // settings.eval_every,
                 base_seed=settings.seed,

@@ -120,7 +120,11 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         task=Path(settings.dataset).name,
         identity=_IDENTITY,
         card={"digest": task.loaded.digest, "support": task.support},
-        about={"preset": presets.stored("model_based", settings, "dataset")},
+        about={
+            "preset": presets.stored("model_based", settings, "dataset"),
+            "reference": task.loaded.reference,
+            "environment": task.loaded.environment,
+        },
         unit="epochs",
         per_unit=config.updates,
     )
@@ -168,9 +172,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             session.keep(step, {"carry": carry, "world": params}, due=due)
-        return session.finish(
-            source=task.loaded.source, environment=task.loaded.environment, updates=this.total
-        )
+        return session.finish(source=task.loaded.source, updates=this.total)
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:

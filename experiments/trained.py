@@ -1,10 +1,11 @@
-"""The policies of a run of `experiments.offline` or `experiments.online`: to test in new episodes, or to act with.
+"""The policies of a run, of any script but `experiments.language`: to test in new episodes, or to act with.
 
     python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --episodes=100
     python -m experiments.trained --run=runs/hopper-medium-regen-v5/iql-scalar --environment=Hopper-v4
 
 All seeds of the run are played, by what its newest checkpoint holds. Training evaluates in other episodes than these,
-so that a policy that was chosen by its scores is tested on new ones. From Python:
+so that a policy that was chosen by its scores is tested on new ones. Policies of `experiments.goals` are tested as
+their run was: on each of the environment's tasks, or towards random goals. From Python:
 
     from experiments import trained
     from rl import envs
@@ -14,8 +15,8 @@ so that a policy that was chosen by its scores is tested on new ones. From Pytho
     observation, _ = env.reset(seed=0)
     action = act(observation, first=True)    # then act(observation) until the episode is over
 
-Observations are the environment's own. Actions lie in [-1, 1], to which `rl.envs.make` scales those of an environment,
-or are integers.
+Observations are the environment's own; those of runs with goals are {"observation": ..., "goal": ...}. Actions lie in
+[-1, 1], to which `rl.envs.make` scales those of an environment, or are integers.
 """
 
 from __future__ import annotations
@@ -32,16 +33,23 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags, logged
+from experiments import common, flags, goals, logged, model_based
 from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
+from rl.agents import sac_n
 from rl.data import d4rl
 from rl.data.files import expanded
 from rl.data.steps import same_task
+from rl.envs.goals import RANDOM
 from rl.replay import chunks, transform
-from rl.types import Actor, Spec, State
+from rl.replay.goals import GoalBatch
+from rl.types import Actor, Learner, Spec, State, Transition
 from rl.values import heads
+from rl.values.heads import ValueHead
 
 _NEW = 2**31 - 1  # number of an evaluation that no training gets to
+
+# Scripts of which a setting tells that a run is theirs.
+_SETTING = {"goals": "protocol", "model_based": "truth", "mbpo": "model_loss"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +58,7 @@ class Settings:
 
     run: str = ""  # the run's folder
     environment: str = ""  # where to play; "": where the run was evaluated
-    episodes: int = 100  # of each seed's policy
+    episodes: int = 100  # of each seed's policy, and of each task of a run with goals
     seed: int = 0  # of the episodes
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
 
@@ -58,7 +66,7 @@ class Settings:
 class Policies(NamedTuple):
     """The policies of all seeds of a run, and of all its variants if it was a sweep; those of one after another."""
 
-    environment: str
+    environment: str  # its name for `rl.envs.make`
     spec: Spec
     state: State  # [P, ...]
     actor: Actor  # of all at once, which sees the environment's own observations
@@ -76,15 +84,15 @@ def load(run: str | Path, environment: str = "") -> Policies:
 
     Args:
       run: the folder.
-      environment: that they act in; "" for that of the run.
+      environment: that they act in; "" for that of the run. Where that tests goals, this one does, too.
 
     Raises:
       ValueError: there is no checkpoint, it is of another script, or it does not fit the environment.
     """
     folder = expanded(str(run))
     record, arrays = _checkpoint(folder)
-    card, own = record["card"], _environment(record["card"], folder)
-    name = environment or own
+    card, own = record["card"], run_environment(record["card"], folder)
+    name = _prefix(card) + environment if environment else own
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
     spec, types = _shown(name)
@@ -93,18 +101,24 @@ def load(run: str | Path, environment: str = "") -> Policies:
     sweep = card.get("sweep") or {}
     labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
     count = card["settings"]["seeds"] * len(labels)
-    several = _population(card, spec, sweep)
-    example = online.example(chunks.spec(spec, card["settings"].get("chunk", 1)), types)
-    like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), example)
+    config = _config(card)
+    several = _population(card, config, spec, sweep)
+    batch = _example(card, config, spec, types)
+    like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), batch)
     try:
         common.check_actions(card, spec)
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
-    how = transform.from_json(card["transform"])
-    actor = acting.observing(several.actor, functools.partial(transform.observations, how))
+    see = functools.partial(transform.observations, _transform(card))
+    actor = acting.observing(
+        several.actor, functools.partial(nest.map_structure, see) if _prefix(card) else see
+    )
     scale = reference(folder, card, name, own)
     return Policies(name, spec, state, actor, labels, count, record["step"], scale)
+
+
+# ---- what a run says of itself ----------------------------------------------------------------------------
 
 
 def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -114,49 +128,49 @@ def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
         hint = f"; runs below it are {', '.join(below[:5])}" if below else ""
         raise ValueError(f"--run={folder}: there is no checkpoint{hint}")
-    if not {"transform", "support", "settings"} <= set(record["card"]):
-        raise ValueError(f"--run={folder} is no run of experiments.offline or experiments.online")
-    if "protocol" in record["card"]["settings"]:
+    card = record["card"]
+    if _script(card) is None:
         raise ValueError(
-            f"--run={folder} is a run of experiments.goals, whose policies act towards a goal: the command that made "
-            "it draws episodes of each task with --render=3"
+            f"--run={folder} is no run of experiments.offline, online, goals, model_based or mbpo, whose policies act"
         )
+    if _script(card) == "model_based":  # where a checkpoint holds the loop's carry, and each seed its step
+        arrays = {name.replace("carry/learner/", "state/", 1): array for name, array in arrays.items()}
+        arrays["state/step"] = arrays["state/step"][0]
     return record, arrays
 
 
-def _shown(environment: str) -> tuple[Spec, Any]:
-    """What an environment shows and takes, and the types of what it shows."""
-    env = envs.make(environment)
-    space, spec = env.observation_space, envs.spec(env)
-    env.close()
-    return spec, nest.map_structure(lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, space)
+def _script(card: Mapping[str, Any]) -> str | None:
+    """Which script's run it is; "" of `experiments.offline` and `experiments.online`, None of any other."""
+    for script, setting in _SETTING.items():
+        if setting in card.get("settings", ()):
+            return script
+    return "" if {"transform", "support", "settings"} <= set(card) else None
 
 
-def _population(card: Mapping[str, Any], spec: Spec, sweep: Mapping[str, Any]) -> train.Population:
-    """The learners of a run, to act with."""
-    settings = card["settings"]
-    decisions = settings.get("chunk", 1), settings.get("replan_every", 0)
-    head = heads.make(
-        settings["head"],
-        *(card["support"] or ()),
-        size=settings["head_size"],
-        start=_start(settings),
-        kappa=settings.get("head_kappa", 1.0),
-    )
-    make = lambda config: common.learner(card["agent"], config, spec, head, *decisions)
-    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
-    config = flags.with_fields(common.config(card["agent"]), card["config"])
-    return train.population(make, config, lambda *_: None, 1, sweep=swept)
+def _prefix(card: Mapping[str, Any]) -> str:
+    """Of the environment's name, in which policies with goals are tested; "" of those without."""
+    return goals.PROTOCOLS[card["settings"]["protocol"]][0] if _script(card) == "goals" else ""
 
 
-def _environment(card: Mapping[str, Any], folder: Path) -> str:
+def _transform(card: Mapping[str, Any]) -> transform.Transform:
+    """How the policies see observations; those of scripts with models, as they are."""
+    return transform.from_json(card["transform"]) if "transform" in card else transform.Transform()
+
+
+def run_environment(card: Mapping[str, Any], folder: Path) -> str:
     """Where a run was evaluated; "" where nothing says it."""
     if "environment" in card:
         return card["environment"] or ""
     # Of runs online, and of those whose checkpoints do not say it.
     settings = card["settings"]
     result = log.read_json(folder / log.RESULT) if (folder / log.RESULT).exists() else {}
-    return settings.get("env") or settings.get("environment") or result.get("environment") or ""
+    prefix = _prefix(card)
+    return (
+        settings.get("env")
+        or (settings.get("environment") and prefix + settings["environment"])
+        or result.get("environment")
+        or ""
+    )
 
 
 def reference(
@@ -173,6 +187,57 @@ def reference(
         if any("eval/normalized_return" in row for row in log.read(folder)):
             return d4rl.locomotion_reference(environment)
     return None
+
+
+# ---- its learners -----------------------------------------------------------------------------------------
+
+
+def _shown(environment: str) -> tuple[Spec, Any]:
+    """What an environment shows and takes, and the types of what it shows."""
+    env = envs.make(environment)
+    space, spec = env.observation_space, envs.spec(env)
+    env.close()
+    return spec, nest.map_structure(lambda box: np.uint8 if box.dtype == np.uint8 else np.float32, space)
+
+
+def _config(card: Mapping[str, Any]) -> Any:
+    """The hyper-parameters."""
+    default = model_based.config if _script(card) == "model_based" else common.config
+    return flags.with_fields(default(card["agent"]), card["config"])
+
+
+def _population(
+    card: Mapping[str, Any], config: Any, spec: Spec, sweep: Mapping[str, Any]
+) -> train.Population:
+    """The learners of a run, to act with."""
+    settings = card["settings"]
+    head = heads.make(
+        settings["head"],
+        *(card.get("support") or (settings.get("head_low"), settings.get("head_high"))),
+        size=settings["head_size"],
+        start=_start(settings),
+        kappa=settings.get("head_kappa", 1.0),
+    )
+    swept = {name: np.repeat(np.float32(values), settings["seeds"]) for name, values in sweep.items()}
+    make = functools.partial(_learner, card, spec, head)
+    return train.population(make, config, lambda *_: None, 1, sweep=swept)
+
+
+def _learner(card: Mapping[str, Any], spec: Spec, head: ValueHead, config: Any) -> Learner:
+    settings = card["settings"]
+    if _script(card) == "model_based":
+        return sac_n.make(config, spec, head)
+    decisions = settings.get("chunk", 1), settings.get("replan_every", 0)
+    return common.learner(card["agent"], config, spec, head, *decisions)
+
+
+def _example(card: Mapping[str, Any], config: Any, spec: Spec, types: Any) -> Transition | GoalBatch:
+    """A batch of one row of zeros, for the shapes that the agent asks for."""
+    steps = online.example(chunks.spec(spec, card["settings"].get("chunk", 1)), types)
+    if _script(card) != "goals":
+        return steps
+    goal = steps.observation[nest.GOAL]
+    return GoalBatch(steps, goal, *(goal, goal) if config.goals.subgoal_steps else ())
 
 
 def _start(settings: Mapping[str, Any]) -> float | None:
@@ -215,21 +280,28 @@ def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., 
 def scores(policies: Policies, settings: Settings, index: int = _NEW) -> dict[str, np.ndarray]:
     """{"return": [P, episodes], ...} of new episodes, as `rl.evaluate.Evaluator` gives them.
 
+    Where an environment's tasks are tested, that many episodes are of each, and they take turns.
+
     Args:
       policies: as `load` gives them.
       settings: how many episodes, and of which seed.
       index: number of the evaluation, which decides its episodes. Those of training count from 0.
     """
+    tasks = goals.tasks(policies.environment)
     with evaluate.evaluator(
         policies.actor,
         policies.environment,
         seeds=policies.count,
-        episodes=settings.episodes,
+        episodes=settings.episodes * max(len(tasks), 1),
         processes=None if settings.eval_processes < 0 else settings.eval_processes,
         reference=policies.reference,
         base_seed=settings.seed,
+        options=tasks,
     ) as episodes:
-        return episodes(policies.state, index)
+        every = episodes(policies.state, index)
+    if policies.environment.startswith(RANDOM):  # as in the run: what was lost again does not count
+        every.pop("success", None)
+    return every
 
 
 def main(_: list[str]) -> None:
@@ -238,19 +310,32 @@ def main(_: list[str]) -> None:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
     common.at_least_one(settings, "episodes")
     policies = load(settings.run, settings.environment)
-    for name, every in scores(policies, settings).items():
+    show(policies, scores(policies, settings), settings)
+
+
+def show(policies: Policies, played: Mapping[str, np.ndarray], settings: Settings) -> None:
+    """Prints the scores of `scores`; success of every task apart, where an environment has several."""
+    tasks = len(goals.tasks(policies.environment))
+    for name, every in played.items():
         for label, each in zip(policies.labels, np.split(every, len(policies.labels)), strict=True):
-            of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
-            low, high = of["ci95"]
-            spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
-            several = f"{label}: " if label else ""
-            print(
-                f"{several}{name}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}"
-            )
+            called = f"{label}: {name}" if label else name
+            _show_score(called, name, each)
+            if name == "success":
+                for task in range(tasks):
+                    _show_score(f"{called} of task {task + 1}", name, each[:, task::tasks])
+    each_task = f", of each of its {tasks} tasks" if tasks else ""
     print(
-        f"{settings.episodes} new episodes of {policies.environment} for each of {policies.count} policies, as they "
-        f"are after step {policies.step} of {settings.run}."
+        f"{settings.episodes} new episodes of {policies.environment}{each_task}, for each of {policies.count} "
+        f"policies, as they are after step {policies.step} of {settings.run}."
     )
+
+
+def _show_score(called: str, name: str, each: np.ndarray) -> None:
+    """Prints the mean over seeds of a score [S, episodes], its interval, and that of each seed."""
+    of = statistics.summary(each.mean(1), rate=name in lifecycle.RATES)
+    low, high = of["ci95"]
+    spread = "" if np.isnan(low) else f", 95 % interval [{low:.4g}, {high:.4g}] over seeds"
+    print(f"{called}: {of['mean']:.4g}{spread}; each: {' '.join(f'{x:.4g}' for x in of['each'])}")
 
 
 if __name__ == "__main__":

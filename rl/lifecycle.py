@@ -256,6 +256,7 @@ def session(run: Run, start: Start) -> Iterator[Session]:
     With ``run.overwrite`` what an earlier one left is removed: first try all that can be wrong.
 
     Raises:
+      ImportError, ValueError: Weights & Biases is asked for, and not installed, or nobody is logged in.
       InUse: another process has the folder open, or had it since ``start`` was read; the message says which.
       OSError: nothing can be written there.
     """
@@ -263,7 +264,14 @@ def session(run: Run, start: Start) -> Iterator[Session]:
         failure = None
         try:
             stack.enter_context(_alone(run.folder))
-        except (InUse, OSError) as error:  # on the first process alone: the others would wait for it
+            if run.wandb and run.overwrite and jax.process_index() == 0:
+                log.check_wandb()
+        except (
+            InUse,
+            OSError,
+            ImportError,
+            ValueError,
+        ) as error:  # on the first process alone: the others would wait for it
             failure = error
         if anywhere(failure is not None):
             raise failure or InUse(f"the first process could not open {run.folder}: its message says why")

@@ -336,16 +336,31 @@ def _tensorboard(folder: Path, resume_step: int) -> Iterator[Callable[[int, Mapp
         yield write
 
 
+def check_wandb() -> None:
+    """Raises, as `open_run` would, if Weights & Biases is not installed or nobody is logged in."""
+    with _wandb_package() as wandb:
+        wandb.login()
+
+
 @contextlib.contextmanager
-def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+def _wandb_package() -> Iterator[Any]:
     try:
         import wandb
     except ImportError as error:
         raise ImportError(
             "logging to Weights & Biases needs: pip install -e '.[track]' (in the clone)"
         ) from error
-    saved_id = folder / "wandb_id.txt"
     try:
+        yield wandb
+    except wandb.Error as error:
+        reason = str(error).partition("\n")[0].removesuffix(".")
+        raise ValueError(f"--wandb: {reason}; run `wandb login`, or set WANDB_MODE=offline") from error
+
+
+@contextlib.contextmanager
+def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    saved_id = folder / "wandb_id.txt"
+    with _wandb_package() as wandb:
         run = wandb.init(
             dir=str(folder),
             name=folder.name,
@@ -353,9 +368,6 @@ def _wandb(folder: Path, config: Mapping[str, Any]) -> Iterator[Callable[[int, M
             id=saved_id.read_text() if saved_id.exists() else None,
             resume="allow",
         )
-    except wandb.Error as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"--wandb: {reason}; run `wandb login`, or set WANDB_MODE=offline") from error
     saved_id.write_text(run.id)
     # wandb's own step may only grow, a resumed run's goes back: it is logged as a value and used as the x axis.
     run.define_metric("step")

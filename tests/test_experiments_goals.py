@@ -17,7 +17,7 @@ import toy_environments
 from gymnasium.spaces import Box, Discrete
 from test_experiments import assert_same_bits, files
 
-from experiments import goals
+from experiments import goals, trained
 from rl import acting, agents, checkpoint, lifecycle, log, shard
 from rl.agents import gcbc
 from rl.envs import two_rooms
@@ -107,6 +107,34 @@ def test_a_finished_run_is_drawn_and_stays_as_it_was(
     assert capsys.readouterr().err.count("drawn: ") == 5
 
 
+@pytest.mark.slow
+@pytest.mark.command
+def test_trained_policies_are_played_on_each_task_again(
+    uninterrupted: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run whose checkpoint does not say where it was evaluated is played by its result.
+
+    That policies act as in their run is seen where they have learned something, in the last test of this file.
+    """
+    folder, _ = uninterrupted
+    policies = trained.load(folder)
+    assert policies.environment == "goals/TwoRooms-v0" and policies.count == 2
+    assert (
+        trained.load(folder, "TwoRooms-v0").environment == policies.environment
+    )  # tested by the same protocol
+    (path,) = folder.glob("checkpoints/6/card.json")
+    card = json.loads(path.read_text())["card"]
+    assert card.pop("environment") == trained.run_environment(card, folder) == policies.environment
+    chosen = trained.Settings(run=str(folder), episodes=2, eval_processes=0)
+    played = trained.scores(policies, chosen)
+    assert played["success"].shape == (2, 2 * 5)
+    played["success"] = np.tile([0.0, 0.0, 0.0, 0.0, 1.0], (2, 2))
+    trained.show(policies, played, chosen)
+    printed = capsys.readouterr().out
+    assert "success of task 4: 0, " in printed and "success of task 5: 1, " in printed
+    assert "2 new episodes of goals/TwoRooms-v0, of each of its 5 tasks, for each of 2 policies" in printed
+
+
 def test_only_the_last_three_evaluations_count(tmp_path: Path) -> None:
     with log.open_run(tmp_path, {}, tensorboard=False) as record:
         for step, score in enumerate((0.0, 1.0, 1.0, 0.0)):
@@ -149,6 +177,10 @@ def test_the_other_protocol_counts_goals_that_are_held_to_the_end(tmp_path: Path
     np.testing.assert_array_equal(
         result["reached"]["tasks"]["all"]["each"], np.mean(row["eval/final_success"], 1)
     )
+    policies = trained.load(tmp_path)
+    played = trained.scores(policies, trained.Settings(episodes=2, eval_processes=0), 1)
+    assert policies.environment == "random-goals/TwoRooms-v0" and "success" not in played
+    np.testing.assert_array_equal(played["final_success"], row["eval/final_success"])
 
 
 class Silent(two_rooms.TwoRooms):
@@ -258,3 +290,6 @@ def test_an_agent_learns_to_go_through_the_door(agent: str, least: float, tmp_pa
     score = goals.run(chosen, agent_config)["reached"]["tasks"]["all"]["mean"]
     cloned = goals.run(dataclasses.replace(chosen, agent="gcbc", workdir=str(tmp_path / "gcbc")), plain)
     assert score > max(least, cloned["reached"]["tasks"]["all"]["mean"] + 0.1)
+    twenty = trained.Settings(episodes=20, eval_processes=0)
+    played = trained.scores(trained.load(tmp_path / agent), twenty, 6)
+    np.testing.assert_array_equal(played["length"], log.read(tmp_path / agent)[-1]["eval/length"])

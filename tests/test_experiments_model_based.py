@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import common
+from experiments import common, trained
 from experiments import model_based as script
 from rl import checkpoint, envs, keys, log, model_based
 from rl.dynamics import ensemble
@@ -105,6 +105,9 @@ def test_a_run_leaves_scores_and_diagnoses_and_resumes_to_the_same_bits(
         rows[-1]
     )
     assert script.run(settings(pendulum, cut, truth=0.5), config())["updates"] == 8  # finished
+    policies = trained.load(cut)
+    played = trained.scores(policies, trained.Settings(episodes=2, eval_processes=0), 2)
+    np.testing.assert_array_equal(played["return"], rows[-1]["eval/return"])
 
 
 @pytest.mark.slow

@@ -337,6 +337,24 @@ def test_overwrite_removes_only_what_runs_leave_and_only_when_it_begins(tmp_path
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_overwrite_removes_nothing_where_nobody_is_logged_in_to_what_it_logs_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Error(Exception): ...
+
+    def login() -> None:
+        raise Error("No API key configured.")
+
+    learn(run(tmp_path))
+    before = files(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(login=login, Error=Error))
+    with pytest.raises(
+        ValueError, match="--wandb: No API key configured; run `wandb login`, or set WANDB_MODE"
+    ):
+        learn(run(tmp_path, overwrite=True, wandb=True))
+    assert files(tmp_path) == before
+
+
 def test_overwrite_removes_a_link_and_not_what_it_points_to(tmp_path: Path) -> None:
     """Checkpoints may lie on another disk, or be those of another run."""
     folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"

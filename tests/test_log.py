@@ -364,7 +364,7 @@ def test_wandb_without_a_login_is_refused_before_anything_is_written(tmp_path: P
         raise Error("No API key configured.\nMore of it.")
 
     monkeypatch.setitem(sys.modules, "wandb", types.SimpleNamespace(init=init, Error=Error))
-    message = r"--wandb: No API key configured\.; run `wandb login`, or set WANDB_MODE=offline"
+    message = r"--wandb: No API key configured; run `wandb login`, or set WANDB_MODE=offline"
     with pytest.raises(ValueError, match=message), log.open_run(tmp_path, {}, wandb=True):
         pass
     assert not list(tmp_path.iterdir())

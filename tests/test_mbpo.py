@@ -18,6 +18,7 @@ import tqdm
 
 from benchmarks.model_based import compilations
 from experiments import mbpo as script
+from experiments import trained
 from rl import agents, checkpoint, log, mbpo, online
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.ensemble import Ensemble
@@ -388,6 +389,9 @@ def test_a_run_that_ends_by_a_model_is_saved_and_goes_on_to_the_same_bits(
     assert {"eval/return", "train/model_share", "model/error", "model/rollout_reward"} <= set(last)
     assert (tmp_path / "whole" / "curve.png").stat().st_size > 0
     assert len(list((tmp_path / "whole" / "actors").iterdir())) == 3
+    chosen = trained.Settings(episodes=len(last["eval/return"][0]), eval_processes=0)
+    played = trained.scores(trained.load(tmp_path / "whole"), chosen, 3)
+    np.testing.assert_array_equal(played["return"], last["eval/return"])
     with pytest.raises(
         checkpoint.CheckpointError, match="model_loss: 'mle' in the checkpoint, 'mse' in this"
     ):

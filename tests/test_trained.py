@@ -157,7 +157,9 @@ def test_returns_are_normalised_as_the_runs_were(tmp_path: Path) -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"--run={tmp_path}: there is no checkpoint"):
         trained.load(tmp_path)
-    card = {"transform": {}, "support": [0, 1], "settings": {"protocol": "ogbench"}}
+    card = {"agent": "ilql", "settings": {"sweep": "", "seeds": 1}}  # as of experiments.language
     checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
-    with pytest.raises(ValueError, match=r"is a run of experiments\.goals, .* --render=3"):
+    with pytest.raises(
+        ValueError, match=r"is no run of experiments\.offline, online, goals, model_based or mbpo"
+    ):
         trained.load(tmp_path)
