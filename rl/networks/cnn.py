@@ -11,7 +11,11 @@ from rl.types import Array, Key
 
 
 class Nature(nn.Module):
-    """The convolutions of Mnih et al. (2015): image [..., H, W, C] -> features [..., F]."""
+    """The convolutions of Mnih et al. (2015): image [..., H, W, C] -> features [..., F].
+
+    Padded, as in Dopamine's JAX code, whose protocol the presets for Atari follow: 84 x 84 pixels become 11 x 11 x 64
+    features. In the paper, without padding, they become 7 x 7 x 64.
+    """
 
     initialiser: str
 
