@@ -20,7 +20,7 @@ from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay import transform
 from rl.replay.transform import Transform
-from rl.train import STACKED
+from rl.train import STACKED, Diverged
 from rl.types import Learner, Spec, State
 
 # Settings that another checkpoint in the same folder must agree on.
@@ -190,9 +190,11 @@ def _learn(
         due = trainer.evaluated + settings.eval_every
         try:
             trainer.advance(due, session.bar, session.stopping)
+            trainer.check()  # first: actions of a policy that diverged would be an environment's fault
             scores = score(trainer.carry.state, due // settings.eval_every) if trainer.step == due else None
-        except Exception:
-            if trainer.whole:
+        except Exception as error:
+            if trainer.whole and not isinstance(error, Diverged):
+                _check(trainer, error)
                 session.save(trainer.step, trainer.saved(), trainer.notes())
             raise
         if scores is not None:
@@ -201,6 +203,14 @@ def _learn(
             trainer.evaluated = due
         saving = scores is not None and (due % settings.save_every == 0 or due == settings.steps)
         session.keep(trainer.step, trainer.saved(), trainer.notes, due=saving)
+
+
+def _check(trainer: Trainer, error: Exception) -> None:
+    """Raises `Diverged` from ``error`` if the learners have: what was not finite is theirs, and must not be saved."""
+    try:
+        trainer.check()
+    except Diverged as cause:
+        raise cause from error
 
 
 @contextmanager

@@ -141,10 +141,11 @@ class Trainer:
                 if died == self.step:  # at once again: another try would not help
                     self._failed = True
                     raise
-                died, self.deaths = self.step, self.deaths + 1
+                died, self.deaths, self._failed = self.step, self.deaths + 1, True
                 print(f"\n{death}: started again, with new episodes; nothing is lost", file=sys.stderr)
                 self._stream.restart()
                 self._begin()
+                self._failed = False
                 continue
             except Exception:
                 self._failed = True
@@ -164,6 +165,10 @@ class Trainer:
             self.action = np.asarray(action)
             self.whole = True
             bar.update(self._environments)
+
+    def check(self) -> None:
+        """Raises `train.Diverged` if a metric since the last `read` was not finite."""
+        train.check_finite(jax.device_get(online.reading(self.carry.tally)))
 
     def read(self) -> dict[str, np.ndarray]:
         """What there is to say of the time since the last call: {"train/...": [S]}, and {"model/...": [S]}.
@@ -194,7 +199,7 @@ class Trainer:
     def notes(self) -> dict[str, Any]:
         """What goes with it; new episodes start from there if an environment failed."""
         notes = {
-            "stream": self._stream.lost() if self._failed else self._stream.snapshot(),
+            "stream": self._stream.lost() if self._failed else self._snapshot(),
             "finished": self._stream.finished,
             "deaths": self.deaths,
             "evaluated": self.evaluated,
@@ -204,6 +209,12 @@ class Trainer:
             metrics = {name: value.tolist() for name, value in self.model_metrics.items()}
             notes["retraining"] = {"step": self.retrained, "metrics": metrics}
         return notes
+
+    def _snapshot(self) -> dict[str, Any]:
+        try:
+            return self._stream.snapshot()
+        except RuntimeError as failure:  # the environments are gone, and what the learners remember is not
+            return self._stream.lost(str(failure).partition("\n")[0])
 
     def resume(self, saved: Mapping[str, Any], step: int, notes: Mapping[str, Any]) -> None:
         """Goes on from what `saved` and `notes` returned at ``step``."""

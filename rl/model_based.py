@@ -124,7 +124,7 @@ def make(
     if learner.explore is None:
         raise ValueError("this agent cannot draw actions for rollouts (it has no explore): choose another")
     explore = learner.explore
-    logged = int(config.real * config.batch_size)
+    logged = int(config.real * config.batch_size + 1e-9)  # 0.29 of 100 is 28.999... in floats
     from_rollouts = config.batch_size - logged
     penalise = UNCERTAINTY.get(config.uncertainty)
     capacity = config.rollouts * config.length * config.retain

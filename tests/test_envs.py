@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium
@@ -411,6 +412,15 @@ def test_errors_of_an_environment_arrive_with_their_cause(processes: int) -> Non
             vector.step(np.zeros(2, int))
         with pytest.raises(RuntimeError, match="closed"):
             vector.reset([0, 0])
+
+
+def test_a_worker_outlives_a_request_to_stop_that_its_whole_job_gets() -> None:
+    """Its parent asks it for a snapshot, for the last checkpoint."""
+    with envs.vector("toy_environments:Countdown-v0", 1, processes=1) as vector:
+        vector.reset([0])
+        os.kill(vector._parts[0]._process.pid, signal.SIGTERM)
+        time.sleep(0.2)
+        assert len(vector.snapshot()) == 1
 
 
 def test_a_worker_that_is_killed_gives_a_clear_error() -> None:

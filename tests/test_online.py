@@ -23,6 +23,7 @@ import tqdm
 from experiments import common, interaction, offline, online
 from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
+from rl.envs import WorkerDied
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
 from rl.networks.layers import Architecture
@@ -1029,9 +1030,45 @@ def test_a_process_that_dies_is_replaced_and_nothing_is_lost(tmp_path: Path, mon
     np.testing.assert_allclose(rows["loop/memory/rows/observation"][0, 1:4, 0], [0.1, 0.0, 0.1], atol=1e-6)
 
 
-def test_a_process_that_dies_again_at_once_ends_the_run(tmp_path: Path, monkeypatch) -> None:
-    from rl.envs import WorkerDied
+@pytest.mark.slow
+def test_a_policy_that_diverges_is_not_blamed_on_the_environment_and_not_saved(tmp_path: Path) -> None:
+    """Its actions reach the environment before anybody reads its metrics."""
+    with pytest.raises(train.Diverged, match=r"not finite at update \d+ \(seeds \[0\]\): lower the learning"):
+        online.run(settings(tmp_path), config(learning_rate=1e30))
+    assert checkpoint.steps(tmp_path / "checkpoints") == ()
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("failing", ["restart", "snapshot"])
+def test_where_the_environments_are_gone_what_was_collected_is_saved(
+    failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that died, and cannot be replaced; or whose loss the last checkpoint of a stopped run finds out."""
+    step = Stream.step
+
+    def dead(self: Stream, *_: Any) -> Any:
+        self.close()
+        raise WorkerDied("an environment worker died")
+
+    def ending(self: Stream, actions: np.ndarray) -> Any:
+        if self._episode.sum() < 2:
+            return step(self, actions)
+        if failing == "snapshot":
+            os.kill(os.getpid(), signal.SIGTERM)
+            return step(self, actions)
+        return dead(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "step", ending)
+        patch.setattr(Stream, failing, dead)
+        with pytest.raises(WorkerDied if failing == "restart" else train.Interrupted):
+            online.run(settings(tmp_path), config())
+    (at,) = checkpoint.steps(tmp_path / "checkpoints")
+    assert 0 < at < 20 and saved(tmp_path, at)["loop/memory/count"] == at
+    assert online.run(settings(tmp_path), config())["steps"] == 40
+
+
+def test_a_process_that_dies_again_at_once_ends_the_run(tmp_path: Path, monkeypatch) -> None:
     def dead(self: Stream, actions: np.ndarray) -> Any:
         raise WorkerDied("an environment worker died")
 

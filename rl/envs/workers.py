@@ -186,6 +186,8 @@ def check_finite(
 
 def serve(descriptor: int, name: str, count: int) -> None:
     """The life of a worker: build the copies, then answer requests from this pipe until it closes."""
+    # The end of a job may be announced to all its processes: the parent still needs the copies for its last checkpoint.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = Connection(descriptor)
     copies: _Copies | None = None
     with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the pipe, or is gone
