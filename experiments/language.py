@@ -352,6 +352,7 @@ def use(settings: Settings, config: Any) -> dict[str, Any]:
     prompts = language_log.prompts_that_fit(settings, words, prompts, language_model.config.context)
     folder = answers_folder(settings)
     folder.mkdir(parents=True, exist_ok=True)
+    params = jax.device_put(params)  # once, and not with every batch of prompts
     answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
     return {"folder": str(folder), "last": {}}
 

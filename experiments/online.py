@@ -114,7 +114,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     settings = dataclasses.replace(
         settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)
     )
-    before = _source(settings)[1]["state/step"].item() if settings.init_from else 0
+    before = _source(settings, "state/step")[1]["state/step"].item() if settings.init_from else 0
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
         stream = stack.enter_context(interaction.stepper(settings))
@@ -472,9 +472,9 @@ def _source_folder(settings: Settings) -> Path:
     return place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
 
 
-def _source(settings: Settings) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The card of the run that is continued, and its arrays, among which may be a replay."""
-    record, arrays = checkpoint.read(_source_folder(settings)) or (None, {})
+def _source(settings: Settings, part: str = "state/") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The card of the run that is continued, and the arrays of its learners whose names begin with ``part``."""
+    record, arrays = checkpoint.read(_source_folder(settings), (part,)) or (None, {})
     return _checked_card(settings, record), arrays
 
 

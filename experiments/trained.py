@@ -123,7 +123,8 @@ def load(run: str | Path, environment: str = "") -> Policies:
 
 def _checkpoint(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What a run's newest checkpoint says, and its arrays. Raises ValueError where there is none of these scripts."""
-    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS) or (None, {})
+    learners = ("state/", "carry/learner/")  # and no replay
+    record, arrays = checkpoint.read(folder / lifecycle.CHECKPOINTS, learners) or (None, {})
     if record is None:
         below = sorted(str(path.parent) for path in folder.glob(f"*/{lifecycle.CHECKPOINTS}"))
         hint = f"; runs below it are {', '.join(below[:5])}" if below else ""

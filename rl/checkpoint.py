@@ -159,10 +159,16 @@ def steps(folder: str | os.PathLike[str]) -> tuple[int, ...]:
     return tuple(step for step, path in _candidates(Path(folder)) if (path / _CARD).exists())
 
 
-def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """What the newest whole checkpoint says of itself, and every array by its name ('state/params/critic/...').
+def read(
+    folder: str | os.PathLike[str], parts: tuple[str, ...] = ("",)
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """What the newest whole checkpoint says of itself, and its arrays by their names ('state/params/critic/...').
 
     It may be of any run. The arrays are NumPy's, but for typed keys, which are JAX's on the first local device.
+
+    Args:
+        folder: of the checkpoints.
+        parts: how the names of the arrays begin that are loaded; others, a replay of gigabytes say, take no memory.
 
     Raises:
         CheckpointError: every checkpoint there is damaged.
@@ -171,8 +177,8 @@ def read(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Any]
     if newest is None:
         return None
     path, record = newest
-    like = {name: _parse(leaf) for name, leaf in record["leaves"].items()}
-    return record, _read_arrays(path / _ARRAYS, like)
+    like = {name: _parse(leaf) for name, leaf in record["leaves"].items() if name.startswith(parts)}
+    return record, _read_arrays(path / _ARRAYS, like, partly=True)
 
 
 def differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -289,11 +295,14 @@ def _write_arrays(path: Path, leaves: Mapping[str, Any]) -> None:
         ocp.save(path, {name: leaf for name, leaf in leaves.items() if leaf.size})
 
 
-def _read_arrays(path: Path, wanted: Mapping[str, Any]) -> dict[str, Any]:
+def _read_arrays(path: Path, wanted: Mapping[str, Any], *, partly: bool = False) -> dict[str, Any]:
     from orbax.checkpoint import v1 as ocp
 
     abstract = {name: _abstract(leaf) for name, leaf in wanted.items()}
-    arrays = ocp.load(path, {name: leaf for name, leaf in abstract.items() if leaf.size})
+    options = ocp.Context()
+    options.pytree.loading.partial_load = partly
+    with options:
+        arrays = ocp.load(path, {name: leaf for name, leaf in abstract.items() if leaf.size})
     # Orbax refuses arrays without elements: they are not in the files.
     return {name: arrays[name] if leaf.size else _empty(leaf) for name, leaf in abstract.items()}
 

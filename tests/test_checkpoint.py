@@ -116,6 +116,7 @@ def test_typed_keys_are_read_without_knowing_what_was_saved(folder: Path, implem
     state = {"keys": jax.random.split(jax.random.key(1, impl=implementation), 2), "x": np.arange(3)}
     checkpoint.save(folder, 1, state, {})
     assert_same_bits(checkpoint.read(folder)[1], state)
+    assert_same_bits(checkpoint.read(folder, ("x",))[1], {"x": state["x"]})
 
 
 def test_newest_is_restored_and_the_newest_two_are_kept(folder: Path):

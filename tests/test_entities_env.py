@@ -103,6 +103,17 @@ def test_data_are_sets_with_ids_of_their_episode(tmp_path: Path) -> None:
         data.load(f"{tmp_path}/none.npz+entities")
 
 
+def test_buttons_are_no_cubes(tmp_path: Path) -> None:
+    """What OGBench's smallest puzzle shows is as long as what four cubes do."""
+    write(tmp_path / "puzzle-3x3-play-v0.npz", 4)
+    for make, name in (
+        (envs.make, "goals/puzzle-3x3-v0"),
+        (data.load, f"{tmp_path}/puzzle-3x3-play-v0.npz"),
+    ):
+        with pytest.raises(ValueError, match=r"has buttons, and \+entities reads cubes alone"):
+            make(f"{name}+entities")
+
+
 def test_agents_that_read_histories_are_not_given_sets(tmp_path: Path) -> None:
     """GCIQL built a causal transformer over the order of the cubes, without a word."""
     write(tmp_path / "two.npz", 2)

@@ -326,6 +326,29 @@ def test_random_places_of_an_ant_its_ball_and_the_goal_are_three() -> None:
     env.close()
 
 
+def test_d4rls_pen_is_that_of_the_package_until_it_is_dropped() -> None:
+    """The pen falls out of a hand that moves at random, and the package's episode goes on."""
+    pytest.importorskip("gymnasium_robotics")
+    ours, theirs = envs.make("D4RLPen-v1"), envs.make("AdroitHandPen-v1")
+    np.testing.assert_array_equal(ours.reset(seed=0)[0], theirs.reset(seed=0)[0])
+    generator, terminated = np.random.default_rng(0), False
+    while not terminated:
+        height = ours.unwrapped.data.xpos[ours.unwrapped.obj_body_id][2]
+        assert height >= 0.075
+        action = generator.uniform(-1, 1, 24)
+        (*one, terminated, truncated, _), (*other, goes_on, _, _) = ours.step(action), theirs.step(action)
+        np.testing.assert_array_equal(one[0], other[0])
+        assert one[1] == other[1] and not goes_on and not truncated
+    assert other[1] < -4  # it has been fined
+
+
+def test_a_scene_has_no_random_goals_and_starts_one_of_its_tasks() -> None:
+    """It has a cube, and other things beside it, whose places nobody draws."""
+    pytest.importorskip("ogbench")
+    env = envs.make("random-goals/scene-v0")
+    assert set(env.reset(seed=0)[0]) == {"goal", "observation"}
+
+
 def test_random_cubes_do_not_overlap() -> None:
     class Table:
         _num_cubes, _target_sampling_bounds = 4, ((0.3, -0.3), (0.55, 0.3))

@@ -432,12 +432,12 @@ FORWARDED = {
     "numpy": (
         """
         import numpy as np
-        def f(x): return np.cumsum(x), np.int32(3), np.float32(0.5), np.bool_(True), np.eye(2)
+        def f(x): return np.cumsum(x), np.int32(3), np.float32(0.1), np.bool_(True), np.eye(2)
         """,
         """
         import numpy as np
         a, i, x, b, e = f(np.array([1, 2, 3]))
-        assert a.tolist() == [1, 3, 6] and i == 3 and x == 0.5 and bool(b)
+        assert a.tolist() == [1, 3, 6] and i == 3 and x == 0.1 and bool(b)
         assert np.array_equal(e, np.eye(2)) and e.shape == (2, 2) and e.dtype == float and np.allclose(f([0.5])[0], 0.5)
         """,
     ),
@@ -454,6 +454,21 @@ FORWARDED = {
         x, y, z = np.eye(2), np.array([2.5, 1.5]), np.arange(3)
         assert f(x, y, z) is x
         assert x.tolist() == [[1, 5], [0, 1]] and y.tolist() == [1.5, 2.5] and z.tolist() == [0, 1, 2]
+        """,
+    ),
+    "plain values under classes": (
+        """
+        from enum import Enum
+        class Name(str):
+            def __str__(self): return 'another'
+        class Colour(str, Enum): RED = 'red'
+        class Share(float):
+            def __float__(self): return 2.0
+            def __str__(self): return 'half'
+        def f(): return Name('one'), Colour.RED, Share(0.5)
+        """,
+        """
+        assert f() == ('one', 'red', 0.5)
         """,
     ),
     "missing keys": (

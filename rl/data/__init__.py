@@ -140,6 +140,7 @@ def _as_entities(name: str, vectors: Loaded) -> Loaded:
     from rl.envs import entities
 
     try:
+        entities.check_name(vectors.environment or name)
         (size,) = vectors.spec.observation_shape
         count = entities.cubes(size)
     except (TypeError, ValueError) as error:

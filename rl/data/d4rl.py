@@ -57,7 +57,12 @@ _LOCOMOTION = {
     ),
 }
 _ADROIT = {
-    "pen": Task((96.262799, 3076.8331017826877), "AdroitHandPen-v1"),
+    "pen": Task(
+        (96.262799, 3076.8331017826877),
+        "D4RLPen-v1",
+        "evaluated in D4RLPen-v1, whose episodes are D4RL's: 100 steps, or until the pen is dropped. Those of "
+        "gymnasium-robotics' AdroitHandPen-v1 have 200 steps and no such end: returns there are not comparable",
+    ),
     "hammer": Task((-274.856578, 12794.134825156867), "AdroitHandHammer-v1", _ADROIT_NOTE),
     "relocate": Task((-6.425911, 4233.877797728884), "AdroitHandRelocate-v1", _ADROIT_NOTE),
     "door": Task((-56.512833, 2880.5693087298737), "AdroitHandDoor-v1", _ADROIT_NOTE),
@@ -165,7 +170,7 @@ def load(
     step at a time limit is kept, unlike in d4rl's ``qlearning_dataset``. Rewards are as logged.
 
     The environments named are the nearest that current packages can build: gymnasium's -v4 for the -v2
-    datasets of locomotion, gymnasium-robotics' -v1 for Adroit.
+    datasets of locomotion, gymnasium-robotics' -v1 for Adroit (`rl.envs.d4rl_pen` for its pen).
 
     Args:
         name_or_path: one of `DATASETS`, a regenerated tier, or a path that ends in ``.hdf5`` or ``.h5``.

@@ -18,6 +18,7 @@ dataset (`rl.data.load`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,12 @@ def cubes(observation_size: int) -> int:
             f"{_CUBE} for each cube: not vectors of {observation_size}"
         )
     return count
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for OGBench's puzzles: one of their vectors is as long as that of four cubes."""
+    if re.search(r"\bpuzzle-\dx\d", name):
+        raise ValueError(f"{name} has buttons, and {SUFFIX} reads cubes alone: leave {SUFFIX} out")
 
 
 def draw_ids(count: int, generator: np.random.Generator) -> np.ndarray:
@@ -91,6 +98,7 @@ class Entities(gymnasium.Wrapper):
           ValueError: they are not those of cubes.
         """
         super().__init__(env)
+        check_name(name)
         sizes = {math.prod(box.shape) for box in nest.leaves(env.observation_space)}
         try:
             (self._count,) = {cubes(size) for size in sizes}

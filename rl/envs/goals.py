@@ -75,7 +75,7 @@ def random_task(env: Any, rng: np.random.Generator) -> dict[str, Any] | None:
         names = ("agent_init_ij", "ball_init_ij", "goal_ij") if has_ball else ("init_ij", "goal_ij")
         cells = rng.choice(len(free), len(names), replace=False)
         return {"task_info": {name: free[cell] for name, cell in zip(names, cells, strict=True)}}
-    if hasattr(env, "_num_cubes"):
+    if hasattr(env, "_num_cubes") and not hasattr(env, "_num_buttons"):  # which OGBench's scene has, too
         return {"task_info": {name: _cubes(env, rng) for name in ("init_xyzs", "goal_xyzs")}}
     return None
 

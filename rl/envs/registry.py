@@ -181,6 +181,8 @@ def _register(name: str) -> None:
         module, extra = "ale_py", "atari"
     elif name.startswith("heavy-cube"):
         module, extra = "rl.envs.heavy_cubes", "ogbench"
+    elif name.startswith("D4RLPen"):
+        module, extra = "rl.envs.d4rl_pen", "d4rl"
     elif name.startswith("DirectionalAnt"):
         module, extra = "rl.envs.directional_ant", "ogbench"
     elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never

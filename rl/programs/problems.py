@@ -402,17 +402,25 @@ def _checked(problem: Problem) -> Problem:
     return problem
 
 
+def _raw_lines(path: str | Path) -> Iterator[bytes]:
+    """The lines of a file, one at a time: some have gigabytes. Compressed if the name ends in ``.gz``."""
+    open_ = gzip.open if str(path).endswith(".gz") else open
+    with open_(path, "rb") as file:
+        try:
+            yield from file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
+
+
 def _rows(path: str | Path, *keys: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Where each is, and the objects of a JSON array, or of JSON lines; compressed if the name ends in ``.gz``."""
-    raw = Path(path).read_bytes()
-    try:
-        raw = gzip.decompress(raw) if str(path).endswith(".gz") else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is not compressed by gzip, or is damaged: {error}") from None
-    array = raw.lstrip().startswith(b"[")
-    for number, text in enumerate([raw] if array else raw.split(b"\n"), start=1):
+    lines, array = _raw_lines(path), None
+    for number, text in enumerate(lines, start=1):
         if not text.strip():
             continue
+        if array is None:  # the first line that holds anything says what the file is
+            array = text.lstrip().startswith(b"[")
+            text += b"".join(lines) if array else b""
         where = str(path) if array else f"{path}, line {number}"
         try:
             rows = json.loads(text.decode("utf-8"))

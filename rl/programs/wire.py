@@ -19,7 +19,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-_ATOMS = (bool, int, float, str)  # bool first: it is an int
+_ATOMS = (bool, int, float, str)
+# What an instance of a class under one of them is as a plain value, whatever that class makes of `str()` and the like.
+_PLAIN: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
 _COLLECTIONS = (tuple, set, frozenset, deque)
 _MAPPINGS = (Counter, OrderedDict, dict)  # dict last: it is both others' base
 _CHANGEABLE = (list, dict, set, deque, bytearray)
@@ -116,9 +118,9 @@ class _Encoder:
             return {"known": self._known[id(value)]}
         if type(value) is list:
             return [self.encode(item) for item in value]
-        for atom in _ATOMS:
+        for atom, plain in _PLAIN.items():
             if isinstance(value, atom):
-                return atom(value)
+                return plain(value)
         tagged = self._container(value) or _scalar(value) or _array(value)
         if tagged is None:
             return {"reference": self._refer(value)}
@@ -199,7 +201,9 @@ def _array(value: Any) -> tuple[str, Any] | None:
     if numpy is None:
         return None
     if isinstance(value, numpy.generic) and isinstance(value.item(), (*_ATOMS, complex)):
-        return "", value.item()
+        # A float32 is equal to 0.1 where it is the nearest to that, and the float that it is as a Python number is not.
+        short = value.dtype.kind in "fc" and value.dtype.itemsize < numpy.dtype(type(value.item())).itemsize
+        return ("scalar", [value.dtype.str, value.item()]) if short else ("", value.item())
     if is_array(value):
         numbers = value.astype("f8") if value.dtype == numpy.longdouble else value
         return "array", [numbers.dtype.str, list(numbers.shape), numbers.ravel().tolist()]
@@ -270,4 +274,5 @@ _BUILD: dict[str, Callable[[Any], Any]] = {
     "timedelta": lambda parts: timedelta(*parts),
     "timezone": _zone,
     "array": _numbers,
+    "scalar": lambda parts: _numbers([parts[0], [], [parts[1]]])[()],
 }

@@ -815,6 +815,6 @@ def _run_script(code: types.CodeType, names: dict[str, Any]) -> None:
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
     atexit._run_exitfuncs()
-    for stream in {id(each): each for each in (sys.stdout, stdout)}.values():
+    for stream in {id(each): each for each in (sys.stdout, sys.__stdout__, stdout)}.values():
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
