@@ -602,6 +602,17 @@ def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     return list(zip(labels, variants, strict=True)) or [("", result)]
 
 
+def note_unused(settings: Any, needed: str, *names: str) -> None:
+    """Prints which flags do nothing, because the one that they are of was not given."""
+    default = type(settings)()
+    unused = [f"--{name}" for name in names if getattr(settings, name) != getattr(default, name)]
+    if unused and not getattr(settings, needed):
+        print(
+            f"note: {', '.join(unused)} change{'s' * (len(unused) == 1)} nothing without --{needed}",
+            file=sys.stderr,
+        )
+
+
 def show_note(settings: Any, loaded: data.Loaded) -> None:
     """Prints what there is to know of the data; where to evaluate only if anything is evaluated."""
     if loaded.note and (settings.eval_episodes or "--environment" not in loaded.note):

@@ -164,6 +164,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     if not _learns(settings):
         return use(settings, config)
+    if shard.is_main():
+        common.note_unused(settings, "generate", *(name for name in _OF_ANSWERS if name.startswith("answer")))
+        common.note_unused(
+            settings, "environment", "environment_file", "program_seconds", "program_memory", "temperature"
+        )
     # Here, and not where it is used: checkpoints say how many tokens were played.
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:

@@ -223,7 +223,8 @@ def train_rows(
       parts: what else the result holds.
     """
     planned = [(tuple(row.values()), row, name) for row, name in rows]
-    before = sum(result["wall_seconds"] for result in earlier.results)
+    # Results into which one training was divided have the same time to the last bit: it counts once.
+    before = sum({result["wall_seconds"] for result in earlier.results})
 
     def write() -> dict[str, Any]:
         finished = recall(settings, variants)

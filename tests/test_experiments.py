@@ -1039,3 +1039,12 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         steps, values = log.series(tmp_path / "two", name)
         assert steps.tolist() == [3, 6, 9]
         np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)
+
+
+def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("robust_scale", "robust_updates")
+    common.note_unused(offline.Settings(robust_scale=0.5), "robust", *names)
+    assert capsys.readouterr().err == "note: --robust_scale changes nothing without --robust\n"
+    common.note_unused(offline.Settings(robust="kl", robust_scale=0.5), "robust", *names)
+    common.note_unused(offline.Settings(), "robust", *names)
+    assert not capsys.readouterr().err

@@ -464,7 +464,9 @@ def claims_of_lead(where: str, comparison: Lead, endless: bool) -> Iterator[stud
     """Whether there is a lead, and how much of it is left; where nothing terminates both CQNs are one."""
     arsq, cqn, ignoring = comparison
     text = f"{where}: ARSQ returns more than CQN that ignores terminations (difference)"
-    yield studies.Claim(text, RATIO, arsq - ignoring, studies.positive)
+    yield studies.Claim(
+        text, RATIO if where.startswith("online") else OURS, arsq - ignoring, studies.positive
+    )
     if endless:
         return
     text = f"{where}: ARSQ returns more than CQN that respects terminations (difference)"
