@@ -46,7 +46,8 @@ def pmap_updates(
 
     Returns:
       The function of (state, dataset, key) to (state, report). The state, which ``make(optimiser).init``
-      starts, is consumed.
+      starts, is consumed. A dataset that is not yet on all devices is copied there at every call: place it once, by
+      `jax.device_put` with a replicated sharding.
 
     Raises:
       ValueError: in a run of several hosts; when traced, if the batch does not divide over the devices.
