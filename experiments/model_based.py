@@ -30,6 +30,7 @@ from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
 from rl.envs import entities
 from rl.envs.registry import time_limit
+from rl.replay import dataset as replay
 from rl.types import Key, Spec
 
 # Settings of the dynamics ensemble that are flags.
@@ -172,7 +173,9 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             session.keep(step, {"carry": carry, "world": params}, due=due)
-        return session.finish(source=task.loaded.source, updates=this.total)
+        return session.finish(
+            source=task.loaded.source, transitions=replay.size(task.dataset), updates=this.total
+        )
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:

@@ -113,7 +113,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
     outcome = {
         "score": score,
         "rate": score in lifecycle.RATES,
-        "unit": sweeps.SCRIPTS[plans[0].script].length,
+        "unit": _unit(plans[0].script),
         "tasks": list(dict.fromkeys(part.task for part in parts)),
         "variants": list(dict.fromkeys(part.variant for part in parts)),
         "programs": states,
@@ -151,11 +151,16 @@ def _score(plans: Sequence[sweeps.Sweep]) -> str:
                 f"{plan.file}: the goal of {plan.metric} is to {plan.goal} it, and reports say who has more of a "
                 "score: sweeps.run ranks such runs"
             )
-    lengths = {sweeps.SCRIPTS[plan.script].length: plan.file for plan in plans}
-    if len(lengths) > 1:
-        listed = ", ".join(f"{name} in {file}" for name, file in lengths.items())
+    units = {_unit(plan.script): plan.file for plan in plans}
+    if len(units) > 1:
+        listed = ", ".join(f"{name} in {file}" for name, file in units.items())
         raise ValueError(f"curves of {listed} cannot share an axis: report these files apart")
     return next(iter(metrics)).removeprefix("eval/")
+
+
+def _unit(script: str) -> str:
+    """What the curves of a script count: updates, also where its length is in epochs, or environment steps."""
+    return "updates" if sweeps.SCRIPTS[script].per_unit else sweeps.SCRIPTS[script].length
 
 
 # ---- what the runs left -----------------------------------------------------------------------------------
@@ -248,7 +253,7 @@ def _state(group: Sequence[Part], score: str) -> dict[str, Any]:
         "seed": group[0].parameters.get("seed"),
         "state": state.name if left else "no scores" if without else "done",
         "share": state.step / state.total,
-        "length": state.total,
+        "length": _length(group[0]),
         "error": state.error or f"its result has no {score}" * bool(without and not left),
     }
 
@@ -385,24 +390,47 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
 
 
 def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:
-    """{task: transitions and mean score} of data that were made here; of what lies elsewhere, as in ``earlier``."""
+    """{task: transitions, digest and mean score} of data that were made here and that finished runs were trained on.
+
+    The mean score is known if the file on this machine is of the same data, or else what ``earlier`` has. Tasks whose
+    runs had different data (`_other_data`), or do not say which, are left out.
+    """
     known = log.read_json(earlier).get("data", {}) if earlier.exists() else {}
-    data = {}
+    runs: dict[str, list[Mapping[str, Any]]] = {}
+    cards: dict[str, dict[str, Any]] = {}
     for part in parts:
         settings, _ = _settings(part)
-        name = getattr(settings, "dataset", "")
-        if name in recipes.LOCOMOTION:
-            recipe = recipes.LOCOMOTION[name]
-            folder = expanded(settings.data_folder or recipes.default_folder(recipe.family))
-            card = recipes.read_card(folder / recipe.file)
-            if card:
-                data[part.task] = {
-                    "transitions": card["transitions"],
-                    "normalized_return": card.get("normalized_return_d4rl"),
-                }
-            elif part.task in known:
-                data[part.task] = known[part.task]
+        if part.result and (name := getattr(settings, "dataset", "")) in recipes.LOCOMOTION:
+            runs.setdefault(part.task, []).append(part.result)
+            cards[part.task] = _card(name, settings.data_folder)
+    data = {}
+    for task, results in runs.items():
+        said = {
+            name: {result[name] for result in results if result.get(name)}
+            for name in ("digest", "transitions")
+        }
+        if any(len(values) > 1 for values in said.values()):
+            continue
+        own = {name: value for name, values in said.items() for value in values}
+        fitting = [card for card in (cards[task], known.get(task, {})) if _same_data(card, own)]
+        entry = (fitting[0] if fitting else {}) | own
+        if "transitions" in entry:
+            data[task] = entry
     return data
+
+
+def _card(name: str, folder: str) -> dict[str, Any]:
+    """What there is to say of a dataset's file on this machine; empty if it is not there."""
+    recipe = recipes.LOCOMOTION[name]
+    card = recipes.read_card(expanded(folder or recipes.default_folder(recipe.family)) / recipe.file)
+    of_report = {"transitions": "transitions", "normalized_return": "normalized_return_d4rl"}
+    return {key: card.get(there) for key, there in of_report.items()} if card else {}
+
+
+def _same_data(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two are of the same data: by digest if both have it, and else by transitions."""
+    shared = [name for name in ("digest", "transitions") if name in one and name in other]
+    return bool(shared) and one[shared[0]] == other[shared[0]]
 
 
 def _other_data(parts: Sequence[Part]) -> list[str]:
@@ -418,10 +446,14 @@ def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
     """{task: {variant: updates, or environment steps}} where the finished runs of a task were not equally long."""
     lengths: dict[str, dict[str, int]] = {}
     for part in (part for part in parts if part.scores is not None):
-        script, (settings, config) = sweeps.SCRIPTS[part.script], _settings(part)
-        unit = getattr(config, script.per_unit) if script.per_unit else 1
-        lengths.setdefault(part.task, {})[part.variant] = getattr(settings, script.length) * unit
+        lengths.setdefault(part.task, {})[part.variant] = _length(part)
     return {task: of_task for task, of_task in lengths.items() if len(set(of_task.values())) > 1}
+
+
+def _length(part: Part) -> int:
+    """How long the run is to be, in what its curves count."""
+    script, (settings, config) = sweeps.SCRIPTS[part.script], _settings(part)
+    return getattr(settings, script.length) * (getattr(config, script.per_unit) if script.per_unit else 1)
 
 
 def _other_settings(parts: Sequence[Part]) -> dict[str, dict[str, dict[str, str]]]:

@@ -108,9 +108,12 @@ def test_commands_have_the_flags_they_use(
         (sweeps if module == "sweeps.run" else report).define(values)
         _, *files = values(["run", *argv])
         assert all(file == "FILE" or "$name" in file or any(ROOT.glob(file)) for file in files)
-        for file in files:
-            if (ROOT / file).exists() and not values.finished:  # a folder that is made later
-                sweeps.from_flags(str(ROOT / file), {}, values)  # refuses settings that no run can have
+        found = [str(path) for file in files for path in sorted(ROOT.glob(file))]
+        if not values.finished:  # a folder that is made later
+            plans = [sweeps.from_flags(file, {}, values) for file in found]  # refuses what no run can have
+            if module == "experiments.report" and len(plans) > 1:
+                monkeypatch.chdir(tmp_path)  # where nothing is trained
+                report.run(plans, "together")  # refuses files that have no report together
     elif module == "experiments.collect":
         assert {word.partition("=")[0].lstrip("-") for word in argv} <= flags_of(
             importlib.import_module(module)

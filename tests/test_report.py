@@ -54,13 +54,14 @@ def board(path: Path, **changed: Any) -> str:
     return str(file)
 
 
-def leave(place: Path, scores: np.ndarray, finished: bool = True) -> None:
+def leave(place: Path, scores: np.ndarray, finished: bool = True, **said: Any) -> None:
     """What a run leaves that has had these evaluations [T, S, episodes], but for config.json."""
     place.mkdir(parents=True)
     rows = [{"step": 10 * (t + 1), "eval/normalized_return": row.tolist()} for t, row in enumerate(scores)]
     (place / log.METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     if finished:
-        log.result(place, {"updates": 20, "wall_seconds": 1.0, "scores": lifecycle.summary(place)})
+        scored = {"updates": 20, "wall_seconds": 1.0, "scores": lifecycle.summary(place)}
+        log.result(place, scored | said)
 
 
 def card(program: sweeps.Program, place: Path) -> None:
@@ -90,7 +91,7 @@ def finished(
     file = board(tmp_path)
     plan = sweeps.load(file, {}, str(tmp_path / "runs"))
     for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
-        leave(place, SCORES[agent, task])
+        leave(place, SCORES[agent, task], transitions=None if task else 600)
         card(plan.programs[place], place)
     return file, [f"--workdir={tmp_path / 'runs'}", f"--out={tmp_path / 'out'}"], plan.programs
 
@@ -429,6 +430,28 @@ def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: p
     assert report.run(plans[:1], str(tmp_path / "alone"))["other_lengths"] == {}
 
 
+def test_epochs_are_reported_as_updates_and_not_beside_environment_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
+    own = {"agent": "bc", "dataset": TASKS[0], "updates": 20, "eval_every": 10}
+    of_model = {"agent": "mopo", "dataset": TASKS[0], "epochs": 2, "agent.updates": 10, "eval_every": 1}
+    online = {"agent": "sac", "env": "Hopper-v5", "steps": 20, "learning_starts": 10, "eval_every": 10}
+    plans = []
+    for script, values in (("offline", own), ("model_based", of_model), ("online", online)):
+        given = {name: {"value": x} for name, x in values.items()}
+        file = board(tmp_path, program=f"experiments/{script}.py", parameters=given)
+        plans.append(sweeps.load(file, {}, str(tmp_path / script)))
+        (place,) = plans[-1].programs
+        leave(place, SCORES[0, 0], epochs=2, steps=20)
+    result = report.run(plans[:2], str(tmp_path / "out"))
+    assert [(x["state"], x["length"]) for x in result["programs"]] == [("done", 20)] * 2
+    assert (result["unit"], result["other_lengths"]) == ("updates", {})
+    assert report.run(plans[1:2], str(tmp_path / "alone"))["unit"] == "updates"
+    with pytest.raises(ValueError, match=r"updates in .*, steps in .* cannot share an axis"):
+        report.run(plans, str(tmp_path / "mixed"))
+
+
 def test_finished_runs_of_several_machines_make_one_report(
     finished: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -473,6 +496,40 @@ def test_finished_runs_of_several_machines_make_one_report(
     assert set(again.programs) == set(places)  # what is to be trained again is trained in its own folder
     with pytest.raises(ValueError, match=r"is no folder: experiments\.report --store"):
         report_on(file, *where, "--finished=nowhere")
+
+
+def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
+    finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
+    file, where, programs = finished
+    places = list(programs)[::3]  # of the first tier
+
+    def reported(transitions: int) -> Any:
+        """With a file of so many on this machine, whose mean score is a hundredth of that."""
+        record = {"transitions": transitions, "normalized_return_d4rl": transitions / 100}
+        log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
+        return report_on(file, *where, f"--set=dataset={TASKS[0]}")["data"].get(TASKS[0])
+
+    def say(place: Path, **said: Any) -> None:
+        log.write_json(place / log.RESULT, log.read_json(place / log.RESULT) | said)
+
+    say(places[0], digest="a")
+    say(places[1], digest="a", transitions=None)  # as older runs
+    known = {"transitions": 600, "normalized_return": 6.0, "digest": "a"}
+    assert reported(600) == known
+    assert reported(100) == known  # of the earlier report
+    say(places[0], transitions=None)
+    assert reported(100) == known  # by its digest
+    for place in places:
+        say(place, digest="b", transitions=600)
+    assert reported(100) == {"transitions": 600, "digest": "b"}  # the earlier report's are other data
+    assert reported(600) == known | {"digest": "b"}
+    say(place, digest="c")
+    assert reported(600) is None
+    assert (
+        f"**Not the same data:** runs on {TASKS[0]} were" in (tmp_path / "out" / studies.REPORT).read_text()
+    )
 
 
 @pytest.mark.parametrize(
