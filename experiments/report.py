@@ -176,7 +176,7 @@ def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
     ]
     configs = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
     varied = _varied(configs, {script.task, script.length, "seed", "agent"})
-    states = {place: _checked_state(program, place) for place, program in plan.programs.items()}
+    states = {place: _checked_state(program, place, plan.root) for place, program in plan.programs.items()}
     for (place, i, program, alone, single), parameters in zip(runs, configs, strict=True):
         settings, *_ = sweeps.arguments(program, place)
         state, where, index, count = states[place], place, i, program.runs
@@ -230,10 +230,10 @@ def _label(agent: str, parameters: Mapping[str, Any], varied: Sequence[str]) -> 
     return ", ".join([agent, *words])
 
 
-def _checked_state(program: sweeps.Program, place: Path) -> sweeps.State:
+def _checked_state(program: sweeps.Program, place: Path, root: Path) -> sweeps.State:
     """How far a program is; where its folder holds another run, what differs."""
     try:
-        sweeps.check_folder(program, place)
+        sweeps.check_folder(program, place, root)
         return sweeps.state(program, place)
     except (ValueError, checkpoint.CheckpointError) as error:
         return sweeps.State(_OTHER, 0, 1, 0.0, str(error))
@@ -507,9 +507,9 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
       ValueError: a longer run of the same parameters is stored there.
     """
     count = 0
-    for place, program in (item for plan in plans for item in plan.programs.items()):
+    for root, place, program in ((plan.root, *item) for plan in plans for item in plan.programs.items()):
         target = folder / place.name
-        done = _checked_state(program, place).name != _OTHER and sweeps.finished(program, place)
+        done = _checked_state(program, place, root).name != _OTHER and sweeps.finished(program, place)
         result, length = target / log.RESULT, sweeps.SCRIPTS[program.script].length
         if done and result.exists():
             there, here = (log.read_json(x / log.RESULT)[length] for x in (target, place))

@@ -32,16 +32,24 @@ _PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_", "D4RL_", "MINARI_")
 
 
 def outcomes(
-    programs: Mapping[Path, Any], metric: str, address: str, cpus: float, gpus: float, deadline: float
+    programs: Mapping[Path, Any],
+    metric: str,
+    began: float,
+    address: str,
+    cpus: float,
+    gpus: float,
+    deadline: float,
 ) -> Iterator[tuple[Path, str, Any]]:
     """Submits all programs; yields the folder of each when it ends, and what became of it.
 
-    That is `ROWS` and these; `OVER`, of one that the deadline stopped; `METRIC` and a message, if the sweep's metric is
-    not logged; or `LOST` and a message, if its workers died again and again, or of a mistake in the code.
+    That is `ROWS` and these; `OVER`, of one that the deadline stopped, or that another process still has open then;
+    `METRIC` and a message, if the sweep's metric is not logged; or `LOST` and a message, if its workers died again and
+    again, or of a mistake in the code.
 
     Args:
       programs: {folder: `sweeps.run.Program`}.
       metric: of the sweep.
+      began: as of `sweeps.run.Sweep`.
       address: of the cluster: auto, HOST:PORT or ray://HOST:PORT.
       cpus, gpus: of each task.
       deadline: when tasks stop, at the end of an epoch, by `time.time`.
@@ -59,9 +67,13 @@ def outcomes(
         while running or waiting:
             for place in [place for place, due in waiting.items() if due <= time.time()]:
                 if waiting.pop(place) and lifecycle.holder(place):
-                    waiting[place] = time.time() + PAUSE
+                    if time.time() >= deadline:
+                        yield place, OVER, None
+                    else:
+                        waiting[place] = time.time() + PAUSE
                     continue
-                arguments = dataclasses.asdict(programs[place]), str(place), metric, deadline, os.getcwd()
+                fields = dataclasses.asdict(programs[place])
+                arguments = fields, str(place), metric, began, deadline, os.getcwd()
                 running[remote.options(name=place.name).remote(*arguments)] = place
             if not running:
                 time.sleep(PAUSE)
@@ -84,7 +96,9 @@ def outcomes(
         ray.shutdown()
 
 
-def work(fields: Mapping[str, Any], place: str, metric: str, deadline: float, cwd: str) -> tuple[str, Any]:
+def work(
+    fields: Mapping[str, Any], place: str, metric: str, began: float, deadline: float, cwd: str
+) -> tuple[str, Any]:
     """One program, in a process of Ray's; see `outcomes`."""
     from sweeps import run
 
@@ -94,7 +108,8 @@ def work(fields: Mapping[str, Any], place: str, metric: str, deadline: float, cw
         return OVER, None
     with run.alarm(left) as over:
         try:
-            return ROWS, run.attempt(run.Program(**fields), Path(place), metric)
+            judged = run.Program(**fields), Path(place), metric, began
+            return ROWS, run.ended(*judged) or run.attempt(*judged)
         except lifecycle.InUse as error:
             return IN_USE, str(error)
         except run.MetricError as error:

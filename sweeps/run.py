@@ -26,6 +26,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import hashlib
 import importlib
 import itertools
@@ -35,6 +36,7 @@ import re
 import signal
 import sys
 import time
+import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -91,6 +93,9 @@ _DIVERGED = "diverged"  # begins the error of such a run
 INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
 _SHOWN = 10  # rows of the table at the end
 _ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
+_PAUSE = 5.0  # seconds until programs whose data another process makes are tried again
+
+_print_once = functools.cache(print)  # of what is tried again after every pause
 
 
 Rows = dict[Path, list[dict[str, Any]]]
@@ -384,11 +389,14 @@ def adopt(sweep: Sweep, folders: Sequence[str]) -> Sweep:
     return sweep._replace(programs={where(*item): item[1] for item in sweep.programs.items()})
 
 
-def check_folder(program: Program, place: Path) -> None:
-    """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one."""
+def check_folder(program: Program, place: Path, root: Path) -> None:
+    """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one.
+
+    A folder that is not in the sweep's, ``root``, is one of --finished.
+    """
     settings, config, sweep = arguments(program, place)
     if (place / log.CONFIG).exists() and not settings.overwrite:
-        _check_same(place, program.script, settings, config, sweep)
+        _check_same(place, root, program.script, settings, config, sweep)
         _check_length(place, SCRIPTS[program.script].length, settings)
 
 
@@ -426,7 +434,9 @@ def load(
     return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
 
 
-def _check_same(place: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]) -> None:
+def _check_same(
+    place: Path, root: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]
+) -> None:
     """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
 
     Their flags are the same, so that what differs are defaults, presets or the code of this version. A setting or a
@@ -458,9 +468,14 @@ def _check_same(place: Path, script: str, settings: Any, config: Any, sweep: Map
     )
     if differences:
         listed = "\n  ".join(differences)
+        remedy = (
+            "Choose another --workdir, or move that folder away to train it again"
+            if place.parent == root
+            else f"Leave {place.parent} out of --finished, give another folder there, or move that run away to train "
+            "it again"
+        )
         raise checkpoint.CheckpointError(
-            f"{place} holds a run of other code or defaults:\n  {listed}\nNothing was trained. Choose another "
-            "--workdir, or move that folder away to train it again"
+            f"{place} holds a run of other code or defaults:\n  {listed}\nNothing was trained. {remedy}"
         )
 
 
@@ -574,7 +589,7 @@ def collect(program: Program) -> None:
                 stacklevel=2,
             )
         return
-    print(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
+    _print_once(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         recipes.collect(name, out=place)
@@ -586,17 +601,20 @@ def collect(program: Program) -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
+def execute(program: Program, workdir: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
     """Trains one program, if it is not finished; one row per run, with its parameters and its last score or its error.
 
-    If one of several runs diverges, all are trained again one by one, so that it takes only itself down.
+    If one of several runs diverges, all are trained again one by one, so that it takes only itself down. What was begun
+    since the command ``began`` goes on, also to overwrite.
 
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    if finished(program, workdir):
+    if finished(program, workdir, began):
         return scored(program, workdir, metric)
     settings, config, sweep = arguments(program, workdir)
+    if settings.overwrite and _begun(workdir, began):
+        settings = dataclasses.replace(settings, overwrite=False)
     if settings.overwrite and shard.is_main():
         (workdir / DIVERGED).unlink(missing_ok=True)
     if settings.overwrite or not (workdir / DIVERGED).exists():
@@ -610,7 +628,14 @@ def execute(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]
             if shard.is_main():
                 log.write_json(workdir / DIVERGED, {"error": str(error)})
     parts = apart(program, workdir).items()
-    return [row for folder, part in parts for row in execute(part, folder, metric)]
+    return [row for folder, part in parts for row in execute(part, folder, metric, began)]
+
+
+def _begun(place: Path, began: float) -> bool:
+    """Whether the run in the folder was opened since ``began``; to overwrite, what was there before it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return (place / log.CONFIG).stat().st_mtime >= began
+    return False
 
 
 def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
@@ -751,7 +776,7 @@ def _overrides(items: list[str]) -> dict[str, Any]:
         if not equals:
             raise ValueError(f"--set takes flag=value pairs, not {name!r}")
     try:
-        return {name.removeprefix("--"): yaml.safe_load(value) for name, _, value in pairs}
+        return {name.removeprefix("--"): _number(yaml.safe_load(value)) for name, _, value in pairs}
     except yaml.YAMLError as error:
         raise ValueError(f"--set={' --set='.join(items)} holds a value that is not YAML: {error}") from None
 
@@ -847,24 +872,23 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
       store: is given the rows so far after every program.
       over: whether the budget is spent.
     """
+    say = functools.cache(print)  # what is tried again is not said again
     rows = done(sweep)
     store(rows)
-    for place, program in sweep.programs.items():
-        if place in rows:
-            continue
+    for place in _left(sweep, rows):
         if over():
             return False
+        program = sweep.programs[place]
         if shard.is_main():
-            print(f"{place}: {program.fixed} x {program.swept}")
+            say(f"{place}: {program.fixed} x {program.swept}")
+        judged = program, place, sweep.metric, sweep.began
         try:
-            rows[place] = ended(sweep, place) or attempt(program, place, sweep.metric)
+            rows[place] = ended(*judged) or attempt(*judged)
         except lifecycle.InUse as error:
-            print(f"left to another process: {error}", file=sys.stderr)
+            say(f"left to another process: {error}", file=sys.stderr)
             continue
         except MetricError as error:
-            if not any("score" in row for of_program in rows.values() for row in of_program):
-                raise  # before more is trained for a metric that no run may have
-            rows[place] = [_row(part, place) | {"error": str(error)} for part in program.apart()]
+            rows[place] = _unscored(program, place, error, rows)
         except (train.Interrupted, KeyboardInterrupt):
             if over():
                 return False
@@ -874,6 +898,28 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
                 print(f"failed: {error}", file=sys.stderr)
         store(rows)
     return True
+
+
+def _left(sweep: Sweep, rows: Rows) -> Iterator[Path]:
+    """The programs without rows; after a pause again those that still have none and that no process has open.
+
+    Another process makes their data, or it had them open and stopped. Several processes that train as one make no data,
+    and do not wait.
+    """
+    left = list(sweep.programs)
+    while left := [place for place in left if place not in rows]:
+        yield from left
+        left = [place for place in left if place not in rows and not _holder(sweep.programs[place], place)]
+        if not left or jax.process_count() > 1:
+            return
+        time.sleep(_PAUSE)
+
+
+def _unscored(program: Program, place: Path, error: MetricError, rows: Rows) -> list[dict[str, Any]]:
+    """The rows of a program that does not log the metric. Raises the error if no run has a score yet."""
+    if not any("score" in row for of_program in rows.values() for row in of_program):
+        raise error  # before more is trained for a metric that no run may have
+    return [_row(part, place) | {"error": str(error)} for part in program.apart()]
 
 
 def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValues, deadline: float) -> bool:
@@ -886,15 +932,18 @@ def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValue
     if not left:
         return True
     print(f"{len(left)} programs go to Ray; --status says how far they are")
-    ended = cluster.outcomes(left, sweep.metric, values.ray_address, values.cpus, values.gpus, deadline)
+    ended = cluster.outcomes(
+        left, sweep.metric, sweep.began, values.ray_address, values.cpus, values.gpus, deadline
+    )
     for place, kind, answer in ended:
-        if kind == cluster.METRIC:
-            raise MetricError(answer)
         if kind == cluster.OVER:
             whole = False
             continue
-        lost = [_row(part, place) | {"error": answer} for part in left[place].apart()]
-        rows[place] = answer if kind == cluster.ROWS else lost
+        if kind == cluster.METRIC:
+            rows[place] = _unscored(left[place], place, MetricError(answer), rows)
+        else:
+            lost = [_row(part, place) | {"error": answer} for part in left[place].apart()]
+            rows[place] = answer if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(failures(rows[place])[:1]) or 'done'}")
         store(rows)
     return whole
@@ -932,14 +981,13 @@ def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def ended(sweep: Sweep, place: Path) -> list[dict[str, Any]]:
+def ended(program: Program, place: Path, metric: str, began: float) -> list[dict[str, Any]]:
     """The rows of a program that some process has finished, or failed at, since the command began; [] of others."""
-    program, metric = sweep.programs[place], sweep.metric
-    if finished(program, place, sweep.began):
+    if finished(program, place, began):
         return scored(program, place, metric)
     each = apart(program, place)
-    done = {folder for folder, part in each.items() if finished(part, folder, sweep.began)}
-    error = _error(place, sweep.began)
+    done = {folder for folder, part in each.items() if finished(part, folder, began)}
+    error = _error(place, began)
     if not error and len(done) < len(each):
         return []
     return [
@@ -959,10 +1007,17 @@ def _error(place: Path, began: float) -> str:
     return ""
 
 
-def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
+def _holder(program: Program, place: Path) -> str | None:
+    """Which process has the program's folder open, or one in which a run of it is trained alone."""
+    held = ((folder, lifecycle.holder(folder)) for folder in (place, *apart(program, place)))
+    return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
+
+
+def attempt(program: Program, place: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
     """Makes the program's data and trains it, as far as neither is done; a row per run, with its score or its error.
 
-    A run that fails leaves failed.json in its folder.
+    A run that fails leaves failed.json in its folder. What was begun since the command ``began`` goes on, also to
+    overwrite.
 
     Raises:
       MetricError: the runs do not log ``metric``.
@@ -971,18 +1026,19 @@ def attempt(program: Program, place: Path, metric: str) -> list[dict[str, Any]]:
     """
     try:
         if jax.process_count() == 1:  # several would be in each other's way
-            for folder in (place, *apart(program, place)):  # before its data are read
-                if process := lifecycle.holder(folder):
-                    raise lifecycle.InUse(f"{folder} is in use by {process}")
+            if held := _holder(program, place):  # before its data are read
+                raise lifecycle.InUse(held)
             collect(program)
             (place / FAILED).unlink(missing_ok=True)
-        rows = execute(program, place, metric)
+        rows = execute(program, place, metric, began)
         (place / FAILED).unlink(missing_ok=True)
-    except (MetricError, lifecycle.InUse):
+    except (MetricError, lifecycle.InUse, train.Interrupted):
         raise
-    except config_flags.EXPLAINED as error:
+    except (*config_flags.EXPLAINED, RuntimeError) as error:  # of an environment say, or memory that is full
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
             raise
+        if not isinstance(error, config_flags.EXPLAINED):
+            traceback.print_exc()
         rows = [_row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()]
     if failures(rows) and shard.is_main():
         with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
@@ -1008,7 +1064,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     sweep = from_flags(argv[1], {"overwrite": True} if values.overwrite else {}, values)
     try:
         for place, program in sweep.programs.items():
-            check_folder(program, place)
+            check_folder(program, place, sweep.root)
     except ValueError as error:
         raise ValueError(f"{sweep.file}: {error}") from None
     say = print if shard.is_main() else lambda _: None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
+import math
 import os
 import signal
 import socket
@@ -17,8 +19,10 @@ from typing import Any
 
 import pytest
 import yaml
+from test_sweeps import count_in_place_of_training, planned, seeds_sweep, start
 
-from rl import lifecycle, log
+from experiments import offline
+from rl import lifecycle, log, train
 from sweeps import cluster
 from sweeps import run as sweeps
 
@@ -97,7 +101,7 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
     monkeypatch.setattr(lifecycle, "holder", lambda place: calls.append("looked") or next(held))
     programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
-    outcomes = list(cluster.outcomes(programs, "eval/return", "auto", 1.0, 2.0, float("inf")))
+    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf))
     assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
     assert outcomes == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
@@ -111,13 +115,81 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     assert "no machine of the cluster has 1 CPUs and 2 GPUs for a program (they have 2 and 0)" in stderr
 
 
+def test_a_folder_that_is_in_use_is_given_up_when_the_budget_is_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster, "connect", lambda address: Fake(lambda *_: (cluster.IN_USE, "process 7")))
+    monkeypatch.setattr(cluster, "PAUSE", 0.01)
+    looks = iter(["process 7"] * 100)
+    monkeypatch.setattr(lifecycle, "holder", lambda place: next(looks))
+    programs = {tmp_path: sweeps.Program({}, {})}
+    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05)
+    assert list(ended) == [(tmp_path, cluster.OVER, None)]
+
+
+class Working(Fake):
+    """Runs the tasks themselves; again, as Ray does, where a worker was killed."""
+
+    def remote(self, **options: Any) -> Any:
+        return lambda work: types.SimpleNamespace(
+            options=lambda name: types.SimpleNamespace(remote=lambda *args: functools.partial(work, *args))
+        )
+
+    def get(self, task: Callable[[], Any]) -> Any:
+        with contextlib.suppress(train.Interrupted):
+            return self.task(task())
+        return self.task(task())
+
+
+def test_what_is_trained_again_goes_on_where_its_worker_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not trained a third time if another process has finished it meanwhile."""
+    steps: list[int] = []
+    kill: list[int] = []
+    others = ["process 7"]
+
+    def note(settings: offline.Settings, session: lifecycle.Session) -> None:
+        steps.append(session.bar.n)
+        if session.bar.n == 2 and kill:
+            session.stopping.append(kill.pop())
+
+    def elsewhere(outcome: tuple[str, Any]) -> tuple[str, Any]:
+        return (cluster.IN_USE, others.pop()) if others else outcome
+
+    count_in_place_of_training(monkeypatch, note)
+    file = seeds_sweep(tmp_path, 0)
+    start(file, f"--workdir={tmp_path}")
+    kill.append(signal.SIGTERM)
+    monkeypatch.setattr(cluster, "PAUSE", 0.01)
+    monkeypatch.setattr(cluster, "connect", lambda address: Working(elsewhere))
+    start(file, f"--workdir={tmp_path}", "--overwrite", "--engine=ray")
+    assert steps == [1, 2, 3, 4] * 2 and not kill and not others
+
+
+def test_a_metric_that_one_program_lacks_ends_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_score, without = tmp_path / "with", tmp_path / "without"
+    sweep = planned({place: sweeps.Program({"seed": 0}, {}) for place in (with_score, without)})
+    values = types.SimpleNamespace(ray_address="auto", cpus=1.0, gpus=0.0)
+    stored: dict[Path, Any] = {}
+    answers = [(with_score, cluster.ROWS, [{"score": 1.0}]), (without, cluster.METRIC, "no such metric")]
+    monkeypatch.setattr(cluster, "outcomes", lambda *_: iter(answers))
+    assert sweeps._submit(sweep, stored.update, values, math.inf)
+    assert [row["error"] for row in stored[without]] == ["no such metric"]
+    answers.reverse()
+    with pytest.raises(sweeps.MetricError, match="no such metric"):
+        sweeps._submit(sweep, stored.update, values, math.inf)
+
+
 def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
     def outcome(attempt: Callable[[], Any], seconds: float = 100.0) -> tuple[str, Any]:
-        monkeypatch.setattr(sweeps, "attempt", lambda program, place, metric: attempt())
+        monkeypatch.setattr(sweeps, "attempt", lambda *_: attempt())
         fields = {"fixed": {"seed": 3}, "swept": {}, "script": "offline"}
-        return cluster.work(fields, "x", "eval/return", time.time() + seconds, str(tmp_path))
+        return cluster.work(fields, "x", "eval/return", 0.0, time.time() + seconds, str(tmp_path))
 
     def fail(error: BaseException) -> Callable[[], Any]:
         def raised() -> Any:

@@ -528,17 +528,15 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
     afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
     for one in (program, afresh):  # as a process finds it that began before
-        earlier = planned({tmp_path: one})._replace(began=0.0)
-        assert [row.get("score") for row in sweeps.ended(earlier, tmp_path)] == [
-            row.get("score") for row in rows
-        ]
-        assert not sweeps.ended(earlier._replace(began=math.inf), tmp_path)
+        earlier = sweeps.ended(one, tmp_path, "eval/return", 0.0)
+        assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
+        assert not sweeps.ended(one, tmp_path, "eval/return", math.inf)
     broken.clear()
     with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
         sweeps.attempt(program, tmp_path, "eval/return")
     assert len(sweeps.failures(sweeps.attempt(program, tmp_path, "eval/return"))) == 0
     assert trained[4:] == [[1e9]] and sweeps.state(program, tmp_path) == sweeps.State("done", 4, 4, 6.0)
-    assert len(sweeps.ended(earlier, tmp_path)) == 3  # each alone, and none of them failed
+    assert len(sweeps.ended(afresh, tmp_path, "eval/return", 0.0)) == 3  # each alone, and none of them failed
     sweeps.attempt(afresh, tmp_path, "eval/return")
     assert trained[5:] == [[0.1, 1e9, 0.3]] and sweeps.finished(program, tmp_path)
 
@@ -655,21 +653,16 @@ def test_a_tier_of_another_size_is_used_with_a_warning(counted: list[int], tmp_p
 def test_data_that_cannot_be_made_stop_no_other_run(
     counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor does another process that makes them; and the budget ends their making, too."""
+    """And the budget ends their making, too."""
 
-    def fail(error: BaseException, cause: Exception | None = None) -> None:
-        def make(name: str, *, out: Path) -> None:
-            raise error from cause
-
-        monkeypatch.setattr(sweeps.recipes, "collect", make)
+    def fail(name: str, *, out: Path) -> None:
+        raise RuntimeError("no space left. Finished chunks are kept")
 
     file, where = tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}"
-    fail(RuntimeError("Another run is making hopper-medium-regen-v5"), BlockingIOError())
-    start(file, where)
-    assert counted == [0, 1] and "left to another process: Another run is making" in capsys.readouterr().err
-    fail(RuntimeError("no space left. Finished chunks are kept"))
+    monkeypatch.setattr(sweeps.recipes, "collect", fail)
     with pytest.raises(SystemExit):
         start(file, where)
+    assert counted == [0, 1]
     assert "failed: DataError: no space left. Finished chunks are kept" in capsys.readouterr().err
 
     def endless(name: str, *, out: Path) -> None:
@@ -679,6 +672,33 @@ def test_data_that_cannot_be_made_stop_no_other_run(
     monkeypatch.setattr(sweeps.recipes, "collect", endless)
     start(file, where, "--budget=0.2s")
     assert "the budget of 0.2s is spent" in capsys.readouterr().out and counted == [0, 1]
+
+
+def test_data_that_another_process_makes_are_waited_for(
+    counted: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Until the budget is spent; others are trained meanwhile, and nothing is said twice."""
+    tier, pauses = tmp_path / "data" / "hopper-medium-regen-v5.hdf5", []
+
+    def make(name: str, *, out: Path) -> None:
+        assert len(pauses) < 3
+        raise RuntimeError(f"Another run is making {name} in {out}") from BlockingIOError()
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:  # the other process has made it
+            tier.parent.mkdir()
+            tier.touch()
+
+    monkeypatch.setattr(sweeps.recipes, "collect", make)
+    monkeypatch.setattr(sweeps.time, "sleep", pause)
+    file, runs = tier_sweep(tmp_path), str(tmp_path / "runs")
+    assert not sweeps._train(sweeps.load(file, {}, runs), lambda rows: None, lambda: bool(pauses))
+    assert counted == [0, 1] and pauses == [sweeps._PAUSE]
+    said = capsys.readouterr().err
+    assert said.count("it is made now") == said.count("left to another process: Another run is making") == 1
+    start(file, f"--workdir={runs}")
+    assert counted == [0, 1, 0, 1] and pauses == [sweeps._PAUSE] * 3
 
 
 # ---- every script ---------------------------------------------------------------------------------------------------
@@ -735,7 +755,7 @@ def test_a_parameter_that_is_set_is_no_longer_varied(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = write(tmp_path / "s.yaml", grid(agent__expectile=[0.5, 0.7, 0.9], seed=[0, 1]))
-    start(file, "--dry_run", "--set=agent.expectile=0.6", "--set=updates=20000", f"--workdir={tmp_path}")
+    start(file, "--dry_run", "--set=agent.expectile=6e-1", "--set=updates=2e4", f"--workdir={tmp_path}")
     first, *plan = capsys.readouterr().out.splitlines()
     assert first.startswith("2 runs in 2 programs")
     assert [json.loads(line)["fixed"] for line in plan] == [
@@ -819,23 +839,25 @@ def status_of(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> li
     return capsys.readouterr().out.splitlines()[1:]
 
 
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = [1]
 
     def fail(settings: offline.Settings, session: lifecycle.Session) -> None:
         if settings.seed in broken:
-            raise OSError("no space left")
+            raise kind("no space left")
 
     trained = count_in_place_of_training(monkeypatch, fail)
     file = seeds_sweep(tmp_path, 0, 1, 2)
     with pytest.raises(SystemExit) as stopped:
         start(file, f"--workdir={tmp_path}")
     assert stopped.value.code == 1 and trained == [0, 1, 2]
-    assert "1 of 3 runs failed" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "1 of 3 runs failed" in said.out and ("Traceback" in said.err) == (kind is RuntimeError)
     rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
-    assert [row.get("error") for row in rows] == [None, None, "OSError: no space left"]
+    assert [row.get("error") for row in rows] == [None, None, f"{kind.__name__}: no space left"]
     states = status_of(file, tmp_path, capsys)
     assert states[0] == "3 programs: 2 done, 1 failed"
     assert any(line.startswith("failed") and "no space left" in line for line in states)
@@ -939,6 +961,8 @@ def test_a_run_folder_of_other_code_is_refused_before_anything_is_trained(
         checkpoint.CheckpointError, match=r"other code or defaults:\n  config.expectile: 0.123"
     ):
         start(seeds_sweep(tmp_path, 1, 0), f"--workdir={tmp_path}")
+    with pytest.raises(checkpoint.CheckpointError, match=rf"Leave {tmp_path} out of --finished"):
+        start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path / 'other'}", f"--finished={tmp_path}")
     assert counted == [0]
 
 
