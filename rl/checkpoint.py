@@ -299,11 +299,12 @@ def _read_arrays(path: Path, wanted: Mapping[str, Any], *, partly: bool = False)
     from orbax.checkpoint import v1 as ocp
 
     abstract = {name: _abstract(leaf) for name, leaf in wanted.items()}
+    # Orbax refuses arrays without elements: they are not in the files. And it reads no part that is empty.
+    stored = {name: leaf for name, leaf in abstract.items() if leaf.size}
     options = ocp.Context()
     options.pytree.loading.partial_load = partly
     with options:
-        arrays = ocp.load(path, {name: leaf for name, leaf in abstract.items() if leaf.size})
-    # Orbax refuses arrays without elements: they are not in the files.
+        arrays = ocp.load(path, stored) if stored else {}
     return {name: arrays[name] if leaf.size else _empty(leaf) for name, leaf in abstract.items()}
 
 
