@@ -266,13 +266,8 @@ def session(run: Run, start: Start) -> Iterator[Session]:
             stack.enter_context(_alone(run.folder))
             if run.wandb and run.overwrite and jax.process_index() == 0:
                 log.check_wandb()
-        except (
-            InUse,
-            OSError,
-            ImportError,
-            ValueError,
-        ) as error:  # on the first process alone: the others would wait for it
-            failure = error
+        except (InUse, OSError, ImportError, ValueError) as error:
+            failure = error  # on the first process alone: the others would wait for it
         if anywhere(failure is not None):
             raise failure or InUse(f"the first process could not open {run.folder}: its message says why")
         _check_unchanged(run, start)
