@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import common, flags, presets
+from experiments import common, flags, logged, presets
 from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -151,7 +151,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         if task.loaded.environment:
             actor = acting.over_seeds(acting.actor(learner), 0)
             of_task = common.evaluator(settings, actor, name, settings.seeds, task.loaded)
-            episodes = stack.enter_context(of_task)
+            episodes = logged.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
         if fitting:
             params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))
@@ -169,7 +169,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
             step, due = number * config.updates, number % settings.eval_every == 0
             due |= number == settings.epochs
             scores = episodes(carry.learner, number) if due and episodes else {}
-            session.write(step, {f"eval/{key}": x for key, x in scores.items()}, report)
+            session.write(step, scores, report)
             if settings.runaway:
                 model_based.check_values(report, bound, settings.runaway)
             session.keep(step, {"carry": carry, "world": params}, due=due)
