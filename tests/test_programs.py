@@ -1262,6 +1262,11 @@ for _ in range(int(input())):
         (SUM_LINES + "__import__('sys').exit(0)", Verdict.PASSED),
         (SUM_LINES + "__import__('sys').exit(1)", Verdict.RUNTIME_ERROR),
         (SUM_LINES + "quit('bad input')", Verdict.RUNTIME_ERROR),
+        (SUM_LINES + "import os, sys\nsys.stdout.flush()\nos._exit(0)", Verdict.PASSED),
+        (SUM_LINES + "import os, sys\nsys.stdout.flush()\nos._exit(1)", Verdict.RUNTIME_ERROR),
+        (SUM_LINES + "import os\nos._exit(0)", Verdict.FAILED),  # nothing was flushed
+        ("import sys\nfor x in list(sys.stdin)[1:]: sys.__stdout__.write(f'{sum(map(int, x.split()))}\\n')",
+         Verdict.PASSED),
         ("import atexit, sys\nlines = list(sys.stdin)[1:]\n@atexit.register\ndef last():\n"
          "    for line in lines: print(sum(map(int, line.split())))", Verdict.PASSED),
         ("import sys, threading\ndef main():\n    __import__('time').sleep(0.05)\n"

@@ -41,7 +41,7 @@ import time
 import types
 from collections.abc import Callable, Generator, Mapping, Sequence
 from importlib.machinery import PathFinder
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from rl.programs import kernel, threads, wire
 
@@ -803,14 +803,27 @@ def _standard_streams(stdin: str, limit: int) -> Callable[[], str]:
     return printed
 
 
+class _Left(BaseException):
+    """A script left by `os._exit(0)`."""
+
+
 def _run_script(code: types.CodeType, names: dict[str, Any]) -> None:
     """Runs it as a file is run, to what an interpreter does in the end; a status other than 0 is an error."""
-    stdout = sys.stdout
+    stdout, leave, main = sys.stdout, os._exit, threading.get_ident()
+
+    def left(status: int) -> NoReturn:
+        if status or threading.get_ident() != main:
+            leave(status)
+        raise _Left
+
+    os._exit = left
     try:
         exec(code, names)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
+    except _Left:
+        return  # nobody waits for threads then, and what was not flushed is lost
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
