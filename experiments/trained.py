@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags, goals, logged, model_based
+from experiments import common, flags, goals, logged, model_based, rollouts
 from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
@@ -110,10 +110,8 @@ def load(run: str | Path, environment: str = "") -> Policies:
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
-    see = functools.partial(transform.observations, _transform(card))
-    actor = acting.observing(
-        several.actor, functools.partial(nest.map_structure, see) if _prefix(card) else see
-    )
+    see = rollouts.transformed if _prefix(card) else transform.observations
+    actor = acting.observing(several.actor, functools.partial(see, _transform(card)))
     scale = reference(folder, card, name, own)
     return Policies(name, spec, state, actor, labels, count, record["step"], scale)
 

@@ -166,9 +166,11 @@ class Trainer:
             self.whole = True
             bar.update(self._environments)
 
-    def check(self) -> None:
-        """Raises `train.Diverged` if a metric since the last `read` was not finite."""
-        train.check_finite(jax.device_get(online.reading(self.carry.tally)))
+    def check(self) -> train.Report:
+        """The metrics since the last `read`. Raises `train.Diverged` if one was not finite."""
+        report = jax.device_get(online.reading(self.carry.tally))
+        train.check_finite(report)
+        return report
 
     def read(self) -> dict[str, np.ndarray]:
         """What there is to say of the time since the last call: {"train/...": [S]}, and {"model/...": [S]}.
@@ -176,10 +178,11 @@ class Trainer:
         Raises:
           train.Diverged: a metric was not finite.
         """
-        report = jax.device_get(online.reading(self.carry.tally))
-        train.check_finite(report)
+        report = self.check()
         metrics = {
-            f"train/{name}": value for name, value in report.metrics.items() if np.isfinite(value).all()
+            f"train/{name}": np.asarray(value)
+            for name, value in report.metrics.items()
+            if np.isfinite(value).all()
         }
         self.carry = self.carry._replace(tally=online.fresh_tally(sorted(report.metrics), self._seeds))
         finished, self._stream.finished = self._stream.finished, []
