@@ -473,6 +473,35 @@ def not_negative(settings: Any, *names: str) -> None:
             raise ValueError(f"--{name} must be at least 0, not {getattr(settings, name)}")
 
 
+def one_process() -> None:
+    """Raises ValueError in one of several processes, for scripts whose environments are all in one."""
+    if (count := jax.process_count()) > 1:
+        raise ValueError(
+            f"this script trains in one process, and this is one of {count}: start it on a single host. For a sweep "
+            "start one command on each, without what joins them (docs/sweeps.md)"
+        )
+
+
+def check_mesh(batch_size: int, mesh: jax.sharding.Mesh, seeds: int = 1) -> None:
+    """Raises ValueError, naming the flags, if a batch or the seeds do not divide over the devices.
+
+    Args:
+      batch_size: rows of a batch.
+      mesh: of the run.
+      seeds: of all variants.
+    """
+    data, groups = mesh.shape["data"], mesh.shape.get("seed", 1)
+    if batch_size % data:
+        raise ValueError(
+            f"--batch_size={batch_size} is not a multiple of the {data} devices that share each batch: change it, or "
+            "give another --mesh_data (docs/tpu_pod.md)"
+        )
+    if seeds % groups:
+        raise ValueError(
+            f"{seeds} seeds, of all variants, are not a multiple of --mesh_seed={groups}: change --seeds or --mesh_seed"
+        )
+
+
 def multiple(settings: Any, name: str, of: str) -> None:
     """Raises ValueError, naming both flags, if one does not divide the other."""
     whole, part = getattr(settings, name), getattr(settings, of)
@@ -533,6 +562,17 @@ def number(flag: str, text: str, *words: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"--{flag}={text} must be finite")
     return value
+
+
+def cpu() -> jax.Device:
+    """The device on which policies are evaluated. Raises ValueError if JAX was told to do without."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        platforms = jax.config.jax_platforms
+        raise ValueError(
+            f"JAX_PLATFORMS={platforms} leaves out the CPU, on which policies are evaluated: give {platforms},cpu"
+        ) from None
 
 
 @contextlib.contextmanager

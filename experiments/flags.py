@@ -21,6 +21,7 @@ import re
 import sys
 import textwrap
 import tokenize
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -250,7 +251,8 @@ def parser(
 def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     """``main`` for `absl.app.run`, which ends with a message: status 130 if asked to stop, 1 on an error.
 
-    With ``--verbosity=0`` or more, errors keep their traceback and every library may log what it likes.
+    With ``--verbosity=0`` or more, errors keep their traceback and every library may log what it likes. Of several
+    processes, all wait for one another at the end, and none after an error.
     """
 
     @functools.wraps(main)
@@ -260,24 +262,30 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
         try:
             with warnings.catch_warnings():
                 warnings.showwarning = _show_warning
-                main(argv)
+                try:
+                    main(argv)
+                except SystemExit:  # a status, and no error
+                    hosts.wait()
+                    raise
+                hosts.wait()
         except (train.Interrupted, KeyboardInterrupt) as stop:
             print(str(stop) or "stopped; the same command starts from the last checkpoint", file=sys.stderr)
             raise SystemExit(130) from None
         except Exception as error:
+            several = hosts.several()
             if shard.is_loss(error):
-                print(
-                    f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                # To leave in order takes the process that is lost: JAX would wait for it, and then dump its stack.
+                message = f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}"
+            elif isinstance(error, EXPLAINED) and flags.FLAGS["verbosity"].value < logging.INFO:
+                message = f"{type(error).__name__}: {error}"
+            elif several:
+                message = traceback.format_exc()
+            else:
+                raise
+            print(message, file=sys.stderr, flush=True)
+            if several:
+                # To leave in order takes the others, which are lost, or wait in a step for this one: JAX would wait for
+                # minutes, and then dump its stack.
                 os._exit(1)
-            if not isinstance(error, EXPLAINED):
-                raise
-            if flags.FLAGS["verbosity"].value >= logging.INFO:
-                raise
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
             raise SystemExit(1) from None
 
     return run

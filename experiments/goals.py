@@ -99,6 +99,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     task = problem(settings, config, logged.variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, run_keys = learners(settings, config, sweep, task, mesh)
+    common.check_mesh(settings.batch_size, mesh, len(run_keys))
     this = common.run(
         settings,
         config,
@@ -352,7 +353,7 @@ def render(
     local = shard.gather(state, mesh)
     if not shard.is_main():
         return
-    cpu = jax.local_devices(backend="cpu")[0]
+    cpu = common.cpu()
     labels = lifecycle.labels(this.variants) or [""]
     with jax.default_device(cpu):
         for number, (label, variant) in enumerate(zip(labels, logged.variants(config, sweep), strict=True)):

@@ -58,6 +58,7 @@ class Settings(common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
+    common.one_process()
     common.at_least_one(
         settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
     )
@@ -220,7 +221,7 @@ def scorer(
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
     actor = acting.over_seeds(acting.actor(learner), STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
-    cpu = jax.local_devices(backend="cpu")[0]
+    cpu = common.cpu()
     with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:

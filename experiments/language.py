@@ -177,6 +177,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         if settings.control:
             _check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
+        common.check_mesh(settings.batch_size, mesh)
         folder, state, result = trained(settings, config, task, mesh)
     state = state._replace(optimiser={})  # which makes room
     if task.candidate_sets:

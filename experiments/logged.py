@@ -146,7 +146,7 @@ def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[A
 
     They need not wait for the epoch that already runs on the accelerator.
     """
-    cpu = jax.local_devices(backend="cpu")[0]
+    cpu = common.cpu()
 
     def score(state: Any, index: int) -> dict[str, np.ndarray]:
         with jax.default_device(cpu):

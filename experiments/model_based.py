@@ -186,6 +186,7 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
 def check(settings: Settings, config: Config) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
+    common.one_process()
     common.at_least_one(settings, "seeds", "epochs", "eval_every")
     common.not_negative(settings, "seed")
     common.several_episodes(settings)

@@ -99,6 +99,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
+    common.check_mesh(settings.batch_size, mesh, len(run_keys))
     this = common.run(
         settings,
         config,

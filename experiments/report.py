@@ -392,8 +392,8 @@ def _per_seed(part: Part, score: str, which: str, evaluations: int) -> np.ndarra
 def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:
     """{task: transitions, digest and mean score} of data that were made here and that finished runs were trained on.
 
-    The mean score is known if the file on this machine is of the same data, or else what ``earlier`` has. Tasks whose
-    runs had different data (`_other_data`), or do not say which, are left out.
+    The mean score is what ``earlier`` has, or else that of the file on this machine, if it is of the same data. Tasks
+    whose runs had different data (`_other_data`), or do not say which, are left out.
     """
     known = log.read_json(earlier).get("data", {}) if earlier.exists() else {}
     runs: dict[str, list[Mapping[str, Any]]] = {}
@@ -412,8 +412,9 @@ def _data(parts: Sequence[Part], earlier: Path) -> dict[str, dict[str, Any]]:
         if any(len(values) > 1 for values in said.values()):
             continue
         own = {name: value for name, values in said.items() for value in values}
-        fitting = [card for card in (cards[task], known.get(task, {})) if _same_data(card, own)]
-        entry = (fitting[0] if fitting else {}) | own
+        fitting = [card for card in (known.get(task, {}), cards[task]) if _same_data(card, own)]
+        scored = [card for card in fitting if card.get("normalized_return") is not None]
+        entry = next(iter(scored or fitting), {}) | own
         if "transitions" in entry:
             data[task] = entry
     return data

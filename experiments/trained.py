@@ -92,7 +92,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
     folder = expanded(str(run))
     record, arrays = _checkpoint(folder)
     card, own = record["card"], run_environment(record["card"], folder)
-    name = _prefix(card) + environment if environment else own
+    name = _prefix(card) + environment.removeprefix(_prefix(card)) if environment else own
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
     spec, types = _shown(name)

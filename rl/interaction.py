@@ -167,9 +167,14 @@ class Trainer:
             bar.update(self._environments)
 
     def check(self) -> train.Report:
-        """The metrics since the last `read`. Raises `train.Diverged` if one was not finite."""
+        """The metrics since the last `read`. Raises `train.Diverged` if one was not finite, or an action is not."""
         report = jax.device_get(online.reading(self.carry.tally))
         train.check_finite(report)
+        if not np.isfinite(self.action).all():  # after a gradient that was not: no metric has seen it yet
+            raise train.Diverged(
+                f"the policy's actions are not finite after {self.step} steps: lower the learning rate, check the "
+                "reward scale, or use a head with a bounded support (--head=hl_gauss)"
+            )
         return report
 
     def read(self) -> dict[str, np.ndarray]:

@@ -62,6 +62,15 @@ def of(key: Key, purpose: str) -> Key:
 
 
 def seeds(root: Key, count: int) -> Key:
-    """Keys [count] of the seeds 0, 1, ... of a run with the key ``root`` []."""
+    """Keys [count] of the seeds 0, 1, ... of a run with the key ``root`` [].
+
+    Raises:
+      ValueError: JAX was told to draw by the generator "rbg", whose keys all draw as the first does under ``jax.vmap``.
+    """
+    if "rbg" in str(jax.random.key_impl(root)):
+        raise ValueError(
+            f"JAX_DEFAULT_PRNG_IMPL={jax.random.key_impl(root)}: seeds that are trained together would all draw alike; "
+            "leave it out"
+        )
     parent = of(root, "seed")
     return jax.vmap(lambda number: jax.random.fold_in(parent, number))(jnp.arange(count))

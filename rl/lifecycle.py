@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import socket
 import sys
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -112,8 +114,9 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
       InUse: another process has the folder open; `session` has the last word on that.
       CheckpointError: the folder holds another run, results without the checkpoints they came from, or files of
         something else that the run would replace.
-      ValueError: the run there has gone beyond ``run.total``.
+      ValueError: the run there has gone beyond ``run.total``, or the processes of this run are not of the same run.
     """
+    _check_same(run)
     other = holder(run.folder) if jax.process_index() == 0 else None
     if anywhere(other is not None):
         raise _in_use(run.folder, other)
@@ -134,7 +137,21 @@ def begin(run: Run, tree: Mapping[str, Any]) -> Start:
         return Start(tree, 0, 0.0, False, None, there)
     saved, step = earlier
     result = _finished(run, step) if step >= run.total else None
+    if step >= run.total:
+        known = of_first(result is not None)  # others may not see the file yet
+        result = (result or {"folder": str(run.folder)}) if known else None
     return Start(saved, step, saved.pop("seconds").item(), True, result, there)
+
+
+def _check_same(run: Run) -> None:
+    """Raises ValueError if the processes of a run were started with different flags, or read different data."""
+    card = json.dumps(run.card, sort_keys=True, default=str)
+    cards = multihost_utils.process_allgather(np.uint32(zlib.crc32(card.encode())))
+    if others := np.flatnonzero(cards != cards.flat[0]).tolist():
+        raise ValueError(
+            f"processes {others} of this run have other settings or other data than process 0, and a run cannot be of "
+            "both: start the same command on every host, with the same files in --data_folder"
+        )
 
 
 def _check_own(run: Run) -> None:
@@ -246,6 +263,7 @@ class Session:
         self._record.result(result)
         if jax.process_index() == 0:
             draw(run)
+        anywhere(False)  # the others return when all is there
         return result | {"folder": str(run.folder)}
 
 
@@ -521,6 +539,11 @@ def _lines(folder: Path, step: int) -> int:
     with contextlib.suppress(FileNotFoundError):
         return sum(row["step"] <= step for row in log.read(folder))
     return 0
+
+
+def of_first(value: bool) -> bool:
+    """What the first process says, where others may see something else in a shared folder; all must call it."""
+    return bool(multihost_utils.broadcast_one_to_all(np.asarray(value)))
 
 
 def anywhere(stop: bool) -> bool:

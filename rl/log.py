@@ -259,7 +259,7 @@ def is_config(path: Path) -> bool:
 def _record_config(folder: Path, config: Mapping[str, Any], resume_step: int) -> None:
     now = {
         **provenance(),
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "config": config,
     }
     path = folder / CONFIG

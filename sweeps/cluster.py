@@ -11,12 +11,14 @@ process still has open.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +27,7 @@ from rl import lifecycle, train
 
 RETRIES = 10  # of a task whose worker died
 PAUSE = 5.0  # seconds until a folder that another process has open is looked at again
+LONGEST = 60 * PAUSE  # seconds until what no process has open is tried again: one makes its data, say
 # What a task may say, with its rows or a message.
 ROWS, IN_USE, OVER, METRIC, LOST = "rows", "in_use", "over", "metric", "lost"
 # Environment variables that tasks get from this process; the last two say where data lie.
@@ -39,6 +42,7 @@ def outcomes(
     cpus: float,
     gpus: float,
     deadline: float,
+    holder: Callable[[Any, Path], str | None],
 ) -> Iterator[tuple[Path, str, Any]]:
     """Submits all programs; yields the folder of each when it ends, and what became of it.
 
@@ -53,20 +57,23 @@ def outcomes(
       address: of the cluster: auto, HOST:PORT or ray://HOST:PORT.
       cpus, gpus: of each task.
       deadline: when tasks stop, at the end of an epoch, by `time.time`.
+      holder: says which process has a program's folder open, of the program and the folder.
 
     Raises:
       ImportError: Ray is not installed.
       ValueError: there is no such cluster; the message names the flag.
     """
     ray = connect(address)
+    say = functools.cache(print)  # what is tried again is not said again
     running: dict[Any, Path] = {}
     waiting = dict.fromkeys(programs, 0.0)  # {folder: when to submit it}
+    pauses: dict[Path, float] = collections.defaultdict(lambda: PAUSE)
     try:
         _warn_of_resources(ray, cpus, gpus)
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(work)
         while running or waiting:
             for place in [place for place, due in waiting.items() if due <= time.time()]:
-                if waiting.pop(place) and lifecycle.holder(place):
+                if waiting.pop(place) and holder(programs[place], place):
                     if time.time() >= deadline:
                         yield place, OVER, None
                     else:
@@ -82,8 +89,9 @@ def outcomes(
                 place = running.pop(reference)
                 kind, answer = _result(ray, reference)
                 if kind == IN_USE:
-                    print(f"waits for another process: {answer}", file=sys.stderr)
-                    waiting[place] = time.time() + PAUSE
+                    say(f"waits for another process: {answer}", file=sys.stderr)
+                    waiting[place] = time.time() + pauses[place]
+                    pauses[place] = min(2 * pauses[place], LONGEST)
                 else:
                     yield place, kind, answer
     except KeyboardInterrupt:

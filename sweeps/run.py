@@ -610,18 +610,18 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    if finished(program, workdir, began):
-        return scored(program, workdir, metric)
+    if lifecycle.of_first(finished(program, workdir, began)):
+        return _read(program, workdir, metric)
     settings, config, sweep = arguments(program, workdir)
     if settings.overwrite and _begun(workdir, began):
         settings = dataclasses.replace(settings, overwrite=False)
     if settings.overwrite and shard.is_main():
         (workdir / DIVERGED).unlink(missing_ok=True)
-    if settings.overwrite or not (workdir / DIVERGED).exists():
+    if settings.overwrite or not lifecycle.of_first((workdir / DIVERGED).exists()):
         try:
             run = _module(program.script).run
             run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
-            return scored(program, workdir, metric)
+            return _read(program, workdir, metric)
         except train.Diverged as error:
             if program.runs == 1:
                 return [_row(program, workdir) | {"error": f"{_DIVERGED}: {error}"}]
@@ -632,10 +632,18 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
 
 
 def _begun(place: Path, began: float) -> bool:
-    """Whether the run in the folder was opened since ``began``; to overwrite, what was there before it is gone."""
+    """Whether the run in the folder started since ``began``; to overwrite, what was there before it is gone."""
     with contextlib.suppress(FileNotFoundError):
-        return (place / log.CONFIG).stat().st_mtime >= began
+        started = log.read_json(place / log.CONFIG)[
+            "started"
+        ]  # the file itself is written again by who goes on
+        return datetime.fromisoformat(started).timestamp() >= began
     return False
+
+
+def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
+    """`scored` in the first process; nothing in the others, which may not see yet what it has written."""
+    return scored(program, workdir, metric) if shard.is_main() else []
 
 
 def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
@@ -873,7 +881,8 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
       over: whether the budget is spent.
     """
     say = functools.cache(print)  # what is tried again is not said again
-    rows = done(sweep)
+    rows = done(sweep) if shard.is_main() else {}
+    rows = {place: rows.get(place, []) for place in sweep.programs if lifecycle.of_first(place in rows)}
     store(rows)
     for place in _left(sweep, rows):
         if over():
@@ -883,7 +892,8 @@ def _train(sweep: Sweep, store: Callable[[Rows], None], over: Any) -> bool:
             say(f"{place}: {program.fixed} x {program.swept}")
         judged = program, place, sweep.metric, sweep.began
         try:
-            rows[place] = ended(*judged) or attempt(*judged)
+            known = ended(*judged) if shard.is_main() else []
+            rows[place] = known if lifecycle.of_first(bool(known)) else attempt(*judged)
         except lifecycle.InUse as error:
             say(f"left to another process: {error}", file=sys.stderr)
             continue
@@ -933,7 +943,7 @@ def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValue
         return True
     print(f"{len(left)} programs go to Ray; --status says how far they are")
     ended = cluster.outcomes(
-        left, sweep.metric, sweep.began, values.ray_address, values.cpus, values.gpus, deadline
+        left, sweep.metric, sweep.began, values.ray_address, values.cpus, values.gpus, deadline, _holder
     )
     for place, kind, answer in ended:
         if kind == cluster.OVER:
@@ -1000,10 +1010,11 @@ def ended(program: Program, place: Path, metric: str, began: float) -> list[dict
 
 
 def _error(place: Path, began: float) -> str:
-    """Why the program there failed, if that was since ``began``."""
+    """Why the program there failed since ``began``, if it would in any process: memory is full in one, say."""
     with contextlib.suppress(FileNotFoundError):  # or another process is about to try it again
-        if (place / FAILED).stat().st_mtime >= began:
-            return str(log.read_json(place / FAILED)["error"])
+        failed = log.read_json(place / FAILED)
+        if (place / FAILED).stat().st_mtime >= began and failed.get("explained", True):
+            return str(failed["error"])
     return ""
 
 
@@ -1024,6 +1035,7 @@ def attempt(program: Program, place: Path, metric: str, began: float = math.inf)
       lifecycle.InUse: another process has its folder open, or makes its data.
       train.Interrupted, KeyboardInterrupt: it was stopped.
     """
+    explained = True
     try:
         if jax.process_count() == 1:  # several would be in each other's way
             if held := _holder(program, place):  # before its data are read
@@ -1037,13 +1049,15 @@ def attempt(program: Program, place: Path, metric: str, began: float = math.inf)
     except (*config_flags.EXPLAINED, RuntimeError) as error:  # of an environment say, or memory that is full
         if jax.process_count() > 1:  # others may have gone on, and would wait for ever
             raise
-        if not isinstance(error, config_flags.EXPLAINED):
+        explained = isinstance(error, config_flags.EXPLAINED)
+        if not explained:
             traceback.print_exc()
         rows = [_row(part, place) | {"error": f"{type(error).__name__}: {error}"} for part in program.apart()]
     if failures(rows) and shard.is_main():
         with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
             place.mkdir(parents=True, exist_ok=True)
-            log.write_json(place / FAILED, {"error": failures(rows)[0], "runs": len(failures(rows))})
+            failed = {"error": failures(rows)[0], "runs": len(failures(rows)), "explained": explained}
+            log.write_json(place / FAILED, failed)
     return rows
 
 
@@ -1056,8 +1070,8 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     began = time.time()
     if len(argv) != 2:
         raise ValueError("give one sweep file: python -m sweeps.run sweeps/iql_expectile.yaml")
-    if values.engine == RAY:
-        jax.config.update("jax_platforms", "cpu")  # accelerators are for the tasks
+    if values.engine == RAY or values.status or values.dry_run:
+        jax.config.update("jax_platforms", "cpu")  # accelerators are for those that train
     else:
         shard.initialize()
     budget = duration(values.budget) if values.budget else math.inf

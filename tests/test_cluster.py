@@ -99,9 +99,9 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     fake = Fake(task)
     monkeypatch.setattr(cluster, "connect", lambda address: fake)
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
-    monkeypatch.setattr(lifecycle, "holder", lambda place: calls.append("looked") or next(held))
     programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
-    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf))
+    looks = lambda program, place: calls.append("looked") or next(held)
+    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf, looks))
     assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
     assert outcomes == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
@@ -120,11 +120,35 @@ def test_a_folder_that_is_in_use_is_given_up_when_the_budget_is_spent(
 ) -> None:
     monkeypatch.setattr(cluster, "connect", lambda address: Fake(lambda *_: (cluster.IN_USE, "process 7")))
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
-    looks = iter(["process 7"] * 100)
-    monkeypatch.setattr(lifecycle, "holder", lambda place: next(looks))
     programs = {tmp_path: sweeps.Program({}, {})}
-    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05)
+    looks = iter(["process 7"] * 100)
+    ended = cluster.outcomes(
+        programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05, lambda *_: next(looks)
+    )
     assert list(ended) == [(tmp_path, cluster.OVER, None)]
+
+
+def test_programs_whose_data_another_process_makes_start_few_tasks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is an interpreter of its own, and nobody has their folder open."""
+    tried: list[float] = []
+    clock = [0.0]
+
+    def task(name: str, place: str) -> tuple[str, Any]:
+        tried.append(clock[0])
+        return (cluster.IN_USE, "made elsewhere") if clock[0] < 1000 else (cluster.ROWS, [])
+
+    def pause(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(cluster, "connect", lambda address: Fake(task))
+    monkeypatch.setattr(cluster, "time", types.SimpleNamespace(time=lambda: clock[0], sleep=pause))
+    programs = {tmp_path: sweeps.Program({}, {})}
+    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, math.inf, lambda *_: None)
+    assert [kind for _, kind, _ in ended] == [cluster.ROWS]
+    assert tried == [0, 5, 15, 35, 75, 155, 315, 615, 915, 1215]
+    assert capsys.readouterr().err.count("waits for another process: made elsewhere") == 1
 
 
 class Working(Fake):

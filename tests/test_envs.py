@@ -441,9 +441,13 @@ def test_a_worker_outlives_a_request_to_stop_that_its_whole_job_gets() -> None:
     """Its parent asks it for a snapshot, for the last checkpoint."""
     with envs.vector("toy_environments:Countdown-v0", 1, processes=1) as vector:
         vector.reset([0])
-        os.kill(vector._parts[0]._process.pid, signal.SIGTERM)
+        worker = vector._parts[0]._process.pid
+        os.kill(worker, signal.SIGTERM)
         time.sleep(0.2)
         assert len(vector.snapshot()) == 1
+        if (status := Path(f"/proc/{worker}/status")).exists():  # processes that it starts can be stopped
+            (ignored,) = (line for line in status.read_text().splitlines() if line.startswith("SigIgn:"))
+            assert not int(ignored.split()[1], 16) >> signal.SIGTERM - 1 & 1
 
 
 def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
@@ -455,6 +459,10 @@ def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
             RuntimeError, match=r"worker \(process \d+\) died: killed by SIGKILL.*fewer copies"
         ):
             vector.step(np.zeros(2, int))
+        with pytest.raises(
+            envs.WorkerDied, match="SIGKILL"
+        ):  # also to who asks after an error that was passed over
+            vector.snapshot()
 
 
 @pytest.mark.parametrize("processes", [0, 1])

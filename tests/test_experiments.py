@@ -8,11 +8,13 @@ import math
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
 from absl import flags as absl_flags
+from jax.experimental import multihost_utils
 
 from experiments import (
     common,
@@ -47,6 +50,7 @@ from rl.programs.pool import IsolationError
 from rl.replay.dataset import value_bounds
 from rl.replay.goals import Goals, Hindsight
 from rl.replay.transform import Transform
+from rl.shard import hosts
 from rl.types import Spec
 from rl.values import heads
 
@@ -690,20 +694,36 @@ def test_errors_end_with_their_message(
     assert capsys.readouterr().err.startswith(message)
 
 
-def test_a_lost_process_is_said_and_not_waited_for(
+def test_after_an_error_no_other_process_is_waited_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def main(_: Sequence[str]) -> None:
-        raise RuntimeError("Gloo AllGather failed: Connection closed by peer\n  at a line of C++")
+    """Those that are left wait in a step for this one; at the end of a run that went well all wait."""
 
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    monkeypatch.setattr(os, "_exit", sys.exit)
-    with pytest.raises(SystemExit) as stopped:
-        flags.reporting(main)([])
-    assert stopped.value.code == 1
-    error = capsys.readouterr().err
-    assert error.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
-    assert "start the same command again on every host" in error and "C++" not in error
+    def said(error: Exception) -> str:
+        left: list[int] = []
+
+        def main(_: Sequence[str]) -> None:
+            raise error
+
+        monkeypatch.setattr(os, "_exit", left.append)
+        with pytest.raises(SystemExit):
+            flags.reporting(main)([])
+        assert left == [1]
+        return capsys.readouterr().err
+
+    waited: list[str] = []
+    monkeypatch.setattr(hosts, "several", lambda: True)
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", waited.append)
+    lost = said(RuntimeError("Gloo AllGather failed: Connection closed by peer\n  at a line of C++"))
+    assert lost.startswith("lost a process of this run (Gloo AllGather failed: Connection closed by peer). ")
+    assert "start the same command again on every host" in lost and "C++" not in lost
+    assert said(ValueError("--seeds=0")) == "ValueError: --seeds=0\n"
+    assert said(TypeError("mul got")).startswith("Traceback")
+    assert not waited
+    flags.reporting(lambda _: None)([])
+    with pytest.raises(SystemExit, match="3"):
+        flags.reporting(lambda _: sys.exit(3))([])
+    assert len(waited) == 2
 
 
 def test_a_mistake_in_the_code_keeps_its_traceback() -> None:
@@ -1039,6 +1059,43 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         steps, values = log.series(tmp_path / "two", name)
         assert steps.tolist() == [3, 6, 9]
         np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)
+
+
+def test_what_does_not_divide_over_devices_removes_nothing(
+    evaluated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = types.SimpleNamespace(shape={"seed": 4, "data": 3})
+    common.check_mesh(6, mesh, seeds=8)
+    with pytest.raises(ValueError, match="--batch_size=8 is not a multiple of the 3 devices that share each"):
+        common.check_mesh(8, mesh, seeds=8)
+    with pytest.raises(
+        ValueError, match="6 seeds, of all variants, are not a multiple of --mesh_seed=4: change"
+    ):
+        common.check_mesh(6, mesh, seeds=6)
+    common.check_mesh(6, types.SimpleNamespace(shape={"data": 3, "model": 2}))  # of a language model
+
+    shutil.copytree(evaluated[0], tmp_path / "run")
+    before = sorted(tmp_path.rglob("*"))
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("does not divide")
+
+    monkeypatch.setattr(common, "check_mesh", refuse)
+    with pytest.raises(ValueError, match="does not divide"):
+        offline.run(long_run(tmp_path / "run", overwrite=True), config())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_scripts_of_one_process_and_platforms_without_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(backend: str) -> Any:
+        raise RuntimeError(f"Unknown backend {backend}")
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="trains in one process, and this is one of 2: start it on a single"):
+        online.check(online.Settings())
+    monkeypatch.setattr(jax, "local_devices", missing)
+    with pytest.raises(ValueError, match=r"JAX_PLATFORMS=\w+ leaves out the CPU, .*: give \w+,cpu"):
+        common.cpu()
 
 
 def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:

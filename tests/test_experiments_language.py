@@ -577,9 +577,13 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
 
 
 @pytest.mark.long
-def test_two_processes_train_rank_and_export_what_one_does(files: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_two_processes_train_rank_and_export_what_one_does(
+    lora_rank: int, files: Path, tmp_path: Path
+) -> None:
     """The same command twice, each with half of every model."""
     fields = {"agent": "bcoder", "batch_size": 16, "export": True, "rank": str(files / "asked.jsonl")}
+    fields["lora_rank"] = lora_rank
     one, two = (
         settings(files, tmp_path / name, **fields, mesh_model=n) for n, name in ((1, "one"), (2, "two"))
     )

@@ -235,6 +235,11 @@ def test_a_seed_has_the_same_key_however_many_run_beside_it() -> None:
     )
 
 
+def test_keys_that_draw_alike_beside_one_another_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"JAX_DEFAULT_PRNG_IMPL=rbg: seeds .* all draw alike; leave it out"):
+        keys.seeds(jax.random.key(0, impl="rbg"), 2)
+
+
 def test_a_purpose_that_nobody_knows_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unknown purpose 'updates': known are act, dynamics, .*update"):
         keys.of(jax.random.key(0), "updates")

@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -397,6 +398,29 @@ def test_a_run_that_another_process_went_on_with_in_between_is_left_alone(
         ):
             pytest.fail("it was opened")
     assert_same(whole, tmp_path)
+
+
+def test_processes_that_mean_different_runs_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With other flags or other data they would train a mixture, which is stored as the run of the first."""
+    others = np.array([0, 0, 1], np.uint32)
+    monkeypatch.setattr(lifecycle.multihost_utils, "process_allgather", lambda x: x + others)
+    with pytest.raises(
+        ValueError, match=r"processes \[2\] of this run have other settings or other data than"
+    ):
+        lifecycle.begin(run(tmp_path), {"state": np.zeros(3)})
+
+
+def test_a_result_that_another_process_cannot_see_yet_is_there(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All go by what the first says: one that trained alone would wait for the others for ever."""
+    shutil.copytree(whole, tmp_path / "run")
+    (tmp_path / "run" / log.RESULT).unlink()
+    monkeypatch.setattr(lifecycle.multihost_utils, "broadcast_one_to_all", lambda x: np.array(True))
+    start = lifecycle.begin(run(tmp_path / "run"), {"state": np.zeros(3)})
+    assert start.result == {"folder": str(tmp_path / "run")}
 
 
 def test_what_the_first_process_cannot_open_no_process_waits_for(

@@ -218,7 +218,7 @@ def test_config_holds_everything_of_the_run(tmp_path: Path, monkeypatch: pytest.
     assert record["hardware"]["devices"] == jax.device_count()
     assert record["hardware"]["cores"] >= 1
     assert record["hardware"]["cpu"]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", record["started"])
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", record["started"])
     assert record["commit"] is None or re.fullmatch(r"[0-9a-f]{40}(-dirty)?", record["commit"])
     assert record["resumed"] == []
 

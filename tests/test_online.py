@@ -1038,6 +1038,21 @@ def test_a_policy_that_diverges_is_not_blamed_on_the_environment_and_not_saved(t
     assert checkpoint.steps(tmp_path / "checkpoints") == ()
 
 
+def test_a_policy_that_no_metric_knows_to_have_diverged_is_not_saved_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Metrics are of before an update: after its gradient, the policy's action is the first that is not finite."""
+
+    def advance(self: Trainer, *_: Any) -> None:
+        self.action = np.full_like(self.action, math.nan)
+        raise FloatingPointError("the environment returned the reward nan")
+
+    monkeypatch.setattr(Trainer, "advance", advance)
+    with pytest.raises(train.Diverged, match="the policy's actions are not finite after 0 steps: lower the"):
+        online.run(settings(tmp_path), config())
+    assert checkpoint.steps(tmp_path / "checkpoints") == ()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("failing", ["restart", "snapshot"])
 def test_where_the_environments_are_gone_what_was_collected_is_saved(

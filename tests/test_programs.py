@@ -1265,6 +1265,12 @@ for _ in range(int(input())):
         (SUM_LINES + "import os, sys\nsys.stdout.flush()\nos._exit(0)", Verdict.PASSED),
         (SUM_LINES + "import os, sys\nsys.stdout.flush()\nos._exit(1)", Verdict.RUNTIME_ERROR),
         (SUM_LINES + "import os\nos._exit(0)", Verdict.FAILED),  # nothing was flushed
+        ("import os, sys, threading\ndef main():\n" + textwrap.indent(SUM_LINES, "    ")
+         + "    sys.stdout.flush()\n    os._exit(0)\nthreading.Thread(target=main).start()", Verdict.PASSED),
+        ("import os, sys\ntry:\n" + textwrap.indent(SUM_LINES, "    ") + "    sys.stdout.flush(); os._exit(0)\n"
+         "except BaseException: raise SystemExit(1)\nfinally: print(1)", Verdict.PASSED),
+        ("import sys\nfor write in (sys.__stdout__.write, sys.stdout.write)[:int(input())]:\n"
+         "    write(f'{sum(map(int, sys.__stdin__.readline().split()))}\\n')", Verdict.PASSED),
         ("import sys\nfor x in list(sys.stdin)[1:]: sys.__stdout__.write(f'{sum(map(int, x.split()))}\\n')",
          Verdict.PASSED),
         ("import atexit, sys\nlines = list(sys.stdin)[1:]\n@atexit.register\ndef last():\n"

@@ -505,9 +505,9 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
     file, where, programs = finished
     places = list(programs)[::3]  # of the first tier
 
-    def reported(transitions: int) -> Any:
-        """With a file of so many on this machine, whose mean score is a hundredth of that."""
-        record = {"transitions": transitions, "normalized_return_d4rl": transitions / 100}
+    def reported(transitions: int, score: float | None = None) -> Any:
+        """With a file of so many on this machine, whose mean score is a hundredth of that unless it is given."""
+        record = {"transitions": transitions, "normalized_return_d4rl": score or transitions / 100}
         log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
         return report_on(file, *where, f"--set=dataset={TASKS[0]}")["data"].get(TASKS[0])
 
@@ -525,6 +525,7 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
         say(place, digest="b", transitions=600)
     assert reported(100) == {"transitions": 600, "digest": "b"}  # the earlier report's are other data
     assert reported(600) == known | {"digest": "b"}
+    assert reported(600, score=99.0) == known | {"digest": "b"}  # a file of other data of that size
     say(place, digest="c")
     assert reported(600) is None
     assert (

@@ -10,6 +10,9 @@ import json
 import math
 import os
 import shutil
+import socket
+import subprocess
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -833,6 +836,40 @@ def seeds_sweep(path: Path, *seeds: int) -> str:
     return write(path / "sweep.yaml", sweep)
 
 
+@pytest.mark.long
+def test_two_processes_train_a_sweep_as_one(tmp_path: Path) -> None:
+    """The second process may see what the first has written only later, and neither decides alone."""
+    file = seeds_sweep(tmp_path, 0, 1)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    cluster = {
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PLATFORMS": "cpu",
+    }
+    command = [sys.executable, "-m", "sweeps.run", file, f"--workdir={tmp_path / 'runs'}"]
+    command += ["--set=mesh_seed=2", "--set=seeds=2"]
+    started = [
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **cluster, "JAX_PROCESS_ID": str(index)},
+            stdout=subprocess.PIPE,
+        )
+        for index in range(2)
+    ]
+    try:
+        printed = [process.communicate(timeout=300)[0].decode() for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    assert [process.returncode for process in started] == [0, 0]
+    assert "2 runs in 2 programs" in printed[0] and not printed[1]
+    rows = json.loads((tmp_path / "runs" / "sweep.json").read_text())["runs"]
+    assert len([row["score"] for row in rows]) == 2
+
+
 def status_of(file: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     capsys.readouterr()
     start(file, "--status", f"--workdir={folder}")
@@ -867,11 +904,15 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(
     assert status_of(file, tmp_path, capsys)[0] == "3 programs: 3 done"
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize(("overwrite", "kind"), [(False, OSError), (True, OSError), (False, RuntimeError)])
 def test_what_another_process_ended_meanwhile_is_not_trained_again(
-    overwrite: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overwrite: bool, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the first seed is trained, the same command is started by another process, which tries all others."""
+    """While the first seed is trained, the same command is started by another process, which tries all others.
+
+    But for a program that failed there of what may be its own trouble, memory that is full, say.
+    """
+    own = kind is RuntimeError
     flags = [f"--workdir={tmp_path}", *["--overwrite"] * overwrite]
 
     def train_elsewhere(settings: offline.Settings, session: lifecycle.Session) -> None:
@@ -879,19 +920,19 @@ def test_what_another_process_ended_meanwhile_is_not_trained_again(
             with contextlib.suppress(SystemExit):
                 start(file, *flags)
         if settings.seed == 2:
-            raise OSError("no space left")
+            raise kind("no space left")
 
     file = seeds_sweep(tmp_path, 0, 1, 2)
     trained = count_in_place_of_training(monkeypatch, train_elsewhere)
     with pytest.raises(SystemExit):
         start(file, *flags)
-    assert trained == [0, 1, 2]
+    assert trained == [0, 1, 2] + [2] * own
     rows = json.loads((tmp_path / "sweep.json").read_text())["runs"]
     assert sorted(row.get("score", row.get("error")) for row in rows[:2]) == [4.0, 5.0]
-    assert rows[2]["error"] == "OSError: no space left"
+    assert rows[2]["error"] == f"{kind.__name__}: no space left"
     with pytest.raises(SystemExit):
         start(file, *flags)
-    assert trained[3:] == ([0, 1, 2] if overwrite else [2])
+    assert trained[3 + own :] == ([0, 1, 2] if overwrite else [2])
 
 
 def test_a_disk_that_fills_up_takes_no_finished_run(

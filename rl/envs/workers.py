@@ -61,6 +61,7 @@ class Vector:
 
         self.count = count
         self._parts: list[_Here | _Worker] = []
+        self._death: WorkerDied | None = None
         self._finalizer = weakref.finalize(self, _close, self._parts)
         shares = np.array_split(np.arange(count), max(processes, 1))
         self._slices = [slice(share[0], share[-1] + 1) for share in shares]
@@ -124,7 +125,7 @@ class Vector:
     def _everywhere(self, method: str, *columns: Any) -> list[Any]:
         """Run a method of `_Copies` on every part at once, each with its rows of the columns."""
         if not self._finalizer.alive:
-            raise RuntimeError("these environments are closed")
+            raise self._death or RuntimeError("these environments are closed")
         for column in columns:
             if len(column) != self.count:
                 raise ValueError(f"{method} needs one row for each of {self.count} copies, got {len(column)}")
@@ -132,7 +133,8 @@ class Vector:
             for part, rows in zip(self._parts, self._slices, strict=True):
                 part.send(method, *(column[rows] for column in columns))
             return [part.receive() for part in self._parts]
-        except BaseException:
+        except BaseException as error:
+            self._death = error if isinstance(error, WorkerDied) else None
             self.close()
             raise
 
@@ -187,7 +189,8 @@ def check_finite(
 def serve(descriptor: int, name: str, count: int) -> None:
     """The life of a worker: build the copies, then answer requests from this pipe until it closes."""
     # The end of a job may be announced to all its processes: the parent still needs the copies for its last checkpoint.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A handler, and not SIG_IGN, which processes that an environment starts would inherit.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     connection = Connection(descriptor)
     copies: _Copies | None = None
     with contextlib.suppress(EOFError, ConnectionError):  # the parent closed the pipe, or is gone

@@ -696,7 +696,8 @@ def _run_program(limits: Limits, confine: Callable[[], None], questions: BinaryI
     if stdin is None:
         name, printed = "program", _captured(limits.output // _EXPANSION)
     else:
-        name, execute, printed = "__main__", _run_script, _standard_streams(stdin, limits.output)
+        name, printed = "__main__", _standard_streams(stdin, limits.output)
+        execute = functools.partial(_run_script, lambda: answer((True, None, [], printed())))
     confine()
     module = types.ModuleType(name)
     sys.modules[name] = module
@@ -793,6 +794,7 @@ def _standard_streams(stdin: str, limit: int) -> Callable[[], str]:
         os.close(file)
     sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout  # type: ignore[misc]
     sys.argv = ["program.py"]
     site.setquit()
     output = os.dup(1)
@@ -803,18 +805,21 @@ def _standard_streams(stdin: str, limit: int) -> Callable[[], str]:
     return printed
 
 
-class _Left(BaseException):
-    """A script left by `os._exit(0)`."""
+def _run_script(finish: Callable[[], None], code: types.CodeType, names: dict[str, Any]) -> None:
+    """Runs it as a file is run, to what an interpreter does in the end; a status other than 0 is an error.
 
-
-def _run_script(code: types.CodeType, names: dict[str, Any]) -> None:
-    """Runs it as a file is run, to what an interpreter does in the end; a status other than 0 is an error."""
-    stdout, leave, main = sys.stdout, os._exit, threading.get_ident()
+    Args:
+      finish: says that it ended well, for a script that leaves the process by ``os._exit(0)``. Nobody waits for threads
+        then, and what was not flushed is lost.
+      code: of the script.
+      names: of its module.
+    """
+    stdout, leave = sys.stdout, os._exit
 
     def left(status: int) -> NoReturn:
-        if status or threading.get_ident() != main:
-            leave(status)
-        raise _Left
+        if status == 0:
+            finish()
+        leave(status)
 
     os._exit = left
     try:
@@ -822,12 +827,10 @@ def _run_script(code: types.CodeType, names: dict[str, Any]) -> None:
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
-    except _Left:
-        return  # nobody waits for threads then, and what was not flushed is lost
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
     atexit._run_exitfuncs()
-    for stream in {id(each): each for each in (sys.stdout, sys.__stdout__, stdout)}.values():
+    for stream in (sys.stdout, stdout):
         if stream is not None and not getattr(stream, "closed", False):
             stream.flush()

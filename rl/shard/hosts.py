@@ -14,13 +14,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+from jax.experimental import multihost_utils
 
 # How launchers that `jax.distributed` can read say that they started several processes.
 _PROCESS_COUNTS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 
 _SIGNS, _DONE = "headway/alive/", "done"
 _PERIOD = 5.0  # seconds between two signs of life
-_LOSS = re.compile("closed by peer|reset by peer|heartbeat|barrier|unhealthy", re.IGNORECASE)
+_LOSS = re.compile(
+    "closed by peer|reset by peer|heartbeat|barrier|unhealthy|Gloo context init", re.IGNORECASE
+)
 REMEDY = (
     "JAX ends the other processes, too, perhaps with a long report. Then start the same command again on every host, "
     "which continues from the last checkpoint"
@@ -41,6 +44,8 @@ def initialize() -> None:
     """
     if jax.distributed.is_initialized():
         return
+    # It would take SIGTERM for itself, before `rl.train.stop_requests` listens.
+    jax.config.update("jax_enable_preemption_service", False)
     address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     if address:
         jax.distributed.initialize(address, _number("JAX_NUM_PROCESSES"), _number("JAX_PROCESS_ID"))
@@ -73,9 +78,20 @@ def lost(
     return [process for process, (sign, since) in heard.items() if now - since >= patience.get(sign, silence)]
 
 
+def several() -> bool:
+    """Whether this is one of several processes of a run."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def wait() -> None:
+    """Until all processes of the run are here: one that ends while another still draws would be thought lost."""
+    if several():
+        multihost_utils.sync_global_devices("headway/end")
+
+
 def is_loss(error: BaseException) -> bool:
     """Whether the error, of a step or a barrier, means that another process of this run has gone."""
-    return jax.process_count() > 1 and bool(_LOSS.search(str(error)))
+    return several() and bool(_LOSS.search(str(error)))
 
 
 def _watch() -> None:

@@ -56,7 +56,8 @@ def _mesh(axes: tuple[str, str], other: int, data: int) -> Mesh:
 def place(tree: Tree, mesh: Mesh, spec: P = P()) -> Tree:
     """Arrays (NumPy or on one device) as global arrays laid out by ``spec``; by default a copy per device.
 
-    Every host passes the same values, and keeps only the parts that its own devices hold.
+    Every host passes the same values, and keeps only the parts that its own devices hold. Arrays that were placed so
+    before are returned as they are.
 
     Raises:
       ValueError: if an axis does not divide over the devices it is split over.
@@ -70,6 +71,8 @@ def place(tree: Tree, mesh: Mesh, spec: P = P()) -> Tree:
         for length, axis in zip(x.shape, spec, strict=False):
             if axis is not None:
                 part_length(length, mesh, axis)
+        if isinstance(x, jax.Array) and x.sharding == sharding:
+            return x
         host = jax.device_get(x)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: host[index])
 
