@@ -472,11 +472,8 @@ def pretend(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     distributed = SimpleNamespace(initialize=initialize, is_initialized=lambda: False)
-    monkeypatch.setattr(
-        shard.hosts,
-        "jax",
-        SimpleNamespace(distributed=distributed, config=SimpleNamespace(jax_platforms=platforms)),
-    )
+    config = SimpleNamespace(jax_platforms=platforms, update=lambda *_: None)
+    monkeypatch.setattr(shard.hosts, "jax", SimpleNamespace(distributed=distributed, config=config))
     return calls
 
 
