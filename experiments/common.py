@@ -120,6 +120,9 @@ def problem(
             "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "
             "than 1"
         )
+    from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
+    for config in configs:
+        check_discount(settings, config, support=from_data and settings.head not in UNBOUNDED)
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
@@ -332,6 +335,27 @@ def learner(
     """An agent without a model, that decides on ``chunk`` actions at once and executes ``replan_every`` of them."""
     decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
     return acting.in_chunks(decides, spec, chunk, replan_every)
+
+
+def check_discount(settings: Any, config: Any, *, support: bool = False) -> None:
+    """Raises ValueError, naming the flags, where returns are made with gamma and ``config`` has no field for it.
+
+    Args:
+      settings: the run's.
+      config: the agent's hyper-parameters.
+      support: whether the data give an end of the head's support.
+    """
+    if hasattr(config, "discount") or getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
+        return
+    usual = {"n_step": 1, "chunk": 1, "robust": "", "policy_estimates": 0}
+    needed = [name for name, of_none in usual.items() if getattr(settings, name, of_none) != of_none]
+    if needed or support:
+        needed = needed or ["head"]
+        raise ValueError(
+            f"--{needed[0]}={getattr(settings, needed[0])} is of discounted returns, and the Config of "
+            f"--agent={settings.agent} has no field discount: call its gamma so, or write IGNORES_REWARDS = True in "
+            "the module of an agent that only clones (docs/new_agent.md)"
+        )
 
 
 def discount(config: Any) -> float:

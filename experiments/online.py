@@ -109,6 +109,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    common.check_discount(settings, config)
     common.check_terminations(settings, config)
     begins = start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(

@@ -571,6 +571,29 @@ def test_terminations_are_not_ignored_where_values_beyond_them_would_be_wrong(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "changes"),
+    [
+        *((offline, {"n_step": 3}), (offline, {"chunk": 3}), (offline, {"policy_estimates": 5})),
+        *((offline, {"head": "c51"}), (online, {"n_step": 3}), (online, {"chunk": 3})),
+    ],
+)
+def test_an_agent_without_a_discount_is_refused_where_there_are_returns(
+    script: Any, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gamma may have another name. Cloning has none, and says so."""
+    module = types.SimpleNamespace(Config=agents.get("bc").Config, make=agents.get("bc").make)
+    monkeypatch.setitem(agents.AGENTS, "mine", module)
+    nowhere = {"dataset": "nowhere"} if script is offline else {"env": "nowhere-v0"}
+    chosen = script.Settings(agent="mine", workdir=str(tmp_path / "run"), **nowhere, **changes)
+    ((name, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"--{name}={value} is of discounted returns.* no field discount"):
+        script.run(chosen, module.Config())
+    module.IGNORES_REWARDS = True
+    with pytest.raises(ValueError, match="nowhere"):
+        script.run(chosen, module.Config())
+
+
 @pytest.mark.slow
 def test_a_sweep_of_discounts_has_a_support_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
