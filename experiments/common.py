@@ -175,6 +175,26 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
 
 
+def check_spec(card: Mapping[str, Any], environment: Spec) -> None:
+    """Raises ValueError if a run learned from other observations or actions; of older ones, from other actions."""
+    if "discrete" in card:
+        was = Spec(_shape(card["observation_shape"]), card["action_size"], card["discrete"])
+        of_log = "dataset" in card["settings"]
+        if was != environment and not (of_log and fits(was, environment)):
+            raise ValueError(
+                f"it was trained on {_in_words(was)}, here there are {_in_words(environment)}; give the environment of "
+                "that run"
+            )
+    check_actions(card, environment)
+
+
+def _shape(stored: Any) -> Any:
+    """The shape of an observation from JSON."""
+    if isinstance(stored, dict):
+        return {name: _shape(shape) for name, shape in stored.items()}
+    return tuple(stored)
+
+
 def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
     """Raises ValueError if the networks of a run have other integer actions than the environment: those of its log."""
     size = card.get("action_size", environment.action_size)

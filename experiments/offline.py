@@ -110,7 +110,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
-            "action_size": task.loaded.spec.action_size,
+            **task.loaded.spec._asdict(),
             "reference": task.loaded.reference,
             "environment": task.loaded.environment,
         },
