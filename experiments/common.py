@@ -36,7 +36,6 @@ class Folder:
     wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
-UNBOUNDED = ("scalar", "quantile")  # value heads without a support
 SMALLEST = {
     "two_hot": 2,
     "hl_gauss": 8,
@@ -122,7 +121,7 @@ def problem(
         )
     from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     for config in configs:
-        check_discount(settings, config, support=from_data and settings.head not in UNBOUNDED)
+        check_discount(settings, config, support=from_data and settings.head not in heads.UNBOUNDED)
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
@@ -217,7 +216,7 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
     check_head_size(settings)
-    if settings.head not in UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
+    if settings.head not in heads.UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: with these settings of the agent the data do not bound what targets reach"
@@ -239,7 +238,7 @@ def check_head_size(settings: Head) -> None:
 
 def check_support(settings: Head, low: float, high: float) -> None:
     """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
-    if settings.head in UNBOUNDED or low < high:
+    if settings.head in heads.UNBOUNDED or low < high:
         return
     chosen = {"head_low": (settings.head_low, low), "head_high": (settings.head_high, high)}
     ends = [
@@ -261,7 +260,7 @@ def head_start(settings: Head) -> float | None:
     """
     if math.isnan(settings.head_start):
         return None
-    if settings.head in UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         if settings.head_start == 0:
             return None
         raise ValueError(

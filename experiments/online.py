@@ -391,7 +391,7 @@ def support(settings: Settings) -> tuple[float, float] | None:
     Raises:
       ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
     """
-    if settings.head in common.UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         return None
     chosen = settings.head_low, settings.head_high
     card = _card_of_head(settings)
