@@ -715,7 +715,7 @@ def unscored(result: Mapping[str, Any]) -> str:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Prints the last scores of a run, and where everything lies."""
+    """Prints the last scores and estimates of a run, and where everything lies."""
     scored = [(label, part["scores"]) for label, part in parts(result) if part["scores"]]
     for label, scores in scored:
         for name, score in scores.items():
@@ -723,6 +723,13 @@ def show(result: Mapping[str, Any]) -> None:
             spread = f"95 % interval [{low:.4g}, {high:.4g}] over seeds"
             known = "one seed, so no interval" if math.isnan(low) else spread
             print(f"{label}: {name}: {mean:.4g}, {known}" if label else f"{name}: {mean:.4g}, {known}")
+    for label, part in parts(result):
+        if estimate := part.get("fitted_q"):
+            name = f"{label}: fitted_q" if label else "fitted_q"
+            print(
+                f"{name}: {estimate['mean']:.4g}, estimated from the data: the discounted return of rewards as the "
+                "agent sees them"
+            )
     if not scored:
         print(unscored(result))
     show_folder(result)

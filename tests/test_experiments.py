@@ -775,6 +775,8 @@ def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.Captu
         common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
         assert f"mine.hdf5 names no environment: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
+    common.show(result | {"fitted_q": {"mean": 1.5, "per_seed": [1.0, 2.0]}})
+    assert "fitted_q: 1.5, estimated from the data" in capsys.readouterr().out
 
 
 # ---- what a run leaves --------------------------------------------------------------------------------
@@ -909,6 +911,8 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     estimates = log.series(tmp_path, "eval/fitted_q")[1]
     scores = log.series(tmp_path, "eval/return")[1].mean(-1)
     assert estimates.shape == scores.shape == (2, 2)
+    np.testing.assert_allclose(result["fitted_q"]["per_seed"], estimates[-1])
+    assert result["fitted_q"]["mean"] == pytest.approx(estimates[-1].mean())
     selected = [scores[estimates[:, s].argmax(), s] for s in range(2)]
     np.testing.assert_allclose(result["scores"]["return"]["selected"]["per_seed"], selected, rtol=1e-6)
 
