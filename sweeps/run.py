@@ -431,7 +431,9 @@ def load(
     try:
         planned = plan(runs, together, script, root)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        lacking = "has no setting" in str(error) and len({str(run.get("agent")) for run in runs}) > 1
+        apart = "; an agent without it needs a file of its own, and one report takes both files" * lacking
+        raise ValueError(f"{file}: {error}{apart}") from None
     return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
 
 

@@ -863,7 +863,7 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         heads.scalar(),
     )
     act = lambda state, seen, keys: state * seen[..., :1]
-    population = train.Population(None, None, act, acting.memoryless(act))
+    population = train.Population(None, None, act, acting.memoryless(act), None)
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
         metrics = score(jnp.float32(0.1), 1)
     steps = metrics["eval/length"]
