@@ -115,8 +115,8 @@ def load(run: str | Path, environment: str = "") -> Policies:
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
-    of_run = rollouts.transformed if _prefix(card) else transform.observations
-    see = functools.partial(of_run, _transform(card))
+    seen = rollouts.transformed if _prefix(card) else transform.observations
+    see = functools.partial(seen, _transform(card))
 
     @jax.jit
     def critics(observation: Any, action: Any) -> Array:
