@@ -118,10 +118,11 @@ def load(run: str | Path, environment: str = "") -> Policies:
     seen = rollouts.transformed if _prefix(card) else transform.observations
     see = functools.partial(seen, _transform(card))
 
-    @jax.jit
+    values = jax.jit(several.critics)
+
     def critics(observation: Any, action: Any) -> Array:
-        of_each = lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x)))
-        return several.critics(state, nest.map_structure(of_each, see(observation)), of_each(action))
+        of_each = lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x)))
+        return values(state, nest.map_structure(of_each, see(observation)), of_each(action))
 
     actor = acting.observing(several.actor, see)
     scale = reference(folder, card, name, own)
