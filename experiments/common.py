@@ -36,7 +36,6 @@ class Folder:
     wandb: bool = False  # log to Weights & Biases too (extra: track)
 
 
-UNBOUNDED = ("scalar", "quantile")  # value heads without a support
 SMALLEST = {
     "two_hot": 2,
     "hl_gauss": 8,
@@ -120,6 +119,9 @@ def problem(
             "--agent.discount=1: episodes that a time limit cuts go on for ever, and have no value with it: give less "
             "than 1"
         )
+    from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
+    for config in configs:
+        check_discount(settings, config, support=from_data and settings.head not in heads.UNBOUNDED)
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
@@ -172,6 +174,26 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
 
 
+def check_spec(card: Mapping[str, Any], environment: Spec) -> None:
+    """Raises ValueError if a run learned from other observations or actions; of older ones, from other actions."""
+    if "discrete" in card:
+        was = Spec(_shape(card["observation_shape"]), card["action_size"], card["discrete"])
+        of_log = "dataset" in card["settings"]
+        if was != environment and not (of_log and fits(was, environment)):
+            raise ValueError(
+                f"it was trained on {_in_words(was)}, here there are {_in_words(environment)}; give the environment of "
+                "that run"
+            )
+    check_actions(card, environment)
+
+
+def _shape(stored: Any) -> Any:
+    """The shape of an observation from JSON."""
+    if isinstance(stored, dict):
+        return {name: _shape(shape) for name, shape in stored.items()}
+    return tuple(stored)
+
+
 def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
     """Raises ValueError if the networks of a run have other integer actions than the environment: those of its log."""
     size = card.get("action_size", environment.action_size)
@@ -194,7 +216,7 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
     check_head_size(settings)
-    if settings.head not in UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
+    if settings.head not in heads.UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: with these settings of the agent the data do not bound what targets reach"
@@ -216,7 +238,7 @@ def check_head_size(settings: Head) -> None:
 
 def check_support(settings: Head, low: float, high: float) -> None:
     """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
-    if settings.head in UNBOUNDED or low < high:
+    if settings.head in heads.UNBOUNDED or low < high:
         return
     chosen = {"head_low": (settings.head_low, low), "head_high": (settings.head_high, high)}
     ends = [
@@ -238,7 +260,7 @@ def head_start(settings: Head) -> float | None:
     """
     if math.isnan(settings.head_start):
         return None
-    if settings.head in UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         if settings.head_start == 0:
             return None
         raise ValueError(
@@ -332,6 +354,27 @@ def learner(
     """An agent without a model, that decides on ``chunk`` actions at once and executes ``replan_every`` of them."""
     decides = agents.get(agent).make(config, chunks.spec(spec, chunk), head)
     return acting.in_chunks(decides, spec, chunk, replan_every)
+
+
+def check_discount(settings: Any, config: Any, *, support: bool = False) -> None:
+    """Raises ValueError, naming the flags, where returns are made with gamma and ``config`` has no field for it.
+
+    Args:
+      settings: the run's.
+      config: the agent's hyper-parameters.
+      support: whether the data give an end of the head's support.
+    """
+    if hasattr(config, "discount") or getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
+        return
+    usual = {"n_step": 1, "chunk": 1, "robust": "", "policy_estimates": 0}
+    needed = [name for name, of_none in usual.items() if getattr(settings, name, of_none) != of_none]
+    if needed or support:
+        needed = needed or ["head"]
+        raise ValueError(
+            f"--{needed[0]}={getattr(settings, needed[0])} is of discounted returns, and the Config of "
+            f"--agent={settings.agent} has no field discount: call its gamma so, or write IGNORES_REWARDS = True in "
+            "the module of an agent that only clones (docs/new_agent.md)"
+        )
 
 
 def discount(config: Any) -> float:
@@ -672,7 +715,7 @@ def unscored(result: Mapping[str, Any]) -> str:
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Prints the last scores of a run, and where everything lies."""
+    """Prints the last scores and estimates of a run, and where everything lies."""
     scored = [(label, part["scores"]) for label, part in parts(result) if part["scores"]]
     for label, scores in scored:
         for name, score in scores.items():
@@ -680,6 +723,13 @@ def show(result: Mapping[str, Any]) -> None:
             spread = f"95 % interval [{low:.4g}, {high:.4g}] over seeds"
             known = "one seed, so no interval" if math.isnan(low) else spread
             print(f"{label}: {name}: {mean:.4g}, {known}" if label else f"{name}: {mean:.4g}, {known}")
+    for label, part in parts(result):
+        if estimate := part.get("fitted_q"):
+            name = f"{label}: fitted_q" if label else "fitted_q"
+            print(
+                f"{name}: {estimate['mean']:.4g}, estimated from the data: the discounted return of rewards as the "
+                "agent sees them"
+            )
     if not scored:
         print(unscored(result))
     show_folder(result)

@@ -22,6 +22,7 @@ from rl.replay import transform
 from rl.replay.transform import Transform
 from rl.train import STACKED, Diverged
 from rl.types import Learner, Spec, State
+from rl.values import heads
 
 # Settings that another checkpoint in the same folder must agree on.
 IDENTITY = (
@@ -92,7 +93,7 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
     The message says how far targets reach beyond what rewards give.
     """
     common.check_head_size(settings)
-    if settings.head in common.UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         return
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
         common.check_support(settings, settings.head_low, settings.head_high)

@@ -60,7 +60,7 @@ class Settings(logged.Settings, common.Chunk):
     robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
     robust_scale: float = 1.0  # price of a shift for --robust, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that --robust makes targets from
-    policy_estimates: int = 0  # fitted-Q updates after each epoch, to select without an environment
+    policy_estimates: int = 0  # fitted-Q updates after each epoch: discounted values, of scaled rewards
 
 
 def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         about={
             "transform": transform.to_json(task.transform),
             "preset": presets.stored("offline", settings, "dataset"),
-            "action_size": task.loaded.spec.action_size,
+            **task.loaded.spec._asdict(),
             "reference": task.loaded.reference,
             "environment": task.loaded.environment,
         },

@@ -34,7 +34,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ _FUNCTION = (
 )
 # Those of one agent, whose name means something else in others: ARSQ's advantages are multiples of its temperature.
 _FUNCTION_OF = {"arsq": ("temperature",)}
+_MEMORY = ("schedule", "warm_up", "clip", "weight_decay")  # of an optimiser, that change what it remembers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +112,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
+    common.check_discount(settings, config)
     common.check_terminations(settings, config)
     begins = start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
@@ -118,6 +122,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     common.check_schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
         stream = stack.enter_context(interaction.stepper(settings))
+        if settings.init_from:
+            check_source(settings, stream.spec)
         loaded = mixture(settings, stream.spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
         seen = transformation(settings, loaded)
@@ -131,7 +137,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             task=settings.env,
             identity=_IDENTITY,
             card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
-            about={"preset": presets.stored("online", settings, "env"), "support": support(settings)},
+            about={
+                "preset": presets.stored("online", settings, "env"),
+                "support": support(settings),
+                **stream.spec._asdict(),
+            },
             unit="steps",
             axis="environment steps",
             leaves=(interaction.ACTORS,),
@@ -381,7 +391,7 @@ def support(settings: Settings) -> tuple[float, float] | None:
     Raises:
       ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
     """
-    if settings.head in common.UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         return None
     chosen = settings.head_low, settings.head_high
     card = _card_of_head(settings)
@@ -406,6 +416,16 @@ def support(settings: Settings) -> tuple[float, float] | None:
             f"which its networks say their values: leave out {' '.join(f'--{n}={x:g}' for n, x, _ in wrong)}"
         )
     return low, high
+
+
+def check_source(settings: Settings, spec: Spec) -> None:
+    """Raises ValueError if the run ``--init_from`` was of other observations or actions than the environment's."""
+    try:
+        common.check_spec(_source_card(settings), spec)
+    except ValueError as error:
+        raise ValueError(
+            f"--init_from={settings.init_from} does not fit --env={settings.env}: {error}"
+        ) from None
 
 
 def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> State:
@@ -441,17 +461,13 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
             f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
             f"here: give {flags}"
         )
-    try:
-        common.check_actions(card, spec)
-    except ValueError as error:
-        raise ValueError(f"--init_from={settings.init_from}: {error}") from None
     like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
     several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
     try:
         state = common.placed_state(arrays, jax.tree.map(several, like)._replace(step=like.step))
     except ValueError as error:
         raise ValueError(
-            f"--init_from={settings.init_from}: {error}; give the same --agent.* flags as there"
+            f"--init_from={settings.init_from}: {error}; {_remedy(was, now, str(error))}"
         ) from None
     print(
         f"starts after update {state.step.item():,} of {settings.init_from}, with {settings.seeds} of its "
@@ -459,6 +475,16 @@ def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> St
         file=sys.stderr,
     )
     return state
+
+
+def _remedy(was: Mapping[str, Any], now: Mapping[str, Any], error: str) -> str:
+    """What to do about networks or optimisers that do not fit, from the hyper-parameters there and here."""
+    of_optimisers = [name for name in was if re.fullmatch(rf"\w+_optimiser\.({'|'.join(_MEMORY)})", name)]
+    wrong = [name for name in of_optimisers if was[name] != now.get(name)]
+    if not wrong or "its state/optimiser/" not in error:
+        return "give the same --agent.* flags as there"
+    there, here = (" ".join(f"--agent.{name}={of.get(name)}" for name in wrong) for of in (was, now))
+    return f"give {there}, as there, or train that run again with {here}"
 
 
 def _hyper_parameters(card: dict[str, Any]) -> dict[str, Any]:

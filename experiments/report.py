@@ -662,9 +662,9 @@ def _aggregated(cells: Sequence[Mapping[str, Any]], score: str) -> dict[str, Any
     tasks = [
         task for task in dict.fromkeys(c["task"] for c in cells) if all(task in x for x in included.values())
     ]
-    empty = {"aggregate_tasks": tasks, "aggregates": {}, "improvement": [], "profiles": {}}
     if len(tasks) < 2:
-        return empty
+        empty = {"aggregate_tasks": tasks, "aggregates": {}, "improvement": [], "profiles": {}}
+        return empty | {"unaggregated": bool(cells)}  # which results of older reports lack: their pages stay
     matrices = {
         variant: _matrix(variant, {task: scores[task] for task in tasks})
         for variant, scores in included.items()

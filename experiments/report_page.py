@@ -127,6 +127,13 @@ def _bootstrap_width(seeds: int, tasks: int) -> float:
 def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
     tasks, aggregates = result["aggregate_tasks"], result["aggregates"]
     if not aggregates:
+        if result.get("unaggregated"):
+            yield (
+                "Aggregates, profiles and probabilities of improvement are over 2 tasks or more that all have "
+                f"finished; here there {'is 1' if tasks else 'is none'}. From Python "
+                "`rl.statistics.probability_of_improvement` compares on one task, too: it takes `each` of "
+                "`result.json` as [seeds, 1]."
+            )
         return
     style = _style(result)
     yield "## Aggregates"
@@ -155,6 +162,11 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         for variant, estimates in aggregates.items()
     ]
     yield studies.table(("", *(AGGREGATES[name] for name in names)), rows)
+    if "optimality_gap" not in names:
+        yield (
+            f"`{result['score']}` has no scale that tasks share: those with large scores decide these numbers. "
+            "Probabilities of improvement compare on each task apart."
+        )
     yield "![interquartile means](iqm.png)"
     yield "Performance profile: the share of runs, over seeds and tasks, that score above a threshold."
     yield "![performance profiles](profiles.png)"

@@ -14,9 +14,11 @@ their run was: on each of the environment's tasks, or towards random goals. From
     env, act = envs.make(policies.environment), trained.player(policies, member=0)
     observation, _ = env.reset(seed=0)
     action = act(observation, first=True)    # then act(observation) until the episode is over
+    values = policies.critics(observation, action)    # [P, E]: of E critics in each of P policies
 
 Observations are the environment's own; those of runs with goals are {"observation": ..., "goal": ...}. Actions lie in
-[-1, 1], to which `rl.envs.make` scales those of an environment, or are integers.
+[-1, 1], to which `rl.envs.make` scales those of an environment, or are integers. Values are discounted returns of
+rewards as the agent saw them (``--reward_scale`` and the others); with ``--chunk``, of whole chunks [..., chunk * D].
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from rl.data.steps import same_task
 from rl.envs.goals import RANDOM
 from rl.replay import chunks, transform
 from rl.replay.goals import GoalBatch
-from rl.types import Actor, Learner, Spec, State, Transition
+from rl.types import Actor, Array, Learner, Spec, State, Transition
 from rl.values import heads
 from rl.values.heads import ValueHead
 
@@ -70,6 +72,9 @@ class Policies(NamedTuple):
     spec: Spec
     state: State  # [P, ...]
     actor: Actor  # of all at once, which sees the environment's own observations
+    # (the environment's own observations [..., *observation], actions [..., *action]) -> [P, E, ...]: what each of E
+    # critics says of them. Raises ValueError of an agent without critics
+    critics: Callable[[Any, Any], Array]
     labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
     count: int  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
@@ -110,10 +115,18 @@ def load(run: str | Path, environment: str = "") -> Policies:
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
-    see = rollouts.transformed if _prefix(card) else transform.observations
-    actor = acting.observing(several.actor, functools.partial(see, _transform(card)))
+    seen = rollouts.transformed if _prefix(card) else transform.observations
+    see = functools.partial(seen, _transform(card))
+
+    values = jax.jit(several.critics)
+
+    def critics(observation: Any, action: Any) -> Array:
+        of_each = lambda x: jnp.broadcast_to(jnp.asarray(x), (count, *np.shape(x)))
+        return values(state, nest.map_structure(of_each, see(observation)), of_each(action))
+
+    actor = acting.observing(several.actor, see)
     scale = reference(folder, card, name, own)
-    return Policies(name, spec, state, actor, labels, count, record["step"], scale)
+    return Policies(name, spec, state, actor, critics, labels, count, record["step"], scale)
 
 
 # ---- what a run says of itself ----------------------------------------------------------------------------
@@ -242,7 +255,7 @@ def _example(card: Mapping[str, Any], config: Any, spec: Spec, types: Any) -> Tr
 def _start(settings: Mapping[str, Any]) -> float | None:
     """The value that the head's networks add to (`rl.values.heads.make`)."""
     start = settings.get("head_start")
-    return None if start is None or np.isnan(start) or settings["head"] in common.UNBOUNDED else start
+    return None if start is None or np.isnan(start) or settings["head"] in heads.UNBOUNDED else start
 
 
 def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., np.ndarray]:

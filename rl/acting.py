@@ -42,9 +42,22 @@ def explorer(learner: Learner) -> Actor:
     if learner.explore is None:
         raise ValueError(
             "this agent has no way to explore, since it learns from a log: choose sac or td3 for continuous actions, "
-            "dqn for integers"
+            "dqn for integers; an agent of your own must return explore (docs/new_agent.md)"
         )
     return memoryless(learner.explore)
+
+
+def critics(learner: Learner) -> Callable[[State, Any, Array], Array]:
+    """What each critic of a learner says of an action.
+
+    Raises:
+      ValueError: it has none, or does not return them.
+    """
+    if learner.critics is None:
+        raise ValueError(
+            "this agent returns no critics, which say what an action is worth (docs/new_agent.md)"
+        )
+    return learner.critics
 
 
 def resetting(actor: Actor) -> Actor:

@@ -240,9 +240,9 @@ class Session:
     ) -> dict[str, Any]:
         """Writes and returns result.json, with ``outcome`` among its entries, and draws the learning curve.
 
-        It has the ``scores`` of the run or, of several variants, a list ``variants`` of the ``parameters`` and
-        ``scores`` of each. Where lines of metrics.jsonl were lost, ``lost_lines`` says how many. What is returned says
-        which ``folder`` it is in, too.
+        It has the ``scores`` of the run (and its last ``fitted_q``, if values were estimated) or, of several
+        variants, a list ``variants`` of the ``parameters`` and ``scores`` of each. Where lines of metrics.jsonl
+        were lost, ``lost_lines`` says how many. What is returned says which ``folder`` it is in, too.
 
         Args:
           each: (number of the variant, how many there are) -> what else is known of it; (0, 1) of a single run.
@@ -452,18 +452,32 @@ def _summary(
     return scores
 
 
+def _estimates(trained: Sequence[Mapping[str, Any]], part: int, parts: int) -> dict[str, Any]:
+    """The last values that `rl.fitted_q` estimated, as an entry of result.json; none where it was not asked for."""
+    history = [row["eval/fitted_q"] for row in trained if "eval/fitted_q" in row]
+    if not history:
+        return {}
+    values = np.split(np.asarray(history[-1], float), parts)[part]
+    return {"fitted_q": {"mean": float(values.mean()), "per_seed": values}}
+
+
 def _scores(
     run: Run, each: Callable[[int, int], Mapping[str, Any]] = lambda part, parts: {}
 ) -> dict[str, Any]:
     """The entries of result.json on scores; see `Session.finish`."""
-    if not run.variants:
-        return {"scores": summary(run.folder, task_episodes=run.task_episodes), **each(0, 1)}
     parts, trained = len(run.variants), _trained(run.folder)
+    if not run.variants:
+        return {
+            "scores": _summary(trained, 0, 1, run.task_episodes),
+            **_estimates(trained, 0, 1),
+            **each(0, 1),
+        }
     return {
         "variants": [
             {
                 "parameters": variant,
                 "scores": _summary(trained, i, parts, run.task_episodes),
+                **_estimates(trained, i, parts),
                 **each(i, parts),
             }
             for i, variant in enumerate(run.variants)

@@ -105,6 +105,9 @@ class Population(NamedTuple):
     epoch: Callable[[State, Dataset, Key], tuple[State, Report]]  # stacked state, dataset, keys [S]
     act: Callable[[State, Array, Key], Array]  # stacked state, observations [S, ...], keys [S]
     actor: Actor  # the same with memory, for learners that have one; empty memory for the others
+    critics: Callable[
+        [State, Any, Array], Array
+    ]  # stacked state, observations and actions [S, ...] -> [S, E, ...]
 
 
 def population(
@@ -177,7 +180,7 @@ def population(
         return call
 
     actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
-    return Population(init, epoch, over_seeds(lambda x: x.act), actor)
+    return Population(init, epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
 
 
 def check_sweep(sweep: Mapping[str, Any]) -> None:

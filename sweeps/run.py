@@ -56,6 +56,7 @@ from rl import agents, checkpoint, data, lifecycle, log, shard, statistics, trai
 from rl.data import recipes
 from rl.data.files import existing, expanded
 from rl.types import Spec
+from rl.values import heads
 
 _EVALUATIONS = tuple(f"eval/{name}" for name in (*lifecycle.SCORES, "length", "fitted_q"))  # of policies
 
@@ -430,7 +431,9 @@ def load(
     try:
         planned = plan(runs, together, script, root)
     except ValueError as error:
-        raise ValueError(f"{file}: {error}") from None
+        lacking = "has no setting" in str(error) and len({str(run.get("agent")) for run in runs}) > 1
+        apart = "; an agent without it needs a file of its own, and one report takes both files" * lacking
+        raise ValueError(f"{file}: {error}{apart}") from None
     return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
 
 
@@ -751,7 +754,7 @@ def _reach(run: dict[str, Any], script: str) -> list[float]:
     Of one and of two actions, since targets may reach further with their number; nothing for a head without a support.
     """
     settings, config, _ = arguments(Program(run, {}, script), Path())
-    if settings.head in common.UNBOUNDED:
+    if settings.head in heads.UNBOUNDED:
         return []
     ranges = [agents.target_range(settings.agent, config, Spec((1,), size), 0.0, 1.0) for size in (1, 2)]
     flags_of_ends = (settings.head_low, settings.head_high)

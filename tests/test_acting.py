@@ -161,5 +161,7 @@ def test_a_policy_without_memory_has_nothing_to_carry() -> None:
     assert acting.explorer(plain).act(1.0, (), seen, first, key)[0].tolist() == [1, 1]
     shifted = acting.observing(acting.actor(plain), lambda x: x - 5)
     assert shifted.act(1.0, (), seen, first, key)[0].tolist() == [-4, -3]
-    with pytest.raises(ValueError, match="no way to explore"):
+    with pytest.raises(ValueError, match=r"no way to explore.* of your own must return explore"):
         acting.explorer(plain._replace(explore=None))
+    with pytest.raises(ValueError, match="returns no critics"):
+        acting.critics(plain)

@@ -571,6 +571,29 @@ def test_terminations_are_not_ignored_where_values_beyond_them_would_be_wrong(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("script", "changes"),
+    [
+        *((offline, {"n_step": 3}), (offline, {"chunk": 3}), (offline, {"policy_estimates": 5})),
+        *((offline, {"head": "c51"}), (online, {"n_step": 3}), (online, {"chunk": 3})),
+    ],
+)
+def test_an_agent_without_a_discount_is_refused_where_there_are_returns(
+    script: Any, changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gamma may have another name. Cloning has none, and says so."""
+    module = types.SimpleNamespace(Config=agents.get("bc").Config, make=agents.get("bc").make)
+    monkeypatch.setitem(agents.AGENTS, "mine", module)
+    nowhere = {"dataset": "nowhere"} if script is offline else {"env": "nowhere-v0"}
+    chosen = script.Settings(agent="mine", workdir=str(tmp_path / "run"), **nowhere, **changes)
+    ((name, value),) = changes.items()
+    with pytest.raises(ValueError, match=f"--{name}={value} is of discounted returns.* no field discount"):
+        script.run(chosen, module.Config())
+    module.IGNORES_REWARDS = True
+    with pytest.raises(ValueError, match="nowhere"):
+        script.run(chosen, module.Config())
+
+
 @pytest.mark.slow
 def test_a_sweep_of_discounts_has_a_support_for_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -752,6 +775,8 @@ def test_the_end_says_where_everything_lies(tmp_path: Path, capsys: pytest.Captu
         common.show(result | {"settings": settings | {"eval_episodes": 20, "policy_estimates": estimates}})
         assert f"mine.hdf5 names no environment: give {flags_given}" in capsys.readouterr().out
     assert f"Everything is in {tmp_path}; look at metrics.jsonl first." in stdout
+    common.show(result | {"fitted_q": {"mean": 1.5, "per_seed": [1.0, 2.0]}})
+    assert "fitted_q: 1.5, estimated from the data" in capsys.readouterr().out
 
 
 # ---- what a run leaves --------------------------------------------------------------------------------
@@ -838,7 +863,7 @@ def test_a_policy_trained_on_standardised_observations_acts_on_them(tmp_path: Pa
         heads.scalar(),
     )
     act = lambda state, seen, keys: state * seen[..., :1]
-    population = train.Population(None, None, act, acting.memoryless(act))
+    population = train.Population(None, None, act, acting.memoryless(act), None)
     with offline.scorer(chosen, task, population, 0.99, 2, shard.mesh()) as score:
         metrics = score(jnp.float32(0.1), 1)
     steps = metrics["eval/length"]
@@ -886,6 +911,8 @@ def test_policy_estimates_choose_the_policy_that_is_selected(
     estimates = log.series(tmp_path, "eval/fitted_q")[1]
     scores = log.series(tmp_path, "eval/return")[1].mean(-1)
     assert estimates.shape == scores.shape == (2, 2)
+    np.testing.assert_allclose(result["fitted_q"]["per_seed"], estimates[-1])
+    assert result["fitted_q"]["mean"] == pytest.approx(estimates[-1].mean())
     selected = [scores[estimates[:, s].argmax(), s] for s in range(2)]
     np.testing.assert_allclose(result["scores"]["return"]["selected"]["per_seed"], selected, rtol=1e-6)
 

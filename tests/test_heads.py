@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 LOW, HIGH, SIZE, BATCH = -10.0, 10.0, 21, 7
 HEADS = {name: heads.make(name, LOW, HIGH, SIZE) for name in heads.NAMES}
-CATEGORICAL = ("two_hot", "hl_gauss", "c51")
+CATEGORICAL = tuple(name for name, head in HEADS.items() if not head.are_values)
 SAMPLES_BF16 = (jnp.float32, jnp.bfloat16)
 
 every_head = pytest.mark.parametrize("name", heads.NAMES)
@@ -51,9 +51,9 @@ def bias(name: str, low: float = LOW, high: float = HIGH, size: int = SIZE) -> f
 
 def minimiser(name: str, target: jax.Array) -> jax.Array:
     """The outputs that minimise a head's loss (for `quantile` as kappa goes to 0)."""
-    if name == "scalar":
-        return target[..., None]
-    return jnp.sort(target) if name == "quantile" else jnp.log(target)
+    if name in CATEGORICAL:
+        return jnp.log(target)
+    return target[..., None] if name == "scalar" else jnp.sort(target)
 
 
 def means(name: str, low: float, high: float, size: int) -> np.ndarray:
@@ -630,6 +630,7 @@ def test_a_start_outside_the_support_or_without_one_is_refused() -> None:
 def test_make_knows_every_name(name: str) -> None:
     head = heads.make(name, -3.0, 4.0, 33)
     assert head.size == (1 if name == "scalar" else 33)
+    assert head.are_values == (name in heads.UNBOUNDED)
     y = np.float32([-3.0, 0.5, 4.0])
     np.testing.assert_allclose(round_trip(name, head)(y), y, atol=1e-4)
     assert heads.make(name).size >= 1  # the defaults are usable

@@ -23,6 +23,7 @@ import tqdm
 from experiments import common, interaction, offline, online
 from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
+from rl.agents.optimisers import Adam
 from rl.envs import WorkerDied
 from rl.envs.stream import Experience, Stream
 from rl.interaction import Trainer, succeeded
@@ -740,6 +741,23 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
             "give --agent.network.activation=relu --agent.network.norm_after=False",
         ),
         ({"chunk": 2}, (8, 8), "decides on 1 actions at once: give --chunk=1, not 2"),
+        (
+            {"policy_optimiser": Adam()},
+            (8, 8),
+            "its state/optimiser/policy/.*; give --agent.policy_optimiser.schedule=cosine, as there, or train that "
+            "run again with --agent.policy_optimiser.schedule=constant",
+        ),
+        (
+            {"env": "Pendulum-v1"},
+            (8, 8),
+            "--init_from=.* does not fit --env=Pendulum-v1: it was trained on observations of 4 numbers and 2 "
+            "continuous actions, here there are observations of 3 numbers and 1 continuous action; give the env",
+        ),
+        (
+            {"env": "CartPole-v1"},
+            (8, 8),
+            "trained on .* 2 continuous actions, here there are observations of 4 numbers and 2 integer actions",
+        ),
         ({}, (8, 9), r"its state/params/critic/Dense_1/bias is \(1, 2, 8\), here it is \(1, 2, 9\)"),
         ({"init_from": "nowhere"}, (8, 8), "--init_from=nowhere: there is no checkpoint"),
         (
@@ -763,11 +781,12 @@ def test_what_does_not_fit_what_was_trained_is_refused(
             eval_episodes=0,
             batch_size=8,
             reward_scale="3",
+            normalize_observations=True,
             tensorboard=False,
             workdir=str(request.module.trained),
         )
         offline.run(one, config("iql"))
-    of_agent = ("discount", "network")
+    of_agent = ("discount", "network", "policy_optimiser")
     agent_changes = {"hidden": hidden} | {name: changes[name] for name in of_agent if name in changes}
     changes = {name: value for name, value in changes.items() if name not in of_agent}
     chosen = settings(

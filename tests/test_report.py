@@ -315,6 +315,12 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
     summary = report._aggregated(cells, "return")
     assert summary["aggregate_tasks"] == ["0", "1", "2"] and list(summary["aggregates"]) == ["bc", "iql"]
     assert "optimality_gap" not in summary["aggregates"]["bc"]  # of returns nobody knows the optimum
+    about = {"cells": cells, "better": [], "variants": ["bc", "iql", "cql"], "tasks": list("01234")}
+    page = "\n".join(report_page._aggregate_blocks(about | summary | {"score": "return", "rate": False}))
+    assert "`return` has no scale that tasks share" in page
+    single = report._aggregated(cells[:1], "return")
+    (block,) = report_page._aggregate_blocks(about | single)
+    assert "over 2 tasks or more that all have finished; here there is 1. " in block
     cells[1]["last"]["each"] = np.arange(2.0)
     with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
         report._aggregated(cells, "return")

@@ -420,6 +420,12 @@ def test_a_mistake_is_found_before_anything_is_trained(
         start(*file, *argv, f"--workdir={tmp_path}")
 
 
+def test_a_baseline_without_what_is_swept_is_sent_to_a_file_of_its_own(tmp_path: Path) -> None:
+    file = write(tmp_path / "s.yaml", grid(agent=["bc", "iql"]))
+    with pytest.raises(ValueError, match=r"bc has no setting 'expectile'.*needs a file of its own"):
+        sweeps.load(file, {"agent.expectile": 0.5})
+
+
 # ---- what is trained and what it scores ---------------------------------------------------------------------
 
 

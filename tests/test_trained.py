@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import jax
 import numpy as np
 import point_mass  # noqa: F401  (registers its environment)
 import pytest
@@ -16,6 +17,7 @@ from gymnasium.spaces import Box, Discrete
 
 from experiments import common, offline, online, trained
 from rl import agents, checkpoint, data, envs, log
+from rl.replay import transform
 from rl.types import Spec
 
 POINT_MASS = "point_mass:PointMass-v0"
@@ -71,6 +73,20 @@ def test_an_offline_run_of_a_sweep_in_chunks_acts_again_as_it_did(tmp_path: Path
     assert np.isfinite(total)
     with pytest.raises(ValueError, match="member=4, but the run has 4 policies, counted from 0"):
         trained.player(policies, member=4)
+    # Critics see the same, and say the value of a chunk.
+    task = offline.problem(chosen, [config("iql")])
+    learner = common.learner("iql", config("iql"), task.loaded.spec, task.head, chunk=2)
+    rng = np.random.default_rng(0)
+    states, actions = (
+        rng.normal(5, 1, (3, 4)).astype(np.float32),
+        rng.uniform(-1, 1, (3, 4)).astype(np.float32),
+    )
+    values = policies.critics(states, actions)
+    assert values.shape == (4, 2, 3)
+    second = jax.tree.map(lambda x: x[1], policies.state._replace(step=None))
+    expected = learner.critics(second, transform.observations(task.transform, states), actions)
+    np.testing.assert_allclose(values[1], expected, rtol=1e-5)
+    np.testing.assert_allclose(policies.critics(states[0], actions[0]), values[..., 0], rtol=1e-5)
     assert policies.labels == ("expectile=0.6", "expectile=0.9")
     assert repr(policies) == f"Policies({POINT_MASS}, 4 policies, step 4)"
     with pytest.raises(

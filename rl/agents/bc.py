@@ -19,6 +19,9 @@ from rl.networks.layers import Architecture
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
 from rl.values.heads import ValueHead
 
+IGNORES_REWARDS = True
+"""It has no discount, whatever flags ask for one."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:

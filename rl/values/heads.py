@@ -28,6 +28,7 @@ from rl.types import Array
 from rl.values.losses import huber
 
 NAMES = ("scalar", "two_hot", "hl_gauss", "c51", "quantile")
+UNBOUNDED = ("scalar", "quantile")  # those whose outputs are values, which have no support
 
 _BLOCK = 8  # atoms of one step of a loop over them
 # (reward [...], discount [...], next outputs [..., K]) -> [...] or a target
