@@ -108,6 +108,24 @@ def test_an_array_by_another_name_is_recognised(tmp_path, name, called, hint):
         data.load(write(tmp_path / "mine.hdf5", log))
 
 
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        *(("timeouts", called) for called in ("timeout", "truncations", "truncated", "truncateds", "dones")),
+        *(("next_observations", called) for called in ("next_obs", "next_observation")),
+    ],
+)
+def test_an_optional_array_by_another_name_is_not_ignored(tmp_path, name, called):
+    log = steps()
+    log["terminals"][5] = True  # an end, so that the log would be read without its timeouts
+    log["next_observations"] = np.roll(log["observations"], -1, axis=0)
+    log[called] = log[name]
+    data.load(write(tmp_path / "both.hdf5", log))
+    del log[name]
+    with pytest.raises(DataError, match=f"mine.hdf5: '{called}' should be called '{name}'"):
+        data.load(write(tmp_path / "mine.hdf5", log))
+
+
 def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
     log = steps()
     del log["rewards"]

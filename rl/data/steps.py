@@ -194,14 +194,19 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
     missing = [name for name in names if name not in arrays]
     if not missing:
         return
-    near = {name: difflib.get_close_matches(name, arrays, n=1, cutoff=_NEAR) for name in missing}
-    hints = [f"{found[0]!r} should be called {name!r}" for name, found in near.items() if found]
-    if "rewards" in missing and not near["rewards"]:
+    meant = {name: near(name, arrays) for name in missing}
+    hints = [f"{found[0]!r} should be called {name!r}" for name, found in meant.items() if found]
+    if "rewards" in missing and not meant["rewards"]:
         hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
     raise DataError(
         f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
         + "".join(f"; {hint}" for hint in hints)
     )
+
+
+def near(name: str, arrays: Iterable[str]) -> list[str]:
+    """The array whose name is nearest, if it is as good as the same."""
+    return difflib.get_close_matches(name, arrays, n=1, cutoff=_NEAR)
 
 
 def finite(name: str, array: np.ndarray, source: str) -> None:
