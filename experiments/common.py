@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import flags
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
@@ -270,7 +271,11 @@ def run(
       card: what else it must agree on.
       variant: what tells it from other runs of the agent, another part of the folder's name.
       options: further fields of `rl.lifecycle.Run`.
+
+    Raises:
+      ValueError: a field of the agent's config is of a type that could not be read again from the run's card.
     """
+    flags.check(config)
     # Only where they are given: checkpoints from before these flags go on.
     head = {} if head_start(settings) is None else {"head_start": settings.head_start}
     if settings.head_kappa != Head.head_kappa:
@@ -322,8 +327,22 @@ def _words(settings: Any, variant: str) -> list[str]:
 
 
 def config(agent: str) -> Any:
-    """The default hyper-parameters of an agent without a model."""
-    return agents.get(agent).Config()
+    """The default hyper-parameters of an agent without a model.
+
+    Raises:
+      ValueError: an unknown agent, or a field without a default.
+    """
+    kind = agents.get(agent).Config
+    required = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory is dataclasses.MISSING and field.init
+    ]
+    if required:
+        raise ValueError(
+            f"--agent={agent}: every field of its Config needs a default; {', '.join(required)} has none"
+        )
+    return kind()
 
 
 def learner(
