@@ -99,8 +99,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     all environments are built again and start new episodes; nothing that was collected is lost.
 
     Raises:
-      ValueError: settings that cannot be run; the message names the flag.
-      TypeError: an environment whose observations or actions agents here cannot use.
+      ValueError: settings that cannot be run; the message names the flag. Or an environment whose observations or
+        actions agents here cannot use.
       checkpoint.CheckpointError: the run folder holds another run.
       FloatingPointError: the environment returned a reward or an observation that is not finite.
       RuntimeError: an environment failed, or its process died twice at once. Whenever an environment ends the

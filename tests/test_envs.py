@@ -235,7 +235,7 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
 def test_spaces_that_agents_cannot_use_are_refused(
     with_spaces, observation_space, action_space, message: str
 ) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         with_spaces(observation_space, action_space)
 
 
@@ -470,7 +470,7 @@ def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
     ("name", "kind", "message"),
     [
         ("Hoper-v4", ValueError, "nearest names"),
-        ("toy_environments:Room-v0", TypeError, "observes Discrete"),
+        ("toy_environments:Room-v0", ValueError, "observes Discrete"),
         ("no_such_module:Thing-v0", ImportError, "no_such_module"),
     ],
 )
