@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -161,6 +162,9 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     """``loaded`` with every integer action of the environment to evaluate in, of which a log may lack the largest.
 
     A run that has a checkpoint in the folder keeps the actions that it began with (``action_size`` in its card).
+
+    Raises:
+      ValueError: the log has the environment's own numbers of actions, which do not count from 0.
     """
     checkpoints = folder / lifecycle.CHECKPOINTS
     size = loaded.spec.action_size
@@ -169,8 +173,26 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     elif loaded.environment and settings.eval_episodes:
         with contextlib.closing(envs.make(loaded.environment)) as env:
             environment = envs.spec(env)
+            check_first_action(f"dataset={settings.dataset}", loaded, env)
         size = environment.action_size if fits(loaded.spec, environment) else size
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
+
+
+def check_first_action(flag: str, loaded: data.Loaded, env: gymnasium.Env) -> None:
+    """Raises ValueError if the log of a flag has the environment's own numbers of integer actions, not those from 0.
+
+    Each would be played as another action. Minari's logs say what theirs begin with, and are read accordingly.
+    """
+    first = envs.first_action(env)
+    if not (first > 0 and loaded.spec.discrete) or "=minari:" in flag:
+        return
+    smallest = int(loaded.dataset.transitions.action.min())
+    if smallest >= first:
+        raise ValueError(
+            f"--{flag}: its smallest action is {smallest}, as if they were numbered as in environment "
+            f"{loaded.environment!r}, where the first is {first}; but in a log they count from 0: write actions minus "
+            f"{first}"
+        )
 
 
 def check_actions(card: Mapping[str, Any], environment: Spec) -> None:

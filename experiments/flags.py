@@ -166,7 +166,11 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
             flags.register_validator(name, functools.partial(_are, kind.type), message, values)
         else:
             lowest = 0 if field.name == "seed" else None  # generators take no other
-            parsers = {int: _Whole(lowest), float: flags.FloatParser(), str: flags.ArgumentParser()}
+            parsers: dict[type, flags.ArgumentParser] = {
+                int: _Whole(lowest),
+                float: flags.FloatParser(),
+                str: flags.ArgumentParser(),
+            }
             parser = _OrNone(parsers[kind.type]) if kind.optional else parsers[kind.type]
             flags.DEFINE(parser, name, default, text, values, flags.ArgumentSerializer())
         # absl's --help lists the flags of the main module, which it knows by this name.
@@ -393,7 +397,7 @@ def _kind(config: Any, name: str) -> _Kind:
     outer, _, inner = name.rpartition(".")
     owner = _field(config, outer) if outer else config
     default = getattr(owner, inner)
-    annotation = _annotations(type(owner)).get(inner, type(default))
+    annotation = _annotations(owner.__class__).get(inner, type(default))
     parts = typing.get_args(annotation)
     others = [part for part in parts if part is not types.NoneType]
     optional = default is None or len(others) < len(parts)
@@ -408,8 +412,8 @@ def _kind(config: Any, name: str) -> _Kind:
         return _Kind(type(default))
     shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
     raise ValueError(
-        f"{type(config).__module__}: no flag can be made of the field {name!r}, which is {shown}: fields are bool, int, "
-        "float, str, tuples such as tuple[float, ...], float | None, or dataclasses of such fields"
+        f"{type(config).__module__}: no flag can be made of the field {name!r}, which is {shown}: fields are bool, "
+        "int, float, str, tuples such as tuple[float, ...], float | None, or dataclasses of such fields"
     )
 
 

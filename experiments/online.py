@@ -35,7 +35,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, interaction, presets
-from rl import agents, checkpoint, data, keys, lifecycle, online
+from rl import agents, checkpoint, data, envs, keys, lifecycle, online
 from rl.data.files import expanded
 from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
@@ -290,6 +290,9 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
+    if spec.discrete:
+        with closing(envs.make(settings.env)) as env:
+            common.check_first_action(f"offline_data={settings.offline_data}", loaded, env)
     if loaded.note:
         print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded

@@ -171,6 +171,7 @@ def test_discrete_actions_count_from_zero(with_spaces) -> None:
     assert envs.spec(env) == Spec((2,), 3, discrete=True)
     env.step(np.int32(2))
     assert env.unwrapped.received == 7
+    assert envs.first_action(env) == 5 and envs.first_action(with_spaces(VECTOR, TWO)) == 0
 
 
 def test_observations_become_float32_histories_keep_their_axes_and_images_stay(with_spaces) -> None:
