@@ -605,6 +605,17 @@ def number(flag: str, text: str, *words: str) -> float:
     return value
 
 
+def reward_scale(text: str) -> float | str:
+    """What ``--reward_scale`` says, as `rl.replay.transform.fit` takes it. Raises ValueError if that is no factor."""
+    if text == transform.RETURN_RANGE:
+        return text
+    if (scale := number("reward_scale", text, transform.RETURN_RANGE)) == 0:
+        raise ValueError(
+            f"--reward_scale={text}: all rewards would be the same, and nothing could be learned from them"
+        )
+    return scale
+
+
 def cpu() -> jax.Device:
     """The device on which policies are evaluated. Raises ValueError if JAX was told to do without."""
     try:

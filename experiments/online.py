@@ -305,16 +305,17 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
       ValueError: the flags say otherwise than the run that is continued, whose values then mean something else.
     """
     chosen: dict[str, Any] = {}
-    if settings.reward_scale == transform.RETURN_RANGE:
-        if loaded is None:
-            raise ValueError(
-                f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
-            )
-        chosen["reward_scale"] = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
-    elif settings.reward_scale:
-        chosen["reward_scale"] = common.number("reward_scale", settings.reward_scale, transform.RETURN_RANGE)
+    if settings.reward_scale:
+        scale = common.reward_scale(settings.reward_scale)
+        if scale == transform.RETURN_RANGE:
+            if loaded is None:
+                raise ValueError(
+                    f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
+                )
+            scale = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
+        chosen["reward_scale"] = scale
     if not math.isnan(settings.reward_shift):
-        chosen["reward_shift"] = settings.reward_shift
+        chosen["reward_shift"] = common.number("reward_shift", str(settings.reward_shift))
     if settings.clip_rewards:
         chosen["clip_rewards"] = True
     if not settings.init_from:
