@@ -126,13 +126,22 @@ def test_an_optional_array_by_another_name_is_not_ignored(tmp_path, name, called
         data.load(write(tmp_path / "mine.hdf5", log))
 
 
-def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("rewards", "the arrays of D4RL's layout lie at the top"),
+        ("observations", "concatenate the entries, .*minari:ID"),
+    ],
+)
+def test_a_group_in_the_place_of_an_array_is_refused(tmp_path, name, remedy):
     log = steps()
-    del log["rewards"]
+    del log[name]
     path = write(tmp_path / "mine.hdf5", log)
     with h5py.File(path, "a") as file:
-        file.create_group("rewards")
-    with pytest.raises(DataError, match=r"mine.hdf5: 'rewards' is a group or a type, not an array"):
+        file.create_group(name)
+    with pytest.raises(
+        DataError, match=f"mine.hdf5: '{name}' is a group or a type, not an array; .*{remedy}"
+    ):
         data.load(path)
 
 

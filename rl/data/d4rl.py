@@ -316,9 +316,13 @@ def _read(path: Path) -> dict[str, Any]:
         arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
         for name, array in arrays.items():
             if not isinstance(array, h5py.Dataset):
-                raise DataError(
-                    f"{path}: {name!r} is a group or a type, not an array; the arrays of D4RL's layout lie at the top"
-                )
+                remedy = "the arrays of D4RL's layout lie at the top"
+                if isinstance(array, h5py.Group) and name.endswith("observations"):
+                    remedy = (
+                        "of observations that are dictionaries concatenate the entries, or save the log as Minari "
+                        "does, and read it as minari:ID (docs/own_data.md)"
+                    )
+                raise DataError(f"{path}: {name!r} is a group or a type, not an array; {remedy}")
         # Before they are read: a damaged length may be one that no memory holds.
         observations = arrays["observations"].shape
         for name, array in arrays.items():

@@ -372,8 +372,9 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
         raise DataError(
             f"{source}: {count} action values in {steps} of {rows} steps lie outside the action box; the worst "
             f"is {actions[row, column]:.6g} in step {row}, dimension {column}, where the box is "
-            f"[{low[column]:g}, {high[column]:g}]. If the simulator clips actions itself, load with "
-            "--clip_actions (clip_actions=True)"
+            f"[{low[column]:g}, {high[column]:g}]. If they are in the environment's own units, divide them by its "
+            "range (by 3 for [-3, 3]); if the simulator clips actions itself, load with --clip_actions "
+            "(clip_actions=True)"
         )
     actions = np.clip(actions, low, high)
     if (low == -1).all() and (high == 1).all():
