@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments import flags
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
 from rl.agents.optimisers import Adam
 from rl.envs import entities
@@ -162,6 +164,9 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     """``loaded`` with every integer action of the environment to evaluate in, of which a log may lack the largest.
 
     A run that has a checkpoint in the folder keeps the actions that it began with (``action_size`` in its card).
+
+    Raises:
+      ValueError: the log has the environment's own numbers of actions, which do not count from 0.
     """
     checkpoints = folder / lifecycle.CHECKPOINTS
     size = loaded.spec.action_size
@@ -170,6 +175,7 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     elif loaded.environment and settings.eval_episodes:
         with contextlib.closing(envs.make(loaded.environment)) as env:
             environment = envs.spec(env)
+            check_first_action(f"dataset={settings.dataset}", loaded, env)
         size = environment.action_size if fits(loaded.spec, environment) else size
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
 
@@ -192,6 +198,23 @@ def _shape(stored: Any) -> Any:
     if isinstance(stored, dict):
         return {name: _shape(shape) for name, shape in stored.items()}
     return tuple(stored)
+
+
+def check_first_action(flag: str, loaded: data.Loaded, env: gymnasium.Env) -> None:
+    """Raises ValueError if the log of a flag has the environment's own numbers of integer actions, not those from 0.
+
+    Each would be played as another action. Minari's logs say what theirs begin with, and are read accordingly.
+    """
+    first = envs.first_action(env)
+    if not (first > 0 and loaded.spec.discrete) or "=minari:" in flag:
+        return
+    smallest = int(loaded.dataset.transitions.action.min())
+    if smallest >= first:
+        raise ValueError(
+            f"--{flag}: its smallest action is {smallest}, as if they were numbered as in environment "
+            f"{loaded.environment!r}, where the first is {first}; but in a log they count from 0: write actions minus "
+            f"{first}"
+        )
 
 
 def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
@@ -292,7 +315,11 @@ def run(
       card: what else it must agree on.
       variant: what tells it from other runs of the agent, another part of the folder's name.
       options: further fields of `rl.lifecycle.Run`.
+
+    Raises:
+      ValueError: a field of the agent's config is of a type that could not be read again from the run's card.
     """
+    flags.check(config)
     # Only where they are given: checkpoints from before these flags go on.
     head = {} if head_start(settings) is None else {"head_start": settings.head_start}
     if settings.head_kappa != Head.head_kappa:
@@ -344,8 +371,22 @@ def _words(settings: Any, variant: str) -> list[str]:
 
 
 def config(agent: str) -> Any:
-    """The default hyper-parameters of an agent without a model."""
-    return agents.get(agent).Config()
+    """The default hyper-parameters of an agent without a model.
+
+    Raises:
+      ValueError: an unknown agent, or a field without a default.
+    """
+    kind = agents.get(agent).Config
+    required = [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is field.default_factory is dataclasses.MISSING and field.init
+    ]
+    if required:
+        raise ValueError(
+            f"--agent={agent}: every field of its Config needs a default; {', '.join(required)} has none"
+        )
+    return kind()
 
 
 def learner(
@@ -605,6 +646,17 @@ def number(flag: str, text: str, *words: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"--{flag}={text} must be finite")
     return value
+
+
+def reward_scale(text: str) -> float | str:
+    """What ``--reward_scale`` says, as `rl.replay.transform.fit` takes it. Raises ValueError if that is no factor."""
+    if text == transform.RETURN_RANGE:
+        return text
+    if (scale := number("reward_scale", text, transform.RETURN_RANGE)) == 0:
+        raise ValueError(
+            f"--reward_scale={text}: all rewards would be the same, and nothing could be learned from them"
+        )
+    return scale
 
 
 def cpu() -> jax.Device:

@@ -22,9 +22,11 @@ import sys
 import textwrap
 import tokenize
 import traceback
+import types
+import typing
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from absl import flags, logging
 
@@ -47,6 +49,35 @@ class _Whole(flags.IntegerParser):  # type: ignore[misc]
                     return int(number)
             raise
 
+
+class _OrNone(flags.ArgumentParser):  # type: ignore[misc]
+    """What another parser takes, or ``none``."""
+
+    def __init__(self, parser: flags.ArgumentParser):
+        self._parser, self.syntactic_help = parser, f"{parser.syntactic_help or 'text'}, or none"
+
+    def parse(self, argument: Any) -> Any:
+        return None if _is_none(argument) else self._parser.parse(argument)
+
+    def flag_type(self) -> str:
+        return self._parser.flag_type()
+
+
+class _Kind(NamedTuple):
+    """What a field takes."""
+
+    type: type  # bool, int, float or str
+    several: bool = False  # a tuple of them
+    optional: bool = False  # or None
+
+    def __str__(self) -> str:
+        if self.several:
+            return f"a list of {_PLURALS[self.type]}"
+        return f"of type {self.type.__name__}{' or none' if self.optional else ''}"
+
+
+_PLURALS = {int: "whole numbers", float: "numbers", str: "words"}
+_EXAMPLES = {int: "256,256", float: "0.5,0.9", str: "a,b"}
 
 # Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
 EXPLAINED = (
@@ -114,7 +145,11 @@ def _comments(source: str) -> Iterator[tuple[str, str]]:
 
 
 def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> None:
-    """Defines one flag ``--prefix+field`` for every field of the dataclass instance ``config``."""
+    """Defines one flag ``--prefix+field`` for every field of the dataclass instance ``config``.
+
+    Raises:
+      ValueError: on a field of which no flag can be made.
+    """
     helps = comments(type(config))
     for field in dataclasses.fields(config):
         default, name = getattr(config, field.name), prefix + field.name
@@ -122,18 +157,22 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
         if dataclasses.is_dataclass(default):
             define(default, name + ".", values)
             continue
-        if isinstance(default, bool):
+        kind = _kind(config, field.name)
+        if kind.type is bool:
             flags.DEFINE_bool(name, default, text, values)
-        elif isinstance(default, int):
-            lowest = 0 if field.name == "seed" else None  # generators take no other
-            flags.DEFINE(_Whole(lowest), name, default, text, values, flags.ArgumentSerializer())
-        elif isinstance(default, float):
-            flags.DEFINE_float(name, default, text, flag_values=values)
-        elif isinstance(default, tuple):
+        elif kind.several:
             flags.DEFINE_list(name, [str(x) for x in default], text + " (comma-separated)", values)
-            flags.register_validator(name, _are_whole, "must be whole numbers, such as 256,256", values)
+            message = f"must be {_PLURALS[kind.type]}, such as {_EXAMPLES[kind.type]}"
+            flags.register_validator(name, functools.partial(_are, kind.type), message, values)
         else:
-            flags.DEFINE_string(name, default, text, values)
+            lowest = 0 if field.name == "seed" else None  # generators take no other
+            parsers: dict[type, flags.ArgumentParser] = {
+                int: _Whole(lowest),
+                float: flags.FloatParser(),
+                str: flags.ArgumentParser(),
+            }
+            parser = _OrNone(parsers[kind.type]) if kind.optional else parsers[kind.type]
+            flags.DEFINE(parser, name, default, text, values, flags.ArgumentSerializer())
         # absl's --help lists the flags of the main module, which it knows by this name.
         values.register_key_flag_for_module(sys.argv[0], values[name])
 
@@ -168,6 +207,12 @@ def names(config: Any) -> list[str]:
     return listed
 
 
+def check(config: Any) -> None:
+    """Raises ValueError, naming the field, if ``config`` could not be read from flags, nor from a run's card."""
+    for name in names(config):
+        _kind(config, name)
+
+
 def with_fields(config: T, overrides: dict[str, Any], prefix: str = "") -> T:
     """``config`` with the fields in ``overrides`` replaced, each converted to the type it has.
 
@@ -192,9 +237,9 @@ def with_fields(config: T, overrides: dict[str, Any], prefix: str = "") -> T:
             hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(known)}"
             raise ValueError(f"{type(config).__module__} has no setting {name!r}{hint}")
         elif nested:
-            parts.setdefault(outer, {})[inner] = _convert(name, value, _field(config, name))
+            parts.setdefault(outer, {})[inner] = _convert(name, value, _kind(config, name))
         else:
-            converted[name] = _convert(name, value, getattr(config, name))
+            converted[name] = _convert(name, value, _kind(config, name))
     try:
         for outer, part in parts.items():
             converted[outer] = with_fields(getattr(config, outer), part, prefix and f"{prefix}{outer}.")
@@ -343,8 +388,53 @@ def _field(config: Any, name: str) -> Any:
     return functools.reduce(getattr, name.split("."), config)
 
 
-def _are_whole(words: Sequence[str]) -> bool:
-    return all(re.fullmatch(r"\s*[-+]?\d+\s*", word) for word in words)
+def _kind(config: Any, name: str) -> _Kind:
+    """Of a field, by its annotation, or else by its default.
+
+    Raises:
+      ValueError: it is of none of the kinds that a flag can have.
+    """
+    outer, _, inner = name.rpartition(".")
+    owner = _field(config, outer) if outer else config
+    default = getattr(owner, inner)
+    annotation = _annotations(owner.__class__).get(inner, type(default))
+    parts = typing.get_args(annotation)
+    others = [part for part in parts if part is not types.NoneType]
+    optional = default is None or len(others) < len(parts)
+    element = others[0] if optional and len(others) == 1 else annotation
+    if element in (int, float, str) or (element is bool and not optional):
+        return _Kind(element, optional=optional)
+    if isinstance(default, tuple):
+        kinds = {part for part in parts if part is not Ellipsis} or {type(x) for x in default}
+        if len(kinds) == 1 and kinds <= set(_PLURALS):
+            return _Kind(kinds.pop(), several=True)
+    elif type(default) in (bool, int, float, str):  # of a Literal, say
+        return _Kind(type(default))
+    shown = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    raise ValueError(
+        f"{type(config).__module__}: no flag can be made of the field {name!r}, which is {shown}: fields are bool, "
+        "int, float, str, tuples such as tuple[float, ...], float | None, or dataclasses of such fields"
+    )
+
+
+@functools.cache
+def _annotations(config_type: type) -> dict[str, Any]:
+    """{field: type} of a dataclass; nothing where a name in them is not known to its module."""
+    try:
+        return typing.get_type_hints(config_type)
+    except NameError:
+        return {}
+
+
+def _are(kind: type, words: Sequence[str]) -> bool:
+    try:
+        return all(kind(word) is not None for word in words)
+    except ValueError:
+        return False
+
+
+def _is_none(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value.lower() == "none")
 
 
 def _text(value: Any) -> str:
@@ -352,17 +442,18 @@ def _text(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _convert(name: str, value: Any, default: Any) -> Any:
+def _convert(name: str, value: Any, kind: _Kind) -> Any:
+    if kind.optional and _is_none(value):
+        return None
     try:
-        if isinstance(value, bool) != isinstance(default, bool):
-            raise ValueError
-        if isinstance(default, tuple):
-            return tuple(int(x) for x in (value.split(",") if isinstance(value, str) else value))
-        if isinstance(default, int) and int(value) != float(value):
-            raise ValueError
-        return type(default)(value)
+        if kind.several:
+            return tuple(_one(x, kind.type) for x in (value.split(",") if isinstance(value, str) else value))
+        return _one(value, kind.type)
     except (TypeError, ValueError):
-        kind = (
-            "a list of whole numbers" if isinstance(default, tuple) else f"of type {type(default).__name__}"
-        )
         raise ValueError(f"{name} must be {kind}, not {value!r}") from None
+
+
+def _one(value: Any, kind: type) -> Any:
+    if isinstance(value, bool) != (kind is bool) or (kind is int and int(value) != float(value)):
+        raise ValueError
+    return kind(value)

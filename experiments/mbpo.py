@@ -86,8 +86,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     environments are built again and start new episodes; nothing that was collected is lost.
 
     Raises:
-      ValueError: settings that cannot be run; the message names the flag.
-      TypeError: an environment whose observations or actions agents here cannot use.
+      ValueError: settings that cannot be run; the message names the flag. Or an environment whose observations or
+        actions agents here cannot use.
       checkpoint.CheckpointError: the run folder holds another run.
       FloatingPointError: the environment returned what is not finite, or the model diverged. What there was before is
         in the last checkpoint.

@@ -165,7 +165,6 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
 
 def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
     """The data, as the flags say that the agents see them, with a support that is wide enough for all of them."""
-    scale = settings.reward_scale
 
     def target_range(config: Any, spec: Spec, low: float, high: float) -> tuple[float, float]:
         low, high = agents.target_range(settings.agent, config, spec, low, high)
@@ -178,9 +177,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         settings,
         configs,
         target_range,
-        scale
-        if scale == transform.RETURN_RANGE
-        else common.number("reward_scale", scale, transform.RETURN_RANGE),
+        common.reward_scale(settings.reward_scale),
         settings.reward_shift,
         clip_rewards=settings.clip_rewards,
         normalize_observations=settings.normalize_observations,
@@ -197,6 +194,9 @@ def check(settings: Settings) -> None:
     logged.check(settings)
     common.check_chunk(settings)
     common.at_least_one(settings, "n_step")
+    common.not_negative(settings, "policy_estimates")
+    common.reward_scale(settings.reward_scale)
+    common.number("reward_shift", str(settings.reward_shift))
     for name, usual in (("chunk", 1), ("robust", "")):
         if settings.n_step > 1 and getattr(settings, name) != usual:
             raise ValueError(

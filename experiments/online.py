@@ -37,7 +37,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ import numpy as np
 from absl import app
 
 from experiments import common, flags, interaction, presets
-from rl import agents, checkpoint, data, keys, lifecycle, online
+from rl import agents, checkpoint, data, envs, keys, lifecycle, online
 from rl.data.files import expanded
 from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
@@ -102,8 +102,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     all environments are built again and start new episodes; nothing that was collected is lost.
 
     Raises:
-      ValueError: settings that cannot be run; the message names the flag.
-      TypeError: an environment whose observations or actions agents here cannot use.
+      ValueError: settings that cannot be run; the message names the flag. Or an environment whose observations or
+        actions agents here cannot use.
       checkpoint.CheckpointError: the run folder holds another run.
       FloatingPointError: the environment returned a reward or an observation that is not finite.
       RuntimeError: an environment failed, or its process died twice at once. Whenever an environment ends the
@@ -300,6 +300,9 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
+    if spec.discrete:
+        with closing(envs.make(settings.env)) as env:
+            common.check_first_action(f"offline_data={settings.offline_data}", loaded, env)
     if loaded.note:
         print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded
@@ -312,16 +315,17 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
       ValueError: the flags say otherwise than the run that is continued, whose values then mean something else.
     """
     chosen: dict[str, Any] = {}
-    if settings.reward_scale == transform.RETURN_RANGE:
-        if loaded is None:
-            raise ValueError(
-                f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
-            )
-        chosen["reward_scale"] = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
-    elif settings.reward_scale:
-        chosen["reward_scale"] = common.number("reward_scale", settings.reward_scale, transform.RETURN_RANGE)
+    if settings.reward_scale:
+        scale = common.reward_scale(settings.reward_scale)
+        if scale == transform.RETURN_RANGE:
+            if loaded is None:
+                raise ValueError(
+                    f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
+                )
+            scale = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
+        chosen["reward_scale"] = scale
     if not math.isnan(settings.reward_shift):
-        chosen["reward_shift"] = settings.reward_shift
+        chosen["reward_shift"] = common.number("reward_shift", str(settings.reward_shift))
     if settings.clip_rewards:
         chosen["clip_rewards"] = True
     if not settings.init_from:

@@ -357,7 +357,19 @@ FLAT: dict[str, Mutate] = {
     "integer observations": changed(lambda x: x.astype(np.int64), "observations"),
     "no ends": unmarked,
 }
+
+
+def renamed(name: str, called: str) -> Mutate:
+    def mutate(rng: np.random.Generator, fields: Fields) -> After:
+        fields[called] = fields.pop(name)
+        return None
+
+    return mutate
+
+
 FILES: dict[str, Mutate] = {
+    **{f"timeouts called {called}": renamed("timeouts", called) for called in ("timeout", "truncations")},
+    "next observations called next_obs": renamed("next_observations", "next_obs"),
     "next observations in another order": permuted,
     "next observations that are shifted": shifted,
     "narrower next observations": changed(lambda x: x[:, :-1], "next_observations"),

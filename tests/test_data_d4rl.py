@@ -108,13 +108,40 @@ def test_an_array_by_another_name_is_recognised(tmp_path, name, called, hint):
         data.load(write(tmp_path / "mine.hdf5", log))
 
 
-def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        *(("timeouts", called) for called in ("timeout", "truncations", "truncated", "truncateds", "dones")),
+        *(("next_observations", called) for called in ("next_obs", "next_observation")),
+    ],
+)
+def test_an_optional_array_by_another_name_is_not_ignored(tmp_path, name, called):
     log = steps()
-    del log["rewards"]
+    log["terminals"][5] = True  # an end, so that the log would be read without its timeouts
+    log["next_observations"] = np.roll(log["observations"], -1, axis=0)
+    log[called] = log[name]
+    data.load(write(tmp_path / "both.hdf5", log))
+    del log[name]
+    with pytest.raises(DataError, match=f"mine.hdf5: '{called}' should be called '{name}'"):
+        data.load(write(tmp_path / "mine.hdf5", log))
+
+
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("rewards", "the arrays of D4RL's layout lie at the top"),
+        ("observations", "concatenate the entries, .*minari:ID"),
+    ],
+)
+def test_a_group_in_the_place_of_an_array_is_refused(tmp_path, name, remedy):
+    log = steps()
+    del log[name]
     path = write(tmp_path / "mine.hdf5", log)
     with h5py.File(path, "a") as file:
-        file.create_group("rewards")
-    with pytest.raises(DataError, match=r"mine.hdf5: 'rewards' is a group or a type, not an array"):
+        file.create_group(name)
+    with pytest.raises(
+        DataError, match=f"mine.hdf5: '{name}' is a group or a type, not an array; .*{remedy}"
+    ):
         data.load(path)
 
 

@@ -287,6 +287,10 @@ def test_a_damaged_header_is_refused(tmp_path, text, message):
         ({"terminals": np.full(30, 7)}, "terminals must be 0 or 1, but 30 are not"),
         ({"terminals": np.full(30, "True")}, "terminals are <U4"),
         ({"rewards": np.ones(30)}, "mine.npz holds 'rewards', but OGBench's layout has none"),
+        (
+            {"rewards": np.ones(30), "terminals": np.zeros(30), "timeouts": np.ones(30)},
+            "holds 'rewards', .* save the log as .hdf5",
+        ),
         ({"actions": np.zeros((30, 0), np.float32)}, r"actions have shape \(30, 0\)"),
     ],
 )

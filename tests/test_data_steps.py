@@ -335,7 +335,8 @@ BAD = {
     ),
     "action outside": (
         lambda log: log["actions"].__setitem__(slice(4, 6), [[0, 1.25], [-1.5, 1.1]]),
-        r"3 action values in 2 of 7 steps.*worst is -1.5 in step 5, dimension 0.*\[-1, 1\].*--clip_actions",
+        r"3 action values in 2 of 7 steps.*worst is -1.5 in step 5, dimension 0.*\[-1, 1\]. If they are in the "
+        "environment's own units, .*--clip_actions",
     ),
     "odd terminal": (
         set_value("terminals", 2, 0.5),

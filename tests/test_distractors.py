@@ -106,7 +106,7 @@ def test_noise_is_standard_and_white() -> None:
         ("Pendulum-v1+distractors", ValueError, r"\+distractors names no .*; write Pendulum-v1\+distractors10"),
         ("Pendulum-v1+noise0", ValueError, "names no distractors"),
         ("Pendulm-v1+noise3", ValueError, "unknown environment 'Pendulm-v1'.*Pendulum-v1"),
-        ("toy_environments:Goal-v0+noise3", TypeError, "distractors are added to observations that are vectors"),
+        ("toy_environments:Goal-v0+noise3", ValueError, "distractors are added to observations that are vectors"),
     ],
 )  # fmt: skip
 def test_names_without_sense_are_refused(name: str, error: type[Exception], message: str) -> None:

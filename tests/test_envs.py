@@ -171,6 +171,7 @@ def test_discrete_actions_count_from_zero(with_spaces) -> None:
     assert envs.spec(env) == Spec((2,), 3, discrete=True)
     env.step(np.int32(2))
     assert env.unwrapped.received == 7
+    assert envs.first_action(env) == 5 and envs.first_action(with_spaces(VECTOR, TWO)) == 0
 
 
 def test_observations_become_float32_histories_keep_their_axes_and_images_stay(with_spaces) -> None:
@@ -235,7 +236,7 @@ def test_dictionaries_of_many_copies_are_dictionaries_of_rows() -> None:
 def test_spaces_that_agents_cannot_use_are_refused(
     with_spaces, observation_space, action_space, message: str
 ) -> None:
-    with pytest.raises(TypeError, match=message):
+    with pytest.raises(ValueError, match=message):
         with_spaces(observation_space, action_space)
 
 
@@ -470,7 +471,7 @@ def test_a_worker_that_is_killed_gives_a_clear_error() -> None:
     ("name", "kind", "message"),
     [
         ("Hoper-v4", ValueError, "nearest names"),
-        ("toy_environments:Room-v0", TypeError, "observes Discrete"),
+        ("toy_environments:Room-v0", ValueError, "observes Discrete"),
         ("no_such_module:Thing-v0", ImportError, "no_such_module"),
     ],
 )

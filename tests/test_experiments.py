@@ -18,7 +18,7 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -392,10 +392,62 @@ def test_wrong_settings_of_networks_from_a_file_are_refused(given: dict[str, Any
         flags.with_fields(iql.Config(), given)
 
 
-@pytest.mark.parametrize("value", ["8,x", [8, 2.5, "a"], 8])
+@pytest.mark.parametrize("value", ["8,x", [8, 2.5], [8, 2.5, "a"], 8])
 def test_widths_must_be_whole_numbers(value: Any) -> None:
     with pytest.raises(ValueError, match="hidden must be a list of whole numbers"):
         flags.with_fields(iql.Config(), {"hidden": value})
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What an agent of one's own may have in its Config."""
+
+    expectiles: tuple[float, ...] = (0.5, 0.9)
+    names: tuple[str, ...] = ("x",)
+    clip: float | None = None
+    count: int | None = 3
+    tau: float = 1
+    mode: Literal["a", "b"] = "a"
+
+
+def test_fields_of_an_own_agent_are_read_by_their_annotations() -> None:
+    values = absl_flags.FlagValues()
+    flags.define(Own(), "agent.", values)
+    argv = (
+        "--agent.expectiles=0.25,0.75 --agent.names=a,b --agent.clip=0.5 --agent.count=none --agent.tau=0.5"
+    )
+    values(["script", *argv.split()])
+    chosen = flags.read(Own(), "agent.", values)
+    assert chosen == Own((0.25, 0.75), ("a", "b"), 0.5, None, 0.5)
+    for config in (Own(), chosen):  # as a run's card has them
+        assert flags.with_fields(Own(), json.loads(json.dumps(dataclasses.asdict(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "shown"),
+    [
+        (dict, {}, "dict"),
+        (tuple[int, str], (1, "a"), "tuple[int, str]"),
+        (tuple[int, ...] | None, None, "tuple[int, ...] | None"),
+    ],
+)
+def test_a_field_of_which_no_flag_can_be_made_is_named(kind: Any, default: Any, shown: str) -> None:
+    config = dataclasses.make_dataclass(
+        "Config", [("odd", kind, dataclasses.field(default_factory=lambda: default))]
+    )
+    message = re.escape(f"no flag can be made of the field 'odd', which is {shown}: fields are bool")
+    for read in (flags.check, lambda config: flags.with_fields(config, {"odd": default})):
+        with pytest.raises(ValueError, match=message):
+            read(config())
+
+
+def test_a_field_without_a_default_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = dataclasses.make_dataclass("Config", [("discount", float), ("scale", float, 1.0)])
+    monkeypatch.setattr(agents, "get", lambda name: types.SimpleNamespace(Config=config))
+    with pytest.raises(
+        ValueError, match="--agent=mine: every field of its Config needs a default; discount has none"
+    ):
+        common.config("mine")
 
 
 @pytest.mark.long
@@ -521,6 +573,10 @@ def test_every_script_has_help(tmp_path: Path) -> None:
         ({"chunk": 0}, "--chunk must be at least 1, not 0"),
         ({"chunk": 4, "replan_every": 5}, "--replan_every=5 must lie between 0 and --chunk=4"),
         ({"chunk": 4, "robust": "kl"}, "--robust=kl and --chunk=4 cannot be combined"),
+        ({"policy_estimates": -5}, "--policy_estimates must be at least 0, not -5"),
+        ({"reward_scale": "0"}, "--reward_scale=0: all rewards would be the same"),
+        ({"reward_shift": math.nan}, "--reward_shift=nan must be finite"),
+        ({"reward_shift": -math.inf}, "--reward_shift=-inf must be finite"),
         ({"chunk": 4, "policy_estimates": 5}, "--policy_estimates=5 and --chunk=4 cannot be combined"),
         ({"n_step": 0}, "--n_step must be at least 1, not 0"),
         ({"n_step": 3, "chunk": 4}, "--n_step=3 and --chunk=4 cannot be combined"),

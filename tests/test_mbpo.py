@@ -467,7 +467,7 @@ def test_no_row_is_a_demonstration(origin: int, tmp_path: Path, monkeypatch: pyt
 def test_observations_that_are_no_vectors_are_refused() -> None:
     """Images, and dictionaries; no environment with a rule has any."""
     for shape in ((84, 84, 3), {"task": (2,), "clock": (1,)}):
-        with pytest.raises((ValueError, TypeError), match="--env=Pendulum-v1: "):
+        with pytest.raises(ValueError, match="--env=Pendulum-v1: "):
             script.make_loop(settings(Path()), config(), Spec(shape, 1), lambda observation: observation)
 
 

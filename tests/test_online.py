@@ -806,6 +806,9 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
         assert transformation[:3] == seen[:3]
         np.testing.assert_array_equal(transformation.mean, seen.mean)
         np.testing.assert_array_equal(transformation.deviation, seen.deviation)
+    for wrong in ({"reward_scale": "0"}, {"reward_shift": -math.inf}):
+        with pytest.raises(ValueError, match="--reward_"):
+            online.transformation(online.Settings(**wrong), None)
     chosen = online.Settings(reward_scale="0.5", reward_shift=2.0)
     assert online.transformation(chosen, None) == Transform(0.5, 2.0)
     assert online.transformation(online.Settings(), None) == Transform()

@@ -143,6 +143,24 @@ def test_a_log_without_the_largest_integer_actions_trains_what_can_be_played(tmp
     assert common.all_actions(blind, logged, tmp_path / "new").spec.action_size == 2
 
 
+def test_actions_that_are_numbered_as_in_the_environment_are_refused(tmp_path: Path) -> None:
+    spaces = {"observation_space": Box(-1, 1, (8,)), "action_space": Discrete(4, start=1)}
+    gymnasium.register("FromOne-v0", toy_environments.Spaces, max_episode_steps=3, kwargs=spaces)
+    logged = data.load("synthetic-discrete", environment="FromOne-v0")  # 0 and 1
+    chosen = offline.Settings(dataset="my.hdf5", environment="FromOne-v0", **TINY)
+    shifted = logged.dataset.transitions._replace(action=logged.dataset.transitions.action + 1)
+    theirs = logged._replace(
+        dataset=logged.dataset._replace(transitions=shifted), spec=logged.spec._replace(action_size=3)
+    )
+    with pytest.raises(
+        ValueError, match=r"--dataset=my.hdf5: its smallest action is 1, .* write actions minus 1"
+    ):
+        common.all_actions(chosen, theirs, tmp_path)
+    assert common.all_actions(chosen, logged, tmp_path).spec.action_size == 4
+    minari = dataclasses.replace(chosen, dataset="minari:mine/log-v0")  # of which the reader has subtracted 1
+    assert common.all_actions(minari, theirs, tmp_path).spec.action_size == 4
+
+
 def test_an_online_run_acts_again_as_it_did(tmp_path: Path) -> None:
     chosen = online.Settings(
         agent="td3",

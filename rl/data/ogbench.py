@@ -141,6 +141,11 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
     """The steps in a file, with the rewards of the environment's task."""
     download.verify(path)
     arrays = _read(path)
+    if not _has_task(environment) and np.count_nonzero(arrays.get("rewards", 0)):
+        raise DataError(
+            f"{path} holds 'rewards', but OGBench's layout has none, and they would be ignored: save the log as .hdf5 "
+            "in D4RL's layout (rl.data.d4rl), or leave them out"
+        )
     rows = sum(arrays["observations"].shape[:1])
     ends = flags("terminals", arrays["terminals"], rows, str(path))
     if not ends.any():
@@ -149,11 +154,6 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
         )
     if environment is not None and _has_task(environment):
         steps = _label(arrays, environment, build, str(path))
-    elif np.count_nonzero(arrays.get("rewards", 0)):
-        raise DataError(
-            f"{path} holds 'rewards', but OGBench's layout has none, and they would be ignored: save the log as .hdf5 "
-            "in D4RL's layout (rl.data.d4rl), or leave them out"
-        )
     else:
         steps = {"rewards": np.zeros(rows, np.float32)}
     return from_steps(

@@ -194,14 +194,19 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
     missing = [name for name in names if name not in arrays]
     if not missing:
         return
-    near = {name: difflib.get_close_matches(name, arrays, n=1, cutoff=_NEAR) for name in missing}
-    hints = [f"{found[0]!r} should be called {name!r}" for name, found in near.items() if found]
-    if "rewards" in missing and not near["rewards"]:
+    meant = {name: near(name, arrays) for name in missing}
+    hints = [f"{found[0]!r} should be called {name!r}" for name, found in meant.items() if found]
+    if "rewards" in missing and not meant["rewards"]:
         hints.append("a log without rewards is for experiments.goals, as .npz: see docs/own_data.md")
     raise DataError(
         f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
         + "".join(f"; {hint}" for hint in hints)
     )
+
+
+def near(name: str, arrays: Iterable[str]) -> list[str]:
+    """The array whose name is nearest, if it is as good as the same."""
+    return difflib.get_close_matches(name, arrays, n=1, cutoff=_NEAR)
 
 
 def finite(name: str, array: np.ndarray, source: str) -> None:
@@ -367,8 +372,9 @@ def _boxed(actions: np.ndarray, rows: int, low: Any, high: Any, clip: bool, sour
         raise DataError(
             f"{source}: {count} action values in {steps} of {rows} steps lie outside the action box; the worst "
             f"is {actions[row, column]:.6g} in step {row}, dimension {column}, where the box is "
-            f"[{low[column]:g}, {high[column]:g}]. If the simulator clips actions itself, load with "
-            "--clip_actions (clip_actions=True)"
+            f"[{low[column]:g}, {high[column]:g}]. If they are in the environment's own units, divide them by its "
+            "range (by 3 for [-3, 3]); if the simulator clips actions itself, load with --clip_actions "
+            "(clip_actions=True)"
         )
     actions = np.clip(actions, low, high)
     if (low == -1).all() and (high == 1).all():

@@ -9,7 +9,7 @@ accelerator. The environments that are pure JAX are modules that only their user
 `rl.envs.double_t_maze`, `rl.envs.wordle`, `rl.envs.programs`; all are played by `rl.envs.text.play`.
 """
 
-from rl.envs.registry import make, spec
+from rl.envs.registry import first_action, make, spec
 from rl.envs.workers import Step, Vector, WorkerDied, vector
 
-__all__ = ["Step", "Vector", "WorkerDied", "make", "spec", "vector"]
+__all__ = ["Step", "Vector", "WorkerDied", "first_action", "make", "spec", "vector"]

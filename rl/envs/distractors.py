@@ -110,12 +110,12 @@ class Distracted(gymnasium.Wrapper):
           map_seed: of the map.
 
         Raises:
-          TypeError: observations are no vectors.
+          ValueError: observations are no vectors.
         """
         super().__init__(env)
         seen = env.observation_space
         if not isinstance(seen, gymnasium.spaces.Box) or len(seen.shape) != 1 or seen.dtype != np.float32:
-            raise TypeError(
+            raise ValueError(
                 f"distractors are added to observations that are vectors of float32, not to {seen}"
             )
         unbounded = np.full(count, np.inf, np.float32)

@@ -61,10 +61,9 @@ def make(name: str, *, seed: int | None = None) -> gymnasium.Env:
 
     Raises:
         ImportError: the package that registers this name is not installed, or MuJoCo cannot render.
-        TypeError: an observation or action space that agents here cannot use, or distractors for observations that
-            are no vectors.
         ValueError: no environment has this name (the nearest names are listed), its version is retired, or what
-            follows a ``+`` names no distractors.
+            follows a ``+`` names no distractors; an observation or action space that agents here cannot use, or
+            distractors for observations that are no vectors.
         RuntimeError: the simulator could not build it.
     """
     whole = name.removesuffix(entities.SUFFIX)
@@ -95,6 +94,15 @@ def describe(env: gymnasium.Env) -> tuple[Any, int, bool]:
     size = int(actions.n) if isinstance(actions, spaces.Discrete) else math.prod(actions.shape or ())
     shape = nest.map_structure(lambda box: tuple(box.shape or ()), env.observation_space)
     return shape, size, discrete
+
+
+def first_action(env: gymnasium.Env) -> int:
+    """The environment's own number of the integer action that is 0 in one made by `make`."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, _FromZero):
+            return env.first
+        env = env.env
+    return 0
 
 
 def stacked_frames(name: str) -> int:
@@ -208,7 +216,7 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
     observations, actions = env.observation_space, env.action_space
     for place, space in nest.named("observation", observations).items():
         if not isinstance(space, spaces.Box):
-            raise TypeError(
+            raise ValueError(
                 f"environment {name!r} observes {observations}, but agents here take arrays (Box) and dictionaries of "
                 f"them (Dict), and {place} is {space}; register a version wrapped in "
                 "gymnasium.wrappers.FlattenObservation under a name of your own"
@@ -216,14 +224,14 @@ def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:
         try:
             nest.agent_shape(space.shape, space.dtype)
         except ValueError as error:
-            raise TypeError(f"environment {name!r}: {place} is {space}, and {error}") from None
+            raise ValueError(f"environment {name!r}: {place} is {space}, and {error}") from None
     if observations.dtype != np.uint8:
         env = _float_observations(env)
     if isinstance(actions, spaces.Discrete):
-        return _actions_from_zero(env) if actions.start else env
+        return _FromZero(env, actions) if actions.start else env
     if isinstance(actions, spaces.Box) and np.issubdtype(actions.dtype, np.floating) and actions.is_bounded():
         return _unit_actions(env)
-    raise TypeError(
+    raise ValueError(
         f"environment {name!r} takes {actions}, but agents here act with one integer (Discrete) "
         "or with a real vector between finite bounds (Box)"
     )
@@ -250,12 +258,6 @@ def _float_observations(env: gymnasium.Env) -> gymnasium.Env:
     )
 
 
-def _actions_from_zero(env: gymnasium.Env) -> gymnasium.Env:
-    theirs: Any = env.action_space
-    space = spaces.Discrete(int(theirs.n))
-    return gymnasium.wrappers.TransformAction(env, lambda action: theirs.start + action, space)
-
-
 def _unit_actions(env: gymnasium.Env) -> gymnasium.Env:
     """Actions in [-1, 1] mapped linearly onto the environment's box; the identity where that is its box."""
     box: Any = env.action_space
@@ -277,6 +279,14 @@ def _quiet() -> Iterator[None]:
         for message in _HARMLESS:
             warnings.filterwarnings("ignore", message=message)
         yield
+
+
+class _FromZero(gymnasium.wrappers.TransformAction):
+    """Integer actions that count from 0, whatever those of the environment begin with."""
+
+    def __init__(self, env: gymnasium.Env, theirs: spaces.Discrete):
+        self.first = int(theirs.start)
+        super().__init__(env, lambda action: theirs.start + action, spaces.Discrete(int(theirs.n)))
 
 
 class _OwnRandomness(gymnasium.Wrapper):

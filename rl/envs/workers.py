@@ -149,7 +149,7 @@ def vector(name: str, count: int, processes: int | None = None) -> Vector:
             each available core, at most ``count``.
 
     Raises:
-        ValueError, TypeError, ImportError: as `rl.envs.make`, wherever the copies live.
+        ValueError, ImportError: as `rl.envs.make`, wherever the copies live.
         RuntimeError: an environment failed, or (`WorkerDied`) a worker did.
     """
     if count < 1:
