@@ -159,6 +159,8 @@ def test_a_policy_without_memory_has_nothing_to_carry() -> None:
     step = jax.make_jaxpr(acting.resetting(acting.actor(plain)).act)(seen, (), seen, first, key)
     assert [equation.primitive.name for equation in step.eqns] == ["add"]
     assert acting.explorer(plain).act(1.0, (), seen, first, key)[0].tolist() == [1, 1]
+    remembers = acting.observing(Actor(lambda state, seen: seen, lambda *_: None), lambda x: x - 5)
+    assert remembers.start(1.0, seen).tolist() == [-5, -4]
     shifted = acting.observing(acting.actor(plain), lambda x: x - 5)
     assert shifted.act(1.0, (), seen, first, key)[0].tolist() == [-4, -3]
     with pytest.raises(ValueError, match=r"no way to explore.* of your own must return explore"):

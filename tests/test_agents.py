@@ -1006,6 +1006,42 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
     assert agent == "fql" or len(set(q.argmax(0))) > 1
 
 
+def test_exploration_is_what_its_settings_say() -> None:
+    """TD3's normal noise, draws of SAC's and IQL's policies, and DQN's epsilon, which falls on a line."""
+    rows = np.tile(random_batch(False).observation[:1], (4000, 1))
+
+    def explored(kind: str, agent: str, **fields: Any) -> tuple[Learner, State, Callable[..., Any]]:
+        learner, batch = build(kind, agent, network=Architecture(), **fields)
+        assert learner.explore is not None
+        return learner, start(learner, batch), jax.jit(learner.explore)
+
+    key = jax.random.key(0)
+    learner, state, explore = explored("continuous", "td3", exploration_noise=0.05)
+    mode = np.tanh(mlp(float64(state.params["policy"]), rows[:1]))
+    noise = np.asarray(explore(state, rows, key)) - mode
+    np.testing.assert_allclose(noise.mean(0), 0, atol=0.005)
+    np.testing.assert_allclose(noise.std(0), 0.05, rtol=0.05)
+
+    learner, state, explore = explored("continuous", "sac")
+    mean, log_std = np.split(mlp(float64(state.params["policy"]), rows[0]), 2)
+    raw = np.arctanh(np.float64(explore(state, rows, key)))
+    np.testing.assert_allclose(raw.mean(0), mean, atol=0.1 * np.exp(log_std).max())
+    np.testing.assert_allclose(raw.std(0), np.exp(log_std), rtol=0.05)
+
+    learner, state, explore = explored("continuous", "iql")
+    policy = {**state.params["policy"], "log_std": np.full(DIMENSIONS, -3, np.float32)}
+    noise = explore(state._replace(params={**state.params, "policy": policy}), rows, key) - np.tanh(
+        mlp(float64(policy["body"]), rows[:1])
+    )
+    np.testing.assert_allclose(np.std(noise, 0), np.exp(-3), rtol=0.05)
+
+    learner, state, explore = explored("discrete", "dqn", epsilon=0.1, epsilon_updates=100)
+    best = jax.jit(learner.act)(state, rows, key)
+    for step, epsilon in ((0, 1.0), (50, 0.55), (100, 0.1), (1000, 0.1)):
+        other = np.mean(explore(state._replace(step=np.int32(step)), rows, key) != best)
+        np.testing.assert_allclose(other, epsilon * (1 - 1 / ACTIONS), atol=0.03)
+
+
 def poison(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """``x`` with the rows marked True replaced by large values (any other integer action)."""
     wrong = (x + 1) % ACTIONS if x.dtype.kind == "i" else 1e6 * np.sign(x)

@@ -194,6 +194,11 @@ def test_weights_scale_rows_and_priorities_are_the_rows_own() -> None:
     mean = np.mean([metrics["critic_loss"] for _, metrics, _ in alone])
     np.testing.assert_allclose(mean, every["critic_loss"], rtol=1e-5)
     np.testing.assert_allclose(alone[2][2], priority, rtol=1e-5)
+    whole, *each = [updated("whole", row)[1] for row in (None, *ROWS * np.eye(ROWS, dtype=np.float32))]
+    for name in ("critic_loss", "dominance_loss", "margin_loss"):
+        values = [metrics[name] for metrics in each]
+        np.testing.assert_allclose(np.mean(values), whole[name], rtol=1e-5)
+        assert np.ptp(values) > 1e-3 * whole[name]
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 from experiments import offline
 from experiments.papers import robust_deep
 from rl import agents, checkpoint, log
-from rl.agents import robust
+from rl.agents import relabel, robust
 from rl.data import synthetic
 from rl.dynamics import ensemble
 from rl.replay import dataset as replay
@@ -203,11 +203,12 @@ def test_every_agent_but_cloning_has_a_value() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("agent", "kind", "entropy"),
-    [(*pair, False) for pair in AGENTS if pair[0] != "cqn"]
-    + [(agent, "continuous", True) for agent in ("cql", "sac")],
+    ("agent", "kind", "fields"),
+    [(*pair, {}) for pair in AGENTS if pair[0] != "cqn"]
+    + [(agent, "continuous", {"backup_entropy": True}) for agent in ("cql", "sac")]
+    + [("dqn", "discrete", {"temperature": 0.7}), ("td3", "continuous", {"aggregation": "pessimistic"})],
 )  # entropy is in the target of whoever chooses so; CQN has a target for every bin: tests/test_cqn.py
-def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: bool) -> None:
+def test_value_is_what_targets_continue_with(agent: str, kind: str, fields: dict[str, Any]) -> None:
     """The targets that an update forms, caught at the head, are reward + discount * value(next observation)."""
     caught = []
 
@@ -217,7 +218,8 @@ def test_value_is_what_targets_continue_with(agent: str, kind: str, entropy: boo
 
     head = heads.scalar()._replace(target=target)
     # SAC moves policy and temperature first: at learning rate 0 it forms its target from the state it was given.
-    still = {"learning_rate": 0.0, "policy_noise": 0.0, "critic_cloning": 0.0, "backup_entropy": entropy}
+    still = {"learning_rate": 0.0, "policy_noise": 0.0, "critic_cloning": 0.0, "backup_entropy": False}
+    still |= fields
     if agent == "arsq":
         still["critics"] = 1  # so that its value of s is the one from which its advantage of (s, a) is taken
     learner, batch = built(agent, kind, head, **still)
@@ -288,6 +290,21 @@ def test_a_model_that_is_sure_costs_nothing_under_a_noisy_policy() -> None:
     wrapped = robust.make(learner, certain, "tv", 0.5, 0.99)
     metrics = jax.jit(lambda: wrapped.update(wrapped.init(KEY, batch), batch, KEY)[1])()
     assert metrics["robust_loss"] == metrics["robust_price"] == 0
+
+
+def test_a_relabelling_and_the_update_after_it_have_draws_of_their_own() -> None:
+    """Or the adversary would know which actions the targets draw."""
+    told = lambda name, key: {name: tuple(jax.random.key_data(key).tolist())}
+    learner = Learner(
+        lambda *_: None,
+        lambda state, batch, key: (state, told("update", key)),
+        lambda *_: None,
+        weighted=lambda state, batch, weight, key: (state, told("update", key), weight),
+    )
+    of = relabel.make(learner, lambda state, batch, key: (batch, told("relabel", key)))
+    assert of.weighted is not None
+    for metrics in (of.update((), (), KEY)[1], of.weighted((), (), (), KEY)[1]):
+        assert len({*metrics.values(), tuple(jax.random.key_data(KEY).tolist())}) == 3
 
 
 @pytest.mark.slow

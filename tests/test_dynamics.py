@@ -200,10 +200,13 @@ def test_proposals_have_the_predicted_moments(fitted: tuple[ensemble.Ensemble, e
     world, model = fitted
     steps = jax.tree.map(lambda x: x[0], log(1).transitions)
     mean, deviation = world.predict(model, steps.observation, steps.action)
-    draw = jax.jit(jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)[0]))
-    drawn = np.asarray(draw(jax.random.split(KEY, 4000)))  # [4000, M, O], of one observation
-    np.testing.assert_allclose(drawn.mean(0), np.asarray(mean)[:, :-1], atol=0.03)
-    np.testing.assert_allclose(drawn.std(0), np.asarray(deviation)[:, :-1], rtol=0.06)
+    draw = jax.jit(jax.vmap(lambda key: world.propose(model, steps.observation, steps.action, key)))
+    observations, rewards = jax.device_get(draw(jax.random.split(KEY, 4000)))  # of one observation
+    drawn = np.concatenate([observations, rewards[..., None]], -1)  # [4000, M, O + 1]
+    np.testing.assert_allclose(drawn.mean(0), mean, atol=0.03)
+    np.testing.assert_allclose(drawn.std(0), deviation, rtol=0.06)
+    between = np.corrcoef(drawn.reshape(4000, -1).T)  # every number of every elite is a draw of its own
+    assert np.abs(between - np.eye(len(between))).max() < 0.08
 
 
 @pytest.mark.slow
@@ -412,6 +415,20 @@ def test_it_stops_by_the_rule(fields: dict[str, Any], checks: int, lowered: bool
         state, count = parts.advance(state, data, sample, sizes, (), key), count + 1
     assert count == checks == state.checks
     assert bool(state.lowered) == lowered
+
+
+@pytest.mark.slow
+def test_a_fit_that_stalled_early_goes_on_with_smaller_steps() -> None:
+    """Adam's first step is as long as the learning rate: 0.3 of it where it was lowered."""
+    parts, data = built_programs(SMALL), prepared(log())
+    sizes = rows.sizes(SMALL, data)._replace(updates=np.int32(1))
+    steps = []
+    for lowered in (False, True):
+        state, sample, key = parts.begin(parts.init(KEY), data, sizes, (), KEY)
+        before = np.array(state.params["members"][0]["kernel"])
+        after = parts.advance(state._replace(lowered=jnp.asarray(lowered)), data, sample, sizes, (), key)
+        steps.append(np.abs(after.params["members"][0]["kernel"] - before))
+    np.testing.assert_allclose(steps[1], 0.3 * steps[0], rtol=1e-3, atol=1e-7)
 
 
 def test_an_epoch_is_as_many_batches_as_there_are_rows_for_and_fixed_updates_are_split_in_twenty() -> None:

@@ -660,6 +660,15 @@ def test_what_does_not_fit_is_left_out_behind_the_first_token() -> None:
     speaker = speak.speaker(decoder, words, 12, steps=6, temperature=0.0)
     prompts = [text.Dialogue((text.Turn(prompt),)) for prompt in ("abcb" * 5, "bc")]
     assert speaker({}, jax.random.key(0))(prompts) == ["a", "a"]
+    # Every move has draws of its own, and equal keys the same moves.
+    either = jnp.where(jnp.isin(jnp.arange(7), jnp.array([a, b])), 0.0, -jnp.inf)
+    coin = Decoder(
+        lambda rows, slots: (), lambda params, tokens, *rest: (either + 0 * tokens[:, :1], rest[1])
+    )
+    tosses = speak.speaker(coin, words, 60, steps=20)
+    policy, again = tosses({}, jax.random.key(0)), tosses({}, jax.random.key(0))
+    moves = [policy(prompts) for _ in range(2)]
+    assert moves[0] != moves[1] and [again(prompts) for _ in range(2)] == moves
 
 
 # ---- what is refused ------------------------------------------------------------------------------------------------

@@ -366,6 +366,16 @@ def test_one_update_is_the_docstrings_equations(index: int) -> None:
         np.testing.assert_allclose(c.metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def test_the_expectile_of_twins_is_by_the_smaller_next_value() -> None:
+    """Of A' = r + gamma d min V'(s') - mean V'(s): with the mean of both, it would be above 0 in the first row."""
+    steps = random_batch(3).value._replace(reward=np.full(3, -1, np.float32), discount=np.ones(3, np.float32))
+    slow, following = np.float32([[0, 0, 0], [0, 0, 4]]), np.float32([[0.5, 2, 2.9], [3.5, 2, 2.9]])
+    fit = agents.get("gcivl").regression(
+        heads.scalar(), steps, 1.0, 0.9, slow[..., None], following[..., None]
+    )
+    np.testing.assert_allclose(fit.weight, [0.1, 0.9, 0.1], rtol=1e-5)
+
+
 # ---- what can be asked without an update ----------------------------------------------------------------
 
 
@@ -416,6 +426,13 @@ def test_subgoals_of_hiql_are_the_candidates_represented_most_like_the_proposal(
         angle = [proposal @ x / np.linalg.norm(x) for x in each]
         np.testing.assert_array_equal(chosen[i], candidates[int(np.argmax(angle))])
     assert len(np.unique(np.asarray(chosen), axis=0)) > 1
+    # The low policy knows subgoals of one length alone: only the direction of a proposal counts.
+    last = lambda path, x: 3 * x if "Dense_1" in jax.tree_util.keystr(path) else x
+    longer = state.params | {"high_policy": jax.tree.map_with_path(last, state.params["high_policy"])}
+    act = jax.jit(of.act)
+    action = act(state, observation, jax.random.key(0))
+    again = act(state._replace(params=longer), observation, jax.random.key(0))
+    np.testing.assert_allclose(action, again, rtol=1e-4, atol=1e-6)
 
 
 def test_hiql_learns_from_a_state_of_zeros_with_itself_as_a_goal() -> None:

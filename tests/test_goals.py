@@ -141,6 +141,15 @@ def test_rows_stay_whole_and_success_is_the_same_row(name: str) -> None:
     np.testing.assert_array_equal(actor_subgoal[far], subgoal[far])
 
 
+def test_goals_of_values_and_of_policies_are_drawn_apart() -> None:
+    """Of one state: how far one goal is says nothing of the other."""
+    steps, actor_goal, *_ = drawn()["ogbench"]
+    goal = steps.observation[GOAL]
+    first = (steps.observation[OBSERVATION] == [1, 0]).all(-1) & (goal[:, 0] == 1) & (goal[:, 1] > 0)
+    assert first.sum() > 500
+    assert abs(np.corrcoef(goal[first, 1], actor_goal[first, 1])[0, 1]) < 5 / np.sqrt(first.sum())
+
+
 def test_success_can_be_a_function_of_the_simulators_states() -> None:
     steps = drawn()["state"].value
     same = steps.observation[OBSERVATION][:, 1] % 2 == steps.observation[GOAL][:, 1] % 2

@@ -387,11 +387,14 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     state = state._replace(target=slow)
 
     @jax.jit
-    def ours(state: State) -> tuple[list[Any], ilql.Judgement]:
+    def ours(state: State) -> tuple[list[Any], ilql.Judgement, Any]:
         configs = [dataclasses.replace(QUICK, backup=backup, chunk=1) for backup in ilql.BACKUPS]
         learners = [ilql.make(config, lm, value_head) for config in configs]
         metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
-        return metrics, ilql.judge(QUICK, lm, value_head)(state, batch)
+        chooser, text = ilql.decoder(QUICK, lm, value_head), batch.tokens[:, :2]
+        params, cache = ilql.decoder_params(state), chooser.cache(*text.shape)
+        played = chooser.extend(params, text, jnp.ones_like(text), cache)[0]
+        return metrics, ilql.judge(QUICK, lm, value_head)(state, batch), played
 
     @jax.jit
     def values(params: Any, slow: Any) -> tuple[Any, ...]:
@@ -405,7 +408,9 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     one_hot = np.eye(5)[np.asarray(batch.tokens[:, 1:3])]
     q, q_slow = (q_all * one_hot).sum(-1), (slow_all * one_hot).sum(-1).min(0)
     reward = np.asarray(batch.reward[:, 1:3])
-    losses, judged = ours(state)
+    losses, judged, played = ours(state)
+    policy = np.log(softmax(logits_of(state.params["policy"], batch.tokens)[:, 1], -1))
+    np.testing.assert_allclose(played, policy + 4.0 * slow_all.min(0)[:, 1], rtol=1e-4, atol=1e-4)
     for mine, plain in zip(judged, (q_slow, v), strict=True):
         np.testing.assert_allclose(mine, np.pad(plain, ((0, 0), (1, 1))), atol=1e-5)
     for backup, metrics in zip(ilql.BACKUPS, losses, strict=True):
@@ -485,6 +490,61 @@ def without_trunk(vocabulary: int = 5) -> LM:
         return features @ params["embedding"].T
 
     return LM(Config(vocabulary, 512, shape), init, features, logits, None, None, None)  # type: ignore[arg-type]
+
+
+def test_ilqls_value_loss_moves_the_trunk() -> None:
+    """After one step for each of two expectiles, which no other loss knows."""
+
+    @jax.jit
+    def after(key: Any) -> list[State]:
+        states = []
+        for expectile in (0.5, 0.9):
+            config = dataclasses.replace(QUICK, expectile=expectile)
+            learner = ilql.make(config, without_trunk(), head("scalar"), optax.sgd)
+            states.append(learner.update(learner.init(key, data()), data(), key)[0])
+        return states
+
+    assert moved(*after(jax.random.key(0))) == {"trunk", "v"}
+
+
+def test_sarsa_leaves_out_the_last_action_of_an_episode_that_was_cut() -> None:
+    """Nobody knows what it would have continued with: its reward makes no difference."""
+    lm, every = without_trunk(), data()
+    cut = every._replace(discount=np.ones_like(every.discount))
+    paid = cut._replace(reward=cut.reward + np.float32([0, 0, 7, 0]))
+    learners = (
+        bcoder.make(dataclasses.replace(FAST, operator="sarsa"), lm, head("scalar")),
+        bcoder.make(dataclasses.replace(FAST, operator="sarsa", value_updates=-1), lm, head("scalar")),
+        ilql.make(dataclasses.replace(QUICK, backup="sarsa"), lm, head("scalar")),
+    )
+
+    @jax.jit
+    def losses(key: Any) -> list[list[Any]]:
+        starts = [learner.init(key, every) for learner in learners]
+        loss = lambda learner, start, batch: learner.update(start, batch, key)[1]["critic_loss"]
+        return [[loss(*pair, x) for x in (cut, paid)] for pair in zip(learners, starts, strict=True)]
+
+    for one, other in losses(jax.random.key(0)):
+        assert one == other > 0
+
+
+def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
+    """With one of them alone and large, a step makes its loss smaller."""
+
+    @jax.jit
+    def losses(key: Any) -> dict[str, list[Any]]:
+        found = {}
+        for name in ("advantage", "imitation"):
+            weights = {"advantage_weight": 0.0, "imitation_weight": 0.0, f"{name}_weight": 100.0}
+            config = dataclasses.replace(FAST, **weights, learning_rate=1e-3)
+            learner = bcoder.make(config, without_trunk(), head("scalar"), optax.sgd)
+            state, first = learner.update(learner.init(key, data()), data(), key)
+            second = learner.update(state, data(), key)[1]
+            found[name] = [metrics[f"{name}_loss"] for metrics in (first, second)]
+        return found
+
+    for name, (before, after) in losses(jax.random.key(0)).items():
+        assert after < before - 1e-3, name
 
 
 SHOWN = ("scalar", "two_hot", "hl_gauss")  # elsewhere, or like another

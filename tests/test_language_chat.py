@@ -185,7 +185,11 @@ def test_what_is_too_long_is_cut_at_the_front_behind_the_first_token() -> None:
     assert speak._fitting(words, prompt, 7) == [BEGIN, *speak.history(words, prompt)[-6:]]
     # Without one, what is left of an answer starts with a token that has nothing before it.
     words = words._replace(template=words.template._replace(first=""))
-    one = speak.shortened(words, conversation, whole, 5)
+    paid = whole._replace(
+        reward=np.where(np.arange(len(whole.tokens)) == len(whole.tokens) - 5, 9, whole.reward)
+    )
+    one = speak.shortened(words, conversation, paid, 5)
+    assert one.reward.sum() == whole.reward[-4:].sum()  # a token that is no action any more earns nothing
     assert one.tokens.tolist() == whole.tokens[-5:].tolist() and one.is_action.tolist() == [
         False,
         *[True] * 4,

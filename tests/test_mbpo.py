@@ -214,6 +214,21 @@ def test_rows_of_rollouts_obey_length_and_ends_and_are_finite() -> None:
         np.testing.assert_allclose(metrics["rollout_reward"], rows.reward.mean(), rtol=1e-5)
 
 
+def test_every_step_of_a_rollout_has_draws_of_its_own() -> None:
+    """In a world whose rewards are its noise."""
+    world = lambda model, observation, action, key: (observation, jnp.full(4, jax.random.uniform(key)))
+    chosen = mbpo.Config(rollouts=4, rollout_length=mbpo.Schedule(0, 0, 3, 3), model_replay=12)
+    never = lambda observation: jnp.zeros(len(observation), bool)
+    network = ensemble.make(SMALL, SPEC)._replace(step=world)
+    imagine = jax.jit(mbpo.imagination(chosen, reporter(), network, never))
+    seen, number = jnp.zeros(2), jnp.zeros(())
+    steps = ring.Row(seen, jnp.zeros(1), number, number, seen, jnp.zeros((), bool))
+    rows = Transition(seen, jnp.zeros(1), number, number, seen, jnp.zeros(1), number)
+    held = ring.empty(steps, 4)._replace(count=jnp.int32(4))
+    filled, _ = imagine(ring.empty(rows, 12), held, (), State({}, {}, {}, 0), jax.random.key(0), 3)
+    assert len(np.unique(filled.rows.reward)) == 3
+
+
 # ---- a run -------------------------------------------------------------------------------------------------------
 
 
@@ -297,6 +312,20 @@ def test_a_fit_goes_on_from_the_last_with_keys_and_values_of_its_own(course: dic
     np.testing.assert_array_equal(plain, [[1, 1], [0, 0], [0, 0], [0, 0]])
     kernel = models[1].members[0]["kernel"]
     assert (kernel[0] != kernel[1]).any()
+
+
+@pytest.mark.slow
+def test_rollouts_after_each_fit_start_from_draws_of_their_own(course: dict[str, Any]) -> None:
+    """From one memory, as if it were that of two fits: their numbers differ, and so do the steps they start from."""
+    trainer, starts = course["trainer"], []
+    for step in (30, 40):
+        saved, notes = course["kept"][40]
+        trainer.resume(jax.tree.map(jnp.array, saved), 40, notes)
+        before = trainer.carry.memory.rollouts.head[0]
+        carry, _ = trainer._retraining.run(trainer.carry, step)
+        rows = carry.memory.rollouts.rows.observation[0]
+        starts.append(np.asarray(rows)[(int(before) + np.arange(8)) % len(rows)])
+    assert (starts[0] != starts[1]).any()
 
 
 @pytest.mark.slow

@@ -100,6 +100,14 @@ def test_logged_rows_come_first_and_are_as_many_as_asked_for() -> None:
     assert report.metrics["logged_least"] == LOGGED and report.metrics["model_most"] < 2
 
 
+def test_shares_of_rows_are_not_rounded_by_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """0.29 of 100 is 28.999... in floats, and 29 rows."""
+    asked, sampler = [], replay.sampler
+    monkeypatch.setattr(replay, "sampler", lambda size: asked.append(size) or sampler(size))
+    loop(change(real=0.29, batch_size=100))
+    assert asked == [29]
+
+
 @pytest.mark.slow
 def test_without_logged_rows_every_row_is_the_models_and_with_them_alone_none_is() -> None:
     _, [report] = run(loop(change(real=0.0)), 1)
@@ -165,6 +173,8 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     second, _ = step(first, source, KEY)
     rows = np.asarray(second.buffer.rows.observation)
     assert not np.array_equal(rows[48 : 48 + 16], rows[:16])  # the starts of either epoch
+    actions = np.asarray(first.buffer.rows.action).reshape(-1, 16, rows.shape[-1])[:3]
+    assert len(np.unique(actions)) == actions.size  # each step of a rollout has draws of its own
 
 
 @pytest.mark.long

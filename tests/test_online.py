@@ -211,6 +211,22 @@ def test_the_replay_is_written_in_place(keep: Any) -> None:
         assert rows(carry).unsafe_buffer_pointer() == before
 
 
+@pytest.mark.parametrize("random", [False, True])
+def test_every_action_has_draws_of_its_own(random: bool) -> None:
+    """Those of each step, seed and environment, whether the policy draws them or nobody does."""
+    noisy = lambda state, seen, key: jax.random.normal(key, (*seen.shape[:-1], 1))
+    learner = counter()._replace(explore=noisy)
+    replay = compiled.uniform(learner, compiled.steps(environments=2), 10, 4)
+    loop = compiled.loop(learner, Spec((3,), 1), replay, jax.random.split(jax.random.key(0), 2), 2)
+    step = compiled.Step(np.zeros((2, 2, 2, 3), np.float32), np.zeros((3, 2, 2), np.float32))
+    carry, action = loop.begin(loop.init(), np.zeros((2, 2, 3), np.float32), random)
+    actions = [np.asarray(action)]
+    for _ in range(2):
+        carry, action = loop.step(carry, step, None, 0, random)
+        actions.append(np.asarray(action))
+    assert len(np.unique(actions)) == 3 * 2 * 2
+
+
 # ---- successes among the demonstrations ----------------------------------------------------------------------------
 
 
@@ -324,6 +340,18 @@ def test_successful_episodes_join_the_demonstrations() -> None:
     runs.stream.close()
     assert min(joined) > 3 and runs.trainer.read()["train/relabelled_episodes"].tolist() == joined
     assert abs(drawn - expected_draws) < 5 * np.sqrt(variance)
+
+
+def test_a_time_limit_ends_an_episode_and_not_its_values() -> None:
+    """What the learners are told of four environments: two end, of which one terminates."""
+    runs = Demonstrated()
+    runs.stream.close()
+    seen, number = np.zeros((4, 3)), np.zeros(4)
+    terminated, first = np.array([True, False, False, False]), np.array([True, True, False, False])
+    told = runs.trainer._step(
+        Experience(seen, np.arange(4.0), terminated, seen, first, number, number, number)
+    )
+    np.testing.assert_array_equal(told.scalar, [[[-1, 1], [3, 5]], [[0, 1], [1, 1]], [[1, 1], [0, 0]]])
 
 
 def test_success_is_what_is_asked_for() -> None:

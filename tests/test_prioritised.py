@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from scipy.special import rel_entr, softmax
 
+from rl import online
 from rl.agents import dqn
 from rl.networks.base import Network
 from rl.replay import prioritised, ring
-from rl.types import Spec, Transition
+from rl.types import Learner, Spec, State, Transition
 from rl.values import heads
 
 pytestmark = pytest.mark.slow
@@ -133,6 +134,7 @@ def test_new_rows_come_first_and_only_those_that_can_be_read_come_at_all(wait: i
         if len(stored) == capacity or not spare:
             assert time <= 5 or set(drawn) == allowed
     memory = UPDATE(memory, np.array([3]), np.float32([7.0]))
+    memory = UPDATE(memory, np.array([4]), np.float32([2.0]))  # the highest so far, not the last
     memory = INSERT(memory, np.zeros(block, np.float32), wait, spare)
     new = (int(memory.ring.head) - 1 - wait - np.arange(block)) % capacity
     assert (np.asarray(PRIORITIES(memory.tree, new)) == 7).all()
@@ -145,6 +147,33 @@ def test_a_ring_with_priorities_holds_what_a_ring_holds() -> None:
         rows = np.full((3, 2), time, np.float32)
         memory, plain = INSERT(memory, rows), insert(plain, rows)
     jax.tree.map(np.testing.assert_array_equal, memory.ring, plain)
+
+
+def test_the_loop_draws_by_powers_of_priorities_and_takes_their_bias_out() -> None:
+    """A learner whose rows are worth their reward; after an update of all rows, weights are one over the power."""
+
+    def weighted(state: State, batch: Transition, weight: Any, key: Any) -> tuple[State, Any, Any]:
+        even = weight * batch.reward**0.5  # constant with exponent 0.5 and correction 1
+        seen = {"least": even.min(), "most": even.max()}
+        return state._replace(step=state.step + 1), seen, batch.reward
+
+    learner = Learner(lambda *_: None, lambda *_: None, lambda *_: None, weighted=weighted)
+    replay = online.ranked(learner, online.steps(), 4, 64, exponent=0.5, correction=1.0)
+    reward = np.float32([1, 4, 9, 16])
+    row = np.zeros((4, 1), np.float32)
+    rows = ring.Row(row, row, reward, np.ones(4, np.float32), row, np.ones(4, bool))
+
+    @jax.jit
+    def run(key: jax.Array) -> tuple[Any, Any]:
+        memory = replay.insert(replay.empty(jax.tree.map(lambda x: x[0], rows)), rows)
+        state, (rest, marks) = State({}, {}, {}, jnp.zeros((), jnp.int32)), replay.split(memory)
+        state, marks, _ = replay.learn(1)(state, rest, marks, None, key)
+        report = replay.learn(1)(state, rest, marks, None, key)[2]
+        return prioritised.priorities(marks[0], jnp.arange(4)), report.metrics
+
+    priority, metrics = jax.device_get(run(KEY))
+    np.testing.assert_allclose(priority, reward**0.5, rtol=1e-5)
+    np.testing.assert_allclose(metrics["least"], metrics["most"], rtol=1e-5)
 
 
 # ---- what an update is worth ---------------------------------------------------------------------------------------
@@ -172,9 +201,10 @@ def test_the_priority_of_a_row_is_how_far_it_is_from_its_target(name: str, monke
     @jax.jit
     def update(key: jax.Array) -> tuple[Any, ...]:
         each = head.loss(jnp.stack([fitted] * 3), jnp.float32(target))
-        return *weighted(learner.init(key, batch), batch, jnp.ones(3), key)[1:], each
+        return *weighted(learner.init(key, batch), batch, jnp.float32([2, 3, 5]), key)[1:], each
 
     metrics, priority, each = jax.device_get(update(KEY))
+    np.testing.assert_allclose(metrics["critic_loss"], np.mean(np.float32([2, 3, 5]) * each), rtol=1e-5)
     if head.are_values:
         np.testing.assert_allclose(priority, each, rtol=1e-6)  # two programs, which may round differently
     else:

@@ -56,6 +56,8 @@ def test_logged_rows_come_first_and_say_where_they_are_from() -> None:
     np.testing.assert_array_equal(batch.reward >= 100, batch.origin == 1)
     assert set(np.unique(batch.reward)) == {*range(50), *range(100, 150)}  # all rows of both
     assert replay.sampler(3)(LOG, KEY, 0).origin is None  # alone there is nothing to tell apart
+    twice = drawn(source.concatenated(replay.sampler(4), replay.sampler(4)), (LOG, LOG), jnp.arange(3))
+    assert (twice.reward[..., :4] != twice.reward[..., 4:]).any()  # each source has draws of its own
 
 
 def test_none_of_one_source_is_all_of_the_other() -> None:

@@ -44,6 +44,9 @@ def test_a_row_by_hand() -> None:
     }
     for name, row in expected.items():
         np.testing.assert_array_equal(getattr(batch, name), [row], err_msg=name)
+    # What the environment says after the last action is not what ends the episode.
+    said = episode([Turn([9]), Turn([1, 2], True, 5.0), Turn([3, 4])], terminated=True)
+    np.testing.assert_array_equal(replay.pack([said], 6).discount, [[1, 1, 0, 1, 1, 1]])
 
 
 def test_packing_keeps_every_episode_whole() -> None:

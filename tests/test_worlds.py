@@ -294,6 +294,17 @@ def test_a_mixture_is_on_the_line_between_its_worlds() -> None:
                 np.testing.assert_allclose(c, (1 - share) * a + share * b, rtol=1e-5, atol=1e-5)
 
 
+def test_doubts_of_mixed_worlds_are_independent() -> None:
+    """Their variances add up; one world without any leaves the other's alone, see above."""
+    sure = base.true(lambda observation, action: (observation, observation[..., 0]))
+    of = lambda deviation: sure._replace(
+        predict=lambda params, *inputs: (sure.predict(params, *inputs)[0], jnp.full((1, 2, 4), deviation))
+    )
+    mixed = base.Mixed((), (), jnp.float32(0.5))
+    _, deviation = base.mix(of(6.0), of(8.0)).predict(mixed, jnp.zeros((2, 3)), jnp.zeros((2, 1)))
+    np.testing.assert_allclose(deviation, 5.0)
+
+
 def test_uncertainty_by_hand() -> None:
     mean = np.float32([[[0, 0, 9]], [[6, 8, -9]], [[0, 4, 0]]])  # [M=3, B=1, O + 1 = 3]
     deviation = np.float32([[[3, 4, 0]], [[1, 2, 2]], [[0, 0, 4.9]]])
