@@ -271,7 +271,7 @@ def test_a_worker_that_dies_ends_the_evaluation_with_a_clear_error() -> None:
     ) as evaluator:
         with pytest.raises(RuntimeError, match=r"worker .* died: killed by SIGKILL"):
             evaluator(jnp.zeros(2))
-        with pytest.raises(RuntimeError, match="closed"):
+        with pytest.raises(envs.WorkerDied, match="killed by SIGKILL"):
             evaluator(jnp.zeros(2))
 
 
