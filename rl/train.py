@@ -105,9 +105,8 @@ class Population(NamedTuple):
     epoch: Callable[[State, Dataset, Key], tuple[State, Report]]  # stacked state, dataset, keys [S]
     act: Callable[[State, Array, Key], Array]  # stacked state, observations [S, ...], keys [S]
     actor: Actor  # the same with memory, for learners that have one; empty memory for the others
-    critics: Callable[
-        [State, Any, Array], Array
-    ]  # stacked state, observations and actions [S, ...] -> [S, E, ...]
+    # stacked state, observations [S, ...], actions [S, ...] -> what each of E critics says of them, [S, E, ...]
+    critics: Callable[[State, Any, Array], Array]
 
 
 def population(

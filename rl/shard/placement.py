@@ -101,9 +101,8 @@ def place_split(dataset: Dataset, mesh: Mesh) -> Dataset:
 
 def gather(tree: Tree, mesh: Mesh) -> Tree:
     """Global arrays as NumPy arrays, whole on every host. All hosts must call it."""
-    if (
-        jax.process_count() == 1
-    ):  # without a program, which an accelerator would start after the epoch that runs
+    if jax.process_count() == 1:
+        # Without a program, which an accelerator would start after the epoch that runs.
         return jax.device_get(tree)
     return jax.device_get(_everywhere(mesh)(tree))
 
