@@ -637,9 +637,8 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
 def _begun(place: Path, began: float) -> bool:
     """Whether the run in the folder started since ``began``; to overwrite, what was there before it is gone."""
     with contextlib.suppress(FileNotFoundError):
-        started = log.read_json(place / log.CONFIG)[
-            "started"
-        ]  # the file itself is written again by who goes on
+        # The file's own time is of who went on with the run last.
+        started = log.read_json(place / log.CONFIG)["started"]
         return datetime.fromisoformat(started).timestamp() >= began
     return False
 
