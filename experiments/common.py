@@ -324,11 +324,13 @@ def run(
     head = {} if head_start(settings) is None else {"head_start": settings.head_start}
     if settings.head_kappa != Head.head_kappa:
         head["head_kappa"] = settings.head_kappa
+    place = folder(settings, task, variant)
+    chosen = {name: getattr(settings, name) for name in identity}
     return lifecycle.Run(
-        folder=folder(settings, task, variant),
+        folder=place,
         card={
             "agent": settings.agent,
-            "settings": {name: getattr(settings, name) for name in identity} | head,
+            "settings": chosen | head | ({} if settings.overwrite else _moved(place, chosen)),
             "config": dataclasses.asdict(config),
             **card,
         },
@@ -340,6 +342,21 @@ def run(
         wandb=settings.wandb,
         **options,
     )
+
+
+def _moved(place: Path, chosen: Mapping[str, Any]) -> dict[str, str]:
+    """{setting: path} of data files that the run in the folder has read under another path.
+
+    It goes on with them under the path that it knows: the digest of its card says whether they are the same data.
+    """
+    if not log.is_config(place / log.CONFIG) or not checkpoint.steps(place / lifecycle.CHECKPOINTS):
+        return {}
+    before = log.read_json(place / log.CONFIG)["config"].get("settings", {})
+    return {
+        name: before[name]
+        for name in ("dataset", "offline_data")
+        if chosen.get(name) and before.get(name) and Path(before[name]).name == Path(chosen[name]).name
+    }
 
 
 def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:

@@ -39,7 +39,7 @@ from experiments import (
     online,
     quickstart,
 )
-from rl import acting, agents, checkpoint, data, fitted_q, log, shard, statistics, train
+from rl import acting, agents, checkpoint, data, fitted_q, lifecycle, log, shard, statistics, train
 from rl.agents import iql
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
@@ -1002,6 +1002,28 @@ def test_another_run_in_the_same_folder_is_refused(
     with pytest.raises(checkpoint.CheckpointError, match=difference):
         offline.run(settings(finished_run, **changes), config(**own))
     assert files(finished_run) == before
+
+
+@pytest.mark.parametrize(("script", "flag"), [(offline, "dataset"), (online, "offline_data")])
+def test_a_run_goes_on_with_its_data_in_another_folder(script: Any, flag: str, tmp_path: Path) -> None:
+    """A run and its file are copied to another machine: the digest, not the path, says that the data are the same."""
+
+    def begin(path: str, digest: str = "a", **fields: Any) -> tuple[lifecycle.Run, lifecycle.Start]:
+        chosen = script.Settings(workdir=str(tmp_path), tensorboard=False, **{flag: path}, **fields)
+        run = common.run(chosen, config(), 1, task="t", identity=(flag,), card={"digest": digest})
+        return run, common.begin(run, {"state": np.zeros(2)})
+
+    run, start = begin("/old/log.hdf5")
+    with lifecycle.session(run, start) as session:
+        session.keep(1, {"state": np.ones(2)})
+    assert begin("/new/log.hdf5")[1].step == begin("log.hdf5")[1].step == 1
+    assert begin("/new/log.hdf5", overwrite=True)[0].card["settings"] == {flag: "/new/log.hdf5"}
+    for path, digest, difference in (
+        ("/new/log.hdf5", "b", "digest: 'a' in the checkpoint, 'b'"),
+        ("/old/other.hdf5", "a", f"settings.{flag}: '/old/log.hdf5' in the checkpoint, '/old/other.hdf5'"),
+    ):
+        with pytest.raises(checkpoint.CheckpointError, match=difference):
+            begin(path, digest)
 
 
 def test_a_head_starts_where_the_flag_says_and_the_run_is_known_by_it(tmp_path: Path) -> None:
