@@ -40,7 +40,9 @@ from experiments import common, flags, presets, report_page, studies
 from rl import checkpoint, lifecycle, log, statistics
 from rl.data import recipes
 from rl.data.files import expanded
-from sweeps import run as sweeps
+from sweeps import layout, records
+from sweeps.layout import Program, Sweep
+from sweeps.scripts import SCRIPTS
 
 _OPTIMA = {"normalized_return": 100.0} | dict.fromkeys(lifecycle.RATES, 1.0)
 _THRESHOLDS = 101  # of a performance profile
@@ -49,7 +51,7 @@ _OTHER = "other code"  # the state of a folder that holds another run than the s
 STORED = "finished"  # the folder of a report in which finished runs are stored
 # Settings that do not decide what a run learns, nor when it is evaluated.
 _INDIFFERENT = (
-    *("seed", "seeds", "workdir", *sweeps.INDIFFERENT),
+    *("seed", "seeds", "workdir", *layout.INDIFFERENT),
     *("mesh_seed", "mesh_data", "data_folder", "unroll", "validation", "save_every", "preset"),
 )
 # Settings of how a run is scored, and those that its head, which a protocol names itself, may not read.
@@ -80,12 +82,12 @@ class Part(NamedTuple):
     program: Path  # the folder of its program, of which that may be one
     index: int  # among the runs that were trained together there
     runs: int  # of these
-    state: sweeps.State
+    state: records.State
     result: dict[str, Any] | None  # result.json, if it is finished
     scores: dict[str, Any] | None  # its own part of that
 
 
-def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations: int = 1) -> dict[str, Any]:
+def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int = 1) -> dict[str, Any]:
     """Writes result.json, README.md and the figures into ``out``; returns what result.json holds.
 
     Args:
@@ -139,7 +141,7 @@ def run(plans: Sequence[sweeps.Sweep], out: str, baseline: str = "", evaluations
     return result
 
 
-def _score(plans: Sequence[sweeps.Sweep]) -> str:
+def _score(plans: Sequence[Sweep]) -> str:
     """The name of the score that the sweeps are of. Raises ValueError if there is none for all."""
     metrics = {plan.metric: plan.file for plan in plans}
     if len(metrics) > 1:
@@ -160,30 +162,30 @@ def _score(plans: Sequence[sweeps.Sweep]) -> str:
 
 def _unit(script: str) -> str:
     """What the curves of a script count: updates, also where its length is in epochs, or environment steps."""
-    return "updates" if sweeps.SCRIPTS[script].per_unit else sweeps.SCRIPTS[script].length
+    return "updates" if SCRIPTS[script].per_unit else SCRIPTS[script].length
 
 
 # ---- what the runs left -----------------------------------------------------------------------------------
 
 
-def _parts(plan: sweeps.Sweep) -> Iterator[Part]:
+def _parts(plan: Sweep) -> Iterator[Part]:
     """All runs of a sweep, with what is known of them."""
-    script = sweeps.SCRIPTS[plan.script]
+    script = SCRIPTS[plan.script]
     runs = [
         (place, i, program, alone, single)
         for place, program in plan.programs.items()
-        for i, (alone, single) in enumerate(sweeps.apart(program, place).items())
+        for i, (alone, single) in enumerate(layout.apart(program, place).items())
     ]
     configs = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
     varied = _varied(configs, {script.task, script.length, "seed", "agent"})
     states = {place: _checked_state(program, place, plan.root) for place, program in plan.programs.items()}
     for (place, i, program, alone, single), parameters in zip(runs, configs, strict=True):
-        settings, *_ = sweeps.arguments(program, place)
+        settings, *_ = layout.arguments(program, place)
         state, where, index, count = states[place], place, i, program.runs
         result = None
-        if state.name != _OTHER and sweeps.finished(program, place):
+        if state.name != _OTHER and layout.finished(program, place):
             result = studies.load(place / log.RESULT)
-        elif program.runs > 1 and state.name != _OTHER and sweeps.finished(single, alone):
+        elif program.runs > 1 and state.name != _OTHER and layout.finished(single, alone):
             where, index, count = alone, 0, 1  # its program diverged
             result = studies.load(where / log.RESULT)
         yield Part(
@@ -230,13 +232,13 @@ def _label(agent: str, parameters: Mapping[str, Any], varied: Sequence[str]) -> 
     return ", ".join([agent, *words])
 
 
-def _checked_state(program: sweeps.Program, place: Path, root: Path) -> sweeps.State:
+def _checked_state(program: Program, place: Path, root: Path) -> records.State:
     """How far a program is; where its folder holds another run, what differs."""
     try:
-        sweeps.check_folder(program, place, root)
-        return sweeps.state(program, place)
+        layout.check_folder(program, place, root)
+        return records.state(program, place)
     except (ValueError, checkpoint.CheckpointError) as error:
-        return sweeps.State(_OTHER, 0, 1, 0.0, str(error))
+        return records.State(_OTHER, 0, 1, 0.0, str(error))
 
 
 def _state(group: Sequence[Part], score: str) -> dict[str, Any]:
@@ -277,7 +279,7 @@ def _check_kept(earlier: Path, programs: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def _strangers(plan: sweeps.Sweep) -> list[str]:
+def _strangers(plan: Sweep) -> list[str]:
     """Run folders beside those of the sweep: of other parameters than are asked for."""
     places = {place.name for place in plan.programs}
     return sorted(
@@ -307,13 +309,13 @@ def _check_apart(parts: Sequence[Part]) -> None:
 
 def _settings(part: Part) -> tuple[Any, Any]:
     """The settings of a run, and its agent's hyper-parameters."""
-    settings, config, _ = sweeps.arguments(sweeps.Program(part.parameters, {}, part.script), Path())
+    settings, config, _ = layout.arguments(Program(part.parameters, {}, part.script), Path())
     return settings, config
 
 
 def _changed(first: Part, second: Part, *without: str) -> list[str]:
     """The flags of what the second run learns by and the first does not; the task does not count."""
-    indifferent = (*_INDIFFERENT, *without, sweeps.SCRIPTS[second.script].task)
+    indifferent = (*_INDIFFERENT, *without, SCRIPTS[second.script].task)
     flat = []
     for part in (first, second):
         settings, config = _settings(part)
@@ -324,7 +326,7 @@ def _changed(first: Part, second: Part, *without: str) -> list[str]:
     return [f"--{name}={x}" for name, x in now.items() if name not in indifferent and before.get(name) != x]
 
 
-def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[sweeps.Sweep]) -> None:
+def _check_metric(parts: Sequence[Part], score: str, plans: Sequence[Sweep]) -> None:
     """Raises ValueError if there are finished runs, and none has the score."""
     known = [list(part.scores) for part in parts if part.scores is not None]
     if known and not any(score in names for names in known):
@@ -453,7 +455,7 @@ def _other_lengths(parts: Sequence[Part]) -> dict[str, dict[str, int]]:
 
 def _length(part: Part) -> int:
     """How long the run is to be, in what its curves count."""
-    script, (settings, config) = sweeps.SCRIPTS[part.script], _settings(part)
+    script, (settings, config) = SCRIPTS[part.script], _settings(part)
     return getattr(settings, script.length) * (getattr(config, script.per_unit) if script.per_unit else 1)
 
 
@@ -464,7 +466,7 @@ def _other_settings(parts: Sequence[Part]) -> dict[str, dict[str, dict[str, str]
     for part in parts:
         tasks.setdefault(part.variant, set()).add(part.task)
         of_variant = values.setdefault(part.variant, {})
-        script = sweeps.SCRIPTS[part.script]
+        script = SCRIPTS[part.script]
         for name, value in part.parameters.items():
             if name not in (script.task, *_INDIFFERENT):
                 of_variant.setdefault(name, {})[part.task] = str(value)
@@ -498,7 +500,7 @@ def _machine(host: Mapping[str, Any]) -> str:
     return f"{name}, {host['cores']} {'core' if host['cores'] == 1 else 'cores'}"
 
 
-def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
+def store(plans: Sequence[Sweep], folder: Path) -> int:
     """Copies what a report needs of the programs that are finished; returns how many were not there yet.
 
     These are their settings, metrics and results: no checkpoints. The result comes last, so that a copy that was cut
@@ -510,8 +512,8 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
     count = 0
     for root, place, program in ((plan.root, *item) for plan in plans for item in plan.programs.items()):
         target = folder / place.name
-        done = _checked_state(program, place, root).name != _OTHER and sweeps.finished(program, place)
-        result, length = target / log.RESULT, sweeps.SCRIPTS[program.script].length
+        done = _checked_state(program, place, root).name != _OTHER and layout.finished(program, place)
+        result, length = target / log.RESULT, SCRIPTS[program.script].length
         if done and result.exists():
             there, here = (log.read_json(x / log.RESULT)[length] for x in (target, place))
             if there > here:
@@ -530,11 +532,11 @@ def store(plans: Sequence[sweeps.Sweep], folder: Path) -> int:
     return count
 
 
-def _diverged(plan: sweeps.Sweep) -> Iterator[Path]:
+def _diverged(plan: Sweep) -> Iterator[Path]:
     """The programs some of whose runs diverged, so that each was trained alone."""
     for place, program in plan.programs.items():
-        alone = any((part / log.RESULT).exists() for part in sweeps.apart(program, place))
-        if alone and not sweeps.finished(program, place):
+        alone = any((part / log.RESULT).exists() for part in layout.apart(program, place))
+        if alone and not layout.finished(program, place):
             yield place
 
 
@@ -617,7 +619,7 @@ def _baselines(parts: Sequence[Part], baseline: str) -> dict[str, str]:
 
 def _identity(part: Part) -> dict[str, Any]:
     """The parameters that make a variant."""
-    script = sweeps.SCRIPTS[part.script]
+    script = SCRIPTS[part.script]
     without = {script.task, script.length, "seed"}
     return {name: value for name, value in part.parameters.items() if name not in without}
 
@@ -739,7 +741,7 @@ def _published(
         for part in parts:
             settings, _ = _settings(part)
             protocol = entry["protocol"] | entry.get("agents", {}).get(settings.agent, {})
-            task = presets.task_name(str(getattr(settings, sweeps.SCRIPTS[part.script].task)))
+            task = presets.task_name(str(getattr(settings, SCRIPTS[part.script].task)))
             numbers = entry["scores"].get(task, {}).get(settings.agent)
             if numbers is None or getattr(settings, "head", "scalar") != protocol.get("head", "scalar"):
                 continue
@@ -759,7 +761,7 @@ def _differences(
     part: Part, settings: Any, protocol: Mapping[str, Any], score: str, evaluations: int
 ) -> list[str]:
     """In words, what a run does otherwise than a published protocol."""
-    script = sweeps.SCRIPTS[part.script]
+    script = SCRIPTS[part.script]
     length = getattr(settings, script.length)
     differs = [] if score == protocol["score"] else [f"scores are not of {protocol['score']}"]
     known = any(fnmatch.fnmatchcase(part.task, pattern) for pattern in protocol["datasets"])
@@ -792,10 +794,10 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
         raise ValueError(
             "--workdir is the folder of one sweep, and these are several files: report them apart"
         )
-    plans = [sweeps.from_flags(file, {}, values) for file in files]
+    plans = [layout.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or usual_folder(plans[0])))
     stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]
-    plans = [sweeps.adopt(plan, stored) for plan in plans]
+    plans = [layout.adopt(plan, stored) for plan in plans]
     result = run(plans, out, values.baseline, values.evaluations)
     if values.store:
         print(f"{store(plans, Path(out) / STORED)} more finished programs are stored in {Path(out) / STORED}")
@@ -807,17 +809,17 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
     print(f"Everything is in {result['settings']['out']}; look at {studies.REPORT} first.")
 
 
-def usual_folder(plan: sweeps.Sweep) -> Path:
+def usual_folder(plan: Sweep) -> Path:
     """Where the report of a sweep goes: those of the boards here are stored, others are not."""
     file = Path(plan.file).resolve()
-    board = file.parent == Path(sweeps.__file__).parent / "boards"
+    board = file.parent == Path(layout.__file__).parent / "boards"
     return Path("results/boards", file.stem) if board else plan.root / "report"
 
 
 def define(values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
     """The flags of the command."""
-    sweeps.define_layout(values)
-    absl_flags.adopt_module_key_flags(sweeps, values)  # --help lists them here, too
+    layout.define(values)
+    absl_flags.adopt_module_key_flags(layout, values)  # --help lists them here, too
     absl_flags.DEFINE_string(
         "out",
         "",

@@ -18,12 +18,14 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rl import lifecycle, train
+from sweeps import records, training
+from sweeps.layout import Program
 
 RETRIES = 10  # of a task whose worker died
 PAUSE = 5.0  # seconds until a folder that another process has open is looked at again
@@ -35,14 +37,13 @@ _PASSED = ("HEADWAY_", "JAX_", "XLA_", "MUJOCO_", "D4RL_", "MINARI_")
 
 
 def outcomes(
-    programs: Mapping[Path, Any],
+    programs: Mapping[Path, Program],
     metric: str,
     began: float,
     address: str,
     cpus: float,
     gpus: float,
     deadline: float,
-    holder: Callable[[Any, Path], str | None],
 ) -> Iterator[tuple[Path, str, Any]]:
     """Submits all programs; yields the folder of each when it ends, and what became of it.
 
@@ -51,13 +52,12 @@ def outcomes(
     again, or of a mistake in the code.
 
     Args:
-      programs: {folder: `sweeps.run.Program`}.
+      programs: by their folders.
       metric: of the sweep.
-      began: as of `sweeps.run.Sweep`.
+      began: as of `sweeps.layout.Sweep`.
       address: of the cluster: auto, HOST:PORT or ray://HOST:PORT.
       cpus, gpus: of each task.
       deadline: when tasks stop, at the end of an epoch, by `time.time`.
-      holder: says which process has a program's folder open, of the program and the folder.
 
     Raises:
       ImportError: Ray is not installed.
@@ -73,7 +73,7 @@ def outcomes(
         remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=RETRIES)(work)
         while running or waiting:
             for place in [place for place, due in waiting.items() if due <= time.time()]:
-                if waiting.pop(place) and holder(programs[place], place):
+                if waiting.pop(place) and records.holder(programs[place], place):
                     if time.time() >= deadline:
                         yield place, OVER, None
                     else:
@@ -108,19 +108,17 @@ def work(
     fields: Mapping[str, Any], place: str, metric: str, began: float, deadline: float, cwd: str
 ) -> tuple[str, Any]:
     """One program, in a process of Ray's; see `outcomes`."""
-    from sweeps import run
-
     os.chdir(cwd)
     left = deadline - time.time()
     if left <= 0:
         return OVER, None
-    with run.alarm(left) as over:
+    with training.alarm(left) as over:
         try:
-            judged = run.Program(**fields), Path(place), metric, began
-            return ROWS, run.ended(*judged) or run.attempt(*judged)
+            judged = Program(**fields), Path(place), metric, began
+            return ROWS, records.ended(*judged) or training.attempt(*judged)
         except lifecycle.InUse as error:
             return IN_USE, str(error)
-        except run.MetricError as error:
+        except records.MetricError as error:
             return METRIC, str(error)
         except (train.Interrupted, KeyboardInterrupt):
             if over():

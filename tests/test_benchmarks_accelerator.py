@@ -15,6 +15,7 @@ from benchmarks import accelerator
 from benchmarks.accelerator import Part, Settings
 from experiments import collect, flags, report
 from rl import log
+from sweeps import layout
 from sweeps import run as sweeps
 
 
@@ -30,7 +31,7 @@ def test_every_part_is_a_command_that_exists_with_the_flags_it_is_given(tiny: bo
         if part.name in ("board", "report"):
             (sweeps if part.name == "board" else report).define(values)
             _, file = values([module, *argv])
-            plan = sweeps.from_flags(str(accelerator._ROOT / file), {}, values)
+            plan = layout.from_flags(str(accelerator._ROOT / file), {}, values)
             assert len(plan.programs) == (1 if tiny else 6)
             assert all(program.fixed["dataset"] == accelerator.TIER for program in plan.programs.values())
         elif part.name == "data":

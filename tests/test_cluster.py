@@ -23,8 +23,9 @@ from test_sweeps import count_in_place_of_training, planned, seeds_sweep, start
 
 from experiments import offline
 from rl import lifecycle, log, train
-from sweeps import cluster
+from sweeps import cluster, records, training
 from sweeps import run as sweeps
+from sweeps.layout import Program
 
 ROOT = Path(__file__).parent.parent
 
@@ -99,9 +100,9 @@ def test_a_folder_that_is_in_use_is_asked_for_again_when_it_is_free(
     fake = Fake(task)
     monkeypatch.setattr(cluster, "connect", lambda address: fake)
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
-    programs = {tmp_path / name: sweeps.Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
-    looks = lambda program, place: calls.append("looked") or next(held)
-    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf, looks))
+    programs = {tmp_path / name: Program({}, {}) for name in ("busy", "lost", "wrong", "free")}
+    monkeypatch.setattr(records, "holder", lambda program, place: calls.append("looked") or next(held))
+    outcomes = list(cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 2.0, math.inf))
     assert calls == ["busy", "lost", "wrong", "free", "looked", "looked", "looked", "busy"]
     assert outcomes == [
         (tmp_path / "lost", cluster.LOST, "its worker died 11 times: The worker died"),
@@ -120,11 +121,9 @@ def test_a_folder_that_is_in_use_is_given_up_when_the_budget_is_spent(
 ) -> None:
     monkeypatch.setattr(cluster, "connect", lambda address: Fake(lambda *_: (cluster.IN_USE, "process 7")))
     monkeypatch.setattr(cluster, "PAUSE", 0.01)
-    programs = {tmp_path: sweeps.Program({}, {})}
-    looks = iter(["process 7"] * 100)
-    ended = cluster.outcomes(
-        programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05, lambda *_: next(looks)
-    )
+    programs = {tmp_path: Program({}, {})}
+    monkeypatch.setattr(records, "holder", lambda program, place: "process 7")
+    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, time.time() + 0.05)
     assert list(ended) == [(tmp_path, cluster.OVER, None)]
 
 
@@ -144,8 +143,8 @@ def test_programs_whose_data_another_process_makes_start_few_tasks(
 
     monkeypatch.setattr(cluster, "connect", lambda address: Fake(task))
     monkeypatch.setattr(cluster, "time", types.SimpleNamespace(time=lambda: clock[0], sleep=pause))
-    programs = {tmp_path: sweeps.Program({}, {})}
-    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, math.inf, lambda *_: None)
+    programs = {tmp_path: Program({}, {})}
+    ended = cluster.outcomes(programs, "eval/return", 0.0, "auto", 1.0, 0.0, math.inf)
     assert [kind for _, kind, _ in ended] == [cluster.ROWS]
     assert tried == [0, 5, 15, 35, 75, 155, 315, 615, 915, 1215]
     assert capsys.readouterr().err.count("waits for another process: made elsewhere") == 1
@@ -195,7 +194,7 @@ def test_a_metric_that_one_program_lacks_ends_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_score, without = tmp_path / "with", tmp_path / "without"
-    sweep = planned({place: sweeps.Program({"seed": 0}, {}) for place in (with_score, without)})
+    sweep = planned({place: Program({"seed": 0}, {}) for place in (with_score, without)})
     values = types.SimpleNamespace(ray_address="auto", cpus=1.0, gpus=0.0)
     stored: dict[Path, Any] = {}
     answers = [(with_score, cluster.ROWS, [{"score": 1.0}]), (without, cluster.METRIC, "no such metric")]
@@ -203,7 +202,7 @@ def test_a_metric_that_one_program_lacks_ends_no_other(
     assert sweeps._submit(sweep, stored.update, values, math.inf)
     assert [row["error"] for row in stored[without]] == ["no such metric"]
     answers.reverse()
-    with pytest.raises(sweeps.MetricError, match="no such metric"):
+    with pytest.raises(records.MetricError, match="no such metric"):
         sweeps._submit(sweep, stored.update, values, math.inf)
 
 
@@ -211,7 +210,7 @@ def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
 
     def outcome(attempt: Callable[[], Any], seconds: float = 100.0) -> tuple[str, Any]:
-        monkeypatch.setattr(sweeps, "attempt", lambda *_: attempt())
+        monkeypatch.setattr(training, "attempt", lambda *_: attempt())
         fields = {"fixed": {"seed": 3}, "swept": {}, "script": "offline"}
         return cluster.work(fields, "x", "eval/return", 0.0, time.time() + seconds, str(tmp_path))
 
@@ -228,7 +227,7 @@ def test_a_task_says_what_became_of_its_program(tmp_path: Path, monkeypatch: pyt
 
     assert outcome(lambda: [1]) == (cluster.ROWS, [1])
     assert outcome(fail(lifecycle.InUse("process 7"))) == (cluster.IN_USE, "process 7")
-    assert outcome(fail(sweeps.MetricError("no"))) == (cluster.METRIC, "no")
+    assert outcome(fail(records.MetricError("no"))) == (cluster.METRIC, "no")
     assert outcome(late, 0.1) == (cluster.OVER, None) and outcome(lambda: [1], -1.0) == (cluster.OVER, None)
     with pytest.raises(KeyboardInterrupt):  # not by the deadline
         outcome(fail(KeyboardInterrupt()))
@@ -314,7 +313,7 @@ def test_a_sweep_outlives_a_worker_and_its_driver(tmp_path: Path, address: str) 
     for place in (one, other):
         assert lines(place) == list(range(every, updates + 1, every))
         assert log.read_json(place / log.RESULT)["updates"] == updates
-    rows = json.loads((runs / sweeps.SWEEP).read_text())["runs"]
+    rows = json.loads((runs / records.SWEEP).read_text())["runs"]
     assert len(rows) == 2 and all("score" in row for row in rows)
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "go to Ray" not in again.stdout

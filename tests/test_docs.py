@@ -42,6 +42,7 @@ from rl.replay import dataset as replay
 from rl.replay.dataset import Dataset
 from rl.types import Spec
 from rl.values import heads
+from sweeps import layout
 from sweeps import run as sweeps
 
 ROOT = Path(__file__).parent.parent
@@ -110,7 +111,7 @@ def test_commands_have_the_flags_they_use(
         assert all(file == "FILE" or "$name" in file or any(ROOT.glob(file)) for file in files)
         found = [str(path) for file in files for path in sorted(ROOT.glob(file))]
         if not values.finished:  # a folder that is made later
-            plans = [sweeps.from_flags(file, {}, values) for file in found]  # refuses what no run can have
+            plans = [layout.from_flags(file, {}, values) for file in found]  # refuses what no run can have
             if module == "experiments.report" and len(plans) > 1:
                 monkeypatch.chdir(tmp_path)  # where nothing is trained
                 report.run(plans, "together")  # refuses files that have no report together

@@ -20,7 +20,8 @@ from scipy import stats
 
 from experiments import presets, report, report_page, studies
 from rl import agents, data, lifecycle, log, model_based
-from sweeps import run as sweeps
+from sweeps import layout, records
+from sweeps.layout import Program
 
 ROOT = Path(__file__).parents[1]
 TASKS = [f"hopper-{tier}-regen-v5" for tier in ("medium", "medium-replay", "expert")]
@@ -64,9 +65,9 @@ def leave(place: Path, scores: np.ndarray, finished: bool = True, **said: Any) -
         log.result(place, scored | said)
 
 
-def card(program: sweeps.Program, place: Path) -> None:
+def card(program: Program, place: Path) -> None:
     """Its config.json."""
-    settings, config, _ = sweeps.arguments(program, place)
+    settings, config, _ = layout.arguments(program, place)
     stored = {"agent": settings.agent, "settings": {}, "config": dataclasses.asdict(config)}
     began = {"started": "2026-01-01T00:00:00+00:00", "resumed": []}
     log.write_json(place / log.CONFIG, {**began, "config": stored})
@@ -81,15 +82,13 @@ def report_on(*argv: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[str, list[str], dict[Path, sweeps.Program]]:
+def finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str], dict[Path, Program]]:
     """The file, the flags and the programs of a board whose runs are all finished; the first tier is of 600 steps."""
     (tmp_path / "locomotion").mkdir()
     record = {"transitions": 600, "normalized_return_d4rl": 12.34}
     log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
     file = board(tmp_path)
-    plan = sweeps.load(file, {}, str(tmp_path / "runs"))
+    plan = layout.load(file, {}, str(tmp_path / "runs"))
     for (agent, task), place in zip(itertools.product(range(2), range(3)), plan.programs, strict=True):
         leave(place, SCORES[agent, task], transitions=None if task else 600)
         card(plan.programs[place], place)
@@ -173,7 +172,7 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     beside: dict[int, dict[str, list[str]]] = {}
     for updates in (20, 1_000_000):
         all_parameters = parameters | {"updates": {"value": updates}, "eval_every": {"value": 10}}
-        plan = sweeps.load(board(tmp_path, parameters=all_parameters), {}, str(tmp_path / f"{updates}"))
+        plan = layout.load(board(tmp_path, parameters=all_parameters), {}, str(tmp_path / f"{updates}"))
         for place in plan.programs:
             leave(place, SCORES[0, 0])
             stored = log.read_json(place / log.RESULT)
@@ -225,7 +224,7 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
         "batch_size": {"values": [256, 32]},
         "head_size": {"value": 51},  # which a scalar head does not read
     }
-    parts = report._parts(sweeps.load(board(tmp_path, parameters=own), {}))
+    parts = report._parts(layout.load(board(tmp_path, parameters=own), {}))
     of = lambda score: [row["differs"] for part in parts for row in report._published([part], [], score, 1)]
     differs = of("normalized_return")
     assert all("scores are not of normalized_return" in row for row in of("return"))
@@ -261,7 +260,7 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
     rows = (places[3] / log.METRICS).read_text().splitlines(keepends=True)
     (places[3] / log.METRICS).write_text(rows[0])
     (places[4] / log.METRICS).unlink()
-    log.write_json(places[4] / sweeps.FAILED, {"error": "OSError: no space left", "runs": 1})
+    log.write_json(places[4] / records.FAILED, {"error": "OSError: no space left", "runs": 1})
     other = log.read_json(places[5] / log.CONFIG)
     other["config"]["config"]["expectile"] = 0.123
     log.write_json(places[5] / log.CONFIG, other)
@@ -299,9 +298,9 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
 
 def test_files_of_one_name_in_two_folders_are_two_tasks(tmp_path: Path) -> None:
     files = [str(tmp_path / folder / "x.hdf5") for folder in ("a", "b")]
-    plan = sweeps.load(board(tmp_path), {"agent": "bc", "seeds": SEEDS}, str(tmp_path / "runs"))
+    plan = layout.load(board(tmp_path), {"agent": "bc", "seeds": SEEDS}, str(tmp_path / "runs"))
     for names, expected in ((files, files), (files[:1], ["x.hdf5"]), (TASKS[:1], TASKS[:1])):
-        parts = [part for name in names for part in report._parts(sweeps.load(plan.file, {"dataset": name}))]
+        parts = [part for name in names for part in report._parts(layout.load(plan.file, {"dataset": name}))]
         assert {part.task for part in report._shortened(parts)} == set(expected)
 
 
@@ -332,7 +331,7 @@ def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path
         "head": {"values": ["scalar", "c51"]},
         "seed": {"values": [0, 1]},
     }
-    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path))
+    plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path))
     parts = list(report._parts(plan))
     assert [part.variant for part in parts[::2]] == [
         "iql, scalar",
@@ -355,7 +354,7 @@ def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tm
         "updates": {"value": 20},
         "eval_every": {"value": 10},
     }
-    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
     assert [program.runs for program in plan.programs.values()] == [2, 2]
     for i, place in enumerate(plan.programs):
         both = np.concatenate([SCORES[i, 0], SCORES[i, 1]], 1)  # of two expectiles
@@ -392,7 +391,7 @@ def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
     parts = []
     for values in (plain, plain | changed):
         file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
-        parts += report._parts(sweeps.load(file, {}))
+        parts += report._parts(layout.load(file, {}))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
         report._check_apart(parts)
 
@@ -403,12 +402,12 @@ def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
     monkeypatch.setattr(report_page, "draw", lambda folder, result: None)
     parameters = {"agent.expectile": {"values": [0.5, 0.9]}, "dataset": {"value": TASKS[0]}}
     parameters |= {"updates": {"value": 20}, "eval_every": {"value": 10}}
-    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
     ((place, program),) = plan.programs.items()
     leave(place, np.concatenate([SCORES[0, 0]] * 2, 1), finished=False)
     card(program, place)
-    log.write_json(place / sweeps.FAILED, {"error": "diverged: at update 5", "runs": 1})
-    log.write_json(place / sweeps.DIVERGED, {})
+    log.write_json(place / records.FAILED, {"error": "diverged: at update 5", "runs": 1})
+    log.write_json(place / records.DIVERGED, {})
     for i, states in enumerate((["failed", "expectile=0.9"], ["done", ""])):  # the first run, then both
         leave(place / f"{i:03d}", SCORES[0, i])
         alone = {"parameters": {}, "scores": lifecycle.summary(place / f"{i:03d}")}
@@ -426,7 +425,7 @@ def test_runs_that_are_not_equally_long_are_named(tmp_path: Path, monkeypatch: p
     for agent, updates in (("bc", 20), ("iql", 200)):
         values = {"agent": agent, "dataset": TASKS[0], "updates": updates, "eval_every": 10}
         file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
-        plans.append(sweeps.load(file, {}, str(tmp_path / agent)))
+        plans.append(layout.load(file, {}, str(tmp_path / agent)))
         (place,) = plans[-1].programs
         leave(place, SCORES[0, 0])
         log.result(place, {**log.read_json(place / log.RESULT), "updates": updates})
@@ -447,7 +446,7 @@ def test_epochs_are_reported_as_updates_and_not_beside_environment_steps(
     for script, values in (("offline", own), ("model_based", of_model), ("online", online)):
         given = {name: {"value": x} for name, x in values.items()}
         file = board(tmp_path, program=f"experiments/{script}.py", parameters=given)
-        plans.append(sweeps.load(file, {}, str(tmp_path / script)))
+        plans.append(layout.load(file, {}, str(tmp_path / script)))
         (place,) = plans[-1].programs
         leave(place, SCORES[0, 0], epochs=2, steps=20)
     result = report.run(plans[:2], str(tmp_path / "out"))
@@ -496,9 +495,9 @@ def test_finished_runs_of_several_machines_make_one_report(
     text = (tmp_path / "out" / studies.REPORT).read_text()
     assert "3 of commit 000000000000 on Abacus, 2 cores; 3 of commit 111111111111 on Abacus, 3 cores." in text
     assert f"**Not the same data:** runs on {TASKS[2]} were" in text
-    plan = sweeps.adopt(sweeps.load(file, {}, str(tmp_path / "runs")), [str(stored)])
-    assert [line.split()[0] for line in list(sweeps.status(plan.programs))[1:7]] == ["done"] * 6
-    again = sweeps.adopt(sweeps.load(file, {"overwrite": True}, str(tmp_path / "runs")), [str(stored)])
+    plan = layout.adopt(layout.load(file, {}, str(tmp_path / "runs")), [str(stored)])
+    assert [line.split()[0] for line in list(records.status(plan.programs))[1:7]] == ["done"] * 6
+    again = layout.adopt(layout.load(file, {"overwrite": True}, str(tmp_path / "runs")), [str(stored)])
     assert set(again.programs) == set(places)  # what is to be trained again is trained in its own folder
     with pytest.raises(ValueError, match=r"is no folder: experiments\.report --store"):
         report_on(file, *where, "--finished=nowhere")
@@ -609,7 +608,7 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     """Neither in a report nor where it stores them: their folders have the same names."""
     file, where, programs = finished
     report_on(file, *where, "--store")
-    short = sweeps.load(file, {"updates": 10}, str(tmp_path / "short"))
+    short = layout.load(file, {"updates": 10}, str(tmp_path / "short"))
     for place, program in short.programs.items():
         leave(place, SCORES[0, 0, :1])
         card(program, place)
@@ -632,7 +631,7 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     ],
 )
 def test_only_reports_of_boards_go_to_the_stored_results(file: str, folder: str) -> None:
-    assert report.usual_folder(sweeps.load(str(ROOT / "sweeps" / file), {}, "")) == Path(folder)
+    assert report.usual_folder(layout.load(str(ROOT / "sweeps" / file), {}, "")) == Path(folder)
 
 
 def test_a_run_whose_metrics_were_lost_is_stored_and_named(finished: Any, tmp_path: Path) -> None:
@@ -671,7 +670,7 @@ def test_all_sessions_of_a_run_are_named(finished: Any, tmp_path: Path) -> None:
 def test_a_metric_that_is_to_be_small_has_no_report(tmp_path: Path) -> None:
     file = board(tmp_path, metric={"name": "eval/length", "goal": "minimize"})
     with pytest.raises(ValueError, match="the goal of eval/length is to minimize it"):
-        report.run([sweeps.load(file, {}, str(tmp_path / "runs"))], str(tmp_path / "out"))
+        report.run([layout.load(file, {}, str(tmp_path / "runs"))], str(tmp_path / "out"))
 
 
 def test_one_name_with_several_settings_is_said(tmp_path: Path) -> None:
@@ -680,7 +679,7 @@ def test_one_name_with_several_settings_is_said(tmp_path: Path) -> None:
     for task, rate in zip(TASKS[:2], (0.1, 0.2), strict=True):
         parameters = {"agent": "bc", "dataset": task, "seeds": SEEDS, "updates": 20, "eval_every": 10}
         given = {name: {"value": x} for name, x in (parameters | {"agent.learning_rate": rate}).items()}
-        plan = sweeps.load(board(tmp_path, parameters=given), {}, str(tmp_path / task))
+        plan = layout.load(board(tmp_path, parameters=given), {}, str(tmp_path / task))
         for place, program in plan.programs.items():
             leave(place, SCORES[0, 0])
             card(program, place)
@@ -705,7 +704,7 @@ def test_curves_of_seeds_meet_at_the_same_steps_and_scores_at_those_that_are_due
         "updates": {"value": 40},
         "eval_every": {"value": 10},
     }
-    plan = sweeps.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
+    plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path / "runs"))
     scores = np.concatenate([SCORES[0, 0], SCORES[0, 1]])  # four evaluations
     for place, program in plan.programs.items():
         leave(place, scores)

@@ -28,7 +28,9 @@ from absl import flags as absl_flags
 
 from experiments import common, flags, goals, offline, presets, report
 from rl import checkpoint, data, lifecycle, log, train
+from sweeps import files, layout, records, scripts, training
 from sweeps import run as sweeps
+from sweeps.layout import Program, Sweep
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(ROOT.glob("sweeps/**/*.yaml"))
@@ -50,7 +52,7 @@ def grid(**parameters: Any) -> dict[str, Any]:
 
 
 def runs_of(sweep: dict[str, Any], count: int = 50, seed: int = 0) -> list[dict[str, Any]]:
-    return list(sweeps.combinations(sweep, count, seed))
+    return list(files.combinations(sweep, count, seed))
 
 
 def write(path: Path, sweep: Any) -> str:
@@ -78,20 +80,20 @@ def test_run_cap_is_the_most_runs() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_file_asks_for_runs_that_its_program_can_do(path: Path) -> None:
-    sweep = sweeps.read(str(path))
+    sweep = files.read(str(path))
     assert sweep["metric"]["name"].removeprefix("eval/") in lifecycle.SCORES
     assert sweep["metric"]["goal"] in ("maximize", "minimize")
     runs = runs_of(sweep, count=20)
     assert runs
     script = Path(sweep["program"]).stem
-    module, known = sweeps._module(script), sweeps.SCRIPTS[script]
+    module, known = scripts.module(script), scripts.SCRIPTS[script]
     of_agent = module.config if script == "model_based" else common.config
     for run in runs:
         argv = [f"--{name}={value}" for name, value in run.items()]  # as wandb's ${args} writes them
         values = absl_flags.FlagValues()
         flags.parser(module.PUBLISHED, of_agent, values)([script, *argv])
         typed, config = presets.from_flags(script, module.PUBLISHED, of_agent, known.task, values)
-        ours, sweep_config, _ = sweeps.arguments(sweeps.Program(run, {}, script), Path(typed.workdir))
+        ours, sweep_config, _ = layout.arguments(Program(run, {}, script), Path(typed.workdir))
         assert str(ours) == str(dataclasses.replace(typed, workdir=ours.workdir))
         assert sweep_config == config
         if known.task == "dataset":
@@ -112,9 +114,9 @@ def test_a_file_says_how_it_is_run_and_how_long_it_takes_and_a_board_what_it_ans
 def test_a_sweep_may_be_of_goals(tmp_path: Path) -> None:
     """Its runs have that script's defaults and its published settings, and float fields are swept together."""
     file = grid(agent=["gciql"], dataset=["pointmaze-large-stitch-v0"], agent__alpha=[0.003, 0.03])
-    sweep = sweeps.read(write(tmp_path / "goals.yaml", file | {"program": "experiments/goals.py"}))
-    (program,) = sweeps.programs(runs_of(sweep), 16, "goals")
-    settings, config, swept = sweeps.arguments(program, tmp_path)
+    sweep = files.read(write(tmp_path / "goals.yaml", file | {"program": "experiments/goals.py"}))
+    (program,) = layout.programs(runs_of(sweep), 16, "goals")
+    settings, config, swept = layout.arguments(program, tmp_path)
     assert isinstance(settings, goals.Settings) and settings.batch_size == 1024
     assert config.goals.actor.random == 0.5 and swept == {"alpha": [0.003, 0.03]}
 
@@ -150,7 +152,7 @@ def random(**parameters: Any) -> list[dict[str, Any]]:
 def test_a_number_that_yaml_takes_for_a_text_is_one(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     path.write_text("{method: random, parameters: {x: {min: 1e-5, max: 3e-3}, y: {values: [7e-1, text]}}}")
-    parameters = sweeps.read(str(path))["parameters"]
+    parameters = files.read(str(path))["parameters"]
     assert parameters == {"x": {"min": 1e-5, "max": 3e-3}, "y": {"values": [0.7, "text"]}}
 
 
@@ -223,7 +225,7 @@ def test_grouping_keeps_every_run_and_mixes_no_structures() -> None:
         agent__temperature=[0.0, 1.0, 3.0],
     )
     runs = runs_of(sweep)
-    plan = sweeps.programs(runs, 16)
+    plan = layout.programs(runs, 16)
     apart = [single.fixed | {n: v for n, (v,) in single.swept.items()} for p in plan for single in p.apart()]
 
     def canonical(run: dict[str, Any]) -> str:
@@ -239,18 +241,18 @@ def test_grouping_keeps_every_run_and_mixes_no_structures() -> None:
 
 def test_no_program_trains_more_runs_than_asked() -> None:
     runs = runs_of(grid(agent__expectile=[0.1 * i for i in range(1, 10)]))
-    plan = sweeps.programs(runs, 4)
+    plan = layout.programs(runs, 4)
     assert [program.runs for program in plan] == [4, 4, 1]
     assert [{"agent.expectile": x} for p in plan for x in p.swept["agent.expectile"]] == runs
 
 
 def test_runs_that_are_equal_stay_runs_of_their_own() -> None:
-    assert [program.runs for program in sweeps.programs([{"seed": 1}, {"seed": 1}], 16)] == [1, 1]
+    assert [program.runs for program in layout.programs([{"seed": 1}, {"seed": 1}], 16)] == [1, 1]
 
 
 def test_only_float_fields_of_the_agent_are_swept() -> None:
     def fixed(name: str, *values: Any) -> bool:
-        (program, *_) = sweeps.programs([{"agent": "cql", name: value} for value in values], 16)
+        (program, *_) = layout.programs([{"agent": "cql", name: value} for value in values], 16)
         return name in program.fixed
 
     assert not fixed("agent.weight", 1, 5.0)
@@ -258,7 +260,7 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
     assert fixed("agent.weight", True, False)  # refused later, by its type
     assert fixed("agent.weight", "5", "6")
     assert fixed("reward_shift", 1.0, 2.0)  # the data's, not the agent's
-    (program, *_) = sweeps.programs([{"agent": "deas", "agent.chunk_discount": x} for x in (0.9, 0.95)], 16)
+    (program, *_) = layout.programs([{"agent": "deas", "agent.chunk_discount": x} for x in (0.9, 0.95)], 16)
     assert "agent.chunk_discount" in program.fixed  # batches are made with it, once for all runs
 
 
@@ -279,7 +281,7 @@ def test_no_run_widens_the_support_of_another(
     fixed: dict[str, Any], name: str, values: list[float], expected: list[int]
 ) -> None:
     """Else the results of a run would depend on what else is in the sweep, and on ``--together``."""
-    plan = sweeps.programs([fixed | {f"agent.{name}": value} for value in values], 16)
+    plan = layout.programs([fixed | {f"agent.{name}": value} for value in values], 16)
     assert [program.runs for program in plan] == expected
 
 
@@ -363,7 +365,7 @@ def test_a_file_that_cannot_be_run_is_refused(sweep: Any, message: str, tmp_path
     path = tmp_path / "sweep.yaml"
     path.write_text(sweep if isinstance(sweep, str) else yaml.safe_dump(sweep))
     with pytest.raises(ValueError, match=message):
-        sweeps.read(str(path))
+        files.read(str(path))
 
 
 def test_a_key_that_overrides_what_is_merged_is_not_given_twice(tmp_path: Path) -> None:
@@ -375,7 +377,7 @@ parameters:
 method: grid
 """
     (tmp_path / "sweep.yaml").write_text(text)
-    assert sweeps.read(str(tmp_path / "sweep.yaml"))["parameters"]["agent"] == {"value": "iql"}
+    assert files.read(str(tmp_path / "sweep.yaml"))["parameters"]["agent"] == {"value": "iql"}
 
 
 @pytest.mark.parametrize(
@@ -423,7 +425,7 @@ def test_a_mistake_is_found_before_anything_is_trained(
 def test_a_baseline_without_what_is_swept_is_sent_to_a_file_of_its_own(tmp_path: Path) -> None:
     file = write(tmp_path / "s.yaml", grid(agent=["bc", "iql"]))
     with pytest.raises(ValueError, match=r"bc has no setting 'expectile'.*needs a file of its own"):
-        sweeps.load(file, {"agent.expectile": 0.5})
+        layout.load(file, {"agent.expectile": 0.5})
 
 
 # ---- what is trained and what it scores ---------------------------------------------------------------------
@@ -432,11 +434,11 @@ def test_a_baseline_without_what_is_swept_is_sent_to_a_file_of_its_own(tmp_path:
 @pytest.mark.long
 def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     values = {"agent.expectile": [0.6, 0.9], "agent.learning_rate": [1e-3, 1e-2]}
-    together = sweeps.Program(SMALL, values)
-    rows = sweeps.execute(together, tmp_path / "together", "train/critic_loss")
+    together = Program(SMALL, values)
+    rows = training.execute(together, tmp_path / "together", "train/critic_loss")
     for i, (single, row) in enumerate(zip(together.apart(), rows, strict=True)):
         fixed = SMALL | {name: column[i] for name, column in values.items()}
-        (alone,) = sweeps.execute(sweeps.Program(fixed, {}), tmp_path / str(i), "train/critic_loss")
+        (alone,) = training.execute(Program(fixed, {}), tmp_path / str(i), "train/critic_loss")
         assert row["parameters"] == alone["parameters"] == fixed
         assert {name: value for name, (value,) in single.swept.items()}.items() <= fixed.items()
         assert row["score"] == pytest.approx(alone["score"], rel=1e-5)
@@ -504,8 +506,8 @@ def test_a_sweep_ranks_its_runs_and_can_be_repeated(
 
 def test_the_goal_decides_which_is_best() -> None:
     rows = [{"score": 1.0}, {"error": "diverged"}, {"score": 3.0}, {"score": 2.0}]
-    assert [row.get("score") for row in sweeps.ranked(rows, "maximize")] == [3.0, 2.0, 1.0, None]
-    assert [row.get("score") for row in sweeps.ranked(rows, "minimize")] == [1.0, 2.0, 3.0, None]
+    assert [row.get("score") for row in records.ranked(rows, "maximize")] == [3.0, 2.0, 1.0, None]
+    assert [row.get("score") for row in records.ranked(rows, "minimize")] == [1.0, 2.0, 3.0, None]
 
 
 def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -516,7 +518,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
         rates, place = sweep["learning_rate"], Path(settings.workdir)
         trained.append(rates)
         with lifecycle._alone(place):
-            states.append(sweeps.state(program, tmp_path).name)
+            states.append(records.state(program, tmp_path).name)
             if any(rate in broken for rate in rates):
                 raise train.Diverged("q not finite at update 3")
         row = {"step": 4, "eval/return": [[rate, rate] for rate in rates for _ in range(2)]}
@@ -524,47 +526,49 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
         log.result(place, {"updates": settings.updates, "wall_seconds": 2.0})
 
     monkeypatch.setattr(offline, "run", fake)
-    program = sweeps.Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
-    rows = sweeps.attempt(program, tmp_path, "eval/return")
+    program = Program(SMALL, {"agent.learning_rate": [0.1, 1e9, 0.3]})
+    rows = training.attempt(program, tmp_path, "eval/return")
     assert [row["parameters"]["agent.learning_rate"] for row in rows] == [0.1, 1e9, 0.3]
     assert [row.get("score") for row in rows] == [pytest.approx(0.1), None, pytest.approx(0.3)]
     assert "not finite" in rows[1]["error"]
     assert trained == [[0.1, 1e9, 0.3], [0.1], [1e9], [0.3]] and states == ["running"] * 4
-    state = sweeps.state(program, tmp_path)
+    state = records.state(program, tmp_path)
     assert state[:4] == ("failed", 2, 4, 4.0) and "not finite" in state.error  # two of three, of four updates
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
-    assert sweeps.done(again) == {}
-    assert [row["score"] for row in sweeps.alone(again, ())] == pytest.approx([0.1, 0.3])
+    assert records.done(again) == {}
+    assert [row["score"] for row in records.alone(again, ())] == pytest.approx([0.1, 0.3])
     afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
     for one in (program, afresh):  # as a process finds it that began before
-        earlier = sweeps.ended(one, tmp_path, "eval/return", 0.0)
+        earlier = records.ended(one, tmp_path, "eval/return", 0.0)
         assert [row.get("score") for row in earlier] == [row.get("score") for row in rows]
-        assert not sweeps.ended(one, tmp_path, "eval/return", math.inf)
+        assert not records.ended(one, tmp_path, "eval/return", math.inf)
     broken.clear()
     with lifecycle._alone(tmp_path / "001"), pytest.raises(lifecycle.InUse, match="001 is in use by process"):
-        sweeps.attempt(program, tmp_path, "eval/return")
-    assert len(sweeps.failures(sweeps.attempt(program, tmp_path, "eval/return"))) == 0
-    assert trained[4:] == [[1e9]] and sweeps.state(program, tmp_path) == sweeps.State("done", 4, 4, 6.0)
-    assert len(sweeps.ended(afresh, tmp_path, "eval/return", 0.0)) == 3  # each alone, and none of them failed
-    sweeps.attempt(afresh, tmp_path, "eval/return")
-    assert trained[5:] == [[0.1, 1e9, 0.3]] and sweeps.finished(program, tmp_path)
+        training.attempt(program, tmp_path, "eval/return")
+    assert len(records.failures(training.attempt(program, tmp_path, "eval/return"))) == 0
+    assert trained[4:] == [[1e9]] and records.state(program, tmp_path) == records.State("done", 4, 4, 6.0)
+    assert (
+        len(records.ended(afresh, tmp_path, "eval/return", 0.0)) == 3
+    )  # each alone, and none of them failed
+    training.attempt(afresh, tmp_path, "eval/return")
+    assert trained[5:] == [[0.1, 1e9, 0.3]] and layout.finished(program, tmp_path)
 
 
-def planned(programs: dict[Path, sweeps.Program]) -> sweeps.Sweep:
-    return sweeps.Sweep("s.yaml", "offline", "eval/return", "maximize", Path(), len(programs), programs)
+def planned(programs: dict[Path, Program]) -> Sweep:
+    return Sweep("s.yaml", "offline", "eval/return", "maximize", Path(), len(programs), programs)
 
 
 def test_finished_runs_without_a_score_stop_no_others(tmp_path: Path) -> None:
     """Without the metric, or with one that is not finite; the metric of none is an error of the file."""
     lines = {"good": {"eval/return": [1.0, 3.0]}, "without": {}, "infinite": {"eval/return": [math.inf, 1.0]}}
-    sweep = planned({tmp_path / name: sweeps.Program(SMALL, {}) for name in lines})
+    sweep = planned({tmp_path / name: Program(SMALL, {}) for name in lines})
     for name, line in lines.items():
         leave(tmp_path / name, line)
-    good, without, infinite = (row for (row,) in sweeps.done(sweep).values())
+    good, without, infinite = (row for (row,) in records.done(sweep).values())
     assert good["score"] == 2 and "metric is not logged" in without["error"]
     assert infinite["error"] == "1 of 2 last eval/return are not finite"
-    with pytest.raises(sweeps.MetricError, match="metric is not logged"):
-        sweeps.done(planned({tmp_path / "without": sweeps.Program(SMALL, {})}))
+    with pytest.raises(records.MetricError, match="metric is not logged"):
+        records.done(planned({tmp_path / "without": Program(SMALL, {})}))
 
 
 def leave(place: Path, line: dict[str, Any]) -> None:
@@ -582,7 +586,7 @@ def test_a_score_that_is_not_finite_is_of_its_run_alone(
     sweep = grid(agent__expectile=[0.5, 0.7, 0.9])
     sweep["parameters"] |= {name: {"value": value} for name, value in SMALL.items()}
     file = write(tmp_path / "sweep.yaml", sweep)
-    (place,) = sweeps.load(file, {}, str(tmp_path)).programs
+    (place,) = layout.load(file, {}, str(tmp_path)).programs
     leave(place, {"eval/return": [1.0, 3.0, math.nan, 1.0, 5.0, 5.0]})
     with pytest.raises(SystemExit):
         start(file, f"--workdir={tmp_path}")
@@ -597,9 +601,9 @@ def test_a_score_that_is_not_finite_is_of_its_run_alone(
 
 def test_a_metric_that_is_not_logged_is_named_with_those_that_are(tmp_path: Path) -> None:
     with pytest.raises(
-        sweeps.MetricError, match=r"metric is not logged: .*'eval/return'; it has: train/policy_loss"
+        records.MetricError, match=r"metric is not logged: .*'eval/return'; it has: train/policy_loss"
     ):
-        sweeps.execute(sweeps.Program(SMALL | {"agent": "bc"}, {}), tmp_path, "eval/return")
+        training.execute(Program(SMALL | {"agent": "bc"}, {}), tmp_path, "eval/return")
 
 
 def test_no_values_are_no_runs(tmp_path: Path) -> None:
@@ -637,7 +641,7 @@ def test_a_tier_that_is_not_there_is_made_before_its_first_run(
         out.mkdir()
         (out / f"{name}.hdf5").touch()
 
-    monkeypatch.setattr(sweeps.recipes, "collect", make)
+    monkeypatch.setattr(training.recipes, "collect", make)
     start(tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}")
     assert folders == [tmp_path / "data"] and counted == [0, 1, 0, 1]
 
@@ -668,7 +672,7 @@ def test_data_that_cannot_be_made_stop_no_other_run(
         raise RuntimeError("no space left. Finished chunks are kept")
 
     file, where = tier_sweep(tmp_path), f"--workdir={tmp_path / 'runs'}"
-    monkeypatch.setattr(sweeps.recipes, "collect", fail)
+    monkeypatch.setattr(training.recipes, "collect", fail)
     with pytest.raises(SystemExit):
         start(file, where)
     assert counted == [0, 1]
@@ -678,7 +682,7 @@ def test_data_that_cannot_be_made_stop_no_other_run(
         while True:
             pass
 
-    monkeypatch.setattr(sweeps.recipes, "collect", endless)
+    monkeypatch.setattr(training.recipes, "collect", endless)
     start(file, where, "--budget=0.2s")
     assert "the budget of 0.2s is spent" in capsys.readouterr().out and counted == [0, 1]
 
@@ -699,10 +703,10 @@ def test_data_that_another_process_makes_are_waited_for(
             tier.parent.mkdir()
             tier.touch()
 
-    monkeypatch.setattr(sweeps.recipes, "collect", make)
+    monkeypatch.setattr(training.recipes, "collect", make)
     monkeypatch.setattr(sweeps.time, "sleep", pause)
     file, runs = tier_sweep(tmp_path), str(tmp_path / "runs")
-    assert not sweeps._train(sweeps.load(file, {}, runs), lambda rows: None, lambda: bool(pauses))
+    assert not sweeps._train(layout.load(file, {}, runs), lambda rows: None, lambda: bool(pauses))
     assert counted == [0, 1] and pauses == [sweeps._PAUSE]
     said = capsys.readouterr().err
     assert said.count("it is made now") == said.count("left to another process: Another run is making") == 1
@@ -726,12 +730,12 @@ SCRIPTS = {
 def test_every_script_can_be_swept(script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs get its own settings, are trained together where it can, and are scored by what they log."""
     fixed, varied, count = SCRIPTS[script]
-    length = sweeps.SCRIPTS[script].length
+    length = scripts.SCRIPTS[script].length
     parameters = {name: {"value": value} for name, value in fixed.items()}
     parameters |= {name: {"values": values} for name, values in varied.items()}
     sweep = {"method": "grid", "parameters": parameters, "program": f"experiments/{script}.py"}
     file = write(tmp_path / "sweep.yaml", sweep)
-    module = sweeps._module(script)
+    module = scripts.module(script)
     signature, trained = inspect.signature(module.run), []
 
     def fake(*inputs: Any) -> None:
@@ -774,9 +778,9 @@ def test_a_parameter_that_is_set_is_no_longer_varied(
 
 def test_a_table_that_is_cut_says_so(tmp_path: Path) -> None:
     rows = [{"parameters": {"seed": i}, "score": -i, "ci95": [0.0, 1.0]} for i in range(13)]
-    lines = list(sweeps.table(rows, tmp_path / "sweep.json"))
+    lines = list(records.table(rows, tmp_path / "sweep.json"))
     assert len(lines) == 11 and lines[-1] == f"... and 3 more runs: all 13 are in {tmp_path / 'sweep.json'}"
-    assert len(list(sweeps.table(rows[:10], tmp_path))) == 10
+    assert len(list(records.table(rows[:10], tmp_path))) == 10
     assert "{'seed': 9}" in lines[9]
 
 
@@ -787,7 +791,7 @@ def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
     """
 
     def place(**fixed: Any) -> str:
-        return sweeps.folder(sweeps.Program(fixed, {"agent.expectile": [0.5, 0.7]}), tmp_path).name
+        return layout.folder(Program(fixed, {"agent.expectile": [0.5, 0.7]}), tmp_path).name
 
     one = place(agent="iql", dataset="/data/a.hdf5", updates=10)
     assert one.startswith("iql-a.hdf5-") and one == place(updates=20, dataset="/data/a.hdf5", agent="iql")
@@ -1031,7 +1035,7 @@ def test_a_metric_that_no_run_has_stops_the_sweep_and_loses_nothing(
     file = seeds_sweep(tmp_path, 0, 1)
     sweep = yaml.safe_load(Path(file).read_text())
     other = write(tmp_path / "other.yaml", sweep | {"metric": METRIC | {"name": "eval/success"}})
-    with pytest.raises(sweeps.MetricError, match=r"'eval/success'; it has: eval/return.* Change the metric"):
+    with pytest.raises(records.MetricError, match=r"'eval/success'; it has: eval/return.* Change the metric"):
         start(other, f"--workdir={tmp_path}")
     start(file, f"--workdir={tmp_path}")
     assert counted == [0, 1]
@@ -1051,8 +1055,8 @@ def test_what_another_process_has_open_is_left_to_it(
 
     count_in_place_of_training(monkeypatch, finish_the_other)
     file = seeds_sweep(tmp_path, 0, 1)
-    first, second = sweeps.plan(runs_of(sweeps.read(file)), 16, "offline", tmp_path)
-    chosen, config, _ = sweeps.arguments(sweeps.Program(runs_of(sweeps.read(file))[0], {}), first)
+    first, second = layout.plan(runs_of(files.read(file)), 16, "offline", tmp_path)
+    chosen, config, _ = layout.arguments(Program(runs_of(files.read(file))[0], {}), first)
     taken = common.run(chosen, config, chosen.updates, task="count", identity=("seed",), card={"sweep": {}})
     stored = lambda: json.loads((tmp_path / "sweep.json").read_text())["runs"]
     with lifecycle.session(taken, lifecycle.Start({}, 0, 0.0, False, None)) as other:
@@ -1082,7 +1086,7 @@ def test_a_budget_ends_a_sweep_after_a_checkpoint(
             pass
 
     trained = count_in_place_of_training(monkeypatch, wait)
-    monkeypatch.setattr(sweeps, "_ALARM", 0.05)
+    monkeypatch.setattr(training, "_ALARM", 0.05)
     file = seeds_sweep(tmp_path, 0, 1, 2)
     start(file, f"--workdir={tmp_path}", "--budget=0.5s")
     assert "the budget of 0.5s is spent; the same command continues" in capsys.readouterr().out
@@ -1110,8 +1114,8 @@ def test_the_rest_is_estimated_from_what_is_done(counted: list[int], tmp_path: P
     start(seeds_sweep(tmp_path, 0), f"--workdir={tmp_path}")
     (result,) = tmp_path.glob(f"*/{log.RESULT}")
     result.write_text(json.dumps(json.loads(result.read_text()) | {"wall_seconds": 100.0}))
-    runs = runs_of(sweeps.read(seeds_sweep(tmp_path, 0, 1, 2)))
-    *_, rest = sweeps.status(sweeps.plan(runs, 16, "offline", tmp_path))
+    runs = runs_of(files.read(seeds_sweep(tmp_path, 0, 1, 2)))
+    *_, rest = records.status(layout.plan(runs, 16, "offline", tmp_path))
     assert rest == "the rest takes one process about 0:03:20 at the speed so far"
 
 
@@ -1143,19 +1147,19 @@ def test_the_time_of_a_run_is_of_the_session_that_trained(
     saved = tmp_path / lifecycle.CHECKPOINTS / "100"
     saved.mkdir(parents=True)
     os.utime(saved, (1000, 1000))
-    assert sweeps._seconds(tmp_path) == pytest.approx(seconds)
+    assert records._seconds(tmp_path) == pytest.approx(seconds)
 
 
 def test_each_agent_has_a_speed_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {"bc": 10.0, "iql": 100.0, "cql": 0.0}  # of one run of 20 updates; nobody knows CQL's
 
-    def state(program: sweeps.Program, place: Path) -> sweeps.State:
+    def state(program: Program, place: Path) -> records.State:
         spent = seconds[program.fixed["agent"]] if program.fixed["seed"] == 0 else 0.0
-        return sweeps.State("done", 20, 20, spent) if spent else sweeps.State("waiting", 0, 20, 0.0)
+        return records.State("done", 20, 20, spent) if spent else records.State("waiting", 0, 20, 0.0)
 
-    monkeypatch.setattr(sweeps, "state", state)
+    monkeypatch.setattr(records, "state", state)
     runs = [{"agent": agent, "seed": seed} for agent in seconds for seed in (0, 1)]
     runs.append({"agent": "iql", "seed": 2})
-    planned = {Path(f"{i}"): sweeps.Program(run, {}) for i, run in enumerate(runs)}
-    *_, rest = sweeps.status(planned)  # 10, twice 100, and twice the mean of both
+    planned = {Path(f"{i}"): Program(run, {}) for i, run in enumerate(runs)}
+    *_, rest = records.status(planned)  # 10, twice 100, and twice the mean of both
     assert rest.startswith("the rest takes one process about 0:05:20 at the speed so far, of cql at the mean")

@@ -1,0 +1,342 @@
+"""The programs of a sweep and their folders: which runs are trained together, and where.
+
+Runs of one program differ in nothing but float hyper-parameters of the agent. The folder of a program is named by its
+parameters, so that a file to which more was added since finds again what it has trained.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+from experiments import flags as config_flags
+from experiments import presets
+from rl import agents, checkpoint, data, log
+from rl.data.files import expanded
+from rl.types import Spec
+from rl.values import heads
+from sweeps import files, scripts
+from sweeps.scripts import SCRIPTS
+
+# Settings of a run that decide nothing that it learns.
+INDIFFERENT = ("overwrite", "tensorboard", "wandb", "eval_processes", "env_processes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Runs that one compiled program trains: they share ``fixed`` and differ in ``swept``."""
+
+    fixed: dict[str, Any]
+    swept: dict[str, list[float]]  # {flag: one value per run}; empty for a single run
+    script: str = "offline"  # one of SCRIPTS
+
+    @property
+    def runs(self) -> int:
+        return len(next(iter(self.swept.values()), [None]))
+
+    def apart(self) -> list[Program]:
+        """Its runs, each as a program of its own."""
+        return [
+            Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()}, self.script)
+            for i in range(self.runs)
+        ]
+
+
+class Sweep(NamedTuple):
+    """A sweep file with what was asked for beside it."""
+
+    file: str
+    script: str  # one of SCRIPTS
+    metric: str
+    goal: str  # maximize or minimize
+    root: Path  # the folder of all its programs
+    runs: int
+    programs: dict[Path, Program]  # by their folders
+    # When the command did that trains it, by `time.time`: what ended since then it does not train, even to overwrite.
+    began: float = math.inf
+
+
+def define(values: flags.FlagValues = flags.FLAGS) -> None:
+    """The flags that decide which programs a sweep has, and where they lie."""
+    flags.DEFINE_integer("count", 10, "draws of a random sweep", 1, flag_values=values)
+    flags.DEFINE_integer("seed", 0, "decides what a random sweep draws", 0, flag_values=values)
+    flags.DEFINE_integer("together", 16, "runs trained as one program, at most", 1, flag_values=values)
+    flags.DEFINE_string("workdir", "", "where results go; by default runs/sweeps/FILE", values)
+    flags.DEFINE_multi_string(
+        "set", [], "flag=value in place of what the file says of that flag; may be repeated", values
+    )
+    flags.DEFINE_multi_string(
+        "finished", [], "a further folder of finished runs, of another machine say; may be repeated", values
+    )
+
+
+def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
+    """`load` with the flags of `define`, over which ``overrides`` win; `adopt` with --finished."""
+    sweep = load(
+        file,
+        {**files.overrides(values.set), **overrides},
+        values.workdir,
+        count=values.count,
+        seed=values.seed,
+        together=values.together,
+    )
+    return adopt(sweep, values.finished)
+
+
+def load(
+    file: str,
+    overrides: Mapping[str, Any],
+    workdir: str = "",
+    *,
+    count: int = 10,
+    seed: int = 0,
+    together: int = 16,
+) -> Sweep:
+    """The sweep in a file, laid out; what its folders hold is not looked at.
+
+    Args:
+      file: of the sweep.
+      overrides: {flag: value} in place of what the file says of that flag.
+      workdir: the folder of all its programs; by default runs/sweeps/FILE.
+      count, seed: of a random sweep, how many draws, and of which they are.
+      together: runs trained as one program, at most.
+
+    Raises:
+      ValueError: a file or a flag that cannot be used; the message names the file.
+    """
+    sweep = files.overridden(files.read(file), overrides)
+    root = expanded(workdir or f"runs/sweeps/{Path(file).stem}")
+    runs = list(files.combinations(sweep, count, seed))
+    if not runs:
+        raise ValueError(f"{file} asks for no runs: one of its parameters has no values")
+    script, metric = scripts.PROGRAMS[sweep["program"]], sweep["metric"]
+    try:
+        planned = plan(runs, together, script, root)
+    except ValueError as error:
+        lacking = "has no setting" in str(error) and len({str(run.get("agent")) for run in runs}) > 1
+        apart = "; an agent without it needs a file of its own, and one report takes both files" * lacking
+        raise ValueError(f"{file}: {error}{apart}") from None
+    return Sweep(file, script, metric["name"], metric["goal"], root, len(runs), planned)
+
+
+def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict[Path, Program]:
+    """The programs of a sweep by their folders, of which nothing is read.
+
+    Raises:
+      ValueError: parameters that cannot be run, an unknown dataset, or two programs of one folder.
+    """
+    planned: dict[Path, Program] = {}
+    for program in programs(runs, most, script):
+        place = folder(program, root)
+        settings, *_ = arguments(program, place)
+        if hasattr(settings, "dataset"):
+            data.check_name(settings.dataset)
+        if place in planned:
+            length = SCRIPTS[script].length
+            equal = ", ".join(f"--{name}" for name in (length, *INDIFFERENT))
+            raise ValueError(
+                f"two runs of the sweep would share {place}: they differ in nothing but {equal}, if at all "
+                f"({planned[place].fixed} and {program.fixed}). Give each value once, and another --workdir for "
+                f"each --{length}"
+            )
+        planned[place] = program
+    return planned
+
+
+def programs(runs: list[dict[str, Any]], most: int, script: str = "offline") -> list[Program]:
+    """Groups runs that one program can train, at most ``most``: equal but for float hyper-parameters.
+
+    A value of 0 stays out of a group, because it may switch a term off; so do the discounts, by which the support of
+    categorical heads and the returns of chunks are made. Runs whose support the data give are grouped where their
+    targets reach equally far beyond the rewards: the support of a run depends on no other.
+    """
+    groups: dict[str, list[Program]] = {}
+    names = {name for run in runs for name in run}
+    differ = {name for name in names if any(run.get(name) != runs[0].get(name) for run in runs)}
+    for run in runs:
+        varying = sorted(name for name in differ & run.keys() if _can_be_swept(run, name, run[name], script))
+        fixed = {name: value for name, value in run.items() if name not in varying}
+        reach = _reach(run, script) if varying else []
+        group = groups.setdefault(json.dumps([fixed, varying, reach], sort_keys=True), [])
+        if not group or not varying or group[-1].runs >= most:
+            group.append(Program(fixed, {name: [] for name in varying}, script))
+        for name in varying:
+            group[-1].swept[name].append(float(run[name]))
+    return [program for group in groups.values() for program in group]
+
+
+def _can_be_swept(run: Mapping[str, Any], name: str, value: Any, script: str) -> bool:
+    field = name.removeprefix("agent.")
+    if not SCRIPTS[script].together or field == name or field in ("discount", "chunk_discount"):
+        return False
+    if type(value) not in (int, float) or value == 0:
+        return False
+    config = scripts.config_of(script)(run.get("agent", scripts.defaults(script).agent))
+    return isinstance(getattr(config, field, None), float)
+
+
+def _reach(run: dict[str, Any], script: str) -> list[float]:
+    """Where the targets of a run end if rewards give values in [0, 1], at those ends of a support that no flag gives.
+
+    Of one and of two actions, since targets may reach further with their number; nothing for a head without a support.
+    """
+    settings, config, _ = arguments(Program(run, {}, script), Path())
+    if settings.head in heads.UNBOUNDED:
+        return []
+    ranges = [agents.target_range(settings.agent, config, Spec((1,), size), 0.0, 1.0) for size in (1, 2)]
+    flags_of_ends = (settings.head_low, settings.head_high)
+    return [end for ends in ranges for end, flag in zip(ends, flags_of_ends, strict=True) if math.isnan(flag)]
+
+
+def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list[float]]]:
+    """What the script's ``run`` takes. Raises ValueError on a parameter that does not exist or has another type."""
+    script, module = SCRIPTS[program.script], scripts.module(program.script)
+    fixed = program.fixed | {"workdir": str(workdir)}
+    if "workdir" in program.fixed:
+        raise ValueError(
+            "the sweep sets workdir, which decides where runs are stored: give --workdir to the runner"
+        )
+    defaults, config_of = scripts.defaults(program.script), scripts.config_of(program.script)
+    config = config_of(str(fixed.get("agent", defaults.agent)))
+    settings_known = config_flags.names(defaults)
+    known = [*settings_known, *(f"agent.{name}" for name in config_flags.names(config))]
+    for name in fixed:
+        if name in settings_known or hasattr(defaults, name) or name.startswith("agent."):
+            continue
+        near = difflib.get_close_matches(f"agent.{name}" if f"agent.{name}" in known else name, known, n=1)
+        hint = f": did you mean {near[0]!r}?" if near else f"; it has {', '.join(settings_known)}"
+        raise ValueError(f"experiments.{program.script} has no setting {name!r}{hint}")
+    if script.presets:
+        settings, config = presets.resolve(program.script, defaults, config_of, script.task, fixed)
+    else:
+        fields = {name.removeprefix("agent."): x for name, x in fixed.items() if name.startswith("agent.")}
+        plain = {name: x for name, x in fixed.items() if not name.startswith("agent.")}
+        settings = config_flags.with_fields(defaults, plain)
+        config = config_flags.with_fields(config, fields, "agent.")
+    module.check(settings, *([config] if program.script == "model_based" else []))
+    return settings, config, {name.removeprefix("agent."): v for name, v in program.swept.items()}
+
+
+def folder(program: Program, root: Path) -> Path:
+    """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how."""
+    script = SCRIPTS[program.script]
+    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, *INDIFFERENT)}
+    text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
+    words = [
+        Path(str(program.fixed[name])).name
+        for name in ("agent", script.task, "head")
+        if name in program.fixed
+    ]
+    return root / "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:8]])
+
+
+def apart(program: Program, place: Path) -> dict[Path, Program]:
+    """The runs of a program by the folders in which each is trained alone if they diverge together."""
+    return {place / f"{i:03d}": part for i, part in enumerate(program.apart())}
+
+
+def finished(program: Program, place: Path, began: float = math.inf) -> bool:
+    """Whether the program's result is there, as long as the sweep asks for; to overwrite, one of since ``began``."""
+    if not (place / log.RESULT).exists():
+        return False
+    settings, *_ = arguments(program, place)
+    if settings.overwrite and (place / log.RESULT).stat().st_mtime < began:
+        return False
+    length = SCRIPTS[program.script].length
+    return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
+
+
+def adopt(sweep: Sweep, folders: Sequence[str]) -> Sweep:
+    """The sweep, whose programs that are finished in one of ``folders``, and not in its own, lie there.
+
+    Args:
+      sweep: as laid out by `load`.
+      folders: of finished runs, such as `experiments.report` stores with ``--store``, from any machine.
+
+    Raises:
+      ValueError: one of them is no folder.
+    """
+    others = [expanded(folder) for folder in folders]
+    for other in others:
+        if not other.is_dir():
+            raise ValueError(f"--finished={other} is no folder: experiments.report --store makes one")
+
+    def where(place: Path, program: Program) -> Path:
+        stored = (other / place.name for other in others)
+        return next((x for x in (place, *stored) if finished(program, x)), place)
+
+    return sweep._replace(programs={where(*item): item[1] for item in sweep.programs.items()})
+
+
+def check_folder(program: Program, place: Path, root: Path) -> None:
+    """Raises CheckpointError or ValueError if the folder holds a run that is not this program, or a longer one.
+
+    A folder that is not in the sweep's, ``root``, is one of --finished.
+    """
+    settings, config, sweep = arguments(program, place)
+    if (place / log.CONFIG).exists() and not settings.overwrite:
+        _check_same(place, root, program.script, settings, config, sweep)
+        _check_length(place, SCRIPTS[program.script].length, settings)
+
+
+def _check_same(
+    place: Path, root: Path, script: str, settings: Any, config: Any, sweep: Mapping[str, Any]
+) -> None:
+    """Raises CheckpointError if the run in the folder, finished or not, is of other settings than are now meant.
+
+    Their flags are the same, so that what differs are defaults, presets or the code of this version. A setting or a
+    hyper-parameter that the run did not know yet had the effect of its default.
+    """
+    stored = log.read_json(place / log.CONFIG).get("config", {})
+    before, usual = stored.get("settings", {}), type(settings)()
+    new = [
+        name
+        for name in (scripts.module(script)._IDENTITY if SCRIPTS[script].task in before else ())
+        if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
+    ]
+    identity = [name for name in (*before, *new) if hasattr(settings, name)]
+    known = checkpoint.flat(stored.get("config", {}))
+    defaults = checkpoint.flat(dataclasses.asdict(type(config)()))
+    of_agent = {
+        name: value
+        for name, value in checkpoint.flat(dataclasses.asdict(config)).items()
+        if name in known or value != defaults[name]
+    }
+    now = {
+        "agent": settings.agent,
+        "settings": {name: getattr(settings, name) for name in identity},
+        "config": of_agent,
+        **({"sweep": sweep} if "sweep" in stored else {}),
+    }
+    differences = checkpoint.differences(
+        {name: stored.get(name) for name in now}, json.loads(json.dumps(now, default=str))
+    )
+    if differences:
+        listed = "\n  ".join(differences)
+        remedy = (
+            "Choose another --workdir, or move that folder away to train it again"
+            if place.parent == root
+            else f"Leave {place.parent} out of --finished, give another folder there, or move that run away to train "
+            "it again"
+        )
+        raise checkpoint.CheckpointError(
+            f"{place} holds a run of other code or defaults:\n  {listed}\nNothing was trained. {remedy}"
+        )
+
+
+def _check_length(place: Path, length: str, settings: Any) -> None:
+    """Raises ValueError if the run in the folder is longer than the sweep asks for."""
+    count = log.read_json(place / log.RESULT).get(length, 0) if (place / log.RESULT).exists() else 0
+    if count > getattr(settings, length):
+        raise ValueError(
+            f"{place} holds a run of {count} {length}, more than the sweep's {length}={getattr(settings, length)}: "
+            "choose another --workdir"
+        )

@@ -1,0 +1,186 @@
+"""One program of a sweep: its data made, its runs trained, its failure kept, and all of it stopped in time."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import signal
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments import flags as config_flags
+from rl import data, lifecycle, log, shard, train
+from rl.data import recipes
+from rl.data.files import expanded
+from sweeps import layout, records, scripts
+from sweeps.layout import Program
+from sweeps.records import DIVERGED, FAILED, MetricError
+from sweeps.scripts import SCRIPTS
+
+_ALARM = 5.0  # seconds between two requests to stop, after the budget is spent
+_print_once = functools.cache(print)  # of what is tried again after every pause
+
+
+def collect(program: Program) -> None:
+    """Makes the tier of locomotion that the program learns from, if it is one that is not there.
+
+    One that is there and has not its published size is used as it is, with a warning.
+    Other datasets are downloaded where they are read, or refused there with the command that makes them. SIGTERM stops
+    it as Ctrl-C does, in the middle; what is made so far is kept.
+
+    Raises:
+      lifecycle.InUse: another process is making it.
+      data.DataError: it cannot be made.
+      KeyboardInterrupt: it was stopped.
+    """
+    settings, *_ = layout.arguments(program, Path())
+    name = getattr(settings, "dataset", "")
+    if name not in recipes.LOCOMOTION:
+        return
+    recipe = recipes.LOCOMOTION[name]
+    place = expanded(settings.data_folder or recipes.default_folder(recipe.family))
+    if (place / recipe.file).exists():
+        held = recipes.read_card(place / recipe.file).get("transitions")
+        published = recipes.locomotion.plan(recipe, None, 0, None).transitions
+        if held not in (None, published):
+            warnings.warn(
+                f"{place / recipe.file} has {held:,} transitions, and {name} at its published size {published:,}: "
+                f"do not compare runs on both. python -m experiments.collect --dataset={name} --out={place} "
+                "--overwrite makes it at that size in its place; another --out, and --set=data_folder with "
+                "that folder here, keep both",
+                stacklevel=2,
+            )
+        return
+    _print_once(f"{name} is not in {place}: it is made now, at its published size", file=sys.stderr)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        recipes.collect(name, out=place)
+    except RuntimeError as error:
+        if isinstance(error.__cause__, BlockingIOError):
+            raise lifecycle.InUse(str(error)) from error
+        raise data.DataError(str(error)) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def attempt(program: Program, place: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
+    """Makes the program's data and trains it, as far as neither is done; a row per run, with its score or its error.
+
+    A run that fails leaves failed.json in its folder. What was begun since the command ``began`` goes on, also to
+    overwrite.
+
+    Raises:
+      MetricError: the runs do not log ``metric``.
+      lifecycle.InUse: another process has its folder open, or makes its data.
+      train.Interrupted, KeyboardInterrupt: it was stopped.
+    """
+    explained = True
+    try:
+        if jax.process_count() == 1:  # several would be in each other's way
+            if held := records.holder(program, place):  # before its data are read
+                raise lifecycle.InUse(held)
+            collect(program)
+            (place / FAILED).unlink(missing_ok=True)
+        rows = execute(program, place, metric, began)
+        (place / FAILED).unlink(missing_ok=True)
+    except (MetricError, lifecycle.InUse, train.Interrupted):
+        raise
+    except (*config_flags.EXPLAINED, RuntimeError) as error:  # of an environment say, or memory that is full
+        if jax.process_count() > 1:  # others may have gone on, and would wait for ever
+            raise
+        explained = isinstance(error, config_flags.EXPLAINED)
+        if not explained:
+            traceback.print_exc()
+        rows = [
+            records.row_of(part, place) | {"error": f"{type(error).__name__}: {error}"}
+            for part in program.apart()
+        ]
+    if records.failures(rows) and shard.is_main():
+        with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
+            place.mkdir(parents=True, exist_ok=True)
+            failed = {
+                "error": records.failures(rows)[0],
+                "runs": len(records.failures(rows)),
+                "explained": explained,
+            }
+            log.write_json(place / FAILED, failed)
+    return rows
+
+
+def execute(program: Program, workdir: Path, metric: str, began: float = math.inf) -> list[dict[str, Any]]:
+    """Trains one program, if it is not finished; one row per run, with its parameters and its last score or its error.
+
+    If one of several runs diverges, all are trained again one by one, so that it takes only itself down. What was begun
+    since the command ``began`` goes on, also to overwrite.
+
+    Raises:
+      MetricError: the runs do not log ``metric``.
+    """
+    if lifecycle.of_first(layout.finished(program, workdir, began)):
+        return _read(program, workdir, metric)
+    settings, config, sweep = layout.arguments(program, workdir)
+    if settings.overwrite and _begun(workdir, began):
+        settings = dataclasses.replace(settings, overwrite=False)
+    if settings.overwrite and shard.is_main():
+        (workdir / DIVERGED).unlink(missing_ok=True)
+    if settings.overwrite or not lifecycle.of_first((workdir / DIVERGED).exists()):
+        try:
+            run = scripts.module(program.script).run
+            run(settings, config, sweep) if SCRIPTS[program.script].together else run(settings, config)
+            return _read(program, workdir, metric)
+        except train.Diverged as error:
+            if program.runs == 1:
+                return [records.row_of(program, workdir) | {"error": f"{records.DIVERGENCE}: {error}"}]
+            if shard.is_main():
+                log.write_json(workdir / DIVERGED, {"error": str(error)})
+    parts = layout.apart(program, workdir).items()
+    return [row for folder, part in parts for row in execute(part, folder, metric, began)]
+
+
+def _begun(place: Path, began: float) -> bool:
+    """Whether the run in the folder started since ``began``; to overwrite, what was there before it is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        # The file's own time is of who went on with the run last.
+        started = log.read_json(place / log.CONFIG)["started"]
+        return datetime.fromisoformat(started).timestamp() >= began
+    return False
+
+
+def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
+    """`scored` in the first process; nothing in the others, which may not see yet what it has written."""
+    return records.scored(program, workdir, metric) if shard.is_main() else []
+
+
+@contextlib.contextmanager
+def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
+    """Asks the run that is open to stop after so many seconds, and any that opens later; yields whether they are over.
+
+    The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. So does
+    `collect`.
+    """
+    if math.isinf(seconds):
+        yield lambda: False
+        return
+    end, usual = time.monotonic() + seconds, signal.getsignal(signal.SIGTERM)
+
+    def ring(*_: Any) -> None:
+        if signal.getsignal(signal.SIGTERM) is not usual:  # a run is open
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, _ALARM)
+    try:
+        yield lambda: lifecycle.anywhere(time.monotonic() >= end)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
