@@ -81,12 +81,12 @@ if torch:
             self.last = nn.Linear(widths[-1], outputs)
 
         def forward(self, observation: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
-            if self.trunk:
+            if self.trunk is not None and self.trunk_norm is not None:
                 observation = torch.tanh(self.trunk_norm(self.trunk(observation)))
             x = torch.cat([observation, *others], -1)
             for i, dense in enumerate(self.dense):
                 x = dense(x)
-                x = self.activation(self.norms[i](x) if self.norms else x)
+                x = self.activation(self.norms[i](x) if self.norms is not None else x)
             return self.last(x)
 
     def uploaded(batch: Transition, device: str) -> list[torch.Tensor]:

@@ -71,13 +71,13 @@ def _searched(objective: Callable[[float], Objective], least: float = 0.0) -> Ca
 def _chi2(scale: float) -> Objective:
     def objective(row: np.ndarray, v: np.ndarray, alpha: float) -> float:
         cut = np.minimum(v, alpha)
-        return row @ cut + ((row @ cut) ** 2 - row @ cut**2) / (4 * scale)
+        return float(row @ cut + ((row @ cut) ** 2 - row @ cut**2) / (4 * scale))
 
     return objective
 
 
 def _tv_ball(radius: float) -> Objective:
-    return lambda row, v, alpha: row @ np.minimum(v, alpha) - radius * alpha
+    return lambda row, v, alpha: float(row @ np.minimum(v, alpha) - radius * alpha)
 
 
 def _kl_ball(radius: float) -> Objective:

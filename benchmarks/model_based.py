@@ -296,10 +296,13 @@ def retraining(settings: Settings, seeds: int) -> Programs:
     state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
     rows = jax.tree.map(lambda x: x[0, : settings.steps], trainer.carry.memory.environment.rows)
     network = ensemble.make(config, cases.SPEC)
-    data = learnable.prepare(cases.SPEC, *rows[:5], np.int32(settings.steps))
+    observation, action, reward, discount, after = rows[:5]
+    filled = jnp.int32(settings.steps)
+    data = learnable.prepare(cases.SPEC, observation, action, reward, discount, after, filled)
     parts = _fit_limit(config, data.rows, learnable.sizes(config, data), seeds * settings.fit_epochs)
     starts = jnp.zeros((settings.rollouts, *cases.SPEC.observation_shape))
-    act = lambda observation, key: loop.learner.explore(state, observation, key)
+    explore = loop.learner.explore or loop.learner.act
+    act = lambda observation, key: explore(state, observation, key)
     step = rollout.step(base.learned(network), termination.never, act)
     front = rollout.Front(starts, jnp.ones(len(starts), bool))
     parts.append(_limit(products.find(step, memory.model, front, jax.random.key(0)), seeds))

@@ -196,7 +196,7 @@ def train_one(
     """
     of = subject(dataclasses.replace(settings, seeds=2, agents="", tiers="", out=""), agent, tier)
     run_keys = keys.seeds(jax.random.key(seed), 1)
-    state = jax.jit(of.population.init)(run_keys, replay.sampler(2)(of.rows, jax.random.key(0)))
+    state = jax.jit(of.population.init)(run_keys, replay.sampler(2)(of.rows, jax.random.key(0), 0))
     parts = steps(settings, of, agent, state, run_keys, seed)
     actor = acting.observing(
         of.population.actor, functools.partial(transform.observations, of.problem.transform)
@@ -328,13 +328,14 @@ def usable(data: replay.Dataset) -> replay.Dataset:
 def measured(learner: Learner, agent: str, state: State, probe: Transition) -> dict[str, Any]:
     """Values and the deviation of the policy on rows of the data [P]."""
     key = jax.random.key(0)  # no policy draws: they act with their modes
-    action = learner.act(state, probe.observation, key)
+    action, critics = learner.act(state, probe.observation, key), acting.critics(learner)
     metrics = {
-        "q_data": learner.critics(state, probe.observation, probe.action).mean(),
-        "q_policy": learner.critics(state, probe.observation, action).mean(),
+        "q_data": critics(state, probe.observation, probe.action).mean(),
+        "q_policy": critics(state, probe.observation, action).mean(),
         "deviation": jnp.square(action - probe.action).mean(),
     }
     if agent == "iql":  # the others' value needs target networks, which d3rlpy's weights do not have
+        assert learner.value is not None
         metrics["v"] = learner.value(state, probe.observation, key).mean()
     return metrics
 

@@ -120,7 +120,7 @@ def _flow(products: Sequence[Product]) -> _Flow:
     inputs: dict[Hashable, jax.ShapeDtypeStruct] = {}
     taken: dict[Hashable, int] = {}
     changing: list[Hashable] = []
-    free = collections.defaultdict(list)
+    free: dict[Any, list[int]] = collections.defaultdict(list)
     for i, product in enumerate(products):
         for name, shape in zip(product.operands, product.shapes, strict=True):
             if name in inputs or name in taken:
@@ -194,10 +194,7 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product
     """The products in one operation that is no call."""
     kind, settings = equation.primitive.name, equation.params
     if kind == "dot_general":
-        left, right, result = (
-            jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype)
-            for var in (*equation.invars, *equation.outvars)
-        )
+        left, right, result = map(_shape, (*equation.invars, *equation.outvars))
         contracted = math.prod(left.shape[axis] for axis in settings["dimension_numbers"][0][0])
         work = 2 * contracted * math.prod(result.shape)
         return [Product((read[0], read[1]), (left, right), settings, result, work)]
@@ -214,12 +211,18 @@ def _products(equation: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product
     return []
 
 
+def _shape(atom: Any) -> jax.ShapeDtypeStruct:
+    """The shape and the type of an input or a result."""
+    return jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype)
+
+
 def _repeated(scan: core.JaxprEqn, read: Sequence[Hashable]) -> list[Product]:
     """The products of all iterations. Inputs of the body are, in this order, constants, carry and slices."""
     body = _close(scan.params["jaxpr"])
     # What is sliced or stacked has one axis more outside. The names of these numbers depend on JAX's version.
-    outside = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.invars, body.jaxpr.invars, strict=True))
-    carry = sum(a.aval.ndim == b.aval.ndim for a, b in zip(scan.outvars, body.jaxpr.outvars, strict=True))
+    axes = lambda atom: _shape(atom).ndim
+    outside = sum(axes(a) == axes(b) for a, b in zip(scan.invars, body.jaxpr.invars, strict=True))
+    carry = sum(axes(a) == axes(b) for a, b in zip(scan.outvars, body.jaxpr.outvars, strict=True))
     names, products = list(read[:outside]), []
     for _ in range(scan.params["length"]):
         slices = [("slice", _Computed()) for _ in read[outside:]]

@@ -37,7 +37,7 @@ from rl.shard import hosts
 T = TypeVar("T")
 
 
-class _Whole(flags.IntegerParser):  # type: ignore[misc]
+class _Whole(flags.IntegerParser):
     """Whole numbers, which may be written as ``1e6``."""
 
     def convert(self, argument: Any) -> int:
@@ -50,7 +50,7 @@ class _Whole(flags.IntegerParser):  # type: ignore[misc]
             raise
 
 
-class _OrNone(flags.ArgumentParser):  # type: ignore[misc]
+class _OrNone(flags.ArgumentParser):
     """What another parser takes, or ``none``."""
 
     def __init__(self, parser: flags.ArgumentParser):
@@ -320,7 +320,7 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             several = hosts.several()
             if shard.is_loss(error):
                 message = f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}"
-            elif isinstance(error, EXPLAINED) and flags.FLAGS["verbosity"].value < logging.INFO:
+            elif isinstance(error, EXPLAINED) and (flags.FLAGS["verbosity"].value or 0) < logging.INFO:
                 message = f"{type(error).__name__}: {error}"
             elif several:
                 message = traceback.format_exc()

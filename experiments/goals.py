@@ -233,7 +233,9 @@ def problem(settings: Settings, config: Any, configs: Sequence[Any]) -> Problem:
     return Problem(
         task._replace(loaded=task.loaded._replace(spec=goals.conditioned_spec(task.loaded.spec))),
         trajectories(settings, config, task.dataset, task.loaded.dataset),
-        trajectories(settings, config, task.validation, task.loaded.validation) if task.validation else None,
+        trajectories(settings, config, task.validation, task.loaded.validation)
+        if task.validation and task.loaded.validation
+        else None,
         f"{PROTOCOLS[settings.protocol][0]}{environment}" if environment else None,
     )
 

@@ -244,7 +244,7 @@ def export(path: Path, state: State, *, slow: bool = False, whole: bool = False)
     checkpoint.export(path, acting if whole else acting.get("policy", acting.get("q", acting)))
 
 
-def exported(config: Any) -> dict[str, bool]:
+def exported(config: Any) -> dict[str, Any]:
     """Which networks `export` must write of an agent with this config: its arguments ``slow`` and ``whole``."""
     return {"slow": getattr(config, "slow_policy", False), "whole": acts_by_critics(config)}
 

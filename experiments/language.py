@@ -293,11 +293,11 @@ def _epochs(
         if first < stop:
             rows = None
             if stage:
-                look = {
+                looks: dict[str, Callable[..., Any]] = {
                     "value": functools.partial(bcoder.value_rows, config, task.lm),
                     "policy": functools.partial(bcoder.policy_rows, config, task.lm, task.head),
-                }[stage]
-                look = _on_all_hosts(jax.jit(look), mesh)
+                }
+                look = _on_all_hosts(jax.jit(looks[stage]), mesh)
                 rows = reading.in_batches(look, _whole(task, state), task.rows, settings.batch_size)
             dataset = shard.place_language(_dataset(task, rows), mesh)
             for each in train.epochs(epoch, state, dataset, key, stop - max(first, start)):
@@ -510,7 +510,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     lm = model.make(language_model.config, _dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    conversations = [*(read or {}).values(), *(row.dialogue for row in (*candidate_sets.values(), *prompts))]
+    said = (row.dialogue for row in candidate_sets.values())
+    conversations = [*(read or {}).values(), *said, *(row.dialogue for row in prompts)]
     words = language_log.words_of(
         language_model, settings.stop or (game and game.end), settings.date, conversations
     )
@@ -700,8 +701,9 @@ def rank(
       mesh: of the run; all hosts must call this, and one of them writes.
     """
     look = _on_all_hosts(reader(settings, config, task), mesh)
-    likely = jax.jit(lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment))
-    likely = _on_all_hosts(likely, mesh)
+    assert task.candidates is not None
+    likelihood = lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment)
+    likely = _on_all_hosts(jax.jit(likelihood), mesh)
     readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
     tokens = readings["taken"].sum(1)
     sums = {"scores": readings["score"]}

@@ -127,7 +127,7 @@ def candidates(
     """
     if not candidate_sets:
         return None
-    episodes = []
+    episodes: list[Episode] = []
     overlong = "refuse" if settings.overlong == "skip" else settings.overlong
     for line, row in candidate_sets.items():
         numbered = [

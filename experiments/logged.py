@@ -103,7 +103,7 @@ def population(
 def validator(
     settings: Settings,
     held_out: Any,
-    learners: Callable[[Settings, Callable[[Learner], Learner]], tuple[train.Population, Key]],
+    learners: Callable[[Any, Callable[[Learner], Learner]], tuple[train.Population, Key]],
     mesh: jax.sharding.Mesh,
     period: int = 1,
 ) -> Callable[[State], dict[str, np.ndarray]]:

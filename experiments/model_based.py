@@ -137,7 +137,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         learner,
         where.dynamics,
         terminates,
-        model_based.diagnosis(learner, learner.critics, where.dynamics, truth=where.truth),
+        model_based.diagnosis(learner, acting.critics(learner), where.dynamics, truth=where.truth),
     )
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)

@@ -248,9 +248,11 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     """The learner and its memory. Raises ValueError where a head needs a support that no flag gives."""
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
+    low, high = support(settings) or (0.0, 1.0)
     head = heads.make(
         settings.head,
-        *(support(settings) or ()),
+        low,
+        high,
         size=settings.head_size,
         start=start(settings),
         kappa=kappa(settings),

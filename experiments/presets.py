@@ -76,7 +76,9 @@ def find(script: str, agent: str, task: str, head: str, preset: str = PAPER) -> 
         for family, patterns in table()["families"].items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
-    chosen, sources, missing = {}, [], []
+    chosen: dict[str, Any] = {}
+    sources: list[str] = []
+    missing: list[str] = []
     for block in _blocks(script):
         if (
             agent not in _several(block["agent"])

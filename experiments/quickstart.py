@@ -29,7 +29,7 @@ TASK = "pointmaze-medium-navigate-singletask-v0"
 # IQL for a horizon of some two hundred steps in minutes: larger steps than the paper's, for the optimiser and
 # the slow critics, carry values through the maze in thousands of updates instead of hundreds of thousands.
 NAMES = {"bc": "behaviour cloning", "iql": "implicit Q-learning, HL-Gauss"}
-CONFIGS = {
+CONFIGS: dict[str, Any] = {
     "bc": bc.Config(learning_rate=1e-3, hidden=(128, 128)),
     "iql": iql.Config(
         expectile=0.9, temperature=4.0, target_rate=0.05, learning_rate=1e-3, hidden=(128, 128)

@@ -80,7 +80,7 @@ class Part(NamedTuple):
     script: str
     folder: Path
     program: Path  # the folder of its program, of which that may be one
-    index: int  # among the runs that were trained together there
+    index: int  # type: ignore[assignment]  # among the runs that were trained together there
     runs: int  # of these
     state: records.State
     result: dict[str, Any] | None  # result.json, if it is finished
@@ -125,7 +125,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
         "other_lengths": _other_lengths(parts),
         "other_settings": _other_settings(parts),
         "lost_lines": {
-            str(x.folder): x.result["lost_lines"] for x in parts if "lost_lines" in (x.result or {})
+            str(x.folder): x.result["lost_lines"] for x in parts if x.result and "lost_lines" in x.result
         },
         "machines": _machines(parts),
         "cells": cells,

@@ -97,8 +97,8 @@ def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
         ]
         yield f"**Not the same number of {unit}:** {'; '.join(tasks)}."
     for variant, names in result["other_settings"].items():
-        tasks = {f"--{name}={value} on {task}" for name, of in names.items() for task, value in of.items()}
-        yield f"**Not the same settings on all tasks:** `{variant}` has {', '.join(sorted(tasks))}."
+        flags = {f"--{name}={value} on {task}" for name, of in names.items() for task, value in of.items()}
+        yield f"**Not the same settings on all tasks:** `{variant}` has {', '.join(sorted(flags))}."
     if result["lost_lines"]:
         runs = "; ".join(f"{lines} in `{folder}`" for folder, lines in result["lost_lines"].items())
         yield f"**Lines of metrics were lost before a run went on** ({runs}): best and selected scores lack them."
@@ -215,15 +215,15 @@ def _table(result: Mapping[str, Any], which: str) -> str:
                     *(_reported(beside.get((name, task)), style) for name in reported),
                 )
             )
-    head = (
+    head = [
         "task",
         *logged,
         *(f"`{name}`" for name in columns),
         *(f"`{name}`, published" for name in reported),
-    )
+    ]
     if len(columns) > len(rows):
-        (_, *head), *rows = zip(head, *rows, strict=True)
-        head = ["", *head]
+        (_, *names), *rows = zip(head, *rows, strict=True)
+        head = ["", *names]
     return studies.table(head, rows)
 
 

@@ -177,7 +177,7 @@ def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str,
                     [pursued(memory, shown[t]) for t, memory in zip(times, held, strict=True) if pursued]
                 ),
                 {t: frame for t, frame in frames.items() if isinstance(frame, np.ndarray)},
-                goals[i] if isinstance(goals[i], np.ndarray) else None,
+                goal if isinstance(goal := goals[i], np.ndarray) else None,
                 bool(scores[score][0, i]),
             )
         )

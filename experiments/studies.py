@@ -292,7 +292,8 @@ def digest(name: str, variant: Variant) -> str:
     module, and of all modules that this imports the whole. Of the
     study's report and figures, which need the outcome and not the other way round, nothing is in it.
     """
-    function, functions = variant.train, []
+    function: Any = variant.train
+    functions: list[Any] = []
     while isinstance(function, functools.partial):
         functions += [argument for argument in function.args if isinstance(argument, types.FunctionType)]
         function = function.func
@@ -511,7 +512,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def band(scores: Any, *, rate: bool = False) -> tuple[float, float, float]:
     """Mean and 95 % interval, of one score per seed or of what `statistics.summary` says of them, to be drawn."""
     summary = scores if isinstance(scores, Mapping) else statistics.summary(scores, rate=rate)
-    return float(summary["mean"]), *(float(bound) for bound in summary["ci95"])
+    low, high = summary["ci95"]
+    return float(summary["mean"]), float(low), float(high)
 
 
 def bands(scores: Iterable[Any], *, rate: bool = False) -> np.ndarray:

@@ -76,7 +76,7 @@ class Policies(NamedTuple):
     # critics says of them. Raises ValueError of an agent without critics
     critics: Callable[[Any, Any], Array]
     labels: tuple[str, ...]  # of the variants, one for each; ("",) of a run that is no sweep
-    count: int  # P, which is the number of seeds times that of variants
+    count: int  # type: ignore[assignment]  # P, which is the number of seeds times that of variants
     step: int  # of the checkpoint
     reference: tuple[float, float] | None  # (random, expert) return, if the run's scores were normalised
 
@@ -223,9 +223,11 @@ def _population(
 ) -> train.Population:
     """The learners of a run, to act with."""
     settings = card["settings"]
+    low, high = card.get("support") or (settings.get("head_low"), settings.get("head_high"))
     head = heads.make(
         settings["head"],
-        *(card.get("support") or (settings.get("head_low"), settings.get("head_high"))),
+        low,
+        high,
         size=settings["head_size"],
         start=_start(settings),
         kappa=settings.get("head_kappa", 1.0),

@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ class Report(NamedTuple):
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or int32 max
 
 
+# The state of a learner, or a larger pytree with one in it.
+Carried = TypeVar("Carried")
 # (state, what batches are drawn from, key of the run or keys [S]) -> state after some updates, what to say of them
 Epoch = Callable[[State, Any, Key], tuple[State, Report]]
 
@@ -197,12 +199,12 @@ def check_sweep(sweep: Mapping[str, Any]) -> None:
 
 
 def epochs(
-    epoch: Callable[[State, Dataset, Key], tuple[State, Report]],
-    state: State,
-    dataset: Dataset,
+    epoch: Callable[[Carried, Any, Key], tuple[Carried, Report]],
+    state: Carried,
+    dataset: Any,
     keys: Key,
     count: int,
-) -> Iterator[tuple[State, Report]]:
+) -> Iterator[tuple[Carried, Report]]:
     """Runs ``count`` epochs and yields the state after each, with its report.
 
     While the caller evaluates, logs and saves what was yielded, the next epoch already runs on the device.

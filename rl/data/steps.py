@@ -146,8 +146,8 @@ def loaded(
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
 
 
-def digest(dataset: Dataset) -> str:
-    """SHA-256 over the names, types, shapes and bytes of all arrays: equal only for the same data."""
+def digest(dataset: Any) -> str:
+    """SHA-256 over the names, types, shapes and bytes of all arrays of a pytree: equal only for the same data."""
     result = hashlib.sha256()
     for path, leaf in jax.tree_util.tree_leaves_with_path(dataset):
         array = np.asarray(leaf)

@@ -28,7 +28,7 @@ def size(dataset: Dataset) -> int:
     return dataset.transitions.reward.shape[0]
 
 
-def take(dataset: Dataset, index: Array) -> Transition:
+def take(dataset: Dataset, index: Array | np.ndarray) -> Transition:
     """The transitions at ``index`` [...], as a batch with those leading axes."""
     return jax.tree.map(lambda x: x[index], dataset.transitions)
 
