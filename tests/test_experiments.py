@@ -236,14 +236,8 @@ def test_flags_arrive_with_their_types() -> None:
     values = parse("--agent=cql", "--agent.hidden=8,16", "--agent.max_backup", "--updates=5", "--head_low=-3")
     chosen = flags.read(offline.Settings(), values=values)
     agent_config = flags.read(agents.get("cql").Config(), "agent.", values)
-    assert chosen == dataclasses.replace(
-        offline.Settings(),
-        agent="cql",
-        updates=5,
-        head_low=-3.0,
-        head_high=chosen.head_high,
-        head_start=chosen.head_start,
-    )
+    given = dataclasses.replace(offline.Settings(), agent="cql", updates=5, head_low=-3.0)
+    assert repr(chosen) == repr(given)  # NaNs among them differ from themselves
     assert agent_config == dataclasses.replace(agents.get("cql").Config(), hidden=(8, 16), max_backup=True)
 
 

@@ -126,9 +126,8 @@ def test_rebrac_has_its_batches_and_weights_unless_a_flag_says_otherwise(
     assert (config.policy_cloning, config.critic_cloning) == (0.01, 0.5)
     assert "replaced by flags: batch_size, agent.critic_cloning\n" in capsys.readouterr().err
     settings, config = command_line("--agent=rebrac", "--dataset=hopper-medium-v2", "--preset=none")
-    assert settings == offline.Settings(
-        agent="rebrac", dataset="hopper-medium-v2", head_low=settings.head_low, head_high=settings.head_high
-    )
+    given = offline.Settings(agent="rebrac", dataset="hopper-medium-v2")
+    assert repr(settings) == repr(given)  # NaNs among them differ from themselves
     assert config == common.config("rebrac") and not capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from rl import extras
 from rl.data import download
 from rl.data.files import DataError, existing, expanded, reading
 from rl.data.steps import Loaded, finite, flags, from_steps, loaded, require
@@ -259,9 +260,8 @@ def _build(environment: str) -> Any:
         import gymnasium
         import ogbench  # noqa: F401  (registers its environments)
     except ImportError as error:
-        raise ImportError(
-            "the rewards of OGBench's tasks need ogbench: pip install -e '.[ogbench]' (in the clone)"
-        ) from error
+        needed = extras.command("ogbench")
+        raise ImportError(f"the rewards of OGBench's tasks need ogbench: {needed}") from error
     # The pixel variant of a task has the same goal, and would need a renderer to be built.
     return gymnasium.make(environment.removeprefix("visual-"), disable_env_checker=True)
 

@@ -17,7 +17,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from rl import nest
+from rl import extras, nest
 from rl.envs import atari, distractors, entities, goals, pixels
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _register(name: str) -> None:
     except ImportError as error:
         raise ImportError(
             f"environment {name!r} would be registered by {module}, which cannot be imported ({error}); "
-            f"install it with: pip install -e '.[{extra}]' (in the clone)"
+            f"install it with: {extras.command(extra)}"
         ) from error
 
 

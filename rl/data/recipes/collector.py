@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tqdm import tqdm
 
-from rl import log
+from rl import extras, log
 from rl.data import download
 from rl.data.files import expanded
 from rl.data.recipes import pool, storage
@@ -115,9 +115,7 @@ def _versions(plan: Plan) -> dict[str, str]:
     try:
         return {package: importlib.metadata.version(package) for package in plan.packages}
     except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(
-            f"{error.name} is needed to make data: pip install -e '.[{plan.extra}]' (in the clone)"
-        ) from error
+        raise ImportError(f"{error.name} is needed to make data: {extras.command(plan.extra)}") from error
 
 
 # What is there already.
