@@ -46,7 +46,7 @@ import jax
 from absl import app
 
 from benchmarks import cases, coarse_peer, peers, proposals_peer, table
-from experiments import common, flags
+from experiments import checks, flags
 from rl import agents, log
 from rl.replay.dataset import Dataset
 from rl.values import heads
@@ -181,7 +181,7 @@ def _check(settings: Settings) -> tuple[list[str], list[str]]:
     for name in names:
         _agent(name)
     if set(names) & set(CHUNKED):
-        common.at_least_one(settings, "chunk")
+        checks.at_least_one(settings, "chunk")
     for mode in modes:
         if mode not in cases.LOOPS:
             raise ValueError(f"--modes has no {mode!r}: choose from {', '.join(cases.LOOPS)}")

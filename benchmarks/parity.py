@@ -41,7 +41,7 @@ import numpy as np
 import yaml
 
 from benchmarks import peers
-from experiments import common, offline, presets, studies
+from experiments import checks, common, offline, presets, studies
 from rl import acting, agents, keys, statistics, train
 from rl.data import recipes
 from rl.data.files import expanded
@@ -160,9 +160,9 @@ def check(settings: Settings) -> tuple[list[str], list[str]]:
     names = studies.names("agents", settings.agents, LOSSES)
     tiers = studies.names("tiers", settings.tiers, recipes.LOCOMOTION)
     studies.check_seeds(settings.seeds)
-    common.at_least_one(settings, "probe")
-    common.several_episodes(settings)
-    common.multiple(settings, "updates", "eval_every")
+    checks.at_least_one(settings, "probe")
+    checks.several_episodes(settings)
+    checks.multiple(settings, "updates", "eval_every")
     if settings.eval_every % (_PARTS * _DRAWN):
         raise ValueError(
             f"--eval_every={settings.eval_every} must be a multiple of {_PARTS * _DRAWN}: a window has {_PARTS} "

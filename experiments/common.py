@@ -10,14 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import flags
+from experiments import checks, flags
 from rl import acting, agents, checkpoint, data, envs, evaluate, lifecycle, log, train
-from rl.agents.optimisers import Adam
 from rl.envs import entities
 from rl.replay import chunks, transform
 from rl.replay import dataset as replay
@@ -36,14 +34,6 @@ class Folder:
     overwrite: bool = False  # start again where the folder holds a run
     tensorboard: bool = True  # write TensorBoard events
     wandb: bool = False  # log to Weights & Biases too (extra: track)
-
-
-SMALLEST = {
-    "two_hot": 2,
-    "hl_gauss": 8,
-    "c51": 2,
-    "quantile": 1,
-}  # --head_size that `rl.values.heads.make` takes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +113,7 @@ def problem(
         )
     from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     for config in configs:
-        check_discount(settings, config, support=from_data and settings.head not in heads.UNBOUNDED)
+        checks.discount(settings, config, support=from_data and settings.head not in heads.UNBOUNDED)
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
@@ -175,56 +165,9 @@ def all_actions(settings: Any, loaded: data.Loaded, folder: Path) -> data.Loaded
     elif loaded.environment and settings.eval_episodes:
         with contextlib.closing(envs.make(loaded.environment)) as env:
             environment = envs.spec(env)
-            check_first_action(f"dataset={settings.dataset}", loaded, env)
-        size = environment.action_size if fits(loaded.spec, environment) else size
+            checks.first_action(f"dataset={settings.dataset}", loaded, env)
+        size = environment.action_size if checks.fits(loaded.spec, environment) else size
     return loaded._replace(spec=loaded.spec._replace(action_size=size))
-
-
-def check_spec(card: Mapping[str, Any], environment: Spec) -> None:
-    """Raises ValueError if a run learned from other observations or actions; of older ones, from other actions."""
-    if "discrete" in card:
-        was = Spec(_shape(card["observation_shape"]), card["action_size"], card["discrete"])
-        of_log = "dataset" in card["settings"]
-        if was != environment and not (of_log and fits(was, environment)):
-            raise ValueError(
-                f"it was trained on {_in_words(was)}, here there are {_in_words(environment)}; give the environment of "
-                "that run"
-            )
-    check_actions(card, environment)
-
-
-def _shape(stored: Any) -> Any:
-    """The shape of an observation from JSON."""
-    if isinstance(stored, dict):
-        return {name: _shape(shape) for name, shape in stored.items()}
-    return tuple(stored)
-
-
-def check_first_action(flag: str, loaded: data.Loaded, env: gymnasium.Env) -> None:
-    """Raises ValueError if the log of a flag has the environment's own numbers of integer actions, not those from 0.
-
-    Each would be played as another action. Minari's logs say what theirs begin with, and are read accordingly.
-    """
-    first = envs.first_action(env)
-    if not (first > 0 and loaded.spec.discrete) or "=minari:" in flag:
-        return
-    smallest = int(loaded.dataset.transitions.action.min())
-    if smallest >= first:
-        raise ValueError(
-            f"--{flag}: its smallest action is {smallest}, as if they were numbered as in environment "
-            f"{loaded.environment!r}, where the first is {first}; but in a log they count from 0: write actions minus "
-            f"{first}"
-        )
-
-
-def check_actions(card: Mapping[str, Any], environment: Spec) -> None:
-    """Raises ValueError if the networks of a run have other integer actions than the environment: those of its log."""
-    size = card.get("action_size", environment.action_size)
-    if environment.discrete and size != environment.action_size:
-        raise ValueError(
-            f"it has networks for the {size} actions of its log, here there are {environment.action_size}; train it "
-            "again with --environment=NAME and --eval_episodes, by which it gets them all"
-        )
 
 
 def is_set(settings: Any) -> bool:
@@ -238,39 +181,16 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
-    check_head_size(settings)
+    checks.head_size(settings)
     if settings.head not in heads.UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: with these settings of the agent the data do not bound what targets reach"
         )
-    check_support(settings, low, high)
+    checks.support(settings, low, high)
     if start is not None and not low <= start <= high:
         raise ValueError(f"--head_start={start:g} lies outside the head's support, [{low:g}, {high:g}]")
     return (low, high), heads.make(settings.head, low, high, settings.head_size, start, settings.head_kappa)
-
-
-def check_head_size(settings: Head) -> None:
-    """Raises ValueError, naming the flag, on a size that the head cannot have."""
-    least = SMALLEST.get(settings.head)
-    if least is not None and settings.head_size < least:
-        raise ValueError(
-            f"--head_size={settings.head_size}: --head={settings.head} needs at least {least} outputs"
-        )
-
-
-def check_support(settings: Head, low: float, high: float) -> None:
-    """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
-    if settings.head in heads.UNBOUNDED or low < high:
-        return
-    chosen = {"head_low": (settings.head_low, low), "head_high": (settings.head_high, high)}
-    ends = [
-        f"--{name}={end:g}{' (from the data)' if math.isnan(flag) else ''}"
-        for name, (flag, end) in chosen.items()
-    ]
-    raise ValueError(
-        f"{' and '.join(ends)}: the support of --head={settings.head} needs a --head_low that is below --head_high"
-    )
 
 
 def head_start(settings: Head) -> float | None:
@@ -414,27 +334,6 @@ def learner(
     return acting.in_chunks(decides, spec, chunk, replan_every)
 
 
-def check_discount(settings: Any, config: Any, *, support: bool = False) -> None:
-    """Raises ValueError, naming the flags, where returns are made with gamma and ``config`` has no field for it.
-
-    Args:
-      settings: the run's.
-      config: the agent's hyper-parameters.
-      support: whether the data give an end of the head's support.
-    """
-    if hasattr(config, "discount") or getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
-        return
-    usual = {"n_step": 1, "chunk": 1, "robust": "", "policy_estimates": 0}
-    needed = [name for name, of_none in usual.items() if getattr(settings, name, of_none) != of_none]
-    if needed or support:
-        needed = needed or ["head"]
-        raise ValueError(
-            f"--{needed[0]}={getattr(settings, needed[0])} is of discounted returns, and the Config of "
-            f"--agent={settings.agent} has no field discount: call its gamma so, or write IGNORES_REWARDS = True in "
-            "the module of an agent that only clones (docs/new_agent.md)"
-        )
-
-
 def discount(config: Any) -> float:
     """The agent's gamma, or the usual one if it has none (behaviour cloning)."""
     return getattr(config, "discount", 0.99)
@@ -466,16 +365,6 @@ def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> 
     if length == 1 or within == gamma:
         return replay.value_bounds(dataset, gamma)
     return chunks.value_bounds(dataset, length, gamma, within)
-
-
-def check_chunk(settings: Any) -> None:
-    """Raises ValueError, naming the flag, on chunks of actions that nobody can execute."""
-    at_least_one(settings, "chunk")
-    if not 0 <= settings.replan_every <= settings.chunk:
-        raise ValueError(
-            f"--replan_every={settings.replan_every} must lie between 0 and --chunk={settings.chunk}: it is how many "
-            "of a chunk's actions are executed, 0 for all"
-        )
 
 
 def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
@@ -522,15 +411,6 @@ def sizes(settings: Any) -> dict[str, Any]:
     }
 
 
-def check_sizes(settings: Any, last: int) -> None:
-    """Raises ValueError, naming the flag, on `sizes` of no run, whose score is of so many ``last`` evaluations."""
-    at_least_one(settings, "updates", "evaluations", "batch_size")
-    several_episodes(settings)
-    multiple(settings, "updates", "evaluations")
-    if settings.evaluations < last:
-        raise ValueError(f"--evaluations={settings.evaluations}: a score is the mean of the last {last}")
-
-
 def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool:
     """Runs a script, and says whether that diverged: where it is a result, what was logged before stands."""
     try:
@@ -560,116 +440,11 @@ def curve(
     return due, means
 
 
-def at_least_one(settings: Any, *names: str) -> None:
-    """Raises ValueError, naming the flag, on a count below 1."""
-    for name in names:
-        if getattr(settings, name) < 1:
-            raise ValueError(f"--{name} must be at least 1, not {getattr(settings, name)}")
-
-
-def not_negative(settings: Any, *names: str) -> None:
-    """Raises ValueError, naming the flag, on a number below 0, or NaN."""
-    for name in names:
-        if not getattr(settings, name) >= 0:
-            raise ValueError(f"--{name} must be at least 0, not {getattr(settings, name)}")
-
-
-def one_process() -> None:
-    """Raises ValueError in one of several processes, for scripts whose environments are all in one."""
-    if (count := jax.process_count()) > 1:
-        raise ValueError(
-            f"this script trains in one process, and this is one of {count}: start it on a single host. For a sweep "
-            "start one command on each, without what joins them (docs/sweeps.md)"
-        )
-
-
-def check_mesh(batch_size: int, mesh: jax.sharding.Mesh, seeds: int = 1) -> None:
-    """Raises ValueError, naming the flags, if a batch or the seeds do not divide over the devices.
-
-    Args:
-      batch_size: rows of a batch.
-      mesh: of the run.
-      seeds: of all variants.
-    """
-    data, groups = mesh.shape["data"], mesh.shape.get("seed", 1)
-    if batch_size % data:
-        raise ValueError(
-            f"--batch_size={batch_size} is not a multiple of the {data} devices that share each batch: change it, or "
-            "give another --mesh_data (docs/tpu_pod.md)"
-        )
-    if seeds % groups:
-        raise ValueError(
-            f"{seeds} seeds, of all variants, are not a multiple of --mesh_seed={groups}: change --seeds or --mesh_seed"
-        )
-
-
-def multiple(settings: Any, name: str, of: str) -> None:
-    """Raises ValueError, naming both flags, if one does not divide the other."""
-    whole, part = getattr(settings, name), getattr(settings, of)
-    if whole % part:
-        raise ValueError(
-            f"--{name}={whole} is not a multiple of --{of}={part}: give an --{of} that divides it, at most {whole}"
-        )
-
-
-def several_episodes(settings: Any, *, none: bool = False) -> None:
-    """Raises ValueError if --eval_episodes are too few to select by; 0 is allowed where there may be ``none``."""
-    if settings.eval_episodes < (0 if none else 2) or settings.eval_episodes == 1:
-        raise ValueError(
-            f"--eval_episodes={settings.eval_episodes}: give {'0 for none or ' if none else ''}at least 2, since a "
-            "policy is selected by one half of them and scored on the other"
-        )
-
-
-def check_schedules(config: Any, updates: int) -> None:
-    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of so many updates."""
-    for field in dataclasses.fields(config):
-        adam = getattr(config, field.name)
-        if isinstance(adam, Adam) and adam.schedule == "cosine" and updates > adam.decay_updates:
-            raise ValueError(
-                f"--agent.{field.name}.decay_updates={adam.decay_updates}: the learning rate is 0 from there on, and "
-                f"this run goes up to update {updates}: give at least that, or "
-                f"--agent.{field.name}.schedule=constant"
-            )
-
-
-def check_terminations(settings: Any, config: Any) -> None:
-    """Raises ValueError, naming the flags, where values beyond terminations (``ignore_terminals``) would be wrong ones.
-
-    A termination leaves a discount of 0, which says neither how many steps led to it nor who ended the episode.
-    """
-    if not getattr(config, "ignore_terminals", False):
-        return
-    several = "an episode that ends within several steps would go on with the discount of one"
-    adversary = "the adversary could end no episode"
-    for name, usual, why in (("n_step", 1, several), ("chunk", 1, several), ("robust", "", adversary)):
-        if getattr(settings, name, usual) != usual:
-            raise ValueError(
-                f"--agent.ignore_terminals and --{name}={getattr(settings, name)} cannot be combined: {why}; leave one "
-                "of them out"
-            )
-
-
-def number(flag: str, text: str, *words: str) -> float:
-    """The finite number in a flag's text, which might have been one of ``words``.
-
-    Raises ValueError, naming the flag, if there is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        known = " nor ".join(words) or "one of its words; see --help"
-        raise ValueError(f"--{flag}={text} is neither a number nor {known}") from None
-    if not math.isfinite(value):
-        raise ValueError(f"--{flag}={text} must be finite")
-    return value
-
-
 def reward_scale(text: str) -> float | str:
     """What ``--reward_scale`` says, as `rl.replay.transform.fit` takes it. Raises ValueError if that is no factor."""
     if text == transform.RETURN_RANGE:
         return text
-    if (scale := number("reward_scale", text, transform.RETURN_RANGE)) == 0:
+    if (scale := checks.number("reward_scale", text, transform.RETURN_RANGE)) == 0:
         raise ValueError(
             f"--reward_scale={text}: all rewards would be the same, and nothing could be learned from them"
         )
@@ -714,37 +489,8 @@ def evaluator(
         options=tasks,
     ) as episodes:
         if loaded:
-            check_fit(loaded, episodes.spec)
+            checks.fit(loaded, episodes.spec)
         yield episodes
-
-
-def check_fit(loaded: data.Loaded, environment: Spec) -> None:
-    """Raises ValueError if policies trained on the data cannot act in the environment."""
-    if not fits(loaded.spec, environment):
-        raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {_in_words(environment)}, they have "
-            f"{_in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
-            "--eval_episodes=0 (experiments.offline and experiments.goals)"
-        )
-
-
-def _in_words(spec: Spec) -> str:
-    shape, size = spec.observation_shape, spec.action_size
-    flat = isinstance(shape, tuple) and len(shape) == 1
-    observations = _count(shape[0], "number") if flat else f"shape {shape}"
-    actions = _count(size, "integer action" if spec.discrete else "continuous action")
-    return f"observations of {observations} and {actions}"
-
-
-def _count(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
-
-
-def fits(logged: Spec, environment: Spec) -> bool:
-    """Whether logged data are of the environment, whose largest integer actions may never have been logged."""
-    if logged.discrete:
-        logged = logged._replace(action_size=max(logged.action_size, environment.action_size))
-    return logged == environment
 
 
 def parts(result: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

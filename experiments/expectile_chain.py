@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import common, studies
+from experiments import checks, studies
 from rl import plot, train
 from rl.agents import iql
 from rl.replay import dataset as replay
@@ -71,7 +71,7 @@ def run(settings: Settings) -> dict[str, Any]:
       ValueError: an unknown head, too few seeds for an interval, or updates that measurements do not divide.
     """
     studies.check_seeds(settings.seeds)
-    common.multiple(settings, "updates", "measure_every")
+    checks.multiple(settings, "updates", "measure_every")
     variants = {
         name: studies.Variant(
             functools.partial(errors, settings, name),

@@ -30,7 +30,7 @@ import jax
 import numpy as np
 from absl import app
 
-from experiments import common, flags, logged, presets, rollouts, studies
+from experiments import checks, common, flags, logged, presets, rollouts, studies
 from rl import acting, agents, envs, lifecycle, log, shard, statistics, train
 from rl.envs import entities
 from rl.envs.goals import RANDOM, TASKS
@@ -95,11 +95,11 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
             "a sweep of discount: goals of all its runs are drawn by one, --agent.discount; train each as a run of its "
             "own"
         )
-    common.check_schedules(config, settings.updates)
+    checks.schedules(config, settings.updates)
     task = problem(settings, config, logged.variants(config, sweep))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     population, run_keys = learners(settings, config, sweep, task, mesh)
-    common.check_mesh(settings.batch_size, mesh, len(run_keys))
+    checks.mesh(settings.batch_size, mesh, len(run_keys))
     this = common.run(
         settings,
         config,

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import common
+from experiments import checks, common
 from rl import acting, agents, checkpoint, lifecycle
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
@@ -59,19 +59,19 @@ class Settings(common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    common.one_process()
-    common.at_least_one(
+    checks.one_process()
+    checks.at_least_one(
         settings, "seeds", "steps", "envs", "replay", "batch_size", "eval_every", "save_every"
     )
-    common.not_negative(settings, "seed")
-    common.several_episodes(settings)
+    checks.not_negative(settings, "seed")
+    checks.several_episodes(settings)
     if settings.utd <= 0:
         raise ValueError(f"--utd must be positive, not {settings.utd}")
     rhythm(settings)
     for whole, part in (("steps", "envs"), ("eval_every", "envs"), ("steps", "eval_every")):
-        common.multiple(settings, whole, part)
+        checks.multiple(settings, whole, part)
     if settings.save_every < settings.steps:  # else there is a checkpoint at the end alone
-        common.multiple(settings, "save_every", "eval_every")
+        checks.multiple(settings, "save_every", "eval_every")
     if settings.replay < settings.envs:
         raise ValueError(
             f"--replay={settings.replay} does not hold one step of --envs={settings.envs}: give at least that"
@@ -92,11 +92,11 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
 
     The message says how far targets reach beyond what rewards give.
     """
-    common.check_head_size(settings)
+    checks.head_size(settings)
     if settings.head in heads.UNBOUNDED:
         return
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
-        common.check_support(settings, settings.head_low, settings.head_high)
+        checks.support(settings, settings.head_low, settings.head_high)
         return
     below, above = agents.target_range(settings.agent, config, spec, 0.0, 0.0)
     beyond = f"; beyond what rewards give, targets reach {-below:.4g} lower and {above:.4g} higher by entropy"

@@ -46,7 +46,7 @@ import numpy as np
 from absl import app
 from jax.sharding import Mesh
 
-from experiments import common, flags, language_log
+from experiments import checks, common, flags, language_log
 from experiments.language_log import OVERLONG, PROBLEMS
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
 from rl.agents import bcoder, lm_bc
@@ -177,7 +177,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         if settings.control:
             _check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
-        common.check_mesh(settings.batch_size, mesh)
+        checks.mesh(settings.batch_size, mesh)
         folder, state, result = trained(settings, config, task, mesh)
     state = state._replace(optimiser={})  # which makes room
     if task.candidate_sets:
@@ -393,12 +393,12 @@ def _check_unused(settings: Settings, config: Any, agent: Exported | None = None
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
-    common.check_head_size(settings)
+    checks.head_size(settings)
     heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names
-    common.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
-    common.at_least_one(settings, "program_seconds", "program_memory")
-    common.several_episodes(settings, none=True)
-    common.multiple(settings, "updates", "eval_every")
+    checks.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
+    checks.at_least_one(settings, "program_seconds", "program_memory")
+    checks.several_episodes(settings, none=True)
+    checks.multiple(settings, "updates", "eval_every")
     if settings.lora_rank < 0:
         raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
     rows, batch = settings.accumulate, settings.batch_size
@@ -458,7 +458,7 @@ def _check_use(settings: Settings) -> None:
         )
     if settings.control and settings.agent == "lm_bc":
         raise ValueError("--agent=lm_bc is what --control=rft trains: leave the control out")
-    common.at_least_one(settings, "answers", "answer_tokens")
+    checks.at_least_one(settings, "answers", "answer_tokens")
     if not 0 <= settings.answer_temperature < math.inf:
         raise ValueError(f"--answer_temperature={settings.answer_temperature} must be at least 0 and finite")
     if not 0 < settings.answer_top_p <= 1:

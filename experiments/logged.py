@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments import common
+from experiments import checks, common
 from rl import keys, shard, train
 from rl.lifecycle import Session, Start
 from rl.replay.source import Source
@@ -46,10 +46,10 @@ class Settings(common.Data, common.Head, common.Folder):
 
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
-    common.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
-    common.not_negative(settings, "seed")
-    common.several_episodes(settings, none=True)
-    common.multiple(settings, "updates", "eval_every")
+    checks.at_least_one(settings, "seeds", "updates", "eval_every", "batch_size", "unroll")
+    checks.not_negative(settings, "seed")
+    checks.several_episodes(settings, none=True)
+    checks.multiple(settings, "updates", "eval_every")
 
 
 def floats(sweep: Mapping[str, Any] | None) -> dict[str, list[float]]:

@@ -27,7 +27,7 @@ from typing import Any
 import jax
 from absl import app
 
-from experiments import common, flags, interaction, presets
+from experiments import checks, common, flags, interaction, presets
 from rl import agents, keys, mbpo
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
@@ -97,7 +97,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     """
     check(settings)
     rule = termination.of_environment(settings.env)
-    common.check_schedules(config, int(settings.steps * settings.utd))
+    checks.schedules(config, int(settings.steps * settings.utd))
     agents.check_data(settings.agent, config, None)
     with interaction.stepper(settings) as stream:
         loop = make_loop(settings, config, stream.spec, rule)
@@ -215,7 +215,7 @@ def schedule(flag: str, text: str) -> mbpo.Schedule:
     Raises:
       ValueError: it is neither; the message names the flag.
     """
-    numbers = [common.number(flag, word) for word in text.split(",")]
+    numbers = [checks.number(flag, word) for word in text.split(",")]
     if len(numbers) == 1:
         return mbpo.Schedule(0, 0, *numbers * 2)
     if len(numbers) != 4:
@@ -228,9 +228,9 @@ def schedule(flag: str, text: str) -> mbpo.Schedule:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     interaction.check(settings)
-    common.multiple(settings, "learning_starts", "envs")
-    common.multiple(settings, "retrain_every", "envs")
-    common.at_least_one(settings, "model_members", "model_elites", "model_batch_size")
+    checks.multiple(settings, "learning_starts", "envs")
+    checks.multiple(settings, "retrain_every", "envs")
+    checks.at_least_one(settings, "model_members", "model_elites", "model_batch_size")
     if settings.plain_steps < 0:
         raise ValueError(f"--plain_steps={settings.plain_steps} must not be negative")
     loop = loop_config(settings)

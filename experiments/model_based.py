@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import common, flags, logged, presets
+from experiments import checks, common, flags, logged, presets
 from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -107,7 +107,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings, config)
-    common.check_schedules(config, settings.epochs * config.updates)
+    checks.schedules(config, settings.epochs * config.updates)
     task = common.problem(settings, [config], target_range)
     bound = model_based.largest_value(task.dataset, config.discount)
     name = task.loaded.environment or settings.dataset
@@ -186,10 +186,10 @@ def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[f
 
 def check(settings: Settings, config: Config) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
-    common.one_process()
-    common.at_least_one(settings, "seeds", "epochs", "eval_every")
-    common.not_negative(settings, "seed")
-    common.several_episodes(settings)
+    checks.one_process()
+    checks.at_least_one(settings, "seeds", "epochs", "eval_every")
+    checks.not_negative(settings, "seed")
+    checks.several_episodes(settings)
     if common.is_set(settings):
         raise ValueError(
             f"--dataset={settings.dataset}: models of dynamics predict vectors, and not sets of entities: leave "

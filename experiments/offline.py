@@ -28,7 +28,7 @@ import numpy as np
 from absl import app
 from jax.experimental import multihost_utils
 
-from experiments import common, flags, logged, presets
+from experiments import checks, common, flags, logged, presets
 from experiments.common import Problem
 from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
@@ -92,14 +92,14 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
                 f"--{name}={getattr(settings, name)}: returns over several steps are made with one discount, and the "
                 "sweep has several: train each as a run of its own"
             )
-    common.check_schedules(config, settings.updates)
-    common.check_terminations(settings, config)
+    checks.schedules(config, settings.updates)
+    checks.terminations(settings, config)
     task = problem(settings, logged.variants(config, sweep))
     batches, held_out = (common.rows(settings, config, x) for x in (task.dataset, task.validation))
     mesh = shard.mesh(settings.mesh_seed, settings.mesh_data)
     world = blank_dynamics(settings, task)
     population, run_keys = learners(settings, config, sweep, task, mesh, world)
-    common.check_mesh(settings.batch_size, mesh, len(run_keys))
+    checks.mesh(settings.batch_size, mesh, len(run_keys))
     this = common.run(
         settings,
         config,
@@ -192,11 +192,11 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
-    common.check_chunk(settings)
-    common.at_least_one(settings, "n_step")
-    common.not_negative(settings, "policy_estimates")
+    checks.chunk(settings)
+    checks.at_least_one(settings, "n_step")
+    checks.not_negative(settings, "policy_estimates")
     common.reward_scale(settings.reward_scale)
-    common.number("reward_shift", str(settings.reward_shift))
+    checks.number("reward_shift", str(settings.reward_shift))
     for name, usual in (("chunk", 1), ("robust", "")):
         if settings.n_step > 1 and getattr(settings, name) != usual:
             raise ValueError(

@@ -45,7 +45,7 @@ import jax
 import numpy as np
 from absl import app
 
-from experiments import common, flags, interaction, presets
+from experiments import checks, common, flags, interaction, presets
 from rl import agents, checkpoint, data, envs, keys, lifecycle, online
 from rl.data.files import expanded
 from rl.envs.registry import stacked_frames, time_limit
@@ -112,14 +112,14 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    common.check_discount(settings, config)
-    common.check_terminations(settings, config)
+    checks.discount(settings, config)
+    checks.terminations(settings, config)
     begins = start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
         settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)
     )
     before = _source(settings, "state/step")[1]["state/step"].item() if settings.init_from else 0
-    common.check_schedules(config, before + int(settings.steps * settings.utd))
+    checks.schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
         stream = stack.enter_context(interaction.stepper(settings))
         if settings.init_from:
@@ -179,9 +179,9 @@ def make_trainer(
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     interaction.check(settings)
-    common.at_least_one(settings, "n_step")
-    common.not_negative(settings, "priority", "priority_correction")
-    common.check_chunk(settings)
+    checks.at_least_one(settings, "n_step")
+    checks.not_negative(settings, "priority", "priority_correction")
+    checks.chunk(settings)
     frames = stacked_frames(settings.env)
     check_chunk(settings)
     if frames and settings.learning_starts <= settings.envs * (frames + settings.n_step):
@@ -280,7 +280,7 @@ def success(settings: Settings) -> str | float | None:
     """Which episodes join the demonstrations, as `rl.interaction.succeeded` takes it; None for none."""
     if settings.relabel_success in ("", SUCCESS, FINAL_SUCCESS):
         return settings.relabel_success or None
-    return common.number("relabel_success", settings.relabel_success, SUCCESS, FINAL_SUCCESS)
+    return checks.number("relabel_success", settings.relabel_success, SUCCESS, FINAL_SUCCESS)
 
 
 def demonstrations(settings: Settings, config: Any, seen: Transform, loaded: data.Loaded) -> Any:
@@ -298,13 +298,13 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
         environment=settings.env,
         shuffled=settings.shuffled,
     )
-    if not common.fits(loaded.spec, spec):
+    if not checks.fits(loaded.spec, spec):
         raise ValueError(
             f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
         )
     if spec.discrete:
         with closing(envs.make(settings.env)) as env:
-            common.check_first_action(f"offline_data={settings.offline_data}", loaded, env)
+            checks.first_action(f"offline_data={settings.offline_data}", loaded, env)
     if loaded.note:
         print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded
@@ -327,7 +327,7 @@ def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
             scale = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
         chosen["reward_scale"] = scale
     if not math.isnan(settings.reward_shift):
-        chosen["reward_shift"] = common.number("reward_shift", str(settings.reward_shift))
+        chosen["reward_shift"] = checks.number("reward_shift", str(settings.reward_shift))
     if settings.clip_rewards:
         chosen["clip_rewards"] = True
     if not settings.init_from:
@@ -427,7 +427,7 @@ def support(settings: Settings) -> tuple[float, float] | None:
 def check_source(settings: Settings, spec: Spec) -> None:
     """Raises ValueError if the run ``--init_from`` was of other observations or actions than the environment's."""
     try:
-        common.check_spec(_source_card(settings), spec)
+        checks.spec(_source_card(settings), spec)
     except ValueError as error:
         raise ValueError(
             f"--init_from={settings.init_from} does not fit --env={settings.env}: {error}"

@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from experiments import common, flags, goals, logged, model_based, rollouts
+from experiments import checks, common, flags, goals, logged, model_based, rollouts
 from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
@@ -111,7 +111,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
     batch = _example(card, config, spec, types)
     like = jax.eval_shape(several.init, jax.random.split(jax.random.key(0), count), batch)
     try:
-        common.check_actions(card, spec)
+        checks.actions(card, spec)
         state = common.placed_state(arrays, like)
     except ValueError as error:
         raise ValueError(f"--run={run} does not fit {name}: {error}") from None
@@ -322,7 +322,7 @@ def main(_: list[str]) -> None:
     settings = flags.read(Settings())
     if not settings.run:
         raise ValueError("give the folder of a run: --run=runs/hopper-medium-regen-v5/iql-scalar")
-    common.at_least_one(settings, "episodes")
+    checks.at_least_one(settings, "episodes")
     policies = load(settings.run, settings.environment)
     show(policies, scores(policies, settings), settings)
 

@@ -29,6 +29,7 @@ from absl import flags as absl_flags
 from jax.experimental import multihost_utils
 
 from experiments import (
+    checks,
     common,
     flags,
     goals,
@@ -708,7 +709,7 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
         assert read(shuffled=True).dataset.last.all()
 
 
-@pytest.mark.parametrize(("head", "smallest"), common.SMALLEST.items())
+@pytest.mark.parametrize(("head", "smallest"), checks.SMALLEST.items())
 def test_the_smallest_head_is_that_of_the_library(head: str, smallest: int) -> None:
     heads.make(head, size=smallest)
     with pytest.raises(ValueError, match="size"):
@@ -734,12 +735,12 @@ def test_a_discount_of_1_is_refused_by_its_flag(length: int, within: float) -> N
 
 def test_integer_actions_that_were_never_logged_are_no_mismatch() -> None:
     loaded = data.load("synthetic-discrete")
-    common.check_fit(loaded, Spec((8,), 5, True))
+    checks.fit(loaded, Spec((8,), 5, True))
     assert online.mixture(online.Settings(offline_data="synthetic-discrete"), Spec((8,), 5, True)) is not None
     with pytest.raises(ValueError, match="does not fit"):
-        common.check_fit(loaded._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
+        checks.fit(loaded._replace(spec=Spec((8,), 6, True)), Spec((8,), 5, True))
     with pytest.raises(ValueError, match="does not fit"):
-        common.check_fit(loaded, Spec((8,), 2, False))
+        checks.fit(loaded, Spec((8,), 2, False))
 
 
 @pytest.mark.parametrize(
@@ -1164,14 +1165,14 @@ def test_what_does_not_divide_over_devices_removes_nothing(
     evaluated: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mesh = types.SimpleNamespace(shape={"seed": 4, "data": 3})
-    common.check_mesh(6, mesh, seeds=8)
+    checks.mesh(6, mesh, seeds=8)
     with pytest.raises(ValueError, match="--batch_size=8 is not a multiple of the 3 devices that share each"):
-        common.check_mesh(8, mesh, seeds=8)
+        checks.mesh(8, mesh, seeds=8)
     with pytest.raises(
         ValueError, match="6 seeds, of all variants, are not a multiple of --mesh_seed=4: change"
     ):
-        common.check_mesh(6, mesh, seeds=6)
-    common.check_mesh(6, types.SimpleNamespace(shape={"data": 3, "model": 2}))  # of a language model
+        checks.mesh(6, mesh, seeds=6)
+    checks.mesh(6, types.SimpleNamespace(shape={"data": 3, "model": 2}))  # of a language model
 
     shutil.copytree(evaluated[0], tmp_path / "run")
     before = sorted(tmp_path.rglob("*"))
@@ -1179,7 +1180,7 @@ def test_what_does_not_divide_over_devices_removes_nothing(
     def refuse(*_: Any) -> None:
         raise ValueError("does not divide")
 
-    monkeypatch.setattr(common, "check_mesh", refuse)
+    monkeypatch.setattr(checks, "mesh", refuse)
     with pytest.raises(ValueError, match="does not divide"):
         offline.run(long_run(tmp_path / "run", overwrite=True), config())
     assert sorted(tmp_path.rglob("*")) == before

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common, offline, online, presets, studies
+from experiments import checks, common, offline, online, presets, studies
 from rl import data, evaluate, plot, statistics
 from rl.data import d4rl, recipes
 
@@ -207,10 +207,10 @@ def check(settings: Settings) -> None:
         "ablation_tier", settings.ablation_tier, [tier for tier in TIERS if tier.startswith("hopper")]
     )
     studies.check_seeds(settings.seeds)
-    common.at_least_one(settings, "updates", "steps", "evaluations")
-    common.several_episodes(settings)
+    checks.at_least_one(settings, "updates", "steps", "evaluations")
+    checks.several_episodes(settings)
     for name in ("updates", "steps"):
-        common.multiple(settings, name, "evaluations")
+        checks.multiple(settings, name, "evaluations")
     if settings.batch_size < 2 or settings.batch_size % 2:
         raise ValueError(
             f"--batch_size={settings.batch_size} must be even: online, half of each batch is logged"

@@ -63,7 +63,7 @@ import scipy.optimize
 import scipy.special
 import scipy.stats
 
-from experiments import common, studies
+from experiments import checks, studies
 from rl import log, plot, statistics, train
 from rl.agents import bcoder, lm_bc
 from rl.data.recipes.collector import default_folder
@@ -214,7 +214,7 @@ def _check(settings: Settings) -> None:
     if settings.programs < max(KS):
         raise ValueError(f"--programs={settings.programs}: pass@{max(KS)} needs at least {max(KS)}")
     studies.names("heads", settings.heads, heads.NAMES)
-    common.at_least_one(settings, "seeds", "rows")
+    checks.at_least_one(settings, "seeds", "rows")
     for name in ("value_updates", "policy_updates"):
         if getattr(settings, name) % CHUNK:
             raise ValueError(f"--{name}={getattr(settings, name)} must be a multiple of {CHUNK}")

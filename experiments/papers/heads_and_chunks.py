@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments import common, offline, presets, studies
+from experiments import checks, common, offline, presets, studies
 from rl import log, plot
 from rl.data import recipes
 from rl.values import heads
@@ -105,7 +105,7 @@ def check(settings: Settings) -> None:
     studies.names("agents", settings.agents, AGENTS)
     studies.names("heads", settings.heads, heads.NAMES)
     studies.check_seeds(settings.seeds)
-    common.check_sizes(settings, EVALUATIONS)
+    checks.sizes(settings, EVALUATIONS)
     lengths(settings.chunks)
 
 

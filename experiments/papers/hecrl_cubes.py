@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import common, goals, studies
+from experiments import checks, common, goals, studies
 from rl import checkpoint, lifecycle, plot, shard, statistics
 from rl.agents import hecrl
 from rl.data import recipes
@@ -159,8 +159,8 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on what `run` would find out only after an hour."""
     studies.check_seeds(settings.seeds)
     agent_config(settings, DIFFUSION)  # which refuses what no agent can have
-    common.several_episodes(settings)
-    common.multiple(settings, "updates", "eval_every")
+    checks.several_episodes(settings)
+    checks.multiple(settings, "updates", "eval_every")
     if settings.dataset not in recipes.RECIPES or "cube" not in settings.dataset:
         raise ValueError(f"--dataset={settings.dataset} is not one of cubes, such as {Settings.dataset}")
     if settings.radius not in settings.radii:

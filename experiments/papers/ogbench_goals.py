@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import spearmanr
 
-from experiments import common, goals, presets, studies
+from experiments import checks, common, goals, presets, studies
 from rl import agents, plot, statistics
 from rl.data import recipes
 
@@ -97,8 +97,8 @@ def check(settings: Settings) -> None:
     studies.names("datasets", settings.datasets, DATASETS)
     studies.names("agents", settings.agents, AGENTS)
     studies.check_seeds(settings.seeds)
-    common.at_least_one(settings, "latent")
-    common.check_sizes(settings, goals.EVALUATIONS)
+    checks.at_least_one(settings, "latent")
+    checks.sizes(settings, goals.EVALUATIONS)
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import common, flags, mbpo, online, studies
+from experiments import checks, common, flags, mbpo, online, studies
 from rl import evaluate, plot, statistics, train
 from rl.data import d4rl
 
@@ -163,10 +163,10 @@ def check(settings: Settings) -> None:
     studies.names("losses", settings.losses, LOSSES)
     studies.check_seeds(settings.seeds)
     studies.check_seeds(settings.hopper_seeds, "hopper_seeds")
-    common.at_least_one(settings, "utd", "retrainings", "hopper_retrainings", "evaluations")
+    checks.at_least_one(settings, "utd", "retrainings", "hopper_retrainings", "evaluations")
     for task in settings.parts.split(","):
-        common.multiple(settings, f"{task}_steps", flag_of(task, "retrainings"))
-        common.multiple(settings, f"{task}_steps", "evaluations")
+        checks.multiple(settings, f"{task}_steps", flag_of(task, "retrainings"))
+        checks.multiple(settings, f"{task}_steps", "evaluations")
     for one in planned(settings):
         script, chosen, _ = training(settings, one)
         script.check(chosen)
