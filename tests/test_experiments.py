@@ -1123,6 +1123,17 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
+def two_processes(*flags: str) -> list[subprocess.Popen[str]]:
+    """As on two hosts, of two devices each."""
+    cluster = {
+        "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
+    }
+    return [start(*flags, JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+
+
 @pytest.mark.long
 def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> None:
     """As on two hosts: the same command on each, seeds over the processes, batches over each one's devices.
@@ -1130,14 +1141,7 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
     What they began, a single device continues.
     """
     chosen = settings(tmp_path / "two", mesh_seed=2, mesh_data=2, **EVALUATED)
-    cluster = {
-        "JAX_COORDINATOR_ADDRESS": f"localhost:{free_port()}",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2",
-    }
-    agent_flags = ["--agent.hidden=8,8"]
-    processes = [start(*arguments(chosen, *agent_flags), JAX_PROCESS_ID=str(i), **cluster) for i in range(2)]
+    processes = two_processes(*arguments(chosen, "--agent.hidden=8,8"))
     try:
         ends = [end(process) for process in processes]
     finally:
@@ -1159,6 +1163,34 @@ def test_two_processes_of_two_devices_train_what_one_trains(tmp_path: Path) -> N
         steps, values = log.series(tmp_path / "two", name)
         assert steps.tolist() == [3, 6, 9]
         np.testing.assert_allclose(values, log.series(tmp_path / "one", name)[1], rtol=1e-3, err_msg=name)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_preempted_process_stops_all_and_the_same_command_goes_on_to_the_same_bits(
+    stopped: int, tmp_path: Path
+) -> None:
+    """A slice that is preempted may tell one of its hosts before the others."""
+
+    def train(folder: Path, interrupt: bool = False) -> tuple[int, ...]:
+        chosen = settings(folder, mesh_seed=2, mesh_data=2, updates=60, eval_every=1, eval_episodes=0)
+        processes = two_processes(*arguments(chosen, "--agent.hidden=8,8"))
+        try:
+            if interrupt:
+                wait_for(lambda: checkpoints(folder) > 0, processes[0])
+                processes[stopped].send_signal(signal.SIGTERM)
+            return tuple(end(process)[0] for process in processes)
+        finally:
+            processes[1].kill()
+
+    assert train(tmp_path / "whole") == (0, 0)
+    assert train(tmp_path / "cut", interrupt=True) == (130, 130)
+    assert 0 < checkpoints(tmp_path / "cut") < 60
+    assert train(tmp_path / "cut") == (0, 0)
+    (_, whole), (_, cut) = (checkpoint.read(tmp_path / name / "checkpoints") for name in ("whole", "cut"))
+    assert whole.keys() == cut.keys() and len(whole) > 10
+    for name in whole.keys() - {"seconds"}:
+        assert np.asarray(whole[name]).tobytes() == np.asarray(cut[name]).tobytes(), name
 
 
 def test_what_does_not_divide_over_devices_removes_nothing(
