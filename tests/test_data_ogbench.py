@@ -301,6 +301,18 @@ def test_what_the_layout_has_not_is_refused_by_its_name(tmp_path, replaced, mess
     assert not data.load(str(zeros)).dataset.transitions.reward.any()
 
 
+def test_timeouts_of_a_log_of_ones_own_end_trajectories(tmp_path):
+    """Or hindsight goals would be drawn, and steps paired, across resets."""
+    cut = np.arange(30) == 14  # in the middle of the third trajectory, of six states and five steps
+    lengths = []
+    for name, more in (("plain", {}), ("cut", {"timeouts": cut})):
+        loaded = data.load(str(write(tmp_path / f"{name}.npz", **more)))
+        lengths.append(np.diff(np.flatnonzero(loaded.dataset.last), prepend=-1).tolist())
+    assert lengths == [[5, 5, 5, 5, 5], [5, 5, 2, 2, 5, 5]]
+    with pytest.raises(DataError, match="'truncations' should be called 'timeouts'"):
+        data.load(str(write(tmp_path / "mine.npz", truncations=cut)))
+
+
 @pytest.mark.parametrize("start", [200, 66])  # the one breaks the checksum, the other the compression
 def test_a_damaged_array_is_refused(tmp_path, start):
     path = write(tmp_path / "mine.npz")

@@ -20,16 +20,20 @@ import numpy as np
 
 from rl.data import download
 from rl.data.files import DataError, existing, expanded, reading
-from rl.data.steps import Loaded, check_length, from_steps, loaded, near, reference, reference_in, require
+from rl.data.steps import (
+    Loaded,
+    check_length,
+    check_optional,
+    from_steps,
+    loaded,
+    reference,
+    reference_in,
+    require,
+)
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/offline_rl"
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
 _OPTIONAL = ("timeouts", "next_observations")
-# What other libraries call an array that may be absent: without it steps would be paired across resets.
-_OTHER_NAMES = {
-    "timeouts": ("truncations", "truncated", "truncateds", "dones"),
-    "next_observations": ("next_obs",),
-}
 
 
 class Task(NamedTuple):
@@ -312,7 +316,7 @@ def _read(path: Path) -> dict[str, Any]:
     h5py = _h5py()
     with _open(path) as file:
         require(file, _REQUIRED, str(path))
-        _check_optional(file, str(path))
+        check_optional(file, _OPTIONAL, str(path))
         arrays = {name: file[name] for name in (*_REQUIRED, *_OPTIONAL) if name in file}
         for name, array in arrays.items():
             if not isinstance(array, h5py.Dataset):
@@ -328,17 +332,6 @@ def _read(path: Path) -> dict[str, Any]:
         for name, array in arrays.items():
             check_length(name, array.shape, observations[0] if observations else 0, str(path))
         return {name: np.asarray(array[()]) for name, array in arrays.items()}
-
-
-def _check_optional(file: Any, source: str) -> None:
-    """Raises a `DataError` if an optional array is there by another name, by which it would be ignored."""
-    there = set(file)  # also links that lead nowhere, which `in file` denies
-    for name in (name for name in _OPTIONAL if name not in there):
-        found = [other for other in _OTHER_NAMES[name] if other in there] or near(name, there)
-        if found:
-            raise DataError(
-                f"{source}: {found[0]!r} should be called {name!r}: as it is, it would be ignored"
-            )
 
 
 @contextlib.contextmanager

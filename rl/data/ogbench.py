@@ -20,14 +20,14 @@ import numpy as np
 from rl import extras
 from rl.data import download
 from rl.data.files import DataError, existing, expanded, reading
-from rl.data.steps import Loaded, finite, flags, from_steps, loaded, require
+from rl.data.steps import Loaded, check_optional, finite, flags, from_steps, loaded, require
 from rl.replay.dataset import Dataset
 
 _SERVER = "https://rail.eecs.berkeley.edu/datasets/ogbench"
 _CACHE = "~/.ogbench/data"
 _REQUIRED = ("observations", "actions", "terminals")
 _STATE = ("qpos", "button_states")  # what rewards are computed from
-_OPTIONAL = (*_STATE, "rewards")
+_OPTIONAL = (*_STATE, "rewards", "timeouts")
 _DOWNLOADED = "OGBench (downloaded)"
 _NO_TASKS = ("powderworld", "heavy-cube")  # environments without a -singletask- version
 _ONLY_MADE = ("cube-octuple", "heavy-cube")  # datasets that no server has as one file
@@ -89,8 +89,9 @@ def load(
     """An OGBench dataset by its name, or any file in its layout by path.
 
     The layout: ``observations``, ``actions`` and ``terminals`` of equal length, where ``terminals`` marks the
-    last state of a trajectory, which nobody terminated; beside them ``qpos`` and ``button_states``, from
-    which rewards follow. Observations and actions are as `ogbench.make_env_and_datasets` gives them.
+    last state of a trajectory, which nobody terminated, as ``timeouts`` do if there are any; beside them ``qpos`` and
+    ``button_states``, from which rewards follow. Observations and actions are as
+    `ogbench.make_env_and_datasets` gives them.
 
     The task is that of the environment: with a ``-singletask-`` one, each step has that task's reward and its
     discount is 0 where the task is done (OGBench's ``masks``) while the trajectory goes on; otherwise rewards
@@ -149,6 +150,8 @@ def _dataset(path: Path, environment: str | None, build: Callable[[str], Any], c
         )
     rows = sum(arrays["observations"].shape[:1])
     ends = flags("terminals", arrays["terminals"], rows, str(path))
+    if "timeouts" in arrays:  # which are not of the layout; a log of one's own may have them
+        ends = ends | flags("timeouts", arrays["timeouts"], rows, str(path))
     if not ends.any():
         raise DataError(
             f"{path}: no trajectory ends in {rows} steps; write 1 into 'terminals' at the last state of each"
@@ -231,6 +234,7 @@ def _read(path: Path) -> dict[str, np.ndarray]:
                 )
             with file:
                 require(file, _REQUIRED, str(path))
+                check_optional(file, ("timeouts",), str(path))
                 return {name: np.asarray(file[name]) for name in (*_REQUIRED, *_OPTIONAL) if name in file}
         except ValueError as error:
             if "allow_pickle" not in str(error):

@@ -24,6 +24,11 @@ _ROUNDING = 1e-6  # of the box's width: how far float arithmetic may carry an ac
 MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for each
 # Ends of episodes that only next observations show, in steps and in per cent of them: with more, a log is not in order.
 _UNMARKED = 10
+# What other libraries call an array that may be absent: without it steps would be paired across resets.
+_OTHER_NAMES = {
+    "timeouts": ("truncations", "truncated", "truncateds", "dones"),
+    "next_observations": ("next_obs",),
+}
 _NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
 
 
@@ -202,6 +207,23 @@ def require(arrays: Mapping[str, Any], names: Iterable[str], source: str) -> Non
         f"{source}: no {', '.join(map(repr, missing))}; the file holds {', '.join(sorted(arrays))}"
         + "".join(f"; {hint}" for hint in hints)
     )
+
+
+def check_optional(arrays: Iterable[str], names: Iterable[str], source: str) -> None:
+    """Raises a `DataError` if an array that may be absent is there by another name, by which it would be ignored.
+
+    Args:
+        arrays: what is there.
+        names: of optional arrays, each one of `_OTHER_NAMES`.
+        source: where they are.
+    """
+    there = set(arrays)  # of a file, also links that lead nowhere, which `in` denies
+    for name in (name for name in names if name not in there):
+        found = [other for other in _OTHER_NAMES[name] if other in there] or near(name, there)
+        if found:
+            raise DataError(
+                f"{source}: {found[0]!r} should be called {name!r}: as it is, it would be ignored"
+            )
 
 
 def near(name: str, arrays: Iterable[str]) -> list[str]:
