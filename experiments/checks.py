@@ -116,17 +116,21 @@ def discount(settings: Any, config: Any, *, support: bool = False) -> None:
       config: the agent's hyper-parameters.
       support: whether the data give an end of the head's support.
     """
-    if hasattr(config, "discount") or getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
-        return
     usual = {"n_step": 1, "chunk": 1, "robust": "", "policy_estimates": 0}
     needed = [name for name, of_none in usual.items() if getattr(settings, name, of_none) != of_none]
     if needed or support:
-        needed = needed or ["head"]
-        raise ValueError(
-            f"--{needed[0]}={getattr(settings, needed[0])} is of discounted returns, and the Config of "
-            f"--agent={settings.agent} has no field discount: call its gamma so, or write IGNORES_REWARDS = True in "
-            "the module of an agent that only clones (docs/new_agent.md)"
-        )
+        flag = (needed or ["head"])[0]
+        has_discount(settings, config, f"--{flag}={getattr(settings, flag)} is of discounted returns")
+
+
+def has_discount(settings: Any, config: Any, why: str) -> None:
+    """Raises ValueError, beginning with ``why``, if an agent that does more than clone has no field for gamma."""
+    if hasattr(config, "discount") or getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
+        return
+    raise ValueError(
+        f"{why}, and the Config of --agent={settings.agent} has no field discount: call its gamma so, or write "
+        "IGNORES_REWARDS = True in the module of an agent that only clones (docs/new_agent.md)"
+    )
 
 
 def schedules(config: Any, updates: int) -> None:

@@ -252,6 +252,19 @@ def test_what_cannot_be_run_is_refused_before_anything_is_touched(
     assert files(tmp_path) == before
 
 
+def test_an_agent_of_ones_own_must_say_by_which_gamma_goals_are_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chosen, own = settings(Path(), agent="mine"), SimpleNamespace(goals=Hindsight())
+    monkeypatch.setattr(agents, "get", lambda name: SimpleNamespace())
+    with pytest.raises(
+        ValueError, match="drawn by discounted distances, .* --agent=mine has no field discount"
+    ):
+        goals.check_agent(chosen, own)
+    monkeypatch.setattr(agents, "get", lambda name: SimpleNamespace(IGNORES_REWARDS=True))
+    goals.check_agent(chosen, own)
+
+
 class Begun(Exception):
     """Training would begin."""
 

@@ -25,6 +25,9 @@ from rl.replay.goals import GoalBatch, Hindsight
 from rl.types import Array, Key, Learner, Metrics, Spec, State
 from rl.values.heads import ValueHead
 
+IGNORES_REWARDS = True
+"""It has no discount: its goals are drawn uniformly."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
