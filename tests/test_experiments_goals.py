@@ -258,7 +258,7 @@ def test_an_agent_of_ones_own_must_say_by_which_gamma_goals_are_drawn(
     chosen, own = settings(Path(), agent="mine"), SimpleNamespace(goals=Hindsight())
     monkeypatch.setattr(agents, "get", lambda name: SimpleNamespace())
     with pytest.raises(
-        ValueError, match="drawn by discounted distances, .* --agent=mine has no field discount"
+        ValueError, match=r"drawn by discounted distances, .* --agent=mine has no field discount"
     ):
         goals.check_agent(chosen, own)
     monkeypatch.setattr(agents, "get", lambda name: SimpleNamespace(IGNORES_REWARDS=True))
