@@ -130,6 +130,7 @@ def _last(program: Program, workdir: Path, metric: str) -> np.ndarray:
 
 
 def row_of(run: Program, workdir: Path) -> dict[str, Any]:
+    """What every row says of its run: all parameters, and the folder of its program."""
     swept = {name: value for name, (value,) in run.swept.items()}
     return {"parameters": run.fixed | swept, "workdir": str(workdir)}
 
