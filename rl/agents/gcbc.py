@@ -26,7 +26,7 @@ from rl.types import Array, Key, Learner, Metrics, Spec, State
 from rl.values.heads import ValueHead
 
 IGNORES_REWARDS = True
-"""It has no discount: its goals are drawn uniformly."""
+"""It has no discount, and its goals are drawn uniformly."""
 
 
 @dataclasses.dataclass(frozen=True)
