@@ -142,7 +142,7 @@ def ranked(rows: list[dict[str, Any]], goal: str) -> list[dict[str, Any]]:
 
 
 def is_finished(row: Mapping[str, Any], script: str) -> bool:
-    """Whether the run of a row is `finished`."""
+    """Whether the run of a row is `layout.finished`."""
     return layout.finished(Program(row["parameters"], {}, script), Path(row["workdir"]))
 
 

@@ -157,7 +157,7 @@ def _begun(place: Path, began: float) -> bool:
 
 
 def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
-    """`scored` in the first process; nothing in the others, which may not see yet what it has written."""
+    """`records.scored` in the first process; nothing in the others, which may not see yet what it has written."""
     return records.scored(program, workdir, metric) if shard.is_main() else []
 
 
