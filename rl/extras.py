@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import Any
 
 
 def command(extra: str) -> str:
@@ -17,3 +19,15 @@ def command(extra: str) -> str:
         + " && pip install --no-deps ogbench dm_control" * alone
         + " (in the clone)"
     )
+
+
+def module(name: str, extra: str) -> Any:
+    """The module of a package that an extra installs.
+
+    Raises:
+      ImportError: the package is missing; the message says what to type.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"the package {name.partition('.')[0]!r} is missing: {command(extra)}") from error

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from rl import extras
 from rl.envs.text import Chat
 from rl.language.weights import WeightsError
 from rl.replay.tokens import Episode, Turn
 from rl.replay.tokens import episode as join
 
-_INSTALL = "the package 'jinja2' is missing: pip install -e '.[lm]' (in the clone)"
 _MARKS = "\ufdd0", "\ufdd1"  # around an answer while a text is written; Unicode has no such characters
 _MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _TEMPLATE, _OLDER, _TOKENS = "chat_template.jinja", "chat_template.json", "tokenizer_config.json"
@@ -178,14 +178,11 @@ def _unmarked(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _compiled(source: str, now: datetime | None) -> Any:
-    try:
-        import jinja2
-        from jinja2.ext import Extension
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise ImportError(_INSTALL) from error
+    jinja2 = extras.module("jinja2", "lm")
+    extension = extras.module("jinja2.ext", "lm")
+    sandbox = extras.module("jinja2.sandbox", "lm")
 
-    class Generation(Extension):
+    class Generation(extension.Extension):  # type: ignore[name-defined]
         """Marks what is between ``generation`` and ``endgeneration``."""
 
         tags = {"generation"}  # noqa: RUF012 (as in Jinja's own)
@@ -204,7 +201,7 @@ def _compiled(source: str, now: datetime | None) -> Any:
     def tojson(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own would escape HTML
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = tojson

@@ -1,7 +1,7 @@
 """GGUF files, as llama.cpp uses them: metadata, tensors (dequantised) and the tokenizer, in one file.
 
-Read with NumPy alone. Of the quantisations those are here that models are mostly published in; for others, convert the
-file to F16 or Q8_0.
+The package gguf turns blocks of quantised numbers into floats, of every kind that it knows. The header is read here: a
+damaged one lets that package's own reader run for ever, or read tensors from wrong places.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
+from rl import extras
 from rl.language import weights
 from rl.language.model import Config
 from rl.language.weights import WeightsError
@@ -56,9 +56,10 @@ def read(path: str | os.PathLike[str]) -> File:
 
     Raises:
       FileNotFoundError: no such file.
-      WeightsError: it is cut short, no GGUF file, or of a quantisation that is not supported.
+      ImportError: the package gguf is missing.
+      WeightsError: it is cut short, no GGUF file, or of a quantisation that the package gguf does not know.
     """
-    path = Path(path)
+    package, path = extras.module("gguf", "lm"), Path(path)
     content = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     cursor = _Cursor(content, path)
     if bytes(cursor.take(4)) != b"GGUF":
@@ -84,22 +85,28 @@ def read(path: str | os.PathLike[str]) -> File:
     start = -(-cursor.at // alignment) * alignment
     tensors, places = {}, []
     for name, shape, kind, offset in described:
-        if kind not in _FORMATS:
-            known = ", ".join(form.name for form in _FORMATS.values())
-            raise WeightsError(
-                f"{path}: tensor {name} has GGUF type {kind}; supported are {known}: convert it"
-            )
-        form, count = _FORMATS[kind], math.prod(shape)
         if name in tensors:
             raise WeightsError(f"{path}: tensor {name} is there twice: the file is damaged")
-        if offset % alignment or shape[-1:] == [] or shape[-1] % form.block:
+        try:
+            kind = package.GGMLQuantizationType(kind)
+            block, width = package.GGML_QUANT_SIZES[kind]  # numbers of a block, and its bytes
+        except (KeyError, ValueError) as error:
             raise WeightsError(
-                f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {form.name}: a damaged file"
+                f"{path}: tensor {name} has GGUF type {kind}, which the package gguf does not know: get its newest "
+                "version, or convert the file to F16"
+            ) from error
+        if offset % alignment or 0 in (shape or [0]) or shape[-1] % block:
+            raise WeightsError(
+                f"{path}: tensor {name} of shape {shape} cannot lie at byte {offset} as {kind.name}: a damaged file"
             )
-        size = count // form.block * form.bytes
+        rows = [*shape[:-1], shape[-1] // block * width]
+        size = math.prod(rows)
         places.append((offset, offset + size, name))
-        raw = cursor.slice(start + offset, size, f"tensor {name}")
-        tensors[name] = form.decode(raw.reshape(-1, form.bytes)).reshape(shape)
+        raw = cursor.slice(start + offset, size, f"tensor {name}").reshape(rows)
+        try:
+            tensors[name] = package.dequantize(raw, kind)
+        except NotImplementedError as error:  # integers
+            raise WeightsError(f"{path}: tensor {name} is of {kind.name}, which no weights are") from error
     _check_places(path, sorted(places), len(content) - start, alignment)
     return File(metadata, tensors)
 
@@ -139,106 +146,6 @@ def chat_template(metadata: Mapping[str, Any]) -> str | None:
     """How a model wants to be asked, as a Jinja template."""
     template = metadata.get("tokenizer.chat_template")
     return template if isinstance(template, str) else None
-
-
-# ---- quantisations: blocks of bytes [N, bytes] -> float32 [N, block] ---------------------------------------------
-
-
-class _Format(NamedTuple):
-    name: str
-    block: int  # numbers in a block
-    bytes: int
-    decode: Callable[[np.ndarray], np.ndarray]
-
-
-def _half(blocks: np.ndarray, at: int) -> np.ndarray:
-    return blocks[:, at : at + 2].copy().view(np.float16).astype(np.float32)
-
-
-def _fields(packed: np.ndarray, bits: int, run: int) -> np.ndarray:
-    """The numbers [N, 8 / bits * bytes] of so many bits in ``packed`` [N, bytes].
-
-    Of each ``run`` bytes come the lowest bits of all, then the next ones of all, and so on.
-    """
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
-    runs = packed.reshape(len(packed), -1, 1, run)
-    return ((runs >> shifts) & np.uint8(2**bits - 1)).reshape(len(packed), -1)
-
-
-def _grouped(numbers: np.ndarray, scale: np.ndarray, least: np.ndarray | float = 0.0) -> np.ndarray:
-    """``scale * numbers - least`` of [N, 256] numbers, of whose groups each has a scale [N, groups] and a minimum."""
-    groups = numbers.reshape(*scale.shape, -1).astype(np.float32)
-    least = least[..., None] if isinstance(least, np.ndarray) else least
-    return (scale[..., None] * groups - least).reshape(len(numbers), -1)
-
-
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * (_fields(blocks[:, 2:], 4, 16).astype(np.float32) - 8)
-
-
-def _q4_1(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * _fields(blocks[:, 4:], 4, 16) + _half(blocks, 2)
-
-
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
-    return _half(blocks, 0) * blocks[:, 2:].view(np.int8)
-
-
-def _q2_k(blocks: np.ndarray) -> np.ndarray:
-    scale, least = blocks[:, :16] & 15, blocks[:, :16] >> 4
-    numbers = _fields(blocks[:, 16:80], 2, 32)
-    return _grouped(numbers, _half(blocks, 80) * scale, _half(blocks, 82) * least)
-
-
-def _q3_k(blocks: np.ndarray) -> np.ndarray:
-    high, low = _fields(blocks[:, :32], 1, 32), _fields(blocks[:, 32:96], 2, 32)
-    scale = _fields(blocks[:, 96:104], 4, 8) | _fields(blocks[:, 104:108], 2, 4) << 4
-    numbers = (low | high << 2).astype(np.int8) - 4
-    return _grouped(numbers, _half(blocks, 108) * (scale.astype(np.float32) - 32))
-
-
-def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight numbers of 6 bits each, from 12 bytes: the last four's lower bits stand apart, and their higher ones above
-    the first four."""
-    scale, least, last = packed[:, :4], packed[:, 4:8], packed[:, 8:]
-    scale = np.concatenate([scale & 63, last & 15 | scale >> 6 << 4], 1)
-    return scale, np.concatenate([least & 63, last >> 4 | least >> 6 << 4], 1)
-
-
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
-    scale, least = _scales_and_minima(blocks[:, 4:16])
-    numbers = _fields(blocks[:, 16:], 4, 32)
-    return _grouped(numbers, _half(blocks, 0) * scale, _half(blocks, 2) * least)
-
-
-def _q5_k(blocks: np.ndarray) -> np.ndarray:
-    scale, least = _scales_and_minima(blocks[:, 4:16])
-    numbers = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
-    return _grouped(numbers, _half(blocks, 0) * scale, _half(blocks, 2) * least)
-
-
-def _q6_k(blocks: np.ndarray) -> np.ndarray:
-    numbers = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
-    return _grouped(numbers.astype(np.int8) - 32, _half(blocks, 208) * blocks[:, 192:208].view(np.int8))
-
-
-def _plain(dtype: Any) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda blocks: np.ascontiguousarray(blocks).view(dtype).astype(np.float32)
-
-
-_FORMATS = {
-    0: _Format("F32", 1, 4, _plain(np.float32)),
-    1: _Format("F16", 1, 2, _plain(np.float16)),
-    2: _Format("Q4_0", 32, 18, _q4_0),
-    3: _Format("Q4_1", 32, 20, _q4_1),
-    8: _Format("Q8_0", 32, 34, _q8_0),
-    10: _Format("Q2_K", 256, 84, _q2_k),
-    11: _Format("Q3_K", 256, 110, _q3_k),
-    12: _Format("Q4_K", 256, 144, _q4_k),
-    13: _Format("Q5_K", 256, 176, _q5_k),
-    14: _Format("Q6_K", 256, 210, _q6_k),
-    30: _Format("BF16", 1, 2, _plain(jnp.bfloat16)),
-}
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from rl import extras
 from rl.language import weights
 from rl.language.model import Config
 from rl.language.weights import WeightsError
@@ -23,18 +23,6 @@ _INDEX, _ONE_FILE = "model.safetensors.index.json", "model.safetensors"
 # What a folder has besides weights, architecture and tokenizer: templates of chats, tokens of a role, how to sample.
 _TOKENS, _SAMPLING = "tokenizer_config.json", "generation_config.json"
 COMPANIONS = (_TOKENS, _SAMPLING, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
-_BIG_HEADER = 100_000_000  # bytes; the format's own limit
-
-_TYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": jnp.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
 
 
 def load(folder: str | os.PathLike[str]) -> tuple[Config, Params]:
@@ -459,95 +447,32 @@ def _describe_rope(rope: Rope | None) -> dict[str, Any]:
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """Every tensor of the file by its name, mapped from disk and read-only.
+    """Every tensor of the file by its name.
 
     Raises:
-      WeightsError: the file is damaged or cut short, holds a type that no model here has, or its tensors do not fill it
-        one after another; the message names the tensor.
+      FileNotFoundError: no such file.
+      ImportError: the package safetensors is missing.
+      WeightsError: the file is damaged or cut short, or holds a type that NumPy lacks; the message names it.
     """
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _BIG_HEADER):
-            raise WeightsError(f"{path} is no safetensors file, or is cut short: download it again")
-        try:
-            header = json.loads(file.read(length), object_pairs_hook=_once)
-        except (ValueError, RecursionError) as error:
-            raise WeightsError(f"{path} is no safetensors file ({error}): download it again") from error
-    content, start = np.memmap(path, np.uint8, "r"), 8 + length
-    tensors, end = {}, 0
-    for name, (dtype, shape, first, last) in _places(path, header).items():
-        if first != end:
-            raise WeightsError(
-                f"{path}: tensor {name} begins at byte {first} and not where the one before it ends, at {end}: "
-                "download it again"
-            )
-        if last - first != math.prod(shape) * dtype.itemsize:
-            raise WeightsError(f"{path}: tensor {name} has a size that is not its shape's: download it again")
-        if first % dtype.itemsize:
-            raise WeightsError(
-                f"{path}: tensor {name} begins at byte {first}, within a number of {dtype.itemsize} bytes: save it "
-                "again with the package safetensors"
-            )
-        if start + last > size:
-            raise WeightsError(f"{path} is cut short: {size} bytes of {start + last}; download it again")
-        tensors[name], end = content[start + first : start + last].view(dtype).reshape(shape), last
-    if start + end < size:
-        raise WeightsError(f"{path} has {size - start - end} bytes that are no tensor's: download it again")
+    package = extras.module("safetensors", "lm")
+    tensors = {}
+    try:
+        with package.safe_open(path, framework="np") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no dictionary
+                tensors[name] = file.get_tensor(name)
+    except package.SafetensorError as error:
+        raise WeightsError(f"{path} is damaged or cut short ({error}): download it again") from error
+    except AttributeError as error:  # numpy.float8_e4m3fn, say
+        raise WeightsError(f"{path}: tensor {name} is of a type that is not supported ({error})") from error
     return tensors
 
 
-def _places(path: str | os.PathLike[str], header: Any) -> dict[str, tuple[np.dtype, list[int], int, int]]:
-    """Every tensor's type, shape, first byte and last, in the order of the bytes."""
-    places = {}
-    try:
-        entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
-        for name, entry in entries:
-            dtype, shape, (first, last) = entry["dtype"], entry["shape"], entry["data_offsets"]
-            if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-                raise WeightsError(
-                    f"{path}: tensor {name} has the shape {shape} and lies from {first} to {last}, which are no sizes: "
-                    "download it again"
-                )
-            if not isinstance(dtype, str) or dtype not in _TYPES:
-                raise WeightsError(f"{path}: tensor {name} is of type {dtype}, which is not supported")
-            places[name] = np.dtype(_TYPES[dtype]), shape, first, last
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, WeightsError):
-            raise
-        raise WeightsError(
-            f"{path} does not say where its tensors are ({error!r}): download it again"
-        ) from error
-    return dict(sorted(places.items(), key=lambda item: item[1][2:]))
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON whose names differ."""
-    if len(pairs) > len({name for name, _ in pairs}):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    return dict(pairs)
-
-
 def write_safetensors(path: str | os.PathLike[str], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes named tensors, whole or not at all; those of larger numbers first, so that all are aligned."""
-    tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].itemsize))
-    names = {np.dtype(dtype): name for name, dtype in _TYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in tensors.items():
-        header[name] = {
-            "dtype": names[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
-        offset += tensor.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)  # tensors begin at a multiple of 8
-    with replacing(path) as partial, open(partial, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data)
+    """Writes named tensors, whole or not at all. Raises ImportError where the package safetensors is missing."""
+    package = extras.module("safetensors.numpy", "lm")
+    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    with replacing(path) as partial:
+        package.save_file(whole, partial, metadata={"format": "pt"})  # which transformers asks for
 
 
 def _files(folder: Path) -> list[Path]:

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl import extras
 from rl.language.weights import WeightsError
 from rl.replay.tokens import Episode, Turn
 from rl.replay.tokens import episode as join
 
-_INSTALL = "the package 'tokenizers' is missing: pip install -e '.[lm]' (in the clone)"
 _CONTROL, _ADDED = 3, 4  # llama.cpp's kinds of tokens that no merge makes: those that say no text, and others
 _LINE_END = "\n"
 _SPARE = 0.05  # share of an embedding's rows that may have no token: some are padded to a round number
@@ -190,8 +190,4 @@ _SPLITS = {
 
 
 def _package() -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise ImportError(_INSTALL) from error
-    return tokenizers
+    return extras.module("tokenizers", "lm")
