@@ -90,6 +90,7 @@ def problem(
     normalize_observations: bool = False,
     validation: bool = False,
     begun: Path | None = None,
+    ends: Callable[[data.Loaded], bool] = lambda loaded: False,
 ) -> Problem:
     """Loads and prepares the data, and chooses the head's support from them where no flag gives it.
 
@@ -100,6 +101,7 @@ def problem(
       reward_scale, reward_shift, clip_rewards, normalize_observations: as `rl.replay.transform.fit` takes them.
       validation: whether held-out data are read, where there are any.
       begun: the run's folder, where integer actions are those of the environment (`all_actions`); None: those logged.
+      ends: whether targets end episodes of the loaded data where the log does not.
     """
     if is_set(settings) and not getattr(agents.get(settings.agent), "READS_SETS", False):
         raise ValueError(
@@ -136,8 +138,9 @@ def problem(
     dataset = transform.apply(fitted, loaded.dataset)
     length = getattr(settings, "chunk", 1)
     spec = chunks.spec(loaded.spec, length)
+    ended = ends(loaded)
     of_rewards = {
-        gammas: value_bounds(dataset, length, *gammas) for gammas in {discounts(c) for c in configs}
+        gammas: value_bounds(dataset, length, *gammas, ended) for gammas in {discounts(c) for c in configs}
     }
     bounds = [target_range(of_decisions(c, length), spec, *of_rewards[discounts(c)]) for c in configs]
     support, head = value_head(settings, (min(low for low, _ in bounds), max(high for _, high in bounds)))
@@ -351,8 +354,10 @@ def of_decisions(config: Any, length: int) -> Any:
     return dataclasses.replace(config, discount=config.discount**length)
 
 
-def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> tuple[float, float]:
-    """The support that data give for values of chunks of so many actions.
+def value_bounds(
+    dataset: Dataset, length: int, gamma: float, within: float, ends: bool = False
+) -> tuple[float, float]:
+    """The support that data give for values of chunks of so many actions; ``ends`` of single ones only.
 
     Raises:
       ValueError: ``gamma`` is 1, and values are without bounds.
@@ -363,7 +368,7 @@ def value_bounds(dataset: Dataset, length: int, gamma: float, within: float) -> 
             "give less than 1"
         )
     if length == 1 or within == gamma:
-        return replay.value_bounds(dataset, gamma)
+        return replay.value_bounds(dataset, gamma, ends)
     return chunks.value_bounds(dataset, length, gamma, within)
 
 
@@ -373,6 +378,11 @@ def rows(settings: Any, config: Any, dataset: Dataset | None) -> Any:
         return None
     if settings.chunk > 1:  # where --n_step is 1
         return chunks.make(dataset, settings.chunk, *discounts(config))
+    if settings.n_step > 1 and replay.is_shuffled(dataset):
+        raise ValueError(
+            f"--n_step={settings.n_step} sums the rewards of steps that follow each other, and the log holds single "
+            "transitions in no order: leave it out"
+        )
     return replay.n_step(dataset, settings.n_step, discount(config))
 
 

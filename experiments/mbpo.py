@@ -25,16 +25,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, interaction, presets
-from rl import agents, keys, mbpo
+from rl import agents, keys, mbpo, online
 from rl.dynamics import ensemble, termination, value_aware
 from rl.dynamics.termination import Rule
 from rl.envs.stream import Stream
 from rl.interaction import Trainer
 from rl.replay.transform import Transform
-from rl.types import Key, Learner, Spec
+from rl.types import Key, Learner, Spec, Transition
 
 _IDENTITY = (
     *interaction.IDENTITY,
@@ -98,8 +99,8 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     rule = termination.of_environment(settings.env)
     checks.schedules(config, int(settings.steps * settings.utd))
-    agents.check_data(settings.agent, config, None)
     with interaction.stepper(settings) as stream:
+        agents.check_data(settings.agent, config, rolled_row(stream.spec))
         loop = make_loop(settings, config, stream.spec, rule)
         this = common.run(
             settings,
@@ -116,6 +117,12 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         )
         trainer, exported = make_trainer(settings, stream, loop), interaction.exported(config)
         return interaction.train(settings, this, trainer, loop.learner, Transform(), **exported)
+
+
+def rolled_row(spec: Spec) -> Transition:
+    """A row of the kind that rollouts in a model are: without the action that came next, and no demonstration."""
+    row = online.example(spec)
+    return row._replace(discount=jnp.ones(1), has_next_action=jnp.zeros(1))
 
 
 def make_trainer(settings: Settings, stream: Stream, loop: mbpo.Loop) -> Trainer:

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, logged, presets
-from rl import acting, keys, lifecycle, model_based, train
+from rl import acting, data, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -108,10 +108,9 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     """
     check(settings, config)
     checks.schedules(config, settings.epochs * config.updates)
-    task = common.problem(settings, [config], target_range)
+    task = problem(settings, config)
     bound = model_based.largest_value(task.dataset, config.discount)
-    name = task.loaded.environment or settings.dataset
-    terminates = _rule(config, name, task.loaded.environment)
+    terminates = _rule(settings, config, task.loaded)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = common.run(
@@ -150,7 +149,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         episodes = None
         if task.loaded.environment:
             actor = acting.over_seeds(acting.actor(learner), 0)
-            of_task = common.evaluator(settings, actor, name, settings.seeds, task.loaded)
+            of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
             episodes = logged.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
         if fitting:
@@ -176,6 +175,16 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         return session.finish(
             source=task.loaded.source, transitions=replay.size(task.dataset), updates=this.total
         )
+
+
+def problem(settings: Settings, config: Config) -> common.Problem:
+    """The data, with a support that holds the penalties and the ends of rollouts, too."""
+    return common.problem(
+        settings,
+        [config],
+        target_range,
+        ends=lambda loaded: _rule(settings, config, loaded) is not termination.never,
+    )
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
@@ -260,7 +269,7 @@ def _truth(environment: str | None, *, needed: bool) -> base.Dynamics | None:
         return None
 
 
-def _rule(config: Config, name: str, environment: str | None) -> Rule:
+def _rule(settings: Settings, config: Config, loaded: data.Loaded) -> Rule:
     """Where episodes of rollouts end; without rollouts there are none.
 
     Raises:
@@ -268,8 +277,9 @@ def _rule(config: Config, name: str, environment: str | None) -> Rule:
     """
     if config.real == 1:
         return termination.never
+    environment = loaded.environment
     try:
-        rule = termination.of_environment(environment) if environment else termination.of(name)
+        rule = termination.of_environment(environment) if environment else termination.of(settings.dataset)
     except ValueError as error:
         if environment:  # the data's own, or the flag's
             raise

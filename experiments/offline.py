@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 
 from experiments import checks, common, flags, logged, presets
 from experiments.common import Problem
-from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
+from rl import acting, agents, data, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import chunks, transform
@@ -109,6 +109,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
         about={
             "transform": transform.to_json(task.transform),
+            "terminates": replay.terminates(task.dataset),
             "preset": presets.stored("offline", settings, "dataset"),
             **task.loaded.spec._asdict(),
             "reference": task.loaded.reference,
@@ -183,9 +184,17 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         normalize_observations=settings.normalize_observations,
         validation=settings.validation,
         begun=common.folder(settings, Path(settings.dataset).name),
+        ends=lambda loaded: (
+            bool(settings.robust) and _known_rule(settings, loaded) not in (None, termination.never)
+        ),
     )
     for config in configs:
         agents.check_data(settings.agent, config, task.dataset.transitions)
+    if settings.policy_estimates and replay.is_shuffled(task.dataset):
+        raise ValueError(
+            f"--policy_estimates={settings.policy_estimates} estimates the value of the first states of episodes, and "
+            "the log holds single transitions in no order: leave it out"
+        )
     return task
 
 
@@ -238,14 +247,20 @@ def _ensemble(settings: Settings, task: Problem) -> ensemble.Ensemble:
     return ensemble.make(ensemble.Config(updates=settings.robust_updates), task.loaded.spec)
 
 
-def _rule(settings: Settings, task: Problem) -> termination.Rule | None:
-    """Where next states, as agents see them, end an episode; None where no rule is known for the task."""
-    environment, scaling = task.loaded.environment, task.transform
+def _known_rule(settings: Settings, loaded: data.Loaded) -> termination.Rule | None:
+    """Where next states end an episode; None where no rule is known for the task."""
     try:
-        rule = termination.of_environment(environment) if environment else termination.of(settings.dataset)
+        if loaded.environment:
+            return termination.of_environment(loaded.environment)
+        return termination.of(settings.dataset)
     except ValueError:
         return None
-    if scaling.mean is None:
+
+
+def _rule(settings: Settings, task: Problem) -> termination.Rule | None:
+    """`_known_rule` of states as agents see them."""
+    rule, scaling = _known_rule(settings, task.loaded), task.transform
+    if rule is None or scaling.mean is None:
         return rule
     return lambda observation: rule(scaling.mean + scaling.deviation * observation)
 

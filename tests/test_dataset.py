@@ -101,6 +101,10 @@ def test_value_bounds_by_hand():
     # Nothing ends: with rewards 1 the only value is 10, and any support with an interior will do.
     low, high = value_bounds(make([1, 1], [1, 1], [0, 1]), 0.9)
     assert low < 10 < high and high - low <= 1
+    # Unless targets end it: then a step may be worth its reward alone, 1, and no more than 10 go on.
+    assert value_bounds(make([1, 1], [1, 1], [0, 1]), 0.9, ends=True) == pytest.approx((1.0, 10.0))
+    # A log that shows ends knows what they are worth.
+    assert value_bounds(make([0, 1], [0, 0], [1, 1]), 0.9, ends=True) == (0.0, 2.0)
 
 
 def test_steps_in_no_order_tell_no_returns_and_the_support_is_what_rewards_allow():

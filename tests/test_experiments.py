@@ -41,7 +41,7 @@ from experiments import (
     quickstart,
 )
 from rl import acting, agents, checkpoint, data, fitted_q, lifecycle, log, shard, statistics, train
-from rl.agents import iql
+from rl.agents import iql, rebrac
 from rl.agents.optimisers import Adam
 from rl.data import DataError, recipes
 from rl.dynamics import value_aware
@@ -707,6 +707,45 @@ def test_the_flag_of_a_refused_file_is_one_that_scripts_have(tmp_path: Path) -> 
         with pytest.raises(DataError, match=r"for 39 of 39 steps .*--shuffled"):
             read()
         assert read(shuffled=True).dataset.last.all()
+    of_log = settings(tmp_path, dataset=str(path), shuffled=True)
+    with pytest.raises(ValueError, match=r"--policy_estimates=9 estimates .* in no order: leave it out"):
+        offline.problem(dataclasses.replace(of_log, policy_estimates=9), [config()])
+    with pytest.raises(ValueError, match=r"--n_step=3 sums .* in no order: leave it out"):
+        common.rows(
+            dataclasses.replace(of_log, n_step=3), config(), offline.problem(of_log, [config()]).dataset
+        )
+
+
+def test_supports_hold_the_ends_that_targets_add(tmp_path: Path) -> None:
+    """Of a log without terminations: robust targets and rollouts end episodes by the task's rule, where it has one."""
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "hopper-mine.hdf5"
+    with h5py.File(path, "w") as file:
+        file["observations"] = np.zeros((40, 11), np.float32)
+        file["actions"] = np.zeros((40, 3), np.float32)
+        file["rewards"] = np.linspace(2.5, 3.5, 40, dtype=np.float32)
+        file["terminals"] = np.zeros(40, bool)
+        file["timeouts"] = np.arange(40) % 20 == 19
+    shutil.copy(path, tmp_path / "halfcheetah-mine.hdf5")
+
+    def low(script: Any, task: str, of_agent: Any, **fields: Any) -> float:
+        chosen = script.Settings(dataset=str(tmp_path / f"{task}-mine.hdf5"), head="hl_gauss", **fields)
+        problem = script.problem(chosen, [of_agent] if script is offline else of_agent)
+        return problem.support[0]
+
+    plain, of_model = config(discount=0.99), model_based.config("mobile")
+    without = dataclasses.replace(of_model, backup_entropy=False, uncertainty="")
+    assert low(offline, "hopper", plain) > 200 and low(offline, "halfcheetah", plain, robust="tv") > 200
+    assert low(offline, "hopper", plain, robust="tv") == pytest.approx(2.5)
+    assert low(model_based, "halfcheetah", without) > 200
+    assert low(model_based, "hopper", without) == pytest.approx(2.5)
+
+
+def test_rollouts_in_a_model_have_no_next_actions_for_rebrac() -> None:
+    row = mbpo.rolled_row(Spec((3,), 1))
+    agents.check_data("rebrac", rebrac.Config(critic_cloning=0.0), row)
+    with pytest.raises(ValueError, match=r"only 0% .* rollouts in a model\): give critic_cloning=0"):
+        agents.check_data("rebrac", rebrac.Config(critic_cloning=0.5), row)
 
 
 @pytest.mark.parametrize(("head", "smallest"), checks.SMALLEST.items())

@@ -305,6 +305,11 @@ def test_unknown_operators() -> None:
         bcoder.make(dataclasses.replace(FAST, operator="soft"), language_model(), head("scalar"))
 
 
+def test_a_bias_of_all_logits_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"bias=-4 would be added to every logit .*--head_start"):
+        ilql.make(ilql.Config(bias=-4.0), language_model(), head("hl_gauss"))
+
+
 @pytest.mark.slow
 def test_values_are_bounded_by_the_largest_return_or_by_the_support() -> None:
     """The heads' outputs are made enormous, so that values come to their bounds."""

@@ -351,6 +351,10 @@ def on_uneven_shares() -> None:
     epoch = shard.pmap_updates(functools.partial(make, config), replay.sampler(30), STEPS)
     with pytest.raises(ValueError, match="30 does not divide over the 8 devices"):
         epoch(state, dataset, jax.random.key(0))
+    of_goals = lambda dataset, key, step: (replay.sampler(32)(dataset, key, step),)
+    epoch = shard.pmap_updates(functools.partial(make, config), of_goals, STEPS)
+    with pytest.raises(ValueError, match="for a tuple is not the mean over all of them: use data_parallel"):
+        epoch(state, dataset, jax.random.key(0))
 
 
 # ---- two hosts ----------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ class Config:
     learning_rate: float = 1e-4  # AdamW, all networks
     weight_decay: float = 0.0  # AdamW's weight decay, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the heads
-    bias: float = 0.0  # bias of every output; of value heads with negative rewards about the mean return
+    bias: float = 0.0  # bias of every output that is a value; with negative rewards about the mean return
     chunk: int = 128  # columns of tokens whose values of all tokens are held at a time
 
     def __post_init__(self) -> None:
@@ -77,7 +77,15 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     ``act`` and ``value`` take texts [B, T] without padding: the tokens [B] that `decoder` thinks likeliest, and V of
     them [B].
+
+    Raises:
+      ValueError: a bias of a head whose outputs are logits.
     """
+    if config.bias and not head.are_values:
+        raise ValueError(
+            f"bias={config.bias:g} would be added to every logit of a categorical head, which changes no value: leave "
+            "it out, and give the head its start (--head_start)"
+        )
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
     optimiser = optimiser or adamw(config.weight_decay)

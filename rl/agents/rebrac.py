@@ -74,7 +74,8 @@ def check_data(config: Config, logged: Transition | None) -> None:
     if share < 0.5:
         raise ValueError(
             f"critic_cloning={config.critic_cloning} compares next actions with those of the data, and only "
-            f"{share:.0%} of its steps have one (a log in no order has none): give critic_cloning=0, or steps in order"
+            f"{share:.0%} of the steps have one (those in no order have none, nor have rollouts in a model): give "
+            "critic_cloning=0, or steps in order"
         )
 
 

@@ -110,4 +110,4 @@ def of_environment(environment: str) -> Rule:
       ValueError: there is no rule, or what follows a ``+`` names no distractors.
     """
     rule, size = of(environment), distractors.parse(environment).size
-    return (lambda observation: rule(observation[..., :-size])) if size else rule
+    return (lambda observation: rule(observation[..., :-size])) if size and rule is not never else rule

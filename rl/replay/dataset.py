@@ -136,20 +136,32 @@ def episode_returns(dataset: Dataset) -> np.ndarray:
     return np.diff(totals, prepend=0.0)
 
 
-def value_bounds(dataset: Dataset, discount: float) -> tuple[float, float]:
+def terminates(dataset: Dataset) -> bool:
+    """Whether an episode in the data ends by itself, and not by a time limit."""
+    return bool((np.asarray(dataset.transitions.discount) == 0).any())
+
+
+def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple[float, float]:
     """A support for categorical value heads: no policy's value on this data lies far outside it.
 
     The returns-to-go in the data, widened by their own span on either side for policies better or
     worse than the logged one, but never beyond the bound that rewards alone give,
-    ``[min r, max r] / (1 - discount)`` (with 0 included where episodes terminate). Of steps in no order no returns are
-    known (`is_shuffled`): it is that bound itself.
+    ``[min r, max r] / (1 - discount)`` (with a reward alone included where episodes terminate). Of steps in no order no
+    returns are known (`is_shuffled`): it is that bound itself.
+
+    Args:
+      dataset: the data.
+      discount: gamma.
+      ends: whether targets end episodes, too, as those from a model do: a step that is the last one is worth its
+        reward alone, which no return in the data may be near if none of their episodes terminates.
     """
     reward = np.asarray(dataset.transitions.reward, np.float64)
     returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()))
-    ends = bool((np.asarray(dataset.transitions.discount) == 0).any())
     floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
-    if ends:
+    if ends or terminates(dataset):
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
+    if ends and not terminates(dataset):
+        returns = np.append(returns, [reward.min(), reward.max()])
     return widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
 
 

@@ -50,7 +50,8 @@ def pmap_updates(
       `jax.device_put` with a replicated sharding.
 
     Raises:
-      ValueError: in a run of several hosts; when traced, if the batch does not divide over the devices.
+      ValueError: in a run of several hosts; when traced, if the batch does not divide over the devices, or is one of
+        tokens, whose losses are means over those that are actions.
     """
     if jax.process_count() > 1:
         raise ValueError("pmap_updates averages over one host only: use data_parallel with a mesh")
@@ -61,6 +62,11 @@ def pmap_updates(
     def epoch(state: State, dataset: Dataset, key: Key, device: Array) -> tuple[State, Report]:
         def part(dataset: Dataset, key: Key, step: Array | int) -> Transition:
             batch = sample(dataset, key, step)
+            if not isinstance(batch, Transition):
+                raise ValueError(
+                    f"pmap_updates averages means over each device's rows, which for a {type(batch).__name__} is not "
+                    "the mean over all of them: use data_parallel with a mesh"
+                )
             rows = part_length(batch.reward.shape[0], here, "data")
             return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, device * rows, rows), batch)
 
