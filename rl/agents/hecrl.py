@@ -109,11 +109,6 @@ class Config:
         require_ranges(self)
         choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
         require_choices(self, choices)
-        for name in ("candidates", "replan_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.max_subgoals < 0 or self.ids < 0:
-            raise ValueError(f"max_subgoals={self.max_subgoals} and ids={self.ids} must be at least 0")
         if self.subgoals != "none" and self.goals.subgoal_steps < 1:
             raise ValueError(
                 "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "

@@ -55,7 +55,6 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        flow.require_candidates(self.candidates)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

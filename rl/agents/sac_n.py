@@ -64,7 +64,7 @@ class Config:
         require_ranges(self)
         if is_off(self.initial_alpha):
             raise ValueError("initial_alpha=0 would stay 0, because its logarithm is learned: give more")
-        if not 0 <= self.subset <= self.critics:
+        if self.subset > self.critics:
             raise ValueError(
                 f"subset={self.subset} must be at most critics={self.critics}, or 0 for all of them"
             )

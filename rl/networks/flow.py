@@ -43,14 +43,6 @@ def require_steps(steps: int, integrator: str) -> None:
         raise ValueError(f"integrator={integrator!r}: choose one of {', '.join(INTEGRATORS)}")
 
 
-def require_candidates(candidates: int) -> None:
-    """Raises ValueError if there is nothing to choose from."""
-    if candidates < 1:
-        raise ValueError(
-            f"candidates={candidates} must be at least 1: how many actions the best is chosen from"
-        )
-
-
 def loss(field: Field, data: Array, key: Key, *, rank: int = 1) -> Array:
     """The squared error of a velocity, at one random time for each row, the mean over entries of an event [...].
 
@@ -106,7 +98,8 @@ def best_of(candidates: Array, values: Array) -> Array:
     Raises:
       ValueError: there is none.
     """
-    require_candidates(len(candidates))
+    if not len(candidates):
+        raise ValueError("candidates=0 must be at least 1: how many actions the best is chosen from")
     index = values.argmax(0)
     index = index.reshape(1, *index.shape, *(1,) * (candidates.ndim - values.ndim))
     return jnp.take_along_axis(candidates, index, 0)[0]
