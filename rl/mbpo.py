@@ -206,20 +206,11 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
         return jnp.stack([1 - share, share])
 
     def empty(row: ring.Row) -> Memory:
-        steps = Transition(
-            row.observation,
-            row.action,
-            row.reward,
-            row.discount,
-            row.next_observation,
-            row.action,
-            row.reward,
-        )
         model = jax.eval_shape(network.init, jax.random.key(0))
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model)
         return Memory(
             environment=ring.empty(row, config.replay),
-            rollouts=ring.empty(steps, config.model_replay),
+            rollouts=ring.empty(ring.placeholder(row), config.model_replay),
             newest=jnp.ones((), jnp.int32),
             model=nothing,
         )

@@ -16,15 +16,11 @@ from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl import acting, keys, nest, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
 from rl.replay import dataset as data
 from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-
-_NEVER = np.int32(np.iinfo(np.int32).max)
-
 
 # (state, rows, marks, logged data or None, key) -> state, marks, report
 Learn = Callable[[State, Any, Any, Any, Key], tuple[State, Any, train.Report]]
@@ -440,17 +436,14 @@ def loop(
 
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
-    row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return Transition(
-        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
-    )
+    return ring.placeholder(jax.tree.map(lambda x: x[None], _blank(spec, observation_type)))
 
 
 def fresh_tally(names: list[str], seeds: int) -> Tally:
     """Nothing said yet of metrics called ``names``."""
     return Tally(
         total={name: jnp.zeros(seeds) for name in names},
-        bad_step={name: jnp.full(seeds, _NEVER) for name in names},
+        bad_step={name: jnp.full(seeds, train.NEVER) for name in names},
         calls=jnp.zeros((), jnp.int32),
     )
 
