@@ -85,7 +85,9 @@ class Config:
     Hopper's at the defaults.
     """
 
-    replay: int = 250_000  # environment steps that are remembered, and that the model learns from
+    # Environment steps that are remembered, and that the model learns from: all of a run, 10,000 random ones and
+    # 250,000 more. VaGraM's code has room for `num_steps` = 250,000, so that its last steps overwrite the first ones.
+    replay: int = 260_000
     batch_size: int = 256  # rows per update
     retrain_every: int = 250  # environment steps between two fits
     rollouts: int = 100_000  # started after each
