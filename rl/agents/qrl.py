@@ -99,7 +99,9 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         """The latent state that an action leads to."""
         return latent + dynamics.apply(params, jnp.concatenate([latent, action], -1))
 
-    def distance_loss(params: Params, here: Array, there: Array, goal: Array) -> tuple[Array, Metrics]:
+    def distance_loss(
+        params: Params, here: Array, there: Array, goal: Array
+    ) -> tuple[Array, dict[str, Array]]:
         """L_d + L_l of latent states, and what to report."""
         far = metric.distance(params["distance"], here, goal)
         near = metric.distance(params["distance"], here, there)
