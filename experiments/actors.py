@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from absl import app
-from tqdm import tqdm
 
 from experiments import flags
 from rl import checkpoint, envs, log
@@ -245,10 +244,9 @@ def play(name: str, policies: Iterable[locomotion.Act], episodes: int, seed: tup
     """The undiscounted returns [P, episodes] of P policies' sampled actions, each in the same seeds."""
     env = envs.make(name)
     seeds = [np.random.SeedSequence((*seed, episode)) for episode in range(episodes)]
-    returns = [
-        [locomotion.rollout(env, policy, one)["rewards"].sum() for one in seeds]
-        for policy in tqdm(list(policies), desc=f"{name}, {episodes} episodes each", unit="policy")
-    ]
+    policies = list(policies)
+    shown = log.progress(len(policies), f"{name}, {episodes} episodes each", over=policies, unit="policy")
+    returns = [[locomotion.rollout(env, policy, one)["rewards"].sum() for one in seeds] for policy in shown]
     return np.array(returns, np.float32)
 
 

@@ -56,7 +56,7 @@ class Settings(interaction.Settings):
     steps: int = 260_000  # environment steps of each seed, a multiple of --eval_every
     utd: float = 20.0  # updates per environment step
     learning_starts: int = 10_000  # steps with random actions, before the first fit and the first update
-    replay: int = 260_000  # steps that are remembered, and that the model learns from
+    replay: int = mbpo.Config.replay  # steps that are remembered, and that the model learns from
     eval_every: int = 5_000  # steps between evaluations; log and policy are written at each
     save_every: int = 20_000  # steps between checkpoints, which hold both replays and the model
     model_loss: str = (

@@ -341,7 +341,7 @@ def scorer(
             scores: dict[str, np.ndarray] = episodes(local, index) if episodes else {}
             if estimate:
                 fit_keys = keys.of(keys.seeds(jax.random.key(settings.seed), count), "fitted_q")
-                scores["eval/fitted_q"] = np.asarray(estimate(local, dataset, fit_keys).value)
+                scores["eval/fitted_q"] = np.asarray(estimate(local, dataset, fit_keys))
             return scores
 
         yield score

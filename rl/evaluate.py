@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
-from tqdm.auto import tqdm
 
-from rl import acting, envs, keys
+from rl import acting, envs, keys, log
 from rl.envs import workers
 from rl.types import Actor, Array, Key
 
@@ -76,9 +75,7 @@ class Evaluator:
         self._check(observation, episode, length)
         memory = self._policy.start(states, jax.device_put(self._by_seed(observation)))
         time = 0
-        with tqdm(
-            total=count * rounds, desc=f"evaluate {self._name}", unit="ep", delay=3, leave=False, disable=None
-        ) as bar:
+        with log.progress(count * rounds, f"evaluate {self._name}", unit="ep", delay=3, leave=False) as bar:
             while active.any():
                 actions, memory = self._act(states, memory, observation, first, (index, time))
                 if watch:

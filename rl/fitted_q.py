@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from tqdm.auto import tqdm
 
-from rl import nest
+from rl import log, nest
 from rl.agents import state as learner_state
 from rl.networks import mlp
+from rl.networks.base import Network
 from rl.replay.dataset import Dataset, sampler, size, take
 from rl.types import Array, Key, Params, Spec, State, Transition
 from rl.values.heads import ValueHead
 
-_ROWS = 4096  # logged steps that an estimate is averaged over
+_ROWS = 4096  # first steps that an estimate is averaged over
 _UPDATES_PER_CALL = 1000  # between two steps of a progress bar
+
+Optimisers = Mapping[str, optax.GradientTransformation]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,25 +38,14 @@ class Config:
     layer_norm: bool = True  # without it estimates of policies that leave the data often diverge
 
 
-class Estimate(NamedTuple):
-    """What logged data say of ``S`` policies, each [S]. NaN or infinite where the fit diverged."""
-
-    value: Array  # mean over logged first observations of Q(s, pi(s)): the expected discounted return
-    spread: Array  # its standard deviation over first observations
-    bellman_error: (
-        Array  # root mean square of r + gamma d Q(s', pi(s')) - Q(s, a) on logged steps, noise included
-    )
-
-
 def estimator(
     act: Callable[[Any, Array, Key], Array], spec: Spec, head: ValueHead, config: Config = Config()
-) -> Callable[[Any, Dataset, Key], Estimate]:
+) -> Callable[[Any, Dataset, Key], Array]:
     """Estimates of the values of policies.
 
     Le, Voloshin & Yue (2019): regress Q(s, a) on r + gamma d Q'(s', pi(s')) over logged steps, where Q' is a
     slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it
-    to rank policies. Its absolute values are biased where policies leave the data, and a small Bellman error
-    on logged steps does not rule that out.
+    to rank policies. Its absolute values are biased where policies leave the data.
 
     Args:
         act: (states, observations [S, n, *observation], keys [S]) -> actions [S, n, ...]: a policy without memory, as
@@ -64,7 +55,9 @@ def estimator(
         config: hyper-parameters.
 
     Returns:
-        A function of (states of ``S`` policies, dataset, keys [S]), compiled once however often it is called.
+        A function of (states of ``S`` policies, dataset, keys [S]), compiled once however often it is called. It
+        returns [S]: the mean over logged first observations of Q'(s, pi(s)), the expected discounted return. It is NaN
+        or infinite where the fit diverged.
 
     Raises:
         ValueError: observations that are images or dictionaries.
@@ -74,72 +67,16 @@ def estimator(
         raise ValueError(f"fitted-Q evaluation takes flat observations, not shape {spec.observation_shape}")
     critic = mlp.critic(spec, head.size, config.hidden, config.layer_norm)
     optimisers = {"critic": optax.adam(config.learning_rate)}
-    sample = jax.vmap(sampler(config.batch_size), (None, 0, None))
+    update = functools.partial(_update, config, critic, optimisers, head)
+    start = jax.jit(functools.partial(_start, critic, optimisers))
+    fit = jax.jit(functools.partial(_fit, config.batch_size, act, update), donate_argnums=0)
+    estimate = jax.jit(functools.partial(_estimate, critic, head, act))
 
-    @jax.jit
-    def start(dataset: Dataset, keys: Key) -> State:
-        row = take(dataset, jnp.zeros(1, jnp.int32))
-        params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
-        return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
-
-    def update(q: State, batch: Transition, next_action: Array) -> State:
-        q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
-        target = head.target(batch.reward, config.discount * batch.discount, q_next)
-
-        def loss(params: Params) -> Array:
-            return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
-
-        q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
-        q = learner_state.follow(q, config.target_rate)
-        return q._replace(step=q.step + 1)
-
-    @functools.partial(jax.jit, donate_argnums=0)
-    def fit(q: State, states: Any, dataset: Dataset, keys: Key, updates: Array) -> State:
-        def one(_: Array, q: State) -> State:
-            sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step), 2)
-            batch = sample(dataset, sample_keys, 0)
-            return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
-
-        return jax.lax.fori_loop(0, updates, one, q)
-
-    @jax.jit
-    def estimate(q: State, states: Any, dataset: Dataset, keys: Key) -> Estimate:
-        def value(observation: Array, action: Array) -> Array:
-            # The slow copy: an average over updates, so less noisy than the last iterate.
-            return head.value(jax.vmap(critic.apply)(q.target["critic"], observation, action))
-
-        first_keys, next_keys, row_keys = _split(keys, 3)
-        index, weight = _first_steps(dataset)
-        first = jnp.broadcast_to(
-            dataset.transitions.observation[index], (len(keys), len(index), *spec.observation_shape)
-        )
-        values = value(first, act(states, first, first_keys))
-        average = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
-        mean = average(values, weight)
-        rows = jax.vmap(lambda key: jax.random.randint(key, (_ROWS,), 0, size(dataset)))(row_keys)
-        batch = take(dataset, rows)
-        v_next = value(batch.next_observation, act(states, batch.next_observation, next_keys))
-        error = (
-            batch.reward + config.discount * batch.discount * v_next - value(batch.observation, batch.action)
-        )
-        return Estimate(
-            value=mean,
-            spread=jnp.sqrt(average(jnp.square(values - mean[:, None]), weight)),
-            bellman_error=jnp.sqrt(jnp.square(error).mean(-1)),
-        )
-
-    def run(states: Any, dataset: Dataset, keys: Key) -> Estimate:
+    def run(states: Any, dataset: Dataset, keys: Key) -> Array:
         dataset = jax.device_put(dataset)
         init_keys, fit_keys, estimate_keys = _split(keys, 3)
         q = start(dataset, init_keys)
-        with tqdm(
-            total=config.updates,
-            desc="fitted-Q evaluation",
-            unit="update",
-            delay=3,
-            leave=False,
-            disable=None,
-        ) as bar:
+        with log.progress(config.updates, "fitted-Q evaluation", unit="update", delay=3, leave=False) as bar:
             for done in range(0, config.updates, _UPDATES_PER_CALL):
                 updates = min(_UPDATES_PER_CALL, config.updates - done)
                 q = jax.block_until_ready(fit(q, states, dataset, fit_keys, jnp.int32(updates)))
@@ -147,6 +84,75 @@ def estimator(
         return estimate(q, states, dataset, estimate_keys)
 
     return run
+
+
+def _start(critic: Network, optimisers: Optimisers, dataset: Dataset, keys: Key) -> State:
+    """A critic for each policy, [S, ...]."""
+    row = take(dataset, jnp.zeros(1, jnp.int32))
+    params = jax.vmap(critic.init, (0, None, None))(keys, row.observation, row.action)
+    return jax.vmap(lambda p: learner_state.start({"critic": p}, optimisers, targets=["critic"]))(params)
+
+
+def _update(
+    config: Config,
+    critic: Network,
+    optimisers: Optimisers,
+    head: ValueHead,
+    q: State,
+    batch: Transition,
+    next_action: Array,
+) -> State:
+    """One step of one policy's regression."""
+    q_next = critic.apply(q.target["critic"], batch.next_observation, next_action)
+    target = head.target(batch.reward, config.discount * batch.discount, q_next)
+
+    def loss(params: Params) -> Array:
+        return head.loss(critic.apply(params["critic"], batch.observation, batch.action), target).mean()
+
+    q = learner_state.descend(q, jax.grad(loss)(q.params), optimisers)
+    q = learner_state.follow(q, config.target_rate)
+    return q._replace(step=q.step + 1)
+
+
+def _fit(
+    batch_size: int,
+    act: Callable[[Any, Array, Key], Array],
+    update: Callable[[State, Transition, Array], State],
+    q: State,
+    states: Any,
+    dataset: Dataset,
+    keys: Key,
+    updates: Array,
+) -> State:
+    """All critics after some more ``updates`` []."""
+    sample = jax.vmap(sampler(batch_size), (None, 0, None))
+
+    def one(_: Array, q: State) -> State:
+        sample_keys, act_keys = _split(jax.vmap(jax.random.fold_in)(keys, q.step), 2)
+        batch = sample(dataset, sample_keys, 0)
+        return jax.vmap(update)(q, batch, act(states, batch.next_observation, act_keys))
+
+    return jax.lax.fori_loop(0, updates, one, q)
+
+
+def _estimate(
+    critic: Network,
+    head: ValueHead,
+    act: Callable[[Any, Array, Key], Array],
+    q: State,
+    states: Any,
+    dataset: Dataset,
+    keys: Key,
+) -> Array:
+    """The mean value [S] of logged first observations."""
+    index, weight = _first_steps(dataset)
+    first = dataset.transitions.observation[index]
+    first = jnp.broadcast_to(first, (len(keys), *first.shape))
+    # Split, though there is one draw: estimates that were recorded are of this key.
+    action = act(states, first, _split(keys, 1)[0])
+    # The slow copy: an average over updates, so less noisy than the last iterate.
+    values = head.value(jax.vmap(critic.apply)(q.target["critic"], first, action))
+    return jnp.matmul(values, weight, precision=jax.lax.Precision.HIGHEST)
 
 
 def _split(keys: Key, count: int) -> tuple[Key, ...]:

@@ -442,12 +442,12 @@ def _summary(
         choices = selection.select(history, estimates if estimates.size else None, tasks)
         scores[name] = {
             which: {
-                "mean": float(choice.score.mean()),
-                "iqm": float(statistics.iqm(choice.score[:, None])),
-                "ci95": list(interval(choice.score)),
-                "per_seed": choice.score,
+                "mean": float(score.mean()),
+                "iqm": float(statistics.iqm(score[:, None])),
+                "ci95": list(interval(score)),
+                "per_seed": score,
             }
-            for which, choice in choices.items()
+            for which, score in choices.items()
         }
     return scores
 

@@ -18,7 +18,7 @@ import shlex
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -193,23 +193,47 @@ def hardware() -> dict[str, Any]:
     }
 
 
-def progress(total: int, desc: str, *, initial: int = 0, delay: float = 0.0) -> Any:
+def progress(
+    total: int | None,
+    desc: str,
+    *,
+    over: Iterable[Any] | None = None,
+    unit: str = "it",
+    initial: int = 0,
+    delay: float = 0.0,
+    leave: bool = True,
+    show: bool = True,
+) -> Any:
     """A tqdm bar on stderr with rate and ETA; call ``update(n)``, and ``close()`` or use it in a ``with`` block.
 
     Where stderr is no terminal, or in continuous integration, it prints one line at most every 10 seconds. On
     every process but the first it shows nothing, and nowhere before ``delay`` seconds.
+
+    Args:
+        total: how many there are; None where that is not known.
+        desc: what is done.
+        over: what to iterate over instead, by ``for item in progress(..., over=items)``, without any ``update``.
+        unit: of what is counted.
+        initial: how many were there before.
+        delay: seconds before it shows.
+        leave: the bar stays on the screen when all is done.
+        show: False: it shows nothing at all.
     """
     import jax
     from tqdm import tqdm
 
     live = sys.stderr.isatty() and not os.environ.get("CI")
     return tqdm(
+        over,
         total=total,
         desc=desc,
+        unit=unit,
         initial=initial,
         delay=delay,
+        leave=leave,
         file=sys.stderr if live else _Lines(),
-        disable=jax.process_index() != 0,
+        # Asked in this order, since the second question starts JAX's backend, which readers of data do without.
+        disable=not show or (jax.distributed.is_initialized() and jax.process_index() != 0),
         dynamic_ncols=live,
         mininterval=0.2 if live else 10.0,
         miniters=1,

@@ -85,7 +85,9 @@ class Config:
     Hopper's at the defaults.
     """
 
-    replay: int = 250_000  # environment steps that are remembered, and that the model learns from
+    # Environment steps that are remembered, and that the model learns from: all of a run, 10,000 random ones and
+    # 250,000 more. VaGraM's code has room for `num_steps` = 250,000, so that its last steps overwrite the first ones.
+    replay: int = 260_000
     batch_size: int = 256  # rows per update
     retrain_every: int = 250  # environment steps between two fits
     rollouts: int = 100_000  # started after each
@@ -206,20 +208,11 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
         return jnp.stack([1 - share, share])
 
     def empty(row: ring.Row) -> Memory:
-        steps = Transition(
-            row.observation,
-            row.action,
-            row.reward,
-            row.discount,
-            row.next_observation,
-            row.action,
-            row.reward,
-        )
         model = jax.eval_shape(network.init, jax.random.key(0))
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), model)
         return Memory(
             environment=ring.empty(row, config.replay),
-            rollouts=ring.empty(steps, config.model_replay),
+            rollouts=ring.empty(ring.placeholder(row), config.model_replay),
             newest=jnp.ones((), jnp.int32),
             model=nothing,
         )

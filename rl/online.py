@@ -11,20 +11,17 @@ continues bit for bit where the environments can be put back.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from rl import acting, keys, nest, train
 from rl.replay import chunks, demonstrations, frames, prioritised, ring, source
 from rl.replay import dataset as data
-from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
-
-_NEVER = np.int32(np.iinfo(np.int32).max)
-
+from rl.types import Actor, Array, Key, Learner, Metrics, Spec, State, Transition
 
 # (state, rows, marks, logged data or None, key) -> state, marks, report
 Learn = Callable[[State, Any, Any, Any, Key], tuple[State, Any, train.Report]]
@@ -347,77 +344,28 @@ def loop(
       ValueError: the learner cannot explore.
     """
     explorer = acting.resetting(acting.explorer(learner))
-    init_keys, act_keys = keys.of(run_keys, "init"), keys.of(run_keys, "act")
+    act = functools.partial(_act, spec, explorer, keys.of(run_keys, "act"))
 
     def init() -> Carry:
-        seeds, row = run_keys.shape[0], _blank(spec, observation_type)
-        chunk = chunks.spec(spec, replay.chunk)
-        batch = source.of_origin(example(chunk, observation_type), source.ONLINE)  # as those of the updates
-        state = jax.vmap(learner.init, (0, None), train.STACKED)(init_keys, batch)
-        memory = replay.empty(row)
-        one = jax.eval_shape(learner.init, run_keys[0], batch)
-        metrics = jax.eval_shape(learner.update, one, batch, run_keys[0])[1]
-        seen, action = jax.tree.map(
-            lambda x: jnp.zeros((seeds, environments, *x.shape), x.dtype), (row.observation, row.action)
-        )
-        return Carry(
-            state=state,
-            memory=jax.vmap(lambda _: memory, out_axes=replay.axes)(run_keys),
-            seen=seen,
-            action=action,
-            first=jnp.ones((seeds, environments), bool),
-            policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
-            time=jnp.zeros((), jnp.int32),
-            tally=fresh_tally(sorted(metrics), seeds),
-        )
-
-    def choose(carry: Carry, random: bool) -> tuple[Carry, Array]:
-        def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
-            key = jax.random.fold_in(key, carry.time)
-            if not random:
-                return explorer.act(state, memory, seen, first, key)
-            # The policy, whose actions these are not, remembers nothing of them.
-            memory = explorer.start(state, seen)
-            shape = nest.leading(seen, spec.observation_shape)
-            if spec.discrete:
-                return jax.random.randint(key, shape, 0, spec.action_size), memory
-            return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0), memory
-
-        action, memory = jax.vmap(one, (train.STACKED, 0, 0, 0, 0))(
-            carry.state, carry.policy_memory, carry.seen, carry.first, act_keys
-        )
-        stored = action.astype(carry.action.dtype)
-        return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
+        return _fresh(learner, spec, replay, explorer, run_keys, environments, observation_type)
 
     def begin(carry: Carry, observation: Any, random: bool) -> tuple[Carry, Array]:
         first = jnp.ones_like(carry.first)
-        return choose(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
-
-    def remember(
-        memory: Any, seen: Any, action: Array, first: Array, outcome: Step
-    ) -> tuple[Any, Any, Array]:
-        following, now = (jax.tree.map(lambda x, i=i: x[i], outcome.observation) for i in range(2))
-        rows = ring.Row(seen, action, outcome.scalar[0], outcome.scalar[1], following, first)
-        memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
-        return memory, now, outcome.scalar[2] > 0
+        return act(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
     def learn(
         carry: Carry, marks: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
         if updates:
-            axes = replay.split(replay.axes)
-            state, marks, report = jax.vmap(
-                replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
-            )(carry.state, rows, marks, logged, run_keys)
-            carry = carry._replace(state=state, tally=_count(carry.tally, report))
-        carry, action = choose(carry, random)
+            carry, marks = _update(replay, run_keys, carry, marks, rows, logged, updates)
+        carry, action = act(carry, random)
         return carry, marks, action
 
-    remember_in_place = jax.jit(remember, donate_argnums=0)
+    store_in_place = jax.jit(functools.partial(_store, replay), donate_argnums=0)
     learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
 
     def step(carry: Carry, outcome: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:
-        memory, seen, first = remember_in_place(carry.memory, carry.seen, carry.action, carry.first, outcome)
+        memory, seen, first = store_in_place(carry.memory, carry.seen, carry.action, carry.first, outcome)
         rows, marks = replay.split(memory)
         carry = carry._replace(memory=None, seen=seen, first=first)
         carry, marks, action = learn_from(carry, marks, rows, logged, updates, random)
@@ -438,19 +386,90 @@ def loop(
     )
 
 
+def _fresh(
+    learner: Learner,
+    spec: Spec,
+    replay: Replay,
+    explorer: Actor,
+    run_keys: Key,
+    environments: int,
+    observation_type: Any,
+) -> Carry:
+    """What a run starts with: learners before their first update, and memories of nothing."""
+    seeds, row = run_keys.shape[0], _blank(spec, observation_type)
+    chunk = chunks.spec(spec, replay.chunk)
+    batch = source.of_origin(example(chunk, observation_type), source.ONLINE)  # as those of the updates
+    state = jax.vmap(learner.init, (0, None), train.STACKED)(keys.of(run_keys, "init"), batch)
+    memory = replay.empty(row)
+    one = jax.eval_shape(learner.init, run_keys[0], batch)
+    metrics = jax.eval_shape(learner.update, one, batch, run_keys[0])[1]
+    seen, action = jax.tree.map(
+        lambda x: jnp.zeros((seeds, environments, *x.shape), x.dtype), (row.observation, row.action)
+    )
+    return Carry(
+        state=state,
+        memory=jax.vmap(lambda _: memory, out_axes=replay.axes)(run_keys),
+        seen=seen,
+        action=action,
+        first=jnp.ones((seeds, environments), bool),
+        policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
+        time=jnp.zeros((), jnp.int32),
+        tally=fresh_tally(sorted(metrics), seeds),
+    )
+
+
+def _act(spec: Spec, explorer: Actor, act_keys: Key, carry: Carry, random: bool) -> tuple[Carry, Array]:
+    """The next actions [S, N, ...], of the policy or uniformly ``random``."""
+
+    def one(state: State, memory: Any, seen: Any, first: Array, key: Key) -> tuple[Array, Any]:
+        key = jax.random.fold_in(key, carry.time)
+        if not random:
+            return explorer.act(state, memory, seen, first, key)
+        # The policy, whose actions these are not, remembers nothing of them.
+        memory = explorer.start(state, seen)
+        shape = nest.leading(seen, spec.observation_shape)
+        if spec.discrete:
+            return jax.random.randint(key, shape, 0, spec.action_size), memory
+        return jax.random.uniform(key, (*shape, spec.action_size), minval=-1.0, maxval=1.0), memory
+
+    action, memory = jax.vmap(one, (train.STACKED, 0, 0, 0, 0))(
+        carry.state, carry.policy_memory, carry.seen, carry.first, act_keys
+    )
+    stored = action.astype(carry.action.dtype)
+    return carry._replace(action=stored, policy_memory=memory, time=carry.time + 1), action
+
+
+def _store(
+    replay: Replay, memory: Any, seen: Any, action: Array, first: Array, outcome: Step
+) -> tuple[Any, Any, Array]:
+    """The memory with the step that was made, what is seen now, and where an episode starts with it."""
+    following, now = (jax.tree.map(lambda x, i=i: x[i], outcome.observation) for i in range(2))
+    rows = ring.Row(seen, action, outcome.scalar[0], outcome.scalar[1], following, first)
+    memory = jax.vmap(replay.insert, (replay.axes, 0), replay.axes)(memory, rows)
+    return memory, now, outcome.scalar[2] > 0
+
+
+def _update(
+    replay: Replay, run_keys: Key, carry: Carry, marks: Any, rows: Any, logged: Any, updates: int
+) -> tuple[Carry, Any]:
+    """So many ``updates``, and the marks of the memory that they leave."""
+    axes = replay.split(replay.axes)
+    state, marks, report = jax.vmap(
+        replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
+    )(carry.state, rows, marks, logged, run_keys)
+    return carry._replace(state=state, tally=_count(carry.tally, report)), marks
+
+
 def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     """A batch of one transition of zeros, for the shapes that an agent asks for."""
-    row = jax.tree.map(lambda x: x[None], _blank(spec, observation_type))
-    return Transition(
-        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
-    )
+    return ring.placeholder(jax.tree.map(lambda x: x[None], _blank(spec, observation_type)))
 
 
 def fresh_tally(names: list[str], seeds: int) -> Tally:
     """Nothing said yet of metrics called ``names``."""
     return Tally(
         total={name: jnp.zeros(seeds) for name in names},
-        bad_step={name: jnp.full(seeds, _NEVER) for name in names},
+        bad_step={name: jnp.full(seeds, train.NEVER) for name in names},
         calls=jnp.zeros((), jnp.int32),
     )
 

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import ArrayLike
 
 
-class Choice(NamedTuple):
-    """One evaluation of each training run, and what it scored."""
-
-    score: np.ndarray  # [S]
-    evaluation: np.ndarray  # [S] which of the T it was
-
-
-def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1) -> dict[str, Choice]:
-    """Which evaluation of each training run to report: three answers that must not be mixed up.
+def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1) -> dict[str, np.ndarray]:
+    """What to report of each training run, [S]: the scores of three evaluations that must not be mixed up.
 
     ``last``: the end of training. An unbiased score of what training for that long gives.
 
@@ -58,10 +49,9 @@ def select(scores: ArrayLike, estimates: ArrayLike | None = None, tasks: int = 1
     if np.isnan(mean).any() or np.isnan(chosen_by).any():
         raise ValueError("scores and estimates must not be NaN")
     runs = np.arange(mean.shape[1])
-    last, best = np.full(runs.shape, len(mean) - 1), mean.argmax(0)
-    selected = np.where(np.isneginf(chosen_by).all(0), last, chosen_by.argmax(0))
+    selected = np.where(np.isneginf(chosen_by).all(0), len(mean) - 1, chosen_by.argmax(0))
     return {
-        "last": Choice(mean[last, runs], last),
-        "best": Choice(mean[best, runs], best),
-        "selected": Choice(scored_by[selected, runs], selected),
+        "last": mean[-1],
+        "best": mean.max(0),
+        "selected": scored_by[selected, runs],
     }

@@ -29,14 +29,14 @@ from rl.types import Actor, Array, Key, Learner, Metrics, State, Transition
 # step, `lax.cond` on it stays a branch under vmap, and delayed updates cost nothing when they are not due.
 STACKED = State(params=0, target=0, optimiser=0, step=None)
 
-_NEVER = np.int32(np.iinfo(np.int32).max)
+NEVER = np.int32(np.iinfo(np.int32).max)  # the step of what did not happen
 
 
 class Report(NamedTuple):
     """What an epoch says of itself. Leading axis [S] where seeds are stacked."""
 
     metrics: Metrics  # mean of each over the epoch
-    bad_step: Mapping[str, Array]  # first step at which each was not finite, or int32 max
+    bad_step: Mapping[str, Array]  # first step at which each was not finite, or `NEVER`
 
 
 # The state of a learner, or a larger pytree with one in it.
@@ -86,10 +86,10 @@ def scan_updates(
             state, metrics = one(state)
             # One vector instead of a dozen scalars: a dozen times fewer kernels.
             values = jnp.stack([metrics[name].astype(jnp.float32) for name in names])
-            bad = jnp.minimum(bad, jnp.where(jnp.isfinite(values), _NEVER, step))
+            bad = jnp.minimum(bad, jnp.where(jnp.isfinite(values), NEVER, step))
             return (state, mean + (values - mean) / count, bad), None  # a sum of 1e6 floats has 4 digits
 
-        start = (state, jnp.zeros(len(names)), jnp.full(len(names), _NEVER))
+        start = (state, jnp.zeros(len(names)), jnp.full(len(names), NEVER))
         counts = jnp.arange(1, steps + 1, dtype=jnp.float32)
         (state, mean, bad), _ = jax.lax.scan(body, start, counts, unroll=unroll)
         return state, Report(
@@ -266,11 +266,11 @@ def stop_requests() -> Iterator[list[int]]:
 def check_finite(report: Report) -> None:
     """Raises `Diverged` if any metric was not finite, naming the first step, the metrics and the seeds."""
     bad = {name: np.atleast_1d(np.asarray(steps)) for name, steps in report.bad_step.items()}
-    first = min((int(steps.min()) for steps in bad.values()), default=_NEVER)
-    if first == _NEVER:
+    first = min((int(steps.min()) for steps in bad.values()), default=NEVER)
+    if first == NEVER:
         return
     names = sorted(name for name, steps in bad.items() if steps.min() == first)
-    seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != _NEVER)})
+    seeds = sorted({int(s) for steps in bad.values() for s in np.flatnonzero(steps != NEVER)})
     raise Diverged(
         f"{', '.join(names)} not finite at update {first} (seeds {seeds}): lower the learning rate, check the "
         "reward scale, or use a head with a bounded support (--head=hl_gauss)"

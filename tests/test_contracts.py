@@ -467,6 +467,10 @@ def test_numbers_that_no_agent_can_have_are_refused_by_name(agent: str) -> None:
         "epsilon": 5.0 if agent == "dqn" else -1.0,  # how often it explores; QRL's is a length, squared
         "epsilon_updates": -1,
     }
+    wrong |= dict.fromkeys(("candidates", "replan_every", "latent", "representation"), 0)
+    wrong |= dict.fromkeys(("td_weight", "dominance_weight", "margin_weight", "margin", "eta"), -1.0)
+    wrong |= dict.fromkeys(("features", "ids", "max_subgoals", "subset"), -1)
+    wrong |= dict.fromkeys(("target_entropy", "maximum"), float("nan"))
     for name, value in wrong.items():
         if hasattr(default, name):
             with pytest.raises(ValueError, match=rf"^{name}={re.escape(str(value))} must"):

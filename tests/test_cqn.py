@@ -210,9 +210,7 @@ def test_weights_scale_rows_and_priorities_are_the_rows_own() -> None:
         ({"levels": 0}, "levels=0"),
         ({"bins": 1}, "bins=1"),
         ({"levels": 12, "bins": 5}, "levels=12 with bins=5"),
-        ({"margin_weight": -1.0}, "margin_weight=-1.0 must be at least 0"),
         ({"exploration_noise": float("nan")}, "exploration_noise=nan must be at least 0"),
-        ({"features": -1}, "features=-1"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -83,11 +83,11 @@ def test_fitted_q_finds_the_exact_value_of_policies_in_a_tabular_mdp(name: str) 
         layer_norm=False,
     )
     fit = fitted_q.estimator(table_act, Spec((4,), 2, discrete=True), head, config)
-    result = fit(policies, dataset, jax.random.split(jax.random.key(0), 3))
+    value = fit(policies, dataset, jax.random.split(jax.random.key(0), 3))
     exact = np.array([exact_value(p, r, start, policy) for policy in policies])
     assert np.ptp(exact) > 0.5  # the policies differ by more than what is tolerated
     # The mean of finitely many Huber quantiles is not quite the expectation.
-    np.testing.assert_allclose(result.value, exact, atol=0.2 if name == "quantile" else 0.08)
+    np.testing.assert_allclose(value, exact, atol=0.2 if name == "quantile" else 0.08)
 
 
 @pytest.mark.optimised
@@ -109,24 +109,21 @@ def test_fitted_q_finds_the_value_of_linear_feedback() -> None:
         discount=GAMMA, updates=2000, target_rate=0.05, learning_rate=3e-3, hidden=(64, 64)
     )
     fit = fitted_q.estimator(feedback, Spec((1,), 1), heads.scalar(), config)
-    result = jax.device_get(fit(np.float32(gains), dataset, jax.random.split(jax.random.key(1), 3)))
+    value = fit(np.float32(gains), dataset, jax.random.split(jax.random.key(1), 3))
     exact = -np.mean(x**2) * (1 + 0.1 * gains**2) / (1 - GAMMA * (0.9 - 0.5 * gains) ** 2)
-    np.testing.assert_allclose(result.value, exact, rtol=0.05)
-    spread = np.std(x**2) * (1 + 0.1 * gains**2) / (1 - GAMMA * (0.9 - 0.5 * gains) ** 2)
-    np.testing.assert_allclose(result.spread, spread, rtol=0.1)
-    assert (result.bellman_error < 0.1).all()
+    np.testing.assert_allclose(value, exact, rtol=0.05)
 
 
 @pytest.mark.slow
 def test_fitted_q_compiles_once_and_repeats_bit_for_bit() -> None:
     dataset, *_ = tabular(200)
     config = fitted_q.Config(updates=1100, hidden=(8,))  # two calls of the compiled loop, unequal in length
-    counted = chex.assert_max_traces(table_act, n=4)  # in the loop, and twice in the estimate
+    counted = chex.assert_max_traces(table_act, n=3)  # in the loop, and once in the estimate
     fit = fitted_q.estimator(counted, Spec((4,), 2, discrete=True), heads.scalar(), config)
     keys = jax.random.split(jax.random.key(0), 2)
     results = jax.device_get([fit(np.full((2, 4), i, np.int32), dataset, keys) for i in (0, 1, 0)])
-    chex.assert_trees_all_equal(results[0], results[2])
-    assert (results[0].value != results[1].value).all()
+    np.testing.assert_array_equal(results[0], results[2])
+    assert (results[0] != results[1]).all()
 
 
 def test_first_steps_are_all_used_where_they_are_few_and_spread_where_they_are_many(monkeypatch) -> None:

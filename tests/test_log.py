@@ -432,6 +432,18 @@ def test_progress_redraws_in_a_terminal_but_not_in_continuous_integration(monkey
         assert ("\r" in stream.getvalue()) == redraws
 
 
+def test_progress_counts_what_it_iterates_over_and_can_be_told_to_show_nothing(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert list(log.progress(3, "read", over=iter("abc"), unit="episode")) == ["a", "b", "c"]
+    last = stream.getvalue().splitlines()[-1]
+    assert last.startswith("read: 100%") and "3.00/3.00" in last and "episode" in last
+    shown = len(stream.getvalue())
+    with log.progress(3, "read", show=False) as bar:
+        bar.update(3)
+    assert len(stream.getvalue()) == shown
+
+
 # The shared helper
 
 

@@ -93,12 +93,6 @@ class Config:
     def __post_init__(self) -> None:
         require_ranges(self)
         coarse.Grid(self.levels, self.bins)
-        for name in ("td_weight", "dominance_weight", "margin_weight", "margin"):
-            value = getattr(self, name)
-            if isinstance(value, int | float) and not value >= 0:
-                raise ValueError(f"{name}={value} must be at least 0")
-        if self.features < 0:
-            raise ValueError(f"features={self.features} must be at least 0; 0 leaves the layer out")
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:

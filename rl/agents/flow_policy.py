@@ -51,7 +51,6 @@ class FlowPolicy(NamedTuple):
 def require(config: Any) -> None:
     """Raises ValueError for settings of which no policy can be made."""
     require_choices(config, {"extraction": EXTRACTIONS})
-    flow.require_candidates(config.candidates)
     flow.require_steps(config.flow_steps, config.integrator)
 
 

@@ -51,6 +51,7 @@ import jax.numpy as jnp
 import optax
 
 from rl import acting
+from rl.agents import gcivl
 from rl.agents.optimisers import Adam, Optimiser, build
 from rl.agents.state import descend, follow, require, require_ranges, start
 from rl.networks import diffusion, entity
@@ -58,7 +59,7 @@ from rl.networks.base import Network, ensemble
 from rl.networks.layers import require_choices
 from rl.replay import goals
 from rl.replay.goals import GOAL, OBSERVATION, GoalBatch, Goals, Hindsight
-from rl.types import Actor, Array, Key, Learner, Metrics, Params, Spec, State
+from rl.types import Actor, Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, heads, losses
 from rl.values.heads import ValueHead
 
@@ -109,11 +110,6 @@ class Config:
         require_ranges(self)
         choices = {"subgoals": (*PROPOSALS, "none"), "choice": CHOICES, "awr_error": AWR_ERRORS}
         require_choices(self, choices)
-        for name in ("candidates", "replan_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.max_subgoals < 0 or self.ids < 0:
-            raise ValueError(f"max_subgoals={self.max_subgoals} and ids={self.ids} must be at least 0")
         if self.subgoals != "none" and self.goals.subgoal_steps < 1:
             raise ValueError(
                 "goals.subgoal_steps=0 leaves batches without subgoals to learn from: give the steps to one, such as "
@@ -218,13 +214,10 @@ def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
 
 
 class Plan(NamedTuple):
-    """What is pursued next, and what it was selected from."""
+    """What is pursued next."""
 
     subgoal: Array  # [..., N, F], the goal itself where `is_goal`
     is_goal: Array  # [...] bool
-    candidates: Array  # [..., C, N, F]
-    to_subgoal: Array  # [..., C], V(s, w)
-    to_goal: Array  # [..., C], V(w, g)
 
 
 def plan(
@@ -252,8 +245,7 @@ def plan(
     to_subgoal, to_goal = value(s[..., None, :, :], candidates), value(candidates, g[..., None, :, :])
     index, is_goal = select(config, to_subgoal, to_goal, value(s, g), choice_key)
     chosen = jnp.take_along_axis(candidates, index[..., None, None, None], -3)[..., 0, :, :]
-    subgoal = jnp.where(is_goal[..., None, None], g, chosen)
-    return Plan(subgoal, is_goal, candidates, to_subgoal, to_goal)
+    return Plan(jnp.where(is_goal[..., None, None], g, chosen), is_goal)
 
 
 def select(
@@ -328,47 +320,57 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             params["subgoal"] = proposal.init(keys[3], s, g)
         return start(params, optimisers, targets=["critic"])
 
+    def backup(state: State, steps: Transition, s_next: Array, g: Array) -> tuple[Array, Array]:
+        """The critics' target [B, ...], and where it is clipped, [B]."""
+        v_next = value.apply(state.params["value"], s_next, g)
+        step = (steps.reward, config.discount * steps.discount, v_next)
+        target = head.target(*step)
+        if not head.are_values:  # it has a support
+            return target, head.clipped(*step)
+        low, high = goals.value_bounds(config.goals, config.discount)
+        return jnp.clip(target, low, high), (target < low) | (target > high)
+
+    def policy_loss(params: Params, state: State, s: Array, g: Array, logged: Array) -> tuple[Array, Array]:
+        """L_pi, and the squared distance [] from the logged actions."""
+        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
+        action = policy.apply(params, s, g)
+        q = head.value(member.apply(first_critic, s, g, action))
+        cloning = jnp.square(action - logged).mean()
+        return config.alpha * cloning - losses.q_scale(q) * q.mean(), cloning
+
+    def subgoal_loss(params: Params, state: State, s: Array, g: Array, w: Array, key: Key) -> Array:
+        """L_w."""
+        assert proposal is not None
+        advantage = lambda: values(state.params, w, g) - values(state.params, s, g)
+        return proposal.loss(params, s, g, w, key, advantage).mean()
+
     def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
-        steps, (low, high) = batch.value, goals.value_bounds(config.goals, config.discount)
+        steps = batch.value
         (s, g), (s_next, _) = sets(steps.observation), sets(steps.next_observation)
         g_actor = entities(batch.actor_goal)
         q_slow = bellman.min_member(head, critic.apply(state.target["critic"], s, g, steps.action))
-        v_next = value.apply(state.params["value"], s_next, g)
-        backup = (steps.reward, config.discount * steps.discount, v_next)
-        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
-        clipped = head.clipped(*backup)
-        if head.are_values:  # other heads have a support
-            clipped = (q_target < low) | (q_target > high)
-            q_target = jnp.clip(q_target, low, high)
-        first_critic = jax.tree.map(lambda x: x[0], state.params["critic"])
+        v_target = heads.same_target(head, q_slow)
+        q_target, clipped = backup(state, steps, s_next, g)
 
         def loss(params):
             v = value.apply(params["value"], s, g)
             value_loss, _ = losses.implicit_value(head, v, q_slow, v_target, config.expectile)
-
             q = critic.apply(params["critic"], s, g, steps.action)
             critic_loss = losses.critics(head, q, q_target)
-
-            action = policy.apply(params["policy"], s, g_actor)
-            q_policy = head.value(member.apply(first_critic, s, g_actor, action))
-            cloning = jnp.square(action - steps.action).mean()
-            policy_loss = config.alpha * cloning - losses.q_scale(q_policy) * q_policy.mean()
-
+            of_policy, cloning = policy_loss(params["policy"], state, s, g_actor, steps.action)
             metrics = {
                 "critic_loss": critic_loss,
                 "value_loss": value_loss,
-                "policy_loss": policy_loss,
+                "policy_loss": of_policy,
                 "cloning": cloning,
                 "clipped": clipped.mean(),
                 "q": head.value(q).mean(),
                 "v": head.value(v).mean(),
             }
-            total = critic_loss + value_loss + policy_loss
+            total = critic_loss + value_loss + of_policy
             if proposal is not None:
                 w = entities(batch.actor_subgoal)
-                lead = lambda: values(state.params, w, g_actor) - values(state.params, s, g_actor)
-                each = proposal.loss(params["subgoal"], s, g_actor, w, key, lead)
-                metrics["subgoal_loss"] = each.mean()
+                metrics["subgoal_loss"] = subgoal_loss(params["subgoal"], state, s, g_actor, w, key)
                 total = total + metrics["subgoal_loss"]
             return total, metrics
 
@@ -416,7 +418,4 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
     return learner._replace(actor=Actor(remember, pursue), subgoal=pursued)
 
 
-def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """All that steps to a goal can be worth, whatever rewards were logged."""
-    del spec, low, high
-    return goals.value_bounds(config.goals, config.discount)
+target_range = gcivl.target_range

@@ -116,6 +116,34 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         outputs = value.apply(params["value"], with_representation(params["representation"], observation))
         return head.value(outputs).mean(0)
 
+    def subgoal_advantage(params: Params, subgoal: Any, observation: Any, goal: Any) -> Array:
+        """A(subgoal, goal) [...] at an observation."""
+        there = goals.conditioned(subgoal, goal)
+        return values(params, there) - values(params, goals.with_goal(observation, goal))
+
+    def value_loss(params: Params, observation: Any, fit: gcivl.Regression) -> tuple[Array, Array]:
+        """The loss of `rl.agents.gcivl`, and the values [E, B]."""
+        v = value.apply(params["value"], with_representation(params["representation"], observation))
+        return (fit.weight * head.loss(v, fit.target)).mean(1).sum(), head.value(v)
+
+    def low_loss(params: Params, batch: GoalBatch, advantage: Array, key: Key) -> tuple[Array, Array]:
+        """L_low, and log pi_l [B]."""
+        toward = goals.with_goal(batch.value.observation, batch.subgoal)
+        near = with_representation(params["representation"], toward)
+        if not config.representation_gradient:
+            near = jax.lax.stop_gradient(near)
+        log_prob = low.apply(params["policy"], near, key=key).log_prob(batch.value.action)
+        return -(losses.awr_weight(advantage, config.low_alpha) * log_prob).mean(), log_prob
+
+    def high_loss(params: Params, online: Params, batch: GoalBatch, advantage: Array, key: Key) -> Array:
+        """L_high; the representation that it proposes is the online one."""
+        on_the_way, toward = (
+            goals.with_goal(batch.value.observation, goal) for goal in (batch.actor_subgoal, batch.actor_goal)
+        )
+        subgoal = jax.lax.stop_gradient(with_representation(online["representation"], on_the_way)[GOAL])
+        log_prob = high.apply(params["high_policy"], toward, key=key).log_prob(subgoal)
+        return -(losses.awr_weight(advantage, config.high_alpha) * log_prob).mean()
+
     def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
         steps, online = batch.value, state.params
         slow, slow_next = (
@@ -123,41 +151,26 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             for x in (steps.observation, steps.next_observation)
         )
         fit = gcivl.regression(head, steps, config.discount, config.expectile, slow, slow_next)
-
-        def advantage(reached: Any, here: Any, goal: Any) -> Array:
-            there = goals.conditioned(reached, goal)
-            return values(online, there) - values(online, goals.with_goal(here, goal))
-
-        low_lead = advantage(steps.next_observation[OBSERVATION], steps.observation, batch.subgoal)
-        high_lead = advantage(batch.actor_subgoal, steps.observation, batch.actor_goal)
-        to_subgoal, on_the_way, toward = (
-            goals.with_goal(steps.observation, goal)
-            for goal in (batch.subgoal, batch.actor_subgoal, batch.actor_goal)
-        )
-        proposed = jax.lax.stop_gradient(with_representation(online["representation"], on_the_way)[GOAL])
+        after = steps.next_observation[OBSERVATION]
+        low_advantage = subgoal_advantage(online, after, steps.observation, batch.subgoal)
+        high_advantage = subgoal_advantage(online, batch.actor_subgoal, steps.observation, batch.actor_goal)
         low_key, high_key = jax.random.split(key)
 
         def loss(params):
-            v = value.apply(params["value"], with_representation(params["representation"], steps.observation))
-            value_loss = (fit.weight * head.loss(v, fit.target)).mean(1).sum()
-            near = with_representation(params["representation"], to_subgoal)
-            if not config.representation_gradient:
-                near = jax.lax.stop_gradient(near)
-            low_prob = low.apply(params["policy"], near, key=low_key).log_prob(steps.action)
-            policy_loss = -(losses.awr_weight(low_lead, config.low_alpha) * low_prob).mean()
-            high_prob = high.apply(params["high_policy"], toward, key=high_key).log_prob(proposed)
-            high_loss = -(losses.awr_weight(high_lead, config.high_alpha) * high_prob).mean()
+            of_value, v = value_loss(params, steps.observation, fit)
+            of_low, log_prob = low_loss(params, batch, low_advantage, low_key)
+            of_high = high_loss(params, online, batch, high_advantage, high_key)
             metrics = {
-                "value_loss": value_loss,
-                "policy_loss": policy_loss,
-                "high_policy_loss": high_loss,
+                "value_loss": of_value,
+                "policy_loss": of_low,
+                "high_policy_loss": of_high,
                 "clipped": fit.clipped,
-                "v": head.value(v).mean(),
-                "advantage": low_lead.mean(),
-                "high_advantage": high_lead.mean(),
-                "log_prob": low_prob.mean(),
+                "v": v.mean(),
+                "advantage": low_advantage.mean(),
+                "high_advantage": high_advantage.mean(),
+                "log_prob": log_prob.mean(),
             }
-            return value_loss + policy_loss + high_loss, metrics
+            return of_value + of_low + of_high, metrics
 
         gradients, metrics = jax.grad(loss, has_aux=True)(online)
         state = descend(follow(state, config.target_rate), gradients, optimisers)

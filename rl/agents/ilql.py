@@ -105,62 +105,75 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     of_logged = functools.partial(_of_logged, config, q_values)
 
-    def surprise(params: Params, features: Array, steps: tokens.Steps) -> Array:
-        """``log sum_a exp Q_i - Q_i(s, x)``, summed over members, [B, S]."""
+    def backup(steps: tokens.Steps, q_slow: Array, v: Array) -> tuple[Array, Array]:
+        """Q's target [B, S, ...], given slow outputs [B, S, K] and V's [B, T, K]; and where it is clipped, [B, S]."""
+        if config.backup == "mc":
+            returns = tokens.returns_to_go(steps, config.discount)
+            clipped = head.clipped(returns, jnp.zeros_like(returns), v[:, :-1])
+            return heads.scalar_target(head, returns), clipped
+        following = jnp.pad(q_slow, ((0, 0), (0, 1), (0, 0))) if config.backup == "sarsa" else v
+        step = steps.reward, config.discount * steps.discount, tokens.at(following, steps.next)
+        return head.target(*step), head.clipped(*step)
 
-        def look(features: Array, token: Array) -> Array:
+    def value_loss(v: Array, q_slow: Array, target: Array, taken: Array) -> tuple[Array, Array]:
+        """L_V, and u [B, S]."""
+        advantage = head.value(q_slow) - head.value(v)
+        weight = losses.expectile_weight(advantage, config.expectile)
+        return tokens.mean(weight * head.loss(v, target), taken), advantage
+
+    def critic_loss(q: Array, target: Array, has_target: Array) -> Array:
+        """L_Q."""
+        return tokens.mean(jax.vmap(head.loss, (0, None))(q, target).sum(0), has_target)
+
+    def cql_term(params: Params, features: Array, steps: tokens.Steps) -> Array:
+        """L_CQL."""
+
+        def surprise(features: Array, token: Array) -> Array:
             values = head.value(q_values.all(params, features))
             chosen = jnp.take_along_axis(values, token[None, ..., None], -1)[..., 0]
             return (jax.nn.logsumexp(values, -1) - chosen).sum(0)
 
-        return tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
+        each = tokens.in_chunks(surprise, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
+        return tokens.mean(each, steps.taken)
+
+    def policy_loss(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
+        """L_BC."""
+        log_prob = log_probabilities(
+            lm, params, batch.tokens, batch.segment, config.chunk, needed=batch.is_action
+        )[:, 1:]
+        return -tokens.mean(log_prob, steps.imitate * steps.taken)
 
     def update(state: State, batch: TokenBatch, key: Key) -> tuple[State, Metrics]:
         del key
         steps = tokens.steps(batch)
-        discount = config.discount * steps.discount
-        known = steps.taken
+        taken = has_target = steps.taken
+        if config.backup == "sarsa":  # which cannot continue where no next token was logged
+            has_target = taken & (steps.has_next | (steps.discount == 0))
         slow = lm.features(state.target["trunk"], batch.tokens, batch.segment)
         q_slow = bellman.min_member(head, of_logged(state.target["q"], slow, steps))
         v_target = heads.same_target(head, q_slow)
 
-        def backup(v: Array) -> tuple[Array, Array]:
-            """Q's target [B, S, ...], given V's outputs [B, T, K]; and where it is clipped, [B, S]."""
-            if config.backup == "mc":
-                returns = tokens.returns_to_go(steps, config.discount)
-                clipped = head.clipped(returns, jnp.zeros_like(returns), v[:, :-1])
-                return heads.scalar_target(head, returns), clipped
-            after = jnp.pad(q_slow, ((0, 0), (0, 1), (0, 0))) if config.backup == "sarsa" else v
-            known = steps.reward, discount, tokens.at(after, steps.next)
-            return head.target(*known), head.clipped(*known)
-
-        if config.backup == "sarsa":
-            known = known & (steps.has_next | (steps.discount == 0))
-
         def loss(params):
             features = lm.features(params["trunk"], batch.tokens, batch.segment)
             v = v_values.apply(params["v"], features)
-            advantage = head.value(q_slow) - head.value(v[:, :-1])
-            weight = losses.expectile_weight(advantage, config.expectile)
-            value_loss = tokens.mean(weight * head.loss(v[:, :-1], v_target), steps.taken)
-
+            of_value, advantage = value_loss(v[:, :-1], q_slow, v_target, taken)
             q = of_logged(params["q"], features, steps)
-            target, clipped = backup(jax.lax.stop_gradient(v))
-            critic_loss = tokens.mean(jax.vmap(head.loss, (0, None))(q, target).sum(0), known)
+            q_target, clipped = backup(steps, q_slow, jax.lax.stop_gradient(v))
+            of_critic = critic_loss(q, q_target, has_target)
             metrics = {
-                "critic_loss": critic_loss,
-                "clipped": tokens.mean(clipped, known),
-                "value_loss": value_loss,
-                "q": tokens.mean(head.value(q).mean(0), steps.taken),
-                "v": tokens.mean(head.value(v[:, :-1]), steps.taken),
-                "advantage": tokens.mean(advantage, steps.taken),
+                "critic_loss": of_critic,
+                "clipped": tokens.mean(clipped, has_target),
+                "value_loss": of_value,
+                "q": tokens.mean(head.value(q).mean(0), taken),
+                "v": tokens.mean(head.value(v[:, :-1]), taken),
+                "advantage": tokens.mean(advantage, taken),
             }
-            total = critic_loss + value_loss
+            total = of_critic + of_value
             if not is_off(config.cql_weight):
-                metrics["cql"] = tokens.mean(surprise(params["q"], features, steps), steps.taken)
+                metrics["cql"] = cql_term(params["q"], features, steps)
                 total = total + config.cql_weight * metrics["cql"]
             if not is_off(config.bc_weight):
-                metrics["policy_loss"] = clone(params["policy"], batch, steps)
+                metrics["policy_loss"] = policy_loss(params["policy"], batch, steps)
                 total = total + config.bc_weight * metrics["policy_loss"]
             return total, metrics
 
@@ -169,12 +182,6 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
             del gradients["policy"]
         state = follow(descend(state, gradients, optimisers), config.target_rate)
         return state._replace(step=state.step + 1), metrics
-
-    def clone(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
-        log_prob = log_probabilities(
-            lm, params, batch.tokens, batch.segment, config.chunk, needed=batch.is_action
-        )[:, 1:]
-        return -tokens.mean(log_prob, steps.imitate * steps.taken)
 
     chooser = decoder(config, lm, head)
 

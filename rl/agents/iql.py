@@ -55,7 +55,6 @@ class Config:
 
     def __post_init__(self) -> None:
         require_ranges(self)
-        flow.require_candidates(self.candidates)
 
 
 def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = optax.adam) -> Learner:
@@ -84,9 +83,8 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             head, critic.apply(state.target["critic"], batch.observation, batch.action)
         )
         v_next = value.apply(state.params["value"], batch.next_observation)
-        v_target = heads.same_target(head, q_slow)
-        q_target = head.target(batch.reward, config.discount * batch.discount, v_next)
-        clipped = head.clipped(batch.reward, config.discount * batch.discount, v_next)
+        backup = (batch.reward, config.discount * batch.discount, v_next)
+        v_target, q_target = heads.same_target(head, q_slow), head.target(*backup)
 
         def loss(params):
             v = value.apply(params["value"], batch.observation)
@@ -103,7 +101,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
                 "value_loss": value_loss,
                 "policy_loss": policy_loss,
                 "q": head.value(q).mean(),
-                "clipped": clipped.mean(),
+                "clipped": head.clipped(*backup).mean(),
                 "v": head.value(v).mean(),
                 "advantage": advantage.mean(),
             }

@@ -99,52 +99,66 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         """The latent state that an action leads to."""
         return latent + dynamics.apply(params, jnp.concatenate([latent, action], -1))
 
+    def distance_loss(
+        params: Params, here: Array, there: Array, goal: Array
+    ) -> tuple[Array, dict[str, Array]]:
+        """L_d + L_l of latent states, and what to report."""
+        far = metric.distance(params["distance"], here, goal)
+        near = metric.distance(params["distance"], here, there)
+        spread = (100 * jax.nn.softplus(5 - far / 100)).mean()
+        excess = jnp.square(jax.nn.relu(near - 1)).mean()
+        multiplier = jnp.exp(params["multiplier"])
+        of_distance = spread + jax.lax.stop_gradient(multiplier) * excess
+        of_multiplier = multiplier * (config.epsilon - jax.lax.stop_gradient(excess))
+        metrics = {
+            "distance_loss": of_distance,
+            "excess": excess,
+            "multiplier": multiplier,
+            "distance": far.mean(),
+            "step": near.mean(),
+        }
+        return of_distance + of_multiplier, metrics
+
+    def dynamics_loss(params: Params, here: Array, there: Array, action: Array) -> Array:
+        """L_T."""
+        predicted = step(params["dynamics"], here, action)
+        forth = metric.distance(params["distance"], there, predicted)
+        back = metric.distance(params["distance"], predicted, there)
+        return (forth + back).mean() / 2
+
+    def policy_loss(
+        params: Params, state: State, batch: GoalBatch, key: Key, s: Array, s_next: Array
+    ) -> tuple[Array, Metrics]:
+        """L_pi at latent states, and what to report; distance and dynamics are the state's."""
+        online, action = state.params["distance"], batch.value.action
+        g = metric.embed(online, batch.actor_goal)
+        toward = goals.with_goal(batch.value.observation, batch.actor_goal)
+        return extraction.policy_loss(
+            config,
+            spec,
+            policy.apply(params, toward, key=key),
+            action,
+            q=lambda action: -metric.distance(online, step(state.params["dynamics"], s, action), g),
+            advantage=lambda: metric.distance(online, s, g) - metric.distance(online, s_next, g),
+        )
+
     def update(state: State, batch: GoalBatch, key: Key) -> tuple[State, Metrics]:
-        steps, online = batch.value, state.params["distance"]
-        toward = goals.with_goal(steps.observation, batch.actor_goal)
+        steps = batch.value
+        states = (
+            steps.observation[OBSERVATION],
+            steps.next_observation[OBSERVATION],
+            steps.observation[GOAL],
+        )
 
         def loss(params):
-            of = params["distance"]
-            here, there, goal = (
-                metric.embed(of, x)
-                for x in (
-                    steps.observation[OBSERVATION],
-                    steps.next_observation[OBSERVATION],
-                    steps.observation[GOAL],
-                )
-            )
-            far, near = metric.distance(of, here, goal), metric.distance(of, here, there)
-            spread = (100 * jax.nn.softplus(5 - far / 100)).mean()
-            excess = jnp.square(jax.nn.relu(near - 1)).mean()
-            multiplier = jnp.exp(params["multiplier"])
-            distance_loss = spread + jax.lax.stop_gradient(multiplier) * excess
-            multiplier_loss = multiplier * (config.epsilon - jax.lax.stop_gradient(excess))
-            metrics = {
-                "distance_loss": distance_loss,
-                "excess": excess,
-                "multiplier": multiplier,
-                "distance": far.mean(),
-                "step": near.mean(),
-            }
-            total = distance_loss + multiplier_loss
+            here, there, goal = (metric.embed(params["distance"], x) for x in states)
+            total, metrics = distance_loss(params, here, there, goal)
             if has_dynamics:
-                predicted = step(params["dynamics"], here, steps.action)
-                both_ways = metric.distance(of, there, predicted) + metric.distance(of, predicted, there)
-                metrics["dynamics_loss"] = both_ways.mean() / 2
+                metrics["dynamics_loss"] = dynamics_loss(params, here, there, steps.action)
                 total = total + metrics["dynamics_loss"]
-
-            # Nothing but the policy moves from here on: the other parameters are those of the state.
-            s, s_next = jax.lax.stop_gradient((here, there))
-            g = metric.embed(online, batch.actor_goal)
-            policy_loss, measured = extraction.policy_loss(
-                config,
-                spec,
-                policy.apply(params["policy"], toward, key=key),
-                steps.action,
-                q=lambda action: -metric.distance(online, step(state.params["dynamics"], s, action), g),
-                advantage=lambda: metric.distance(online, s, g) - metric.distance(online, s_next, g),
-            )
-            return total + policy_loss, {**metrics, **measured}
+            s, s_next = jax.lax.stop_gradient((here, there))  # the policy's loss moves nothing else
+            of_policy, measured = policy_loss(params["policy"], state, batch, key, s, s_next)
+            return total + of_policy, {**metrics, **measured}
 
         gradients, metrics = jax.grad(loss, has_aux=True)(state.params)
         state = descend(state, gradients, optimisers)

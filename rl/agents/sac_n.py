@@ -33,7 +33,7 @@ from rl.agents.state import augmented, delayed, descend, follow, is_off, require
 from rl.networks import mlp
 from rl.networks.base import ensemble
 from rl.networks.layers import Architecture
-from rl.types import Array, Key, Learner, Metrics, Spec, State, Transition
+from rl.types import Array, Key, Learner, Metrics, Params, Spec, State, Transition
 from rl.values import bellman, losses
 from rl.values.heads import ValueHead
 
@@ -64,7 +64,7 @@ class Config:
         require_ranges(self)
         if is_off(self.initial_alpha):
             raise ValueError("initial_alpha=0 would stay 0, because its logarithm is learned: give more")
-        if not 0 <= self.subset <= self.critics:
+        if self.subset > self.critics:
             raise ValueError(
                 f"subset={self.subset} must be at most critics={self.critics}, or 0 for all of them"
             )
@@ -107,51 +107,57 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             return bellman.subset_min_member(head, q, jax.random.fold_in(key, 1), config.subset), bonus
         return bellman.min_member(head, q), bonus
 
+    def draw(params: Params, batch: Transition, keys: tuple[Key, Key]) -> tuple[Array, Array]:
+        """Actions [B, D] of the policy and their log pi [B]; keys of the draw and of dropout."""
+        chosen = policy.apply(params, batch.observation, key=keys[1])
+        return chosen.sample_and_log_prob(seed=keys[0])
+
+    def diversity(params: Params, batch: Transition) -> Array:
+        """EDAC's term, without its weight."""
+
+        def values(member_params, action):
+            return head.value(member.apply(member_params, batch.observation, action)).sum()
+
+        gradients = jax.vmap(lambda p: jax.grad(values, argnums=1)(p, batch.action))(params)
+        return losses.gradient_diversity(gradients).mean()
+
+    def critic_loss(params: Params, batch: Transition, target: Array) -> tuple[Array, Array]:
+        """L_Q, and the critics' outputs [N, B, K]."""
+        q = critic.apply(params, batch.observation, batch.action)
+        loss = losses.critics(head, q, target)
+        if is_off(config.diversity):  # a second derivative that SAC-N need not pay for
+            return loss, q
+        return loss + config.diversity * diversity(params, batch), q
+
+    def policy_loss(params: Params, state: State, batch: Transition, keys: tuple[Key, Key]) -> Array:
+        """L_pi, at the state's critics and temperature."""
+        alpha = jnp.exp(state.params["log_alpha"])
+        action, log_prob = draw(params, batch, keys)
+        q = head.value(critic.apply(state.params["critic"], batch.observation, action))
+        return (alpha * log_prob - (q.mean(0) if config.subset else q.min(0))).mean()
+
+    def improve(state: State, batch: Transition, keys: tuple[Key, Key]) -> tuple[State, Metrics]:
+        """A step of the temperature, then one of the policy."""
+        entropy = -draw(state.params["policy"], batch, keys)[1]
+        surplus = (entropy - target_entropy).mean()
+        # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
+        state = descend(state, {"log_alpha": surplus}, optimisers)
+        loss, gradient = jax.value_and_grad(policy_loss)(state.params["policy"], state, batch, keys)
+        metrics = {"policy_loss": loss, "entropy": entropy.mean()}
+        return descend(state, {"policy": gradient}, optimisers), metrics
+
     def update(state: State, batch: Transition, key: Key) -> tuple[State, Metrics]:
         policy_key, next_key, dropout_key = jax.random.split(key, 3)
-
-        def draw(params):
-            return policy.apply(params, batch.observation, key=dropout_key).sample_and_log_prob(
-                seed=policy_key
-            )
-
-        def policy_loss(params, alpha):
-            action, log_prob = draw(params)
-            q = head.value(critic.apply(state.params["critic"], batch.observation, action))
-            return (alpha * log_prob - (q.mean(0) if config.subset else q.min(0))).mean()
-
-        def diversity(params):
-            def values(member_params, action):
-                return head.value(member.apply(member_params, batch.observation, action)).sum()
-
-            gradients = jax.vmap(lambda p: jax.grad(values, argnums=1)(p, batch.action))(params)
-            return losses.gradient_diversity(gradients).mean()
-
-        def critic_loss(params, target):
-            q = critic.apply(params, batch.observation, batch.action)
-            loss = losses.critics(head, q, target)
-            if is_off(config.diversity):  # a second derivative that SAC-N need not pay for
-                return loss, q
-            return loss + config.diversity * diversity(params), q
-
-        def improve(state: State) -> tuple[State, Metrics]:
-            entropy = -draw(state.params["policy"])[1]
-            surplus = (entropy - target_entropy).mean()
-            # L_alpha is linear in log alpha: its gradient is the entropy's surplus over H.
-            state = descend(state, {"log_alpha": surplus}, optimisers)
-            alpha = jnp.exp(state.params["log_alpha"])
-            loss, gradient = jax.value_and_grad(policy_loss)(state.params["policy"], alpha)
-            metrics = {"policy_loss": loss, "entropy": entropy.mean()}
-            return descend(state, {"policy": gradient}, optimisers), metrics
-
-        state, improved = delayed(improve, state, config.policy_delay)
+        keys = (policy_key, dropout_key)
+        state, improved = delayed(lambda state: improve(state, batch, keys), state, config.policy_delay)
         alpha = jnp.exp(state.params["log_alpha"])
 
         next_outputs, bonus = bootstrap(state, batch.next_observation, next_key)
         discount = config.discount * batch.discount
-        reward = batch.reward + discount * bonus
-        target = head.target(reward, discount, next_outputs)
-        (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(state.params["critic"], target)
+        backup = (batch.reward + discount * bonus, discount, next_outputs)
+        (loss, q), gradient = jax.value_and_grad(critic_loss, has_aux=True)(
+            state.params["critic"], batch, head.target(*backup)
+        )
         state = descend(state, {"critic": gradient}, optimisers)
         state = follow(state, config.target_rate, config.target_period)
 
@@ -159,7 +165,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
             "critic_loss": loss,
             "q": head.value(q).mean(),
             "q_std": head.value(q).std(0).mean(),
-            "clipped": head.clipped(reward, discount, next_outputs).mean(),
+            "clipped": head.clipped(*backup).mean(),
             "alpha": alpha,
             **improved,
         }

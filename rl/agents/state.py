@@ -188,16 +188,21 @@ def require_demonstrations(logged: Transition | None, origin: int, off: str) -> 
 
 
 _SHARES = ("discount", "chunk_discount", "expectile", "target_rate")
-_COUNTS = ("critics", "samples", "policy_delay", "target_period", "hidden", "inner", "chunk")
+_COUNTS = (
+    *("critics", "samples", "candidates", "policy_delay", "target_period", "replan_every"),
+    *("hidden", "inner", "latent", "representation", "chunk"),
+)
 _NOT_NEGATIVE = (
     *("learning_rate", "policy_learning_rate", "value_learning_rate", "epsilon", "epsilon_updates"),
     *("temperature", "awr_temperature", "alpha", "initial_alpha", "low_alpha", "high_alpha"),
-    *("weight", "target_gap", "weight_decay"),
+    *("weight", "target_gap", "weight_decay", "td_weight", "dominance_weight", "margin_weight", "margin"),
     *("bc_weight", "cql_weight", "advantage_weight", "imitation_weight"),
     *("policy_noise", "noise_clip", "exploration_noise", "deviations", "diversity"),
     *("policy_cloning", "critic_cloning"),
+    *("eta", "max_subgoals"),
+    *("subset", "features", "ids"),  # 0: all critics, all features, or no ids
 )
-_FINITE = ("steering", "bias")
+_FINITE = ("steering", "bias", "target_entropy", "maximum")
 
 
 def require_ranges(config: Any) -> None:

@@ -9,6 +9,7 @@ knows a device or an agent, and optional packages are imported only by the reade
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -73,35 +74,20 @@ def load(
             f"--shuffled (shuffled=True) is for logs in D4RL's layout, which may hold next observations, and {name} is "
             "none: its steps are read in their order; leave it out, or save the log as .hdf5"
         )
-    if reader == "minari":
-        return minari.load(
-            name.removeprefix("minari:"),
-            folder=folder,
-            clip_actions=clip_actions,
-            environment=environment,
-            flatten_observations=flatten_observations,
-        )
-    if reader == "d4rl":
-        return d4rl.load(
-            name,
-            folder=folder,
-            clip_actions=clip_actions,
-            environment=environment,
-            shuffled=shuffled,
-        )
-    if reader == "ogbench":
-        return ogbench.load(
-            name,
-            folder=folder,
-            clip_actions=clip_actions,
-            environment=environment,
-            validation=validation,
-        )
-    result = synthetic.load(name)
-    return result._replace(
-        environment=environment or result.environment,
-        note=result.note if result.environment or not environment else "",
-        validation=result.validation if validation else None,
+    if reader == "synthetic":
+        return _synthetic(name, environment, validation)
+    readers: dict[str, tuple[Callable[..., Loaded], dict[str, bool]]] = {
+        "minari": (minari.load, {"flatten_observations": flatten_observations}),
+        "d4rl": (d4rl.load, {"shuffled": shuffled}),
+        "ogbench": (ogbench.load, {"validation": validation}),
+    }
+    read, options = readers[reader]
+    return read(
+        name.removeprefix("minari:"),
+        folder=folder,
+        clip_actions=clip_actions,
+        environment=environment,
+        **options,
     )
 
 
@@ -132,6 +118,15 @@ def _reader(name: str) -> str:
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "rl.data.names() lists them all."
     raise DataError(
         f"unknown dataset {name!r}: {hint} A path ends in .hdf5, .h5 or .npz; Minari's ids follow 'minari:'"
+    )
+
+
+def _synthetic(name: str, environment: str | None, validation: bool) -> Loaded:
+    result = synthetic.load(name)
+    return result._replace(
+        environment=environment or result.environment,
+        note=result.note if result.environment or not environment else "",
+        validation=result.validation if validation else None,
     )
 
 

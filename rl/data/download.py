@@ -15,8 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
+from rl import log
 from rl.data.files import DataError, reading
 
 _CHUNK = 1 << 20  # bytes
@@ -143,7 +142,7 @@ def _transfer(url: str, partial: Path) -> str:
         response = urllib.request.urlopen(request, timeout=_TIMEOUT)
     announced = response.headers.get("Content-Length")
     total = int(announced) if (announced or "").isdecimal() else None  # some servers announce no number
-    bar = tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1])
+    bar = log.progress(total, url.rsplit("/", 1)[-1], unit="B")
     with response, bar, partial.open("wb") as file:
         while chunk := _read(response):
             file.write(chunk)
@@ -167,7 +166,7 @@ def _hash(path: Path) -> str:
     size = path.stat().st_size
     with (
         path.open("rb") as file,
-        tqdm(total=size, unit="B", unit_scale=True, desc="checksum", delay=2) as bar,
+        log.progress(size, "checksum", unit="B", delay=2) as bar,
     ):
         while chunk := file.read(_CHUNK):
             digest.update(chunk)

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
-from rl import nest
+from rl import log, nest
 from rl.data.files import DataError, expanded, reading
 from rl.data.steps import Loaded, flags, from_steps, loaded, reference, reference_in
 
@@ -121,10 +120,11 @@ def write(data: Loaded, name: str) -> None:
             warnings.simplefilter("ignore")
             minari.create_dataset_from_buffers(
                 name,
-                tqdm(
-                    _buffers(data, minari.data_collector.EpisodeBuffer),
-                    total=int(last.sum()),
-                    desc=name,
+                log.progress(
+                    int(last.sum()),
+                    name,
+                    over=_buffers(data, minari.data_collector.EpisodeBuffer),
+                    unit="episode",
                     delay=2,
                 ),
                 env=_unit_environment(data),
@@ -233,9 +233,9 @@ def _steps(data: Any, flatten: bool, source: str) -> dict[str, Any]:
     """The arrays of all episodes, one after another: those of `_columns`."""
     space = _in_recorded_order(data) if flatten else data.observation_space
     read = functools.partial(_flat if flatten else _arrays, space)
+    episodes = log.progress(len(data), data.id, over=data, unit="episode", delay=2)
     columns = [
-        _columns(episode, read, f"{source}, episode {number}")
-        for number, episode in enumerate(tqdm(data, total=len(data), desc=data.id, delay=2))
+        _columns(episode, read, f"{source}, episode {number}") for number, episode in enumerate(episodes)
     ]
     if not columns:
         raise DataError(f"{source}: the dataset has no episodes; {_REMEDY}")

@@ -26,8 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from tqdm.auto import tqdm
 
+from rl import log
 from rl.dynamics import network, rows
 from rl.dynamics.config import Config
 from rl.dynamics.loss import LIKELIHOOD, Loss, annotated, holdout_error, objective
@@ -88,7 +88,7 @@ def fitter(config: Config, spec: Spec, loss: Loss = LIKELIHOOD) -> Callable[...,
         start = parts.init(key) if model is None else model
         state, sample, update_key = parts.begin(start, prepared, sizes, context, key)
         checks = rows.most_checks(config)
-        with tqdm(total=checks, desc="fit dynamics", delay=3, leave=False, disable=None) as bar:
+        with log.progress(checks, "fit dynamics", delay=3, leave=False) as bar:
             while not np.asarray(state.done).all():
                 state = parts.advance(state, prepared, sample, sizes, context, update_key)
                 bar.set_postfix(error=f"{np.asarray(state.error).mean():.4g}", refresh=False)

@@ -9,6 +9,7 @@ import contextlib
 import difflib
 import importlib
 import math
+import string
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,16 @@ if TYPE_CHECKING:
     from rl.types import Spec
 
 _OURS = {"CartPoleSwingUp": "rl.envs.cartpole", "TwoRooms": "rl.envs.two_rooms"}
-_ROBOTICS = ("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
+# What names start with, the module whose import registers them, and its extra. The first one counts.
+_PACKAGES = (
+    (("Adroit", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze"), "gymnasium_robotics", "d4rl"),
+    (("ALE/",), "ale_py", "atari"),
+    (("heavy-cube",), "rl.envs.heavy_cubes", "ogbench"),
+    (("D4RLPen",), "rl.envs.d4rl_pen", "d4rl"),
+    (("DirectionalAnt",), "rl.envs.directional_ant", "ogbench"),
+    # Gymnasium's own names are capitalised, OGBench's never.
+    (tuple(string.ascii_lowercase), "ogbench", "ogbench"),
+)
 # Warnings that every worker would repeat into the progress bar: the caller chose the version (D4RL's scores
 # refer to -v4), float64 spaces become float32 on purpose, and nothing is drawn on a screen.
 _HARMLESS = (".*out of date", ".*precision lowered", ".*DISPLAY environment variable")
@@ -183,27 +193,16 @@ def _register(name: str) -> None:
         if name.startswith(start):
             importlib.import_module(module)
             return
-    if name.startswith(_ROBOTICS):
-        module, extra = "gymnasium_robotics", "d4rl"
-    elif _is_atari(name):
-        module, extra = "ale_py", "atari"
-    elif name.startswith("heavy-cube"):
-        module, extra = "rl.envs.heavy_cubes", "ogbench"
-    elif name.startswith("D4RLPen"):
-        module, extra = "rl.envs.d4rl_pen", "d4rl"
-    elif name.startswith("DirectionalAnt"):
-        module, extra = "rl.envs.directional_ant", "ogbench"
-    elif name[:1].islower():  # gymnasium's own names are capitalised, OGBench's never
-        module, extra = "ogbench", "ogbench"
-    else:
-        return
-    try:
-        importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"environment {name!r} would be registered by {module}, which cannot be imported ({error}); "
-            f"install it with: {extras.command(extra)}"
-        ) from error
+    for starts, module, extra in _PACKAGES:
+        if name.startswith(starts):
+            try:
+                importlib.import_module(module)
+            except ImportError as error:
+                raise ImportError(
+                    f"environment {name!r} would be registered by {module}, which cannot be imported ({error}); "
+                    f"install it with: {extras.command(extra)}"
+                ) from error
+            return
 
 
 def _nearest(name: str) -> str:

@@ -82,9 +82,8 @@ def loss(
     *,
     rank: int = 1,
     free: Any = True,
-    distance: Callable[[Array], Array] = jnp.abs,
 ) -> Array:
-    """The distance of a prediction from what it should be, at one random time for each row, [...].
+    """The absolute error of a prediction, at one random time for each row, [...].
 
     Args:
       process: see `cosine`.
@@ -93,14 +92,13 @@ def loss(
       key: of times and noise.
       rank: number of axes of an event.
       free: bool, broadcast to ``data``: the entries that are noised, predicted, and averaged over; others are given.
-      distance: elementwise, of the error.
     """
     time_key, noise_key = jax.random.split(key)
     time = jax.random.randint(time_key, data.shape[: data.ndim - rank], 0, len(process.signal))
     noise = jax.random.normal(noise_key, data.shape)
     x = hold(noised(process, data, time, noise), data, free)
     target = noise if process.prediction == "epsilon" else data
-    error = distance(predict(x, time.astype(jnp.float32)) - target)
+    error = jnp.abs(predict(x, time.astype(jnp.float32)) - target)
     return error.mean(tuple(range(-rank, 0)), where=jnp.broadcast_to(free, data.shape))
 
 
@@ -112,7 +110,6 @@ def sample(
     *,
     free: Any = True,
     eta: float | Array = 1.0,
-    visits: int | None = None,
 ) -> Array:
     """One draw for each row of ``known``, in one compiled loop.
 
@@ -123,17 +120,9 @@ def sample(
       key: of the start and of each step.
       free: bool, broadcast to ``known``: the entries that are drawn.
       eta: 1 draws as DDPM, 0 as DDIM, between them is between them.
-      visits: how many of the times to visit, spread evenly from the last to the first; None visits all.
-
-    Raises:
-      ValueError: visits to fewer than 1 or more than all times.
     """
-    steps = len(process.signal)
-    visits = steps if visits is None else visits
-    if not 1 <= visits <= steps:
-        raise ValueError(f"cannot visit {visits} of {steps} diffusion steps: choose from 1 to {steps}")
-    time = np.linspace(steps - 1, 0, visits).round().astype(np.int32)
-    signal, noise = (np.asarray(x)[time] for x in process[:2])
+    time = np.arange(len(process.signal))[::-1]
+    signal, noise = process.signal[::-1], process.noise[::-1]
     after = np.append(signal[1:], np.float32(1)), np.append(noise[1:], np.float32(0))
     spread = after[1] / noise * np.sqrt(np.maximum(1 - np.square(signal / after[0]), 0))  # w_t at eta 1
 

@@ -11,12 +11,11 @@ A draw is found by Euler's method, with an error of order 1 / S after S steps, o
 velocities a step and an error of order 1 / S^2. It is a function of its noise, which a network of one step can learn:
 `distillation`. From several draws `best_of` picks the one of greatest value.
 
-An event is what is drawn: an action [D], or a chunk of actions [H, D].
+What is drawn is an action [D]; a chunk of several is one that has all their numbers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,9 +28,7 @@ from rl.networks.base import Network
 from rl.networks.layers import DEFAULT, Architecture
 from rl.types import Array, Key, Params, Spec
 
-Field = (
-    diffusion.Predict
-)  # a velocity: a function of x [..., *event] and a time that broadcasts to [...], like x
+Field = diffusion.Predict  # a velocity: a function of x [..., D] and a time that broadcasts to [...], like x
 INTEGRATORS = ("euler", "midpoint")
 
 
@@ -43,33 +40,24 @@ def require_steps(steps: int, integrator: str) -> None:
         raise ValueError(f"integrator={integrator!r}: choose one of {', '.join(INTEGRATORS)}")
 
 
-def require_candidates(candidates: int) -> None:
-    """Raises ValueError if there is nothing to choose from."""
-    if candidates < 1:
-        raise ValueError(
-            f"candidates={candidates} must be at least 1: how many actions the best is chosen from"
-        )
-
-
-def loss(field: Field, data: Array, key: Key, *, rank: int = 1) -> Array:
-    """The squared error of a velocity, at one random time for each row, the mean over entries of an event [...].
+def loss(field: Field, data: Array, key: Key) -> Array:
+    """The squared error of a velocity, at one random time for each row, the mean over its entries [...].
 
     Args:
       field: the network's, at what it is conditioned on.
-      data: [..., *event].
+      data: [..., D].
       key: of noise and times.
-      rank: number of axes of an event.
     """
     noise_key, time_key = jax.random.split(key)
     noise = jax.random.normal(noise_key, data.shape)
-    time = jax.random.uniform(time_key, data.shape[: data.ndim - rank], minval=0.0, maxval=1.0)
-    t = time.reshape(time.shape + (1,) * rank)
+    time = jax.random.uniform(time_key, data.shape[:-1], minval=0.0, maxval=1.0)
+    t = time[..., None]
     error = field((1 - t) * noise + t * data, time) - (data - noise)
-    return jnp.square(error).mean(tuple(range(-rank, 0)))
+    return jnp.square(error).mean(-1)
 
 
 def sample(field: Field, noise: Array, steps: int, integrator: str = "euler") -> Array:
-    """Where the flow carries ``noise`` [..., *event], in one compiled loop.
+    """Where the flow carries ``noise`` [..., D], in one compiled loop.
 
     Args:
       field: the velocity; it is told times in [0, 1), each one a scalar for all rows.
@@ -91,22 +79,22 @@ def sample(field: Field, noise: Array, steps: int, integrator: str = "euler") ->
     return diffusion.integrate(step, noise, np.arange(steps, dtype=np.float32) * np.float32(width))
 
 
-def distillation(action: Array, target: Array, *, rank: int = 1) -> Array:
-    """The squared distance of one step's ``action`` [..., *event] from the flow's, both of the same noise, [...].
+def distillation(action: Array, target: Array) -> Array:
+    """The squared distance of one step's ``action`` [..., D] from the flow's, both of the same noise, [...].
 
-    The mean over entries of an event; ``target`` has no gradient.
+    The mean over its entries; ``target`` has no gradient.
     """
-    error = action - jax.lax.stop_gradient(target)
-    return jnp.square(error).mean(tuple(range(-rank, 0)))
+    return jnp.square(action - jax.lax.stop_gradient(target)).mean(-1)
 
 
 def best_of(candidates: Array, values: Array) -> Array:
-    """Of N ``candidates`` [N, ..., *event] at each place the one with the greatest of ``values`` [N, ...].
+    """Of N ``candidates`` [N, ..., D] or [N, ...] at each place the one with the greatest of ``values`` [N, ...].
 
     Raises:
       ValueError: there is none.
     """
-    require_candidates(len(candidates))
+    if not len(candidates):
+        raise ValueError("candidates=0 must be at least 1: how many actions the best is chosen from")
     index = values.argmax(0)
     index = index.reshape(1, *index.shape, *(1,) * (candidates.ndim - values.ndim))
     return jnp.take_along_axis(candidates, index, 0)[0]
@@ -128,45 +116,32 @@ def draws(
     return jnp.clip(sample(field, jnp.moveaxis(noise, -2, 0), steps, integrator), -1.0, 1.0)
 
 
-def velocity(
-    spec: Spec,
-    hidden: Sequence[int],
-    architecture: Architecture = DEFAULT,
-    event: tuple[int, ...] | None = None,
-) -> Network:
-    """observation -> the `Field` of a policy there; ``init`` takes an observation and an event.
+def velocity(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
+    """observation -> the `Field` of a policy there; ``init`` takes an observation and an action.
 
     The network is shown the time as it is, a number in [0, 1], as in FQL's code.
 
     Args:
-      spec: of observations, and of one action.
+      spec: of observations and actions.
       hidden: widths.
       architecture: see `rl.networks.layers.Architecture`.
-      event: shape of what is drawn; None: that of an action.
     """
-    init, apply = one_step(spec, hidden, architecture, event)
+    init, apply = one_step(spec, hidden, architecture)
     return Network(lambda key, observation, x: init(key, observation, x, jnp.zeros(())), apply)
 
 
-def one_step(
-    spec: Spec,
-    hidden: Sequence[int],
-    architecture: Architecture = DEFAULT,
-    event: tuple[int, ...] | None = None,
-) -> Network:
-    """observation -> a function of noise [..., *event] to an event like it, without bounds; see `velocity`."""
-    event = event or (spec.action_size,)
-    body = mlp.conditional_policy(spec, math.prod(event), hidden, architecture)
+def one_step(spec: Spec, hidden: Sequence[int], architecture: Architecture = DEFAULT) -> Network:
+    """observation -> a function of noise [..., D] to an action like it, without bounds; see `velocity`."""
+    body = mlp.conditional_policy(spec, spec.action_size, hidden, architecture)
 
     def rows(x: Array, time: tuple[Array, ...]) -> Array:
-        flat = x.reshape(*x.shape[: x.ndim - len(event)], -1)
-        return jnp.concatenate([flat, *(jnp.broadcast_to(t, flat.shape[:-1])[..., None] for t in time)], -1)
+        return jnp.concatenate([x, *(jnp.broadcast_to(t, x.shape[:-1])[..., None] for t in time)], -1)
 
     def init(key: Key, observation: Any, x: Array, *time: Array) -> Params:
         return body.init(key, observation, rows(x, time))
 
     def apply(params: Params, observation: Any, key: Key | None = None) -> Callable[..., Array]:
         conditioned = body.apply(params, observation, key=key)
-        return lambda x, *time: conditioned(rows(x, time)).reshape(x.shape)
+        return lambda x, *time: conditioned(rows(x, time))
 
     return Network(init, apply)

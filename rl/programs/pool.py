@@ -34,8 +34,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tqdm import tqdm
-
+from rl import log
 from rl.programs import kernel
 from rl.programs.problems import Problem, asks_for_a_class, check
 from rl.programs.worker import READY, RETIRES, UNTESTABLE, Limits, Verdict
@@ -171,7 +170,8 @@ class Pool:
         decides = {problem: asks_for_a_class(problem) for problem in {problem for problem, _ in new}}
         results = self._threads.map(self._judge, new, [decides[problem] for problem, _ in new])
         untestable = {}
-        for pair, result in zip(new, tqdm(results, "programs", len(new), leave=False, delay=3), strict=True):
+        shown = log.progress(len(new), "programs", over=results, delay=3, leave=False)
+        for pair, result in zip(new, shown, strict=True):
             if isinstance(result, UntestableError):
                 untestable[pair] = result
             else:

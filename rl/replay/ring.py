@@ -52,6 +52,13 @@ def empty(example: Any, capacity: int) -> Ring:
     return Ring(rows, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
 
+def placeholder(row: Row) -> Transition:
+    """A transition with the shapes and types of one that is made of ``row``, or of rows."""
+    return Transition(
+        row.observation, row.action, row.reward, row.discount, row.next_observation, row.action, row.discount
+    )
+
+
 def capacity(ring: Ring) -> int:
     """The most rows that it can hold, ``C``."""
     return jax.tree.leaves(ring.rows)[0].shape[0]

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from tqdm import tqdm
-
 from rl import extras, log
 from rl.data import download
 from rl.data.files import expanded
@@ -187,14 +185,8 @@ def _simulate_all(plan: Plan, work: Path, processes: int, progress: bool) -> int
     chunks = plan.chunks()
     todo = [chunk for chunk in chunks if not storage.is_whole(chunk.path(work))]
     rows_all, rows_todo = (sum(chunk.total_rows for chunk in group) for group in (chunks, todo))
-    with tqdm(
-        total=rows_all,
-        initial=rows_all - rows_todo,
-        desc=plan.dataset,
-        unit="step",
-        unit_scale=True,
-        disable=not progress,
-    ) as bar:
+    done = rows_all - rows_todo
+    with log.progress(rows_all, plan.dataset, unit="step", initial=done, show=progress) as bar:
         for chunk in pool.run(todo, work, processes):
             bar.update(chunk.total_rows)
     return rows_todo
