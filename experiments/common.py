@@ -286,10 +286,11 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     except checkpoint.CheckpointError as error:
         if ".decay_updates: " not in str(error):
             raise
-        done = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
-        if done > run.total:
+        newest = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
+        if newest > run.total:
+            done, asked = newest // run.per_unit, run.total // run.per_unit
             raise checkpoint.CheckpointError(
-                f"{run.folder} holds a run of {done} {run.unit}, more than --{run.unit}={run.total}: choose another "
+                f"{run.folder} holds a run of {done} {run.unit}, more than --{run.unit}={asked}: choose another "
                 "--workdir, or --overwrite to start again"
             ) from None
         raise checkpoint.CheckpointError(

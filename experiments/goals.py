@@ -122,7 +122,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         task_episodes=settings.eval_episodes,
     )
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
-    start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
+    start = common.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result

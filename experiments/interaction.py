@@ -158,7 +158,7 @@ def train(
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
     """
-    start = lifecycle.begin(run, trainer.saved())
+    start = common.begin(run, trainer.saved())
     if start.result is not None:
         return start.result
     trained = initial() if start.step == 0 else None  # also where the run was stopped before its first step
