@@ -412,13 +412,17 @@ def sizes(settings: Any) -> dict[str, Any]:
     }
 
 
-def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool:
-    """Runs a script, and says whether that diverged: where it is a result, what was logged before stands."""
+def divergence(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> str:
+    """Runs a script; returns with what message it diverged, "" if it did not.
+
+    Where that is a result, what was logged before stands. A model of the environment that diverges raises
+    FloatingPointError.
+    """
     try:
         run(settings, config)
-    except train.Diverged:
-        return True
-    return False
+    except (train.Diverged, FloatingPointError) as error:
+        return str(error)
+    return ""
 
 
 def curve(

@@ -146,7 +146,7 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     Returns its score and that of each task over the last evaluations, and its successes in all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = common.diverges(goals.run, chosen, config)
+    diverged = bool(common.divergence(goals.run, chosen, config))
     steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
     try:
         tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]

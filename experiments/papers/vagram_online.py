@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import checks, common, flags, mbpo, online, studies
-from rl import evaluate, plot, statistics, train
+from rl import evaluate, plot, statistics
 from rl.data import d4rl
 
 
@@ -293,11 +293,7 @@ def trained(
 
     Returns the scores of its seeds: their mean over all evaluations, over the last quarter, and all [T, S].
     """
-    try:
-        script(dataclasses.replace(chosen, workdir=str(work.folder)), config)
-        diverged = ""
-    except (train.Diverged, FloatingPointError) as error:
-        diverged = str(error)  # which is a result here
+    diverged = common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
     steps, returns = common.curve(work.folder, "eval/return", chosen, bool(diverged), before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return outcome(steps, scores, diverged)
