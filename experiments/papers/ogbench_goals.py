@@ -34,7 +34,6 @@ PUBLISHED = studies.published("ogbench_goals")
 DATASETS = tuple(PUBLISHED["success"])
 AGENTS = ("gcbc", "gcivl", "gciql", "qrl", "crl", "hiql")  # in the order of the paper's table
 TABLE = "OGBench's table"
-OURS = "ours: not in the paper"
 
 # CPU time of one update of one seed, three layers of 128 and batches of 256, on an AMD EPYC; and of one step in a
 # simulator.
