@@ -467,6 +467,21 @@ def cpu() -> jax.Device:
         ) from None
 
 
+def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
+    """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
+
+    They need not wait for the epoch that already runs on the accelerator.
+    """
+    device = cpu()
+
+    def score(state: Any, index: int) -> dict[str, np.ndarray]:
+        with jax.default_device(device):
+            scores = episodes(jax.device_put(state, device), index)
+        return {f"eval/{name}": value for name, value in scores.items()}
+
+    return score
+
+
 @contextlib.contextmanager
 def evaluator(
     settings: Any,
@@ -475,10 +490,14 @@ def evaluator(
     seeds: int,
     loaded: data.Loaded | None = None,
     tasks: Sequence[Mapping[str, Any]] = (),
+    *,
+    count: int | None = None,
+    reference: tuple[float, float] | None = None,
 ) -> Iterator[evaluate.Evaluator]:
     """Runs episodes of ``environment`` as the flags say; policies trained on ``loaded`` must fit it.
 
-    With ``tasks``, options of the environment's reset, that many episodes are of each, and they take turns.
+    With ``tasks``, options of the environment's reset, that many episodes are of each, and they take turns. By default
+    there are ``settings.eval_episodes`` episodes, and scores are normalised by the reference of ``loaded``.
 
     Raises:
       ValueError: they do not.
@@ -487,9 +506,9 @@ def evaluator(
         actor,
         environment,
         seeds=seeds,
-        episodes=settings.eval_episodes * max(len(tasks), 1),
+        episodes=(settings.eval_episodes if count is None else count) * max(len(tasks), 1),
         processes=None if settings.eval_processes < 0 else settings.eval_processes,
-        reference=loaded.reference if loaded else None,
+        reference=reference or (loaded.reference if loaded else None),
         base_seed=settings.seed,
         options=tasks,
     ) as episodes:

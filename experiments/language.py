@@ -71,7 +71,7 @@ from rl.values.heads import ValueHead
 POLICY = "policy"  # in the run folder
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
-_IDENTITY = (
+IDENTITY = (
     *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
@@ -137,7 +137,7 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         config,
         settings.updates,
         task=_name(settings),
-        identity=_IDENTITY,
+        identity=IDENTITY,
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
         leaves=(RANKED, RANKING, GENERATED, POLICY, CONTROL),
     )

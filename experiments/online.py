@@ -51,7 +51,7 @@ from rl.replay.transform import Transform
 from rl.types import Learner, Spec
 from rl.values import heads
 
-_IDENTITY = (
+IDENTITY = (
     *interaction.IDENTITY,
     *("n_step", "init_from", "offline_data"),
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
@@ -122,7 +122,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             config,
             settings.steps,
             task=settings.env,
-            identity=_IDENTITY,
+            identity=IDENTITY,
             card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
             about={
                 "preset": presets.stored("online", settings, "env"),
