@@ -289,10 +289,11 @@ def begin(run: lifecycle.Run, tree: Mapping[str, Any]) -> lifecycle.Start:
     except checkpoint.CheckpointError as error:
         if ".decay_updates: " not in str(error):
             raise
-        done = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
-        if done > run.total:
+        newest = checkpoint.steps(run.folder / lifecycle.CHECKPOINTS)[0]
+        if newest > run.total:
+            done, asked = newest // run.per_unit, run.total // run.per_unit
             raise checkpoint.CheckpointError(
-                f"{run.folder} holds a run of {done} {run.unit}, more than --{run.unit}={run.total}: choose another "
+                f"{run.folder} holds a run of {done} {run.unit}, more than --{run.unit}={asked}: choose another "
                 "--workdir, or --overwrite to start again"
             ) from None
         raise checkpoint.CheckpointError(
@@ -421,13 +422,17 @@ def sizes(settings: Any) -> dict[str, Any]:
     }
 
 
-def diverges(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> bool:
-    """Runs a script, and says whether that diverged: where it is a result, what was logged before stands."""
+def divergence(run: Callable[[Any, Any], Any], settings: Any, config: Any) -> str:
+    """Runs a script; returns with what message it diverged, "" if it did not.
+
+    Where that is a result, what was logged before stands. A model of the environment that diverges raises
+    FloatingPointError.
+    """
     try:
         run(settings, config)
-    except train.Diverged:
-        return True
-    return False
+    except (train.Diverged, FloatingPointError) as error:
+        return str(error)
+    return ""
 
 
 def curve(
@@ -472,6 +477,21 @@ def cpu() -> jax.Device:
         ) from None
 
 
+def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
+    """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
+
+    They need not wait for the epoch that already runs on the accelerator.
+    """
+    device = cpu()
+
+    def score(state: Any, index: int) -> dict[str, np.ndarray]:
+        with jax.default_device(device):
+            scores = episodes(jax.device_put(state, device), index)
+        return {f"eval/{name}": value for name, value in scores.items()}
+
+    return score
+
+
 @contextlib.contextmanager
 def evaluator(
     settings: Any,
@@ -480,10 +500,14 @@ def evaluator(
     seeds: int,
     loaded: data.Loaded | None = None,
     tasks: Sequence[Mapping[str, Any]] = (),
+    *,
+    count: int | None = None,
+    reference: tuple[float, float] | None = None,
 ) -> Iterator[evaluate.Evaluator]:
     """Runs episodes of ``environment`` as the flags say; policies trained on ``loaded`` must fit it.
 
-    With ``tasks``, options of the environment's reset, that many episodes are of each, and they take turns.
+    With ``tasks``, options of the environment's reset, that many episodes are of each, and they take turns. By default
+    there are ``settings.eval_episodes`` episodes, and scores are normalised by the reference of ``loaded``.
 
     Raises:
       ValueError: they do not.
@@ -492,9 +516,9 @@ def evaluator(
         actor,
         environment,
         seeds=seeds,
-        episodes=settings.eval_episodes * max(len(tasks), 1),
+        episodes=(settings.eval_episodes if count is None else count) * max(len(tasks), 1),
         processes=None if settings.eval_processes < 0 else settings.eval_processes,
-        reference=loaded.reference if loaded else None,
+        reference=reference or (loaded.reference if loaded else None),
         base_seed=settings.seed,
         options=tasks,
     ) as episodes:

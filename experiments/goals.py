@@ -48,7 +48,7 @@ _RENDERED = 20  # episodes of each task at most: they are all played at once
 EVALUATIONS = 3  # the last ones, over which a run's score is the mean
 
 # Settings that another checkpoint in the same folder must agree on.
-_IDENTITY = (*logged.IDENTITY, "protocol", "normalize_observations")
+IDENTITY = (*logged.IDENTITY, "protocol", "normalize_observations")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         config,
         settings.updates,
         task=Path(settings.dataset).name,
-        identity=_IDENTITY,
+        identity=IDENTITY,
         card={
             "sweep": sweep,
             "digest": task.data.loaded.digest,
@@ -122,7 +122,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         task_episodes=settings.eval_episodes,
     )
     state = jax.jit(population.init)(run_keys, example(settings, config, task.trajectories))
-    start = lifecycle.begin(this, {"state": shard.place_state(state, mesh)})
+    start = common.begin(this, {"state": shard.place_state(state, mesh)})
     if start.result is not None:
         render(settings, config, sweep, this, task, start.tree["state"], mesh)
         return start.result
@@ -300,7 +300,7 @@ def scorer(
         if task.environment and settings.eval_episodes and shard.is_main():
             options = tasks(task.environment)
             of_task = common.evaluator(settings, actor, task.environment, count, task.data.loaded, options)
-            episodes = logged.on_cpu(stack.enter_context(of_task))
+            episodes = common.on_cpu(stack.enter_context(of_task))
 
         def score(state: State, index: int) -> dict[str, np.ndarray]:
             local = shard.gather(state, mesh)
@@ -311,9 +311,7 @@ def scorer(
                     "needs success (rl.envs.goals); evaluate in one that has it (--environment), or not at all "
                     "(--eval_episodes=0)"
                 )
-            if PROTOCOLS[settings.protocol][1] != "success":  # which would count what was lost again
-                scores.pop("eval/success", None)
-            return scores
+            return counted(task.environment or "", scores)
 
         yield score
 
@@ -321,6 +319,14 @@ def scorer(
 def observing(actor: Actor, task: Problem) -> Actor:
     """The actor in the environment, whose observations and goals it sees as in its data."""
     return acting.observing(actor, functools.partial(rollouts.transformed, task.data.transform))
+
+
+def counted(environment: str, scores: Mapping[str, Any]) -> dict[str, Any]:
+    """``scores`` of an environment, but for success where its protocol scores the end: what is lost does not count."""
+    others = tuple(prefix for prefix, score in PROTOCOLS.values() if score != "success")
+    if not environment.startswith(others):
+        return dict(scores)
+    return {name: score for name, score in scores.items() if name.removeprefix("eval/") != "success"}
 
 
 def tasks(environment: str) -> list[dict[str, int]]:

@@ -11,7 +11,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from experiments import checks, common
@@ -158,7 +157,7 @@ def train(
       slow: whether the policies that are exported are the slow ones (`export`).
       whole: whether all networks are exported with them.
     """
-    start = lifecycle.begin(run, trainer.saved())
+    start = common.begin(run, trainer.saved())
     if start.result is not None:
         return start.result
     trained = initial() if start.step == 0 else None  # also where the run was stopped before its first step
@@ -222,15 +221,8 @@ def scorer(
     """A function (state, number of the evaluation) -> {"eval/...": [S, episodes]}, on the CPU."""
     actor = acting.over_seeds(acting.actor(learner), STACKED)
     actor = acting.observing(actor, functools.partial(transform.observations, seen))
-    cpu = common.cpu()
     with common.evaluator(settings, actor, settings.env, settings.seeds) as episodes:
-
-        def score(state: State, index: int) -> dict[str, np.ndarray]:
-            with jax.default_device(cpu):
-                scores = episodes(jax.device_put(state, cpu), index)
-            return {f"eval/{name}": value for name, value in scores.items()}
-
-        yield score
+        yield common.on_cpu(episodes)
 
 
 def export(path: Path, state: State, *, slow: bool = False, whole: bool = False) -> None:

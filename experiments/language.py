@@ -29,124 +29,52 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
-import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from datetime import datetime
 from pathlib import Path
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from absl import app
 from jax.sharding import Mesh
 
-from experiments import checks, common, flags, language_log
-from experiments.language_log import OVERLONG, PROBLEMS
+from experiments import (
+    checks,
+    common,
+    flags,
+    language_answers,
+    language_log,
+    language_rank,
+    language_settings,
+)
+from experiments.language_answers import GENERATED
+from experiments.language_log import Task
+from experiments.language_rank import CONTROL, RANKED, RANKING
+from experiments.language_settings import PROBLEMS, Settings, agent, check
 from rl import data, exported, keys, lifecycle, log, shard, statistics, train
-from rl.agents import bcoder, lm_bc
+from rl.agents import bcoder
 from rl.data import dialogues
 from rl.envs import text
-from rl.envs.text import Game
-from rl.exported import AGENTS, Exported, HeadSettings
-from rl.language import adapters, generate, model, pretrained, ranking, reading, speak
-from rl.language.generate import Decoder
+from rl.exported import AGENTS, HeadSettings
+from rl.language import adapters, model, pretrained, ranking, reading, speak
 from rl.language.model import LM
-from rl.language.pretrained import Pretrained
-from rl.language.speak import Words
 from rl.programs.kernel import MIB
 from rl.programs.pool import Limits, Pool
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
 from rl.types import Key, Learner, Params, State, TokenBatch
-from rl.values import heads
 from rl.values.heads import ValueHead
 
-ENVIRONMENTS = ("wordle", "maze", *PROBLEMS)  # of which the first two have data policies
-RANKED, RANKING, POLICY = "ranked.jsonl", "ranking.json", "policy"  # in the run folder
-GENERATED, CONTROL = "generated.jsonl", "control"
+POLICY = "policy"  # in the run folder
 
 # Settings that another checkpoint in the same folder must agree on; the digest of the data stands for others.
-_IDENTITY = (
+IDENTITY = (
     *("model", "bfloat16", "lora_rank", "environment", "environment_file", "head", "head_size", "seed"),
     *("batch_size", "accumulate", "best", "eval_every", "eval_episodes", "action_tokens", "temperature"),
 )
-
-# Settings that a model goes by which learns nothing.
-_OF_ANSWERS = (
-    *("model", "bfloat16", "stop", "seed", "batch_size", "overlong", "date", "generate"),
-    *("answers", "answer_tokens", "answer_temperature", "answer_top_p"),
-    *(field.name for field in dataclasses.fields(common.Folder)),
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings(common.Head, common.Folder):
-    """Everything about a run that is not the agent's own."""
-
-    agent: str = "ilql"  # bcoder, ilql or lm_bc
-    log: str = ""  # file of JSON lines, one episode in each, as above
-    model: str = pretrained.SMOLLM2  # what to start from: a model's folder, a .gguf, or this one
-    bfloat16: bool = False  # compute in bfloat16; parameters, heads and losses stay in float32
-    lora_rank: int = 0  # rank of adapters on one frozen bfloat16 model that all models share; 0: no adapters
-    remat: bool = False  # compute activations again in the backward pass: less memory, a third more time
-    stop: str = ""  # the token that ends an action; by default the environment's, or the model's end of text
-    length: int = 0  # tokens of a row, which holds as many episodes as fit; 0: those of the longest
-    seed: int = 0  # seed of heads, batches, the split and games
-    updates: int = 20_000  # gradient steps; of bcoder, the first --agent.value_updates learn V alone
-    eval_every: int = 500  # updates per compiled epoch; evaluation, log and checkpoint follow each
-    batch_size: int = 32  # rows per update
-    read_once: bool = True  # bcoder: frozen models read each row once in a stage, and what they say is kept
-    accumulate: int = 0  # rows of a batch at a time, for the same update in less memory; 0: all
-    best: float = 1.0  # share of the episodes, the best by return, that is imitated; 1: all
-    held_out: float = (
-        0.1  # share of the episodes, whole problems, on which values are compared with what came
-    )
-    environment: str = ""  # played: wordle, maze (both make a log), humaneval, mbpp, apps, code_contests
-    environment_file: str = ""  # file of wordle's words, one in a line, or of the others' problems
-    program_seconds: int = 3  # seconds of processor time that a played program has for the tests of a problem
-    program_memory: int = 512  # MiB of memory that a played program has
-    episodes: int = 10_000  # episodes made by the environment's data policy, where there is no --log
-    eval_episodes: int = 64  # episodes played after each epoch, at least 2; 0: none
-    action_tokens: int = (
-        0  # most tokens of an action that is played; 0: 256 of a program, 16 of a move in a game
-    )
-    temperature: float = 1.0  # temperature of the tokens that are played; 0: the likeliest
-    overlong: str = "refuse"  # lines of more tokens than have room: refuse, truncate (at the front) or skip
-    date: str = ""  # what chat templates are told is the day, such as 2026-01-31; by default today
-    rank: str = ""  # file of JSON lines, each a prompt and candidates, to score at the end: ranked.jsonl
-    control: str = ""  # a second model that scores --rank: rft, fine-tuned on what is to be imitated
-    generate: str = ""  # file of JSON lines, each a prompt, to go on with at the end: generated.jsonl
-    answers: int = 1  # answers to each prompt of --generate
-    answer_tokens: int = 256  # most tokens of each answer to --generate
-    answer_temperature: float = 1.0  # temperature of answers to --generate; 0: the likeliest token
-    answer_top_p: float = 1.0  # draw from the likeliest tokens that have this much probability together
-    export: bool = False  # write model, values and a card to the folder policy, for transformers, too
-    mesh_data: int = -1  # devices over which each batch is split; -1: all that are left
-    mesh_model: int = 1  # devices over which the model is split
-
-
-class Task(NamedTuple):
-    """The log of a run as its agent sees it, and the model that it starts from."""
-
-    pretrained: Pretrained
-    lm: LM
-    words: Words
-    game: Game | None
-    rows: TokenBatch  # [N, T]
-    held_out: TokenBatch | None
-    support: tuple[float, float]
-    head: ValueHead
-    about: dict[str, Any]  # what result.json says of the log
-    candidate_sets: Mapping[int, dialogues.Candidates]  # to be ranked, by line
-    candidates: TokenBatch | None  # all of them, in their order
-    prompts: Sequence[dialogues.Prompt]  # to be gone on with
-    base: Params | None  # what adapters are on
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -162,10 +90,14 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
       train.Interrupted: Ctrl-C or SIGTERM, after a checkpoint.
     """
     check(settings)
-    if not _learns(settings):
-        return use(settings, config)
+    if not language_settings.learns(settings):
+        return language_answers.use(settings, config)
     if shard.is_main():
-        common.note_unused(settings, "generate", *(name for name in _OF_ANSWERS if name.startswith("answer")))
+        common.note_unused(
+            settings,
+            "generate",
+            *(name for name in language_settings.OF_ANSWERS if name.startswith("answer")),
+        )
         common.note_unused(
             settings, "environment", "environment_file", "program_seconds", "program_memory", "temperature"
         )
@@ -173,21 +105,23 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     settings = dataclasses.replace(settings, action_tokens=language_log.action_tokens(settings))
     with ExitStack() as stack:
         task = problem(settings, config, stack)
-        _check_imitated(settings, task)
+        language_settings.check_imitated(settings, task.rows)
         if settings.control:
-            _check_control(task)
+            language_rank.check_control(task)
         mesh = shard.grid(settings.mesh_data, settings.mesh_model)
         checks.mesh(settings.batch_size, mesh)
         folder, state, result = trained(settings, config, task, mesh)
     state = state._replace(optimiser={})  # which makes room
     if task.candidate_sets:
-        rivals = (
-            {settings.control: _control(settings, config, task, folder, mesh)} if settings.control else {}
-        )
-        result["ranking"] = rank(settings, config, task, state, folder, rivals, mesh)
+        rivals = {}
+        if settings.control:
+            of_control = language_rank.control(settings, config, task, folder)
+            rivals[settings.control] = trained(*of_control, mesh)[1].params["policy"]
+        read = reader(settings, config, task)
+        result["ranking"] = language_rank.rank(settings, task, read, state, folder, rivals, mesh)
     if task.prompts:
         decoder, params = exported.decoder(settings.agent, config, task.lm, task.head)
-        answer(
+        language_answers.answer(
             settings, decoder, params(state), task.words, task.pretrained.config.context, task.prompts, folder
         )
     if settings.export:
@@ -203,23 +137,23 @@ def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Pa
         config,
         settings.updates,
         task=_name(settings),
-        identity=_IDENTITY,
+        identity=IDENTITY,
         card={"digest": data.digest((_dataset(task), task.held_out)), "support": task.support},
         leaves=(RANKED, RANKING, GENERATED, POLICY, CONTROL),
     )
     if task.base is not None:
         task = task._replace(base=shard.place_language(task.base, mesh))
-    start = lifecycle.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})
+    start = common.begin(this, {"state": _init(settings, config, task, mesh, keys.of(key, "init"))})
     state = start.tree["state"]
     if start.result is not None:
         return this.folder, _whole(task, state), start.result
     score = scorer(settings, config, task, keys.of(key, "evaluate"), mesh)
     if settings.agent == "ilql" and shard.is_main():
-        _warn_of_size(task, config.inner)
+        language_settings.warn_of_size(task.pretrained, task.head, config.inner)
     if settings.agent == "bcoder" and shard.is_main():
-        _warn_of_stages(settings, config)
+        language_settings.warn_of_stages(settings, config)
     if shard.is_main():
-        _warn_of_imitation(settings, config, task)
+        language_settings.warn_of_imitation(settings, config, task.rows)
     with lifecycle.session(this, start) as session:
         sample = shard.data_parallel(replay.sampler(settings.batch_size), mesh)
         sample = sample if task.base is None else adapters.sampler(sample)
@@ -297,19 +231,12 @@ def _epochs(
                     "value": functools.partial(bcoder.value_rows, config, task.lm),
                     "policy": functools.partial(bcoder.policy_rows, config, task.lm, task.head),
                 }
-                look = _on_all_hosts(jax.jit(looks[stage]), mesh)
+                look = shard.on_all_hosts(jax.jit(looks[stage]), mesh)
                 rows = reading.in_batches(look, _whole(task, state), task.rows, settings.batch_size)
             dataset = shard.place_language(_dataset(task, rows), mesh)
             for each in train.epochs(epoch, state, dataset, key, stop - max(first, start)):
                 yield each
                 state = each[0]
-
-
-def _on_all_hosts(look: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """``look``, whose answer is whole on every host."""
-    if jax.process_count() == 1:
-        return look
-    return lambda *arguments: shard.fetch_language(look(*arguments), mesh)
 
 
 def stages(settings: Settings, config: Any, rows: int) -> list[tuple[str, int, int]]:
@@ -336,155 +263,6 @@ def _whole(task: Task, state: State) -> State:
     return state if task.base is None else adapters.whole(state, task.base)
 
 
-def use(settings: Settings, config: Any) -> dict[str, Any]:
-    """Goes on with the prompts of the settings, by an agent that was exported or by a language model as it is.
-
-    Raises:
-      ValueError: a setting that would be ignored. The agent and its hyper-parameters may be those that were exported.
-    """
-    prompts = dialogues.read_prompts(settings.generate)
-    if (Path(settings.model) / exported.CARD).exists():
-        agent = exported.load(settings.model, _dtype(settings))
-        _check_unused(settings, config, agent)
-        language_model, decoder, params, stop = agent.language_model, agent.decoder, agent.params, agent.stop
-    else:
-        _check_unused(settings, config)
-        language_model = pretrained.load(settings.model)
-        decoder = generate.decoder(model.make(language_model.config, _dtype(settings)))
-        params, stop = language_model.params, None
-    words = language_log.words_of(
-        language_model, settings.stop or stop, settings.date, [one.dialogue for one in prompts]
-    )
-    prompts = language_log.prompts_that_fit(settings, words, prompts, language_model.config.context)
-    folder = answers_folder(settings)
-    folder.mkdir(parents=True, exist_ok=True)
-    params = jax.device_put(params)  # once, and not with every batch of prompts
-    answer(settings, decoder, params, words, language_model.config.context, prompts, folder)
-    return {"folder": str(folder), "last": {}}
-
-
-def answers_folder(settings: Settings) -> Path:
-    """Where a model that learns nothing leaves its answers: an exported one beside its own folder, in that of its run.
-
-    All exports have one name, so that those of two runs would else leave them in one place.
-    """
-    place = Path(settings.model).absolute()
-    if (place / exported.CARD).exists() and not settings.workdir:
-        return place.parent / "generated"
-    return lifecycle.folder(settings.workdir, place.name, "generated")
-
-
-def _check_unused(settings: Settings, config: Any, agent: Exported | None = None) -> None:
-    """Raises ValueError on flags that were chosen and that a model which learns nothing would ignore."""
-    used = {name: getattr(settings, name) for name in _OF_ANSWERS}
-    unused = flags.written(settings, Settings(**used)) + flags.written(config, type(config)(), "agent.")
-    reason = "nothing is learnt"
-    if agent is not None:
-        own = [f"--agent={agent.agent}", *flags.written(agent.config, type(agent.config)(), "agent.")]
-        unused = [flag for flag in unused if flag not in own]
-        reason = f"those of {settings.model} are in its {exported.CARD}"
-    if unused:
-        are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
-        raise ValueError(
-            f"{', '.join(unused)} {are} of what is to be learnt, and there is no --log: leave {them} out; {reason}"
-        )
-
-
-def check(settings: Settings) -> None:
-    """Raises ValueError, naming the flag, on settings that no run can have."""
-    agent(settings.agent)
-    checks.head_size(settings)
-    heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names
-    checks.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
-    checks.at_least_one(settings, "program_seconds", "program_memory")
-    checks.several_episodes(settings, none=True)
-    checks.multiple(settings, "updates", "eval_every")
-    if settings.lora_rank < 0:
-        raise ValueError(f"--lora_rank={settings.lora_rank} must be at least 0, which trains models whole")
-    rows, batch = settings.accumulate, settings.batch_size
-    if rows < 0 or (rows and batch % rows):
-        raise ValueError(f"--accumulate={rows} must be 0 or divide --batch_size={batch}")
-    if settings.action_tokens < 0:
-        raise ValueError(
-            f"--action_tokens={settings.action_tokens} must be at least 0, which is the environment's own"
-        )
-    if not 0 < settings.best <= 1:
-        raise ValueError(f"--best={settings.best} must be a share above 0 and of at most 1")
-    if not 0 <= settings.temperature < math.inf:
-        raise ValueError(f"--temperature={settings.temperature} must be at least 0 and finite")
-    if not 0 <= settings.held_out < 1:
-        raise ValueError(f"--held_out={settings.held_out} must be a share of at least 0 and below 1")
-    where = settings.environment
-    if where not in ("", *ENVIRONMENTS):
-        raise ValueError(f"--environment={where} is none of {', '.join(ENVIRONMENTS)}")
-    if where not in ("", "maze") and not settings.environment_file:
-        raise ValueError(f"--environment={where} needs its words or problems: give --environment_file")
-    if not _learns(settings) and not settings.generate:
-        raise ValueError("there is nothing to learn from: give --log, or --environment=wordle or maze")
-    if settings.log and settings.episodes != Settings.episodes:
-        raise ValueError(
-            f"--episodes={settings.episodes} are made where there is no --log, and there is one: leave one of them out"
-        )
-    for name in ("log", "rank", "generate", "environment_file"):
-        if (path := getattr(settings, name)) and not Path(path).is_file():
-            raise ValueError(f"--{name}={path}: there is no such file")
-    if jax.process_count() > 1 and ((where and settings.eval_episodes) or settings.generate):
-        raise ValueError(
-            "several processes play no games and write no text: give --eval_episodes=0, and --generate to one process "
-            "when they are done"
-        )
-    if not _learns(settings) and (settings.rank or settings.export):
-        raise ValueError(
-            "--rank and --export are of what is learnt: give --log, or only --generate (an exported agent's values: "
-            "rl.exported.load)"
-        )
-    _check_use(settings)
-
-
-def _check_use(settings: Settings) -> None:
-    """What concerns the time after the training."""
-    if settings.overlong not in OVERLONG:
-        raise ValueError(f"--overlong={settings.overlong} is none of {', '.join(OVERLONG)}")
-    if settings.date:
-        try:
-            datetime.fromisoformat(settings.date)
-        except ValueError:
-            raise ValueError(f"--date={settings.date} is no day such as 2026-01-31") from None
-    if settings.control not in ("", "rft"):
-        raise ValueError(f"--control={settings.control} is none that there is: give rft")
-    if settings.control and not settings.rank:
-        raise ValueError(
-            f"--control={settings.control} is a ranking, and nothing is to be ranked: give --rank"
-        )
-    if settings.control and settings.agent == "lm_bc":
-        raise ValueError("--agent=lm_bc is what --control=rft trains: leave the control out")
-    checks.at_least_one(settings, "answers", "answer_tokens")
-    if not 0 <= settings.answer_temperature < math.inf:
-        raise ValueError(f"--answer_temperature={settings.answer_temperature} must be at least 0 and finite")
-    if not 0 < settings.answer_top_p <= 1:
-        raise ValueError(f"--answer_top_p={settings.answer_top_p} must be above 0 and at most 1")
-
-
-def _learns(settings: Settings) -> bool:
-    """Whether there is a log, or an environment that makes one."""
-    return bool(settings.log) or settings.environment in ENVIRONMENTS[:2]
-
-
-def _dtype(settings: Settings) -> Any:
-    return jnp.bfloat16 if settings.bfloat16 else jnp.float32
-
-
-def agent(name: str) -> ModuleType:
-    """The agent's module.
-
-    Raises:
-      ValueError: there is none of that name.
-    """
-    if name not in AGENTS:
-        raise ValueError(f"unknown agent {name!r}: of language models there are {', '.join(AGENTS)}")
-    return AGENTS[name]
-
-
 def _name(settings: Settings) -> str:
     """What is learned, in a word: the log or the environment."""
     return Path(settings.log or settings.environment).name
@@ -507,7 +285,7 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     pool = stack.enter_context(Pool(limits=_limits(settings))) if tasks else None
     game = language_log.environment(settings, tasks, pool)
     language_model = pretrained.load(settings.model)
-    lm = model.make(language_model.config, _dtype(settings), settings.remat)
+    lm = model.make(language_model.config, language_settings.dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
     said = (row.dialogue for row in candidate_sets.values())
@@ -581,49 +359,6 @@ def _value_head(
     return support, head
 
 
-def _warn_of_size(task: Task, inner: int) -> None:
-    """Says so where Q's outputs for every token of the vocabulary are more than the model itself."""
-    rows = 2 * task.pretrained.config.vocabulary * task.head.size * inner
-    size = sum(x.size for x in jax.tree.leaves(task.pretrained.params))
-    if rows > size:
-        print(
-            f"note: Q of all tokens has {rows / 1e6:.0f}M weights, the model {size / 1e6:.0f}M. Less memory is needed "
-            "with --head=scalar, a smaller --head_size, --agent.inner or --agent.chunk, or a model of fewer tokens",
-            file=sys.stderr,
-        )
-
-
-def _warn_of_stages(settings: Settings, config: Any) -> None:
-    """Says so where B-Coder's second stage never begins; -1 asks for that."""
-    if config.value_updates >= settings.updates:
-        print(
-            f"note: --agent.value_updates={config.value_updates} leaves no updates of --updates={settings.updates} to "
-            "the policy, which stays as it came: give fewer, or -1 if V is all that is wanted",
-            file=sys.stderr,
-        )
-
-
-def _warn_of_imitation(settings: Settings, config: Any, task: Task) -> None:
-    """Says so where a term of an agent's loss is of what is to be imitated, and that is nothing."""
-    lost = {
-        "ilql": "--agent.bc_weight has nothing to clone, and values steer the model as it came",
-        "bcoder": "B-Coder's policy is anchored to nothing and follows its values wherever they err",
-    }
-    if _imitates(settings, config) and not task.rows.imitate.any():
-        print(
-            f"note: no row is to be imitated, so that {lost[settings.agent]}: give imitate in each row, or --best=0.1",
-            file=sys.stderr,
-        )
-
-
-def _imitates(settings: Settings, config: Any) -> bool:
-    """Whether the agent's loss has a term of what is to be imitated, beside that of its values."""
-    if settings.agent == "bcoder":
-        has_policy_stage = 0 <= config.value_updates < settings.updates
-        return has_policy_stage and bool(config.imitation_weight or config.advantage_weight)
-    return settings.agent == "ilql" and bool(config.bc_weight)
-
-
 # ---- what it learnt -----------------------------------------------------------------------------------------------
 
 
@@ -631,7 +366,7 @@ def scorer(
     settings: Settings, config: Any, task: Task, key: Key, mesh: Mesh
 ) -> Callable[[State, int], dict[str, float]]:
     """A function (state, number of the evaluation) -> {"eval/...": number}, of held-out episodes and of games."""
-    look = _on_all_hosts(reader(settings, config, task), mesh)
+    look = shard.on_all_hosts(reader(settings, config, task), mesh)
     play = player(settings, config, task)
 
     def score(state: State, number: int) -> dict[str, float]:
@@ -679,129 +414,6 @@ def player(
         return {"eval/played": returns["mean"], "eval/played_low": low, "eval/played_high": high}
 
     return play
-
-
-def rank(
-    settings: Settings,
-    config: Any,
-    task: Task,
-    state: State,
-    folder: Path,
-    rivals: Mapping[str, State],
-    mesh: Mesh,
-) -> dict[str, Any] | None:
-    """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on.
-
-    Returns what `rl.language.ranking.report` says of the rows that have outcomes, and writes it, too; None if none has.
-
-    Args:
-      settings, config, task, state: of the run.
-      folder: of the run.
-      rivals: parameters of other models to rank by.
-      mesh: of the run; all hosts must call this, and one of them writes.
-    """
-    look = _on_all_hosts(reader(settings, config, task), mesh)
-    assert task.candidates is not None
-    likelihood = lambda params, rows: model.log_probabilities(task.lm, params, rows.tokens, rows.segment)
-    likely = _on_all_hosts(jax.jit(likelihood), mesh)
-    readings = reading.in_batches(look, state, task.candidates, settings.batch_size)
-    tokens = readings["taken"].sum(1)
-    sums = {"scores": readings["score"]}
-    untrained = shard.place_language(task.pretrained.params if task.base is None else task.base, mesh)
-    for name, params in {"log_probabilities": untrained, **rivals}.items():
-        sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
-    sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}
-    sums |= {f"{name}_per_token": each / tokens for name, each in sums.items()}
-    candidate_sets = list(task.candidate_sets.values())
-    ends = np.cumsum([len(row.candidates) for row in candidate_sets])[:-1]
-    of_each = {name: np.split(each, ends) for name, each in sums.items()}
-    if not shard.is_main():
-        return None
-    with log.replacing(folder / RANKED) as partial, open(partial, "w", encoding="utf-8") as file:
-        for number, (row, size) in enumerate(zip(candidate_sets, np.split(tokens, ends), strict=True)):
-            entry = {name: each[number] for name, each in of_each.items()}
-            entry |= {"tokens": size, "order": generate.best_of(entry["scores"][None], len(size))[0]}
-            out = {**row.row, **{name: values.tolist() for name, values in entry.items()}}
-            file.write(json.dumps(out) + "\n")
-    known = [number for number, row in enumerate(candidate_sets) if row.outcomes]
-    if not known:
-        (folder / RANKING).unlink(missing_ok=True)  # of other candidates
-        return None
-    report = ranking.report(
-        {name: [each[number] for number in known] for name, each in of_each.items()},
-        [np.array(candidate_sets[number].outcomes) for number in known],
-        against="log_probabilities_per_token",
-    )
-    log.write_json(folder / RANKING, report)
-    return report
-
-
-def _check_imitated(settings: Settings, task: Task) -> None:
-    if settings.agent == "lm_bc" and not task.rows.imitate.any():
-        raise ValueError(
-            "--agent=lm_bc learns by imitation alone, and no row is to be imitated: give imitate in each row, or "
-            "--best=0.1"
-        )
-
-
-def _check_control(task: Task) -> None:
-    weights = task.rows.imitate[task.rows.is_action]
-    if weights.min() > 0 or weights.max() == 0:
-        raise ValueError(
-            "--control=rft is fine-tuned on what is to be imitated, and that is all of the log or nothing: give "
-            "imitate in each row, or --best=0.1"
-        )
-
-
-def _control(settings: Settings, config: Any, task: Task, folder: Path, mesh: Mesh) -> Any:
-    """Rejection fine-tuning: likelihood of what is to be imitated, with as many updates of the same kind."""
-    workdir = str(folder / CONTROL)
-    control = dataclasses.replace(settings, agent="lm_bc", workdir=workdir, tensorboard=False, wandb=False)
-    likelihood = lm_bc.Config(config.learning_rate, config.weight_decay, config.chunk)
-    return trained(control, likelihood, task._replace(game=None), mesh)[1].params["policy"]
-
-
-def answer(
-    settings: Settings,
-    decoder: Decoder,
-    params: Any,
-    words: Words,
-    context: int,
-    prompts: Sequence[dialogues.Prompt],
-    folder: Path,
-) -> None:
-    """Goes on with the prompts, and writes a line for each of them: as it was, with its ``answers``.
-
-    Args:
-      settings: which say how often, how far and how.
-      decoder: what says something.
-      params: its parameters.
-      words: its texts.
-      context: the most tokens that it reads and writes.
-      prompts: what to go on with.
-      folder: of the run.
-    """
-    speaker = speak.speaker(
-        decoder,
-        words,
-        context,
-        steps=settings.answer_tokens,
-        temperature=settings.answer_temperature,
-        top_p=settings.answer_top_p,
-    )
-    say = speaker(params, keys.of(jax.random.key(settings.seed), "act"))
-    conversations = [one.dialogue for one in prompts for _ in range(settings.answers)]
-    size = min(settings.batch_size, len(conversations))
-    texts: list[str] = []
-    with log.progress(len(conversations), "answers", delay=3) as bar:
-        for first in range(0, len(conversations), size):
-            group = conversations[first : first + size]
-            texts += say([*group, *group[-1:] * (size - len(group))])[: len(group)]
-            bar.update(len(group))
-    with log.replacing(folder / GENERATED) as partial, open(partial, "w", encoding="utf-8") as file:
-        for number, one in enumerate(prompts):
-            answers = texts[number * settings.answers : (number + 1) * settings.answers]
-            file.write(json.dumps({**one.row, "answers": answers}, ensure_ascii=False) + "\n")
 
 
 def main(_: list[str]) -> None:

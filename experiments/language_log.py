@@ -6,42 +6,52 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from experiments.language_settings import PROBLEMS, Settings
 from rl import log
 from rl.data import dialogues
 from rl.envs import double_t_maze, programs, wordle
 from rl.envs.text import Chat, Dialogue, Game
 from rl.language import chat, speak
+from rl.language.model import LM
 from rl.language.pretrained import Pretrained
 from rl.language.speak import Words
-from rl.programs import problems
 from rl.programs.pool import Pool
 from rl.programs.problems import Problem, Samples
 from rl.replay import tokens as replay
 from rl.replay.tokens import Episode
-from rl.types import TokenBatch
+from rl.types import Params, TokenBatch
+from rl.values.heads import ValueHead
 
-if TYPE_CHECKING:  # it imports this module
-    from experiments.language import Settings
-
-PROBLEMS = {
-    "humaneval": problems.read_humaneval,
-    "mbpp": problems.read_mbpp,
-    "apps": problems.read_apps,
-    "code_contests": problems.read_code_contests,
-}
 # What a completion goes no further than: a language model goes on behind a function. Of HumanEval as in Chen et al.
 # (2021); solutions of MBPP may have several functions and classes. Others are scripts.
 STOPS: dict[str, tuple[str, ...]] = {
     "humaneval": ("\nclass", "\ndef", "\n#", "\nif", "\nprint"),
     "mbpp": ("\nif", "\nprint", "\nassert", '\n"""'),
 }
-OVERLONG = ("refuse", "truncate", "skip")
 
 _Numbered = list[tuple[int, Dialogue | Chat]]  # by line
+
+
+class Task(NamedTuple):
+    """The log of a run as its agent sees it, and the model that it starts from."""
+
+    pretrained: Pretrained
+    lm: LM
+    words: Words
+    game: Game | None
+    rows: TokenBatch  # [N, T]
+    held_out: TokenBatch | None
+    support: tuple[float, float]
+    head: ValueHead
+    about: dict[str, Any]  # what result.json says of the log
+    candidate_sets: Mapping[int, dialogues.Candidates]  # to be ranked, by line
+    candidates: TokenBatch | None  # all of them, in their order
+    prompts: Sequence[dialogues.Prompt]  # to be gone on with
+    base: Params | None  # what adapters are on
 
 
 class Log(NamedTuple):
@@ -108,7 +118,7 @@ def episodes(
       ValueError: a line that cannot be used; the message says which.
     """
     if read is None:
-        assert game and game.logged  # as `experiments.language.check` has seen to
+        assert game and game.logged  # as `experiments.language_settings.check` has seen to
         played = game.logged(settings.episodes, np.random.default_rng(settings.seed))
         return _in_tokens("episode", words, list(enumerate(played, start=1)), limit, settings.overlong)
     numbered = _judged(settings, read, tasks, pool)

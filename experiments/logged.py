@@ -141,21 +141,6 @@ def _frozen(learner: Learner) -> Learner:
     return learner._replace(update=update)
 
 
-def on_cpu(episodes: Callable[[Any, int], dict[str, np.ndarray]]) -> Callable[[Any, int], dict[str, Any]]:
-    """``episodes`` of policies on the CPU, as {"eval/...": [S, ...]}.
-
-    They need not wait for the epoch that already runs on the accelerator.
-    """
-    cpu = common.cpu()
-
-    def score(state: Any, index: int) -> dict[str, np.ndarray]:
-        with jax.default_device(cpu):
-            scores = episodes(jax.device_put(state, cpu), index)
-        return {f"eval/{name}": value for name, value in scores.items()}
-
-    return score
-
-
 def loop(
     settings: Settings,
     session: Session,

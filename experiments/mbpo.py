@@ -37,7 +37,7 @@ from rl.interaction import Trainer
 from rl.replay.transform import Transform
 from rl.types import Key, Learner, Spec, Transition
 
-_IDENTITY = (
+IDENTITY = (
     *interaction.IDENTITY,
     *("model_loss", "model_members", "model_elites", "model_hidden", "model_learning_rate", "model_decay"),
     *("model_batch_size", "model_patience", "model_max_epochs", "model_holdout", "plain_steps"),
@@ -107,7 +107,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             config,
             settings.steps,
             task=settings.env,
-            identity=_IDENTITY,
+            identity=IDENTITY,
             card={"loss": dataclasses.asdict(settings.loss)},
             variant=settings.model_loss,
             about={"preset": presets.stored("mbpo", settings, "env")},

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from experiments import checks, common, flags, logged, presets
+from experiments import checks, common, flags, presets
 from rl import acting, data, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
@@ -37,7 +37,7 @@ from rl.types import Key, Spec
 _MODEL = ("updates", "deterministic", "patience", "min_epochs", "max_epochs")
 
 # Settings that another checkpoint in the same folder must agree on.
-_IDENTITY = (
+IDENTITY = (
     *("dataset", "environment", "clip_actions", "truth", *(f"model_{name}" for name in _MODEL)),
     *("head", "head_size", "seeds", "seed", "eval_every", "eval_episodes"),
 )
@@ -118,7 +118,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         config,
         settings.epochs * config.updates,
         task=Path(settings.dataset).name,
-        identity=_IDENTITY,
+        identity=IDENTITY,
         card={"digest": task.loaded.digest, "support": task.support},
         about={
             "preset": presets.stored("model_based", settings, "dataset"),
@@ -141,7 +141,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     dataset = jax.device_put(task.dataset)
     carry = jax.jit(jax.vmap(loop.init, (0, None)))(run_keys, dataset)
     unfitted = jax.vmap(network.init)(keys.of(run_keys, "dynamics"))
-    start = lifecycle.begin(this, {"carry": carry, "world": where.params(unfitted)})
+    start = common.begin(this, {"carry": carry, "world": where.params(unfitted)})
     if start.result is not None:
         return start.result
     carry, params = start.tree["carry"], start.tree["world"]
@@ -150,7 +150,7 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
         if task.loaded.environment:
             actor = acting.over_seeds(acting.actor(learner), 0)
             of_task = common.evaluator(settings, actor, task.loaded.environment, settings.seeds, task.loaded)
-            episodes = logged.on_cpu(stack.enter_context(of_task))
+            episodes = common.on_cpu(stack.enter_context(of_task))
         fitting = where.learns and not start.resumed
         if fitting:
             params = where.params(network.fit(task.dataset, keys.of(run_keys, "dynamics")))

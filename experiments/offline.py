@@ -40,7 +40,7 @@ from rl.types import Key, Learner, Spec, State
 from rl.values.robust import REGULARISED
 
 # Settings that another checkpoint in the same folder must agree on.
-_IDENTITY = (
+IDENTITY = (
     *logged.IDENTITY,
     *("normalize_observations", "reward_scale", "reward_shift", "clip_rewards", "policy_estimates"),
     *("robust", "robust_scale", "robust_updates", "n_step", "chunk", "replan_every"),
@@ -105,7 +105,7 @@ def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None)
         config,
         settings.updates,
         task=Path(settings.dataset).name,
-        identity=_IDENTITY,
+        identity=IDENTITY,
         card={"sweep": sweep, "digest": task.loaded.digest, "support": task.support},
         about={
             "transform": transform.to_json(task.transform),
@@ -330,7 +330,7 @@ def scorer(
         episodes = estimate = None
         if task.loaded.environment and settings.eval_episodes and shard.is_main():
             of_task = common.evaluator(settings, actor, task.loaded.environment, count, task.loaded)
-            episodes = logged.on_cpu(stack.enter_context(of_task))
+            episodes = common.on_cpu(stack.enter_context(of_task))
         if settings.policy_estimates and shard.is_main():
             fit = fitted_q.Config(discount=discount, updates=settings.policy_estimates)
             estimate = fitted_q.estimator(population.act, task.loaded.spec, task.head, fit)

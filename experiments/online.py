@@ -34,42 +34,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack, closing
-from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from absl import app
 
-from experiments import checks, common, flags, interaction, presets
-from rl import agents, checkpoint, data, envs, keys, lifecycle, online
-from rl.data.files import expanded
+from experiments import checks, common, flags, init_from, interaction, presets
+from rl import agents, data, envs, keys, online
 from rl.envs.registry import stacked_frames, time_limit
 from rl.envs.stream import Stream
 from rl.interaction import FINAL_SUCCESS, SUCCESS, Trainer
-from rl.replay import chunks, transform
+from rl.replay import transform
 from rl.replay.transform import Transform
-from rl.types import Learner, Spec, State
+from rl.types import Learner, Spec
 from rl.values import heads
 
-_IDENTITY = (
+IDENTITY = (
     *interaction.IDENTITY,
     *("n_step", "init_from", "offline_data"),
     *("offline_ratio", "clip_actions", "relabel_success", "priority", "priority_correction"),
     *("chunk", "replan_every"),
 )
-# Hyper-parameters that change what networks compute, and not the shapes of their parameters.
-_FUNCTION = (
-    *(f"network.{name}" for name in ("activation", "norm_after", "residual", "policy_layer_norm", "encoder")),
-    *("layer_norm", "levels", "bins", "order", "see_levels", "see_dimensions"),
-)
-# Those of one agent, whose name means something else in others: ARSQ's advantages are multiples of its temperature.
-_FUNCTION_OF = {"arsq": ("temperature",)}
-_MEMORY = ("schedule", "warm_up", "clip", "weight_decay")  # of an optimiser, that change what it remembers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,19 +101,19 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     checks.discount(settings, config)
     checks.terminations(settings, config)
-    begins = start(settings)  # written down, for runs that go on with this one
+    start = init_from.head_start(settings)  # written down, for runs that go on with this one
     settings = dataclasses.replace(
-        settings, head_start=math.nan if begins is None else begins, head_kappa=kappa(settings)
+        settings, head_start=math.nan if start is None else start, head_kappa=init_from.head_kappa(settings)
     )
-    before = _source(settings, "state/step")[1]["state/step"].item() if settings.init_from else 0
+    before = init_from.updates(settings) if settings.init_from else 0
     checks.schedules(config, before + int(settings.steps * settings.utd))
     with ExitStack() as stack:
         stream = stack.enter_context(interaction.stepper(settings))
         if settings.init_from:
-            check_source(settings, stream.spec)
+            init_from.check_spec(settings, stream.spec)
         loaded = mixture(settings, stream.spec)
         agents.check_data(settings.agent, config, loaded.dataset.transitions if loaded else None)
-        seen = transformation(settings, loaded)
+        seen = init_from.transformation(settings, loaded)
         learner, replay = parts(settings, config, stream.spec)
         logged = demonstrations(settings, config, seen, loaded) if loaded else None
         trainer = make_trainer(settings, stream, learner, replay, seen, logged)
@@ -135,11 +122,11 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             config,
             settings.steps,
             task=settings.env,
-            identity=_IDENTITY,
+            identity=IDENTITY,
             card={"transform": transform.to_json(seen), "digest": loaded.digest if loaded else None},
             about={
                 "preset": presets.stored("online", settings, "env"),
-                "support": support(settings),
+                "support": init_from.support(settings),
                 **stream.spec._asdict(),
             },
             unit="steps",
@@ -147,7 +134,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
             leaves=(interaction.ACTORS,),
         )
         initial_state = lambda: (
-            initial(settings, config, learner, stream.spec) if settings.init_from else None
+            init_from.state(settings, config, learner, stream.spec) if settings.init_from else None
         )
         exported = interaction.exported(config)
         return interaction.train(settings, this, trainer, learner, seen, initial_state, **exported)
@@ -248,14 +235,14 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     """The learner and its memory. Raises ValueError where a head needs a support that no flag gives."""
     if not settings.init_from:
         interaction.check_head(settings, config, spec)
-    low, high = support(settings) or (0.0, 1.0)
+    low, high = init_from.support(settings) or (0.0, 1.0)
     head = heads.make(
         settings.head,
         low,
         high,
         size=settings.head_size,
-        start=start(settings),
-        kappa=kappa(settings),
+        start=init_from.head_start(settings),
+        kappa=init_from.head_kappa(settings),
     )
     learner = common.learner(settings.agent, config, spec, head, settings.chunk, settings.replan_every)
     gamma, within = common.discounts(config)
@@ -308,225 +295,6 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
     if loaded.note:
         print(f"note on --offline_data: {loaded.note}", file=sys.stderr)
     return loaded
-
-
-def transformation(settings: Settings, loaded: data.Loaded | None) -> Transform:
-    """How the agent sees rewards and observations: as the flags say or, where they do not, as ``--init_from`` did.
-
-    Raises:
-      ValueError: the flags say otherwise than the run that is continued, whose values then mean something else.
-    """
-    chosen: dict[str, Any] = {}
-    if settings.reward_scale:
-        scale = common.reward_scale(settings.reward_scale)
-        if scale == transform.RETURN_RANGE:
-            if loaded is None:
-                raise ValueError(
-                    f"--reward_scale={transform.RETURN_RANGE} is that of returns in the data: give --offline_data"
-                )
-            scale = transform.fit(loaded.dataset, transform.RETURN_RANGE).reward_scale
-        chosen["reward_scale"] = scale
-    if not math.isnan(settings.reward_shift):
-        chosen["reward_shift"] = checks.number("reward_shift", str(settings.reward_shift))
-    if settings.clip_rewards:
-        chosen["clip_rewards"] = True
-    if not settings.init_from:
-        return Transform(**chosen)
-    source = transform.from_json(_source_card(settings)["transform"])
-    wrong = [name for name, value in chosen.items() if not math.isclose(value, getattr(source, name))]
-    if wrong:
-        there = " ".join(f"--{name}={getattr(source, name)}" for name in wrong)
-        here = " ".join(f"--{name}={getattr(settings, name)}" for name in wrong)
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with {there}, and its values are of such rewards: leave "
-            f"out {here}"
-        )
-    return source
-
-
-def _card_of_head(settings: Settings) -> dict[str, Any] | None:
-    """The card of the run that is continued; None without one, and for one of another head, which `initial` refuses."""
-    card = _source_card(settings) if settings.init_from else None
-    return card if card and card["settings"]["head"] == settings.head else None
-
-
-def start(settings: Settings) -> float | None:
-    """The value that untrained networks are near: as the flag says, or as the run that is continued had.
-
-    Raises:
-      ValueError: the flag says otherwise than that run.
-    """
-    chosen = common.head_start(settings)
-    card = _card_of_head(settings)
-    if card is None:
-        return chosen
-    there = card["settings"].get("head_start")
-    if chosen not in (None, there):
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with "
-            f"{'no --head_start' if there is None else f'--head_start={there:g}'}, and its networks add to that: leave "
-            f"out --head_start={chosen:g}"
-        )
-    return there
-
-
-def kappa(settings: Settings) -> float:
-    """The threshold of a quantile head's loss: as the flag says or, where it is left alone, as the continued run had.
-
-    Raises:
-      ValueError: the flag says otherwise than that run.
-    """
-    chosen = settings.head_kappa
-    card = _card_of_head(settings)
-    if card is None:
-        return chosen
-    there = card["settings"].get("head_kappa", 1.0)
-    if chosen not in (Settings.head_kappa, there):
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with --head_kappa={there:g}, by which the values of its "
-            f"quantiles are off: leave out --head_kappa={chosen:g}"
-        )
-    return there
-
-
-def support(settings: Settings) -> tuple[float, float] | None:
-    """The values that a categorical head must represent: as the flags say, or as the run that is continued had.
-
-    None for other heads, which have no support.
-
-    Raises:
-      ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
-    """
-    if settings.head in heads.UNBOUNDED:
-        return None
-    chosen = settings.head_low, settings.head_high
-    card = _card_of_head(settings)
-    if card is None:
-        return (0.0, 1.0) if any(map(math.isnan, chosen)) else chosen
-    low, high = card.get("support") or (card["settings"]["head_low"], card["settings"]["head_high"])
-    if math.isnan(low) or math.isnan(high):
-        # It went on with another run, before runs wrote their support down.
-        if any(map(math.isnan, chosen)):
-            raise ValueError(
-                f"--init_from={settings.init_from} does not say which support its head has: give --head_low and "
-                "--head_high, those of the run that it went on with itself"
-            )
-        return chosen
-    flags = zip(("head_low", "head_high"), chosen, (low, high), strict=True)
-    wrong = [
-        (n, here, there) for n, here, there in flags if not (math.isnan(here) or math.isclose(here, there))
-    ]
-    if wrong:
-        raise ValueError(
-            f"--init_from={settings.init_from} was trained with {' '.join(f'--{n}={x:g}' for n, _, x in wrong)}, over "
-            f"which its networks say their values: leave out {' '.join(f'--{n}={x:g}' for n, x, _ in wrong)}"
-        )
-    return low, high
-
-
-def check_source(settings: Settings, spec: Spec) -> None:
-    """Raises ValueError if the run ``--init_from`` was of other observations or actions than the environment's."""
-    try:
-        checks.spec(_source_card(settings), spec)
-    except ValueError as error:
-        raise ValueError(
-            f"--init_from={settings.init_from} does not fit --env={settings.env}: {error}"
-        ) from None
-
-
-def initial(settings: Settings, config: Any, learner: Learner, spec: Spec) -> State:
-    """The learners' state [S, ...] as the run ``--init_from`` left it: its first seeds.
-
-    Raises:
-      ValueError: there is no such run, or it trained something else.
-    """
-    card, arrays = _source(settings)
-    length = card["settings"].get("chunk", 1)
-    if length != settings.chunk:
-        raise ValueError(
-            f"--init_from={settings.init_from} decides on {length} actions at once: give --chunk={length}, not "
-            f"{settings.chunk}"
-        )
-    there = {"agent": card["agent"], "head": card["settings"]["head"], "seeds": card["settings"]["seeds"]}
-    if (there["agent"], there["head"]) != (settings.agent, settings.head) or there["seeds"] < settings.seeds:
-        raise ValueError(
-            f"--init_from={settings.init_from} holds {there}: give --agent={there['agent']} --head={there['head']} "
-            f"and at most --seeds={there['seeds']}"
-        )
-    was, now = _hyper_parameters(card), checkpoint.flat(dataclasses.asdict(config))
-    for name in ("discount", "chunk_discount") if length > 1 else ("discount",):
-        if was.get(name) != now.get(name):
-            raise ValueError(
-                f"--init_from={settings.init_from} was trained with --agent.{name}={was.get(name)}, and its values are "
-                f"of such returns: give --agent.{name}={was.get(name)}, not {now.get(name)}"
-            )
-    function = _FUNCTION + _FUNCTION_OF.get(settings.agent, ())
-    if wrong := [name for name in function if name in was and was[name] != now[name]]:
-        flags = " ".join(f"--agent.{name}={was[name]}" for name in wrong)
-        raise ValueError(
-            f"--init_from={settings.init_from} has networks of other functions, whose parameters mean something else "
-            f"here: give {flags}"
-        )
-    like = jax.eval_shape(learner.init, jax.random.key(0), online.example(chunks.spec(spec, settings.chunk)))
-    several = lambda x: jax.ShapeDtypeStruct((settings.seeds, *x.shape), x.dtype)
-    try:
-        state = common.placed_state(arrays, jax.tree.map(several, like)._replace(step=like.step))
-    except ValueError as error:
-        raise ValueError(
-            f"--init_from={settings.init_from}: {error}; {_remedy(was, now, str(error))}"
-        ) from None
-    print(
-        f"starts after update {state.step.item():,} of {settings.init_from}, with {settings.seeds} of its "
-        f"{card['settings']['seeds']} seeds; no action is drawn at random",
-        file=sys.stderr,
-    )
-    return state
-
-
-def _remedy(was: Mapping[str, Any], now: Mapping[str, Any], error: str) -> str:
-    """What to do about networks or optimisers that do not fit, from the hyper-parameters there and here."""
-    of_optimisers = [name for name in was if re.fullmatch(rf"\w+_optimiser\.({'|'.join(_MEMORY)})", name)]
-    wrong = [name for name in of_optimisers if was[name] != now.get(name)]
-    if not wrong or "its state/optimiser/" not in error:
-        return "give the same --agent.* flags as there"
-    there, here = (" ".join(f"--agent.{name}={of.get(name)}" for name in wrong) for of in (was, now))
-    return f"give {there}, as there, or train that run again with {here}"
-
-
-def _hyper_parameters(card: dict[str, Any]) -> dict[str, Any]:
-    """{name: value} of the first seeds of a run; those that it swept are its first variant's."""
-    return checkpoint.flat(card["config"]) | {name: of[0] for name, of in card.get("sweep", {}).items()}
-
-
-def _source_folder(settings: Settings) -> Path:
-    """Where the checkpoints of the run that is continued are."""
-    place = expanded(settings.init_from)
-    return place if place.name == lifecycle.CHECKPOINTS else place / lifecycle.CHECKPOINTS
-
-
-def _source(settings: Settings, part: str = "state/") -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The card of the run that is continued, and the arrays of its learners whose names begin with ``part``."""
-    record, arrays = checkpoint.read(_source_folder(settings), (part,)) or (None, {})
-    return _checked_card(settings, record), arrays
-
-
-def _source_card(settings: Settings) -> dict[str, Any]:
-    """`_source` without the arrays, whose files are not read."""
-    folder = _source_folder(settings)
-    steps = checkpoint.steps(folder)
-    return _checked_card(settings, checkpoint.described(folder, steps[0]) if steps else None)
-
-
-def _checked_card(settings: Settings, record: dict[str, Any] | None) -> dict[str, Any]:
-    """The card of a checkpoint's record. Raises ValueError where there is none, or it lacks what must be known."""
-    if record is None:
-        raise ValueError(f"--init_from={settings.init_from}: there is no checkpoint")
-    if "transform" not in record["card"]:
-        raise ValueError(
-            f"--init_from={settings.init_from} does not say how its agent saw rewards: it is no run of "
-            "experiments.offline or experiments.online, or an old one; train it again by one of these"
-        )
-    return record["card"]
 
 
 PUBLISHED = Settings(preset=presets.PAPER)

@@ -289,13 +289,14 @@ def digest(name: str, variant: Variant) -> str:
     """A digest of a variant's settings and of the code of this project that it runs, without docstrings and comments.
 
     The code is what its function, and functions that are given to it by a `functools.partial`, need of their own
-    module, and of all modules that this imports the whole. Of the
-    study's report and figures, which need the outcome and not the other way round, nothing is in it.
+    module, and of all modules that this imports the whole. Of the study's report and figures, which need the outcome
+    and not the other way round, nothing is in it.
     """
     function: Any = variant.train
     functions: list[Any] = []
     while isinstance(function, functools.partial):
-        functions += [argument for argument in function.args if isinstance(argument, types.FunctionType)]
+        arguments = (*function.args, *function.keywords.values())
+        functions += [argument for argument in arguments if isinstance(argument, types.FunctionType)]
         function = function.func
     code = {}
     for one in (function, *functions):
@@ -433,6 +434,7 @@ def _is_text(statement: ast.stmt) -> bool:
 Predicate = Callable[[np.ndarray], tuple[bool | None, str]]
 
 HOLDS, FAILS, OPEN = "holds", "does not hold", "not decided by these intervals"
+OURS = "ours; nothing is published"  # of a claim that no paper makes
 
 
 class Claim(NamedTuple):

@@ -36,12 +36,11 @@ import numpy as np
 from absl import app
 
 from experiments import checks, common, flags, goals, logged, model_based, rollouts
-from rl import acting, checkpoint, envs, evaluate, lifecycle, log, nest, online, statistics, train
+from rl import acting, checkpoint, envs, lifecycle, log, nest, online, statistics, train
 from rl.agents import sac_n
 from rl.data import d4rl
 from rl.data.files import expanded
 from rl.data.steps import same_task
-from rl.envs.goals import RANDOM
 from rl.replay import chunks, transform
 from rl.replay.goals import GoalBatch
 from rl.types import Actor, Array, Learner, Spec, State, Transition
@@ -302,20 +301,17 @@ def scores(policies: Policies, settings: Settings, index: int = _NEW) -> dict[st
       index: number of the evaluation, which decides its episodes. Those of training count from 0.
     """
     tasks = goals.tasks(policies.environment)
-    with evaluate.evaluator(
+    playing = common.evaluator(
+        settings,
         policies.actor,
         policies.environment,
-        seeds=policies.count,
-        episodes=settings.episodes * max(len(tasks), 1),
-        processes=None if settings.eval_processes < 0 else settings.eval_processes,
+        policies.count,
+        tasks=tasks,
+        count=settings.episodes,
         reference=policies.reference,
-        base_seed=settings.seed,
-        options=tasks,
-    ) as episodes:
-        every = episodes(policies.state, index)
-    if policies.environment.startswith(RANDOM):  # as in the run: what was lost again does not count
-        every.pop("success", None)
-    return every
+    )
+    with playing as episodes:
+        return goals.counted(policies.environment, episodes(policies.state, index))
 
 
 def main(_: list[str]) -> None:

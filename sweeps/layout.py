@@ -299,7 +299,7 @@ def _check_same(
     before, usual = stored.get("settings", {}), type(settings)()
     new = [
         name
-        for name in (scripts.module(script)._IDENTITY if SCRIPTS[script].task in before else ())
+        for name in (scripts.module(script).IDENTITY if SCRIPTS[script].task in before else ())
         if name not in before and str(getattr(settings, name)) != str(getattr(usual, name))
     ]
     identity = [name for name in (*before, *new) if hasattr(settings, name)]

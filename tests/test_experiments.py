@@ -33,6 +33,7 @@ from experiments import (
     common,
     flags,
     goals,
+    interaction,
     language,
     mbpo,
     model_based,
@@ -1036,6 +1037,33 @@ def test_another_run_in_the_same_folder_is_refused(
     with pytest.raises(checkpoint.CheckpointError, match=difference):
         offline.run(settings(finished_run, **changes), config(**own))
     assert files(finished_run) == before
+
+
+@pytest.mark.parametrize(
+    ("epochs", "message"),
+    [
+        (3, "decay_updates: 20 in the checkpoint, 30 .* a longer run is another one"),
+        (1, "holds a run of 2 epochs, more than --epochs=1: choose another"),
+    ],
+)
+def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
+    epochs: int, message: str, tmp_path: Path
+) -> None:
+    """In an environment, and where lengths are in epochs."""
+
+    def run(epochs: int) -> lifecycle.Run:
+        chosen = online.Settings(workdir=str(tmp_path), tensorboard=False)
+        to_the_end = config(policy_optimiser=Adam(schedule="cosine", decay_updates=10 * epochs))
+        length: dict[str, Any] = {"unit": "epochs", "per_unit": 10}
+        return common.run(chosen, to_the_end, 10 * epochs, task="t", identity=(), card={}, **length)
+
+    earlier = run(2)
+    with lifecycle.session(earlier, common.begin(earlier, {"state": np.zeros(2)})) as session:
+        session.keep(20, {"state": np.ones(2)})
+    trainer: Any = types.SimpleNamespace(saved=lambda: {"state": np.zeros(2)})
+    learner: Any = None  # nothing is learnt
+    with pytest.raises(checkpoint.CheckpointError, match=f"(?s){message}"):
+        interaction.train(online.Settings(), run(epochs), trainer, learner, Transform())
 
 
 @pytest.mark.parametrize(("script", "flag"), [(offline, "dataset"), (online, "offline_data")])

@@ -23,12 +23,12 @@ from test_shard import launch, succeed
 pytest.importorskip("tokenizers")
 
 from experiments import language as script
-from experiments import language_log
+from experiments import language_answers, language_log, language_rank, language_settings
 from rl import checkpoint, exported, log, shard, train
 from rl.agents import bcoder, ilql, lm_bc
 from rl.data import dialogues
 from rl.envs import text, wordle
-from rl.language import huggingface, model, pretrained, speak, tokenizer
+from rl.language import huggingface, model, pretrained, reading, speak, tokenizer
 from rl.language.generate import Decoder
 from rl.language.model import Config
 from rl.language.weights import WeightsError
@@ -107,7 +107,7 @@ def config(agent: str = "lm_bc", **fields: Any) -> Any:
 
 
 def ranked(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / script.RANKED).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / language_rank.RANKED).read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -147,7 +147,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
         patched.setattr(train, "stop_requests", lambda: contextlib.nullcontext([signal.SIGINT]))
         with pytest.raises(train.Interrupted, match="stopped at update 120; the same command continues"):
             script.run(cut, config())
-    assert not (tmp_path / "cut" / script.RANKED).exists()
+    assert not (tmp_path / "cut" / language_rank.RANKED).exists()
     script.run(cut, config())
     assert log.read(tmp_path / "cut") == log.read(tmp_path / "whole")
     # In a folder where it is finished, what is missing is made again.
@@ -223,12 +223,14 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     assert [row["order"][0] for row in ranked(tmp_path)] == [0, 2]
     assert [last[f"eval/played{which}"] for which in ("", "_low", "_high")] == [-6.0] * 3
     # The control learns what is right, too, and the untrained model knows nothing.
-    report = json.loads((tmp_path / script.RANKING).read_text())
+    report = json.loads((tmp_path / language_rank.RANKING).read_text())
     assert report["pass_at"]["random"]["1"]["mean"] == pytest.approx((1 / 2 + 1 / 3) / 2)
     assert report["pairs"]["scores"]["mean"] == report["pairs"]["rft_per_token"]["mean"] == 1.0
-    assert json.loads((tmp_path / script.CONTROL / log.RESULT).read_text())["agent"] == "lm_bc"
+    assert json.loads((tmp_path / language_rank.CONTROL / log.RESULT).read_text())["agent"] == "lm_bc"
     # Prompts and messages are answered, steered by values.
-    generated = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    generated = [
+        json.loads(line) for line in (tmp_path / language_answers.GENERATED).read_text().splitlines()
+    ]
     assert [one["answers"] for one in generated] == [["2", "2"], ["3", "3"], ["2", "2"]]
     assert generated[1]["messages"] == user(3)
     # What was exported has the same logits and values, and says the same by itself.
@@ -249,11 +251,12 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     np.testing.assert_array_equal(*logits)
     jax.tree.map(np.testing.assert_array_equal, *values)
     alone = script.Settings(
-        **{name: getattr(chosen, name) for name in ("agent", *script._OF_ANSWERS)}
+        **{name: getattr(chosen, name) for name in ("agent", *language_settings.OF_ANSWERS)}
         | {"model": str(tmp_path / script.POLICY), "workdir": str(tmp_path / "alone")}
     )
     script.run(alone, agent_config)
-    assert (tmp_path / "alone" / script.GENERATED).read_text() == (tmp_path / script.GENERATED).read_text()
+    answers, again = (folder / language_answers.GENERATED for folder in (tmp_path, tmp_path / "alone"))
+    assert again.read_text() == answers.read_text()
     assert "exported.load(" in (tmp_path / script.POLICY / "README.md").read_text()
     check_damaged_exports(tmp_path / script.POLICY)
 
@@ -308,7 +311,7 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     last = script.run(chosen, agent_config)["last"]
     assert all(np.isfinite(value) for value in last.values()) and "eval/value_error" in last
     assert [len(row["scores"]) for row in ranked(tmp_path)] == [2, 3]
-    lines = [json.loads(line) for line in (tmp_path / script.GENERATED).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / language_answers.GENERATED).read_text().splitlines()]
     assert [len(line["answers"]) for line in lines] == [7, 7, 7]
     assert all(len(set(line["answers"])) > 1 for line in lines), "each answer is drawn by itself"
     assert lines[0]["answers"] != lines[2]["answers"], "the same prompt again"
@@ -388,7 +391,7 @@ def test_lines_that_are_too_long_are_refused_cut_or_left_out(
     path = write(tmp_path / "log.jsonl", [row(1, 1), long, row(2, 2)])
     problems = write(tmp_path / "asked.jsonl", [{"prompt": "=1=2=3", "candidates": ["3", "12"]}])
 
-    def read(overlong: str) -> script.Task:
+    def read(overlong: str) -> language_log.Task:
         chosen = settings(files, tmp_path, log=path, length=5, held_out=0.0, overlong=overlong, rank=problems)
         with contextlib.ExitStack() as stack:
             return script.problem(chosen, config(), stack)
@@ -502,10 +505,11 @@ def test_a_ranking_splits_the_untrained_model_and_leaves_no_comparison_of_other_
         zeros = np.zeros(taken.shape)
         return {"taken": taken, "score": zeros} if isinstance(params, State) else zeros
 
-    monkeypatch.setattr(script.reading, "in_batches", in_batches)
-    (tmp_path / script.RANKING).write_text("{}")
-    assert script.rank(chosen, config(), task, state, tmp_path, {}, mesh) is None
-    assert not (tmp_path / script.RANKING).exists() and len(ranked(tmp_path)) == 1
+    monkeypatch.setattr(reading, "in_batches", in_batches)
+    (tmp_path / language_rank.RANKING).write_text("{}")
+    read = script.reader(chosen, config(), task)
+    assert language_rank.rank(chosen, task, read, state, tmp_path, {}, mesh) is None
+    assert not (tmp_path / language_rank.RANKING).exists() and len(ranked(tmp_path)) == 1
     _, untrained = inputs
     specs = shard.language_specs(task.pretrained.params, mesh)
     jax.tree.map(lambda x, spec: np.testing.assert_equal(x.sharding.spec, spec), untrained, specs)
@@ -539,7 +543,7 @@ def test_a_policy_that_is_left_no_updates_is_said(
 ) -> None:
     chosen = settings(files, tmp_path, agent="bcoder")
     for updates, says in ((4, True), (18_000, True), (3, False), (-1, False)):
-        script._warn_of_stages(chosen, config("bcoder", value_updates=updates))
+        language_settings.warn_of_stages(chosen, config("bcoder", value_updates=updates))
         message = f"note: --agent.value_updates={updates} leaves no updates of --updates=4 to the policy"
         assert (message in capsys.readouterr().err) == says
 
@@ -566,9 +570,13 @@ def test_a_log_of_which_nothing_is_to_be_imitated(
         ("bcoder", {"imitation_weight": 0.0, "advantage_weight": 0.0}, ""),
         ("lm_bc", {}, ""),
     ):
-        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), some)
+        language_settings.warn_of_imitation(
+            settings(files, tmp_path, agent=agent), config(agent, **fields), some.rows
+        )
         assert not capsys.readouterr().err
-        script._warn_of_imitation(settings(files, tmp_path, agent=agent), config(agent, **fields), task)
+        language_settings.warn_of_imitation(
+            settings(files, tmp_path, agent=agent), config(agent, **fields), task.rows
+        )
         said = capsys.readouterr().err
         assert says in said and bool(says) == bool(said)
 
@@ -681,13 +689,13 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
         imitated = (task.rows.imitate * task.rows.is_action).max(1) > 0  # one episode in each row
         np.testing.assert_array_equal(imitated, task.rows.reward.sum(1) > worth)
         assert 0 < imitated.mean() < 1
-    script._check_control(task)
+    language_rank.check_control(task)
     for every in (np.ones_like, np.zeros_like):
         rows = task.rows._replace(imitate=every(task.rows.imitate))
         with pytest.raises(
             ValueError, match=r"all of the log or nothing: give imitate in each row, or --best=0.1"
         ):
-            script._check_control(task._replace(rows=rows))
+            language_rank.check_control(task._replace(rows=rows))
 
 
 @pytest.mark.parametrize(
@@ -760,7 +768,7 @@ def test_bounds_of_values_are_compared_with_returns_to_go(files: Path, tmp_path:
         {"text": "1", "is_action": True, "reward": 2.0},
     ]
 
-    def read(log_file: str, maximum: float, **fields: Any) -> script.Task:
+    def read(log_file: str, maximum: float, **fields: Any) -> language_log.Task:
         chosen = settings(files, tmp_path, agent="bcoder", log=log_file, held_out=0.0, **fields)
         with contextlib.ExitStack() as stack:
             return script.problem(chosen, config("bcoder", maximum=maximum), stack)
@@ -829,18 +837,20 @@ def test_hyper_parameters_of_a_model_that_learns_nothing(
         script.run(ignored, lm_bc.Config())
     (tmp_path / "model" / exported.CARD).touch()
     agent: Any = SimpleNamespace(agent="ilql", config=ilql.Config(steering=2.0, inner=16))
-    monkeypatch.setattr(script.exported, "load", lambda *_: agent)
+    monkeypatch.setattr(exported, "load", lambda *_: agent)
     with pytest.raises(ValueError, match=r"steering=8.0 is of .*those of .*model are in its values.json"):
         script.run(chosen, ilql.Config(steering=8.0))
     with pytest.raises(
         ValueError, match=r"--head_low=0.0, --agent=bcoder are of .* leave them out; those of"
     ):
         script.run(dataclasses.replace(chosen, agent="bcoder", head_low=0.0), bcoder.Config())
-    script._check_unused(chosen, ilql.Config(steering=2.0), agent)
-    script._check_unused(chosen, lm_bc.Config(), agent)
+    language_settings.check_unused(chosen, ilql.Config(steering=2.0), agent)
+    language_settings.check_unused(chosen, lm_bc.Config(), agent)
     bcoder_agent: Any = SimpleNamespace(agent="bcoder", config=bcoder.Config(alpha=0.5))
     for name in ("ilql", "bcoder"):  # the default, and its own
-        script._check_unused(dataclasses.replace(chosen, agent=name), bcoder.Config(alpha=0.5), bcoder_agent)
+        language_settings.check_unused(
+            dataclasses.replace(chosen, agent=name), bcoder.Config(alpha=0.5), bcoder_agent
+        )
 
 
 def test_a_model_that_has_no_end_of_text(files: Path, tmp_path: Path) -> None:
@@ -857,7 +867,7 @@ def test_answers_of_exports_of_two_runs_lie_apart(tmp_path: Path, monkeypatch: p
     for run in ("a", "b"):
         (tmp_path / run / "policy").mkdir(parents=True)
         (tmp_path / run / "policy" / exported.CARD).touch()
-    of = lambda model, **changes: script.answers_folder(
+    of = lambda model, **changes: language_answers.answers_folder(
         script.Settings(model=str(tmp_path / model), **changes)
     )
     assert (of("a/policy"), of("b/policy")) == (tmp_path / "a/generated", tmp_path / "b/generated")

@@ -20,7 +20,7 @@ import pytest
 import toy_environments
 import tqdm
 
-from experiments import common, interaction, offline, online
+from experiments import common, init_from, interaction, offline, online
 from rl import agents, checkpoint, data, evaluate, log, train
 from rl import online as compiled
 from rl.agents.optimisers import Adam
@@ -478,7 +478,7 @@ def test_demonstrations_are_seen_as_the_agent_sees_its_own_steps(tmp_path: Path,
     loaded = online.mixture(chosen, Spec((3,), 1))
     assert "note on --offline_data: up to gymnasium-robotics 1.4.2" in capsys.readouterr().err
     steps = online.demonstrations(
-        chosen, config(discount=0.5), online.transformation(chosen, loaded), loaded
+        chosen, config(discount=0.5), init_from.transformation(chosen, loaded), loaded
     ).transitions
     assert steps.action[1] == 1
     np.testing.assert_allclose(steps.reward, [3.75, 7.25, 10.75, 14.25, 14.5, 11.0])  # of 2 r - 1
@@ -830,21 +830,21 @@ def test_a_run_goes_on_with_what_its_source_saw(tmp_path: Path) -> None:
     card = {"transform": transform.to_json(seen)}
     checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
     for changes in ({}, {"reward_scale": "2", "reward_shift": -1.0, "clip_rewards": True}):
-        transformation = online.transformation(online.Settings(init_from=str(tmp_path), **changes), None)
+        transformation = init_from.transformation(online.Settings(init_from=str(tmp_path), **changes), None)
         assert transformation[:3] == seen[:3]
         np.testing.assert_array_equal(transformation.mean, seen.mean)
         np.testing.assert_array_equal(transformation.deviation, seen.deviation)
     for wrong in ({"reward_scale": "0"}, {"reward_shift": -math.inf}):
         with pytest.raises(ValueError, match="--reward_"):
-            online.transformation(online.Settings(**wrong), None)
+            init_from.transformation(online.Settings(**wrong), None)
     chosen = online.Settings(reward_scale="0.5", reward_shift=2.0)
-    assert online.transformation(chosen, None) == Transform(0.5, 2.0)
-    assert online.transformation(online.Settings(), None) == Transform()
+    assert init_from.transformation(chosen, None) == Transform(0.5, 2.0)
+    assert init_from.transformation(online.Settings(), None) == Transform()
     checkpoint.save(tmp_path / "mbpo" / "checkpoints", 1, {"x": np.zeros(1)}, {})
     with pytest.raises(ValueError, match=r"it is no run of experiments\.offline or experiments\.online"):
-        online.transformation(online.Settings(init_from=str(tmp_path / "mbpo")), None)
+        init_from.transformation(online.Settings(init_from=str(tmp_path / "mbpo")), None)
     with pytest.raises(ValueError, match=r"--reward_scale=return_range .* give --offline_data"):
-        online.transformation(online.Settings(reward_scale="return_range"), None)
+        init_from.transformation(online.Settings(reward_scale="return_range"), None)
 
 
 def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_before(
@@ -860,29 +860,33 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
 
     source = card("offline", support=(-5.0, 10.0))
     chosen = online.Settings(init_from=source, head="hl_gauss")
-    assert online.support(chosen) == online.support(dataclasses.replace(chosen, head_low=-5.0)) == (-5, 10)
-    assert online.support(dataclasses.replace(chosen, head="scalar")) is None
+    assert (
+        init_from.support(chosen) == init_from.support(dataclasses.replace(chosen, head_low=-5.0)) == (-5, 10)
+    )
+    assert init_from.support(dataclasses.replace(chosen, head="scalar")) is None
     with pytest.raises(ValueError, match=r"trained with --head_high=10, .*: leave out --head_high=100"):
-        online.support(dataclasses.replace(chosen, head_high=100.0))
+        init_from.support(dataclasses.replace(chosen, head_high=100.0))
     silent = dataclasses.replace(chosen, init_from=card("silent"))
     with pytest.raises(ValueError, match="does not say which support its head has: give --head_low"):
-        online.support(silent)
-    assert online.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
+        init_from.support(silent)
+    assert init_from.support(dataclasses.replace(silent, head_low=-1.0, head_high=1.0)) == (-1, 1)
     # What the networks' outputs are added to is that run's as well.
-    assert online.start(chosen) is None and online.kappa(chosen) == 1.0
+    assert init_from.head_start(chosen) is None and init_from.head_kappa(chosen) == 1.0
     begun = card("begun", settings={"head": "hl_gauss", "head_start": -2.0})
-    assert online.start(dataclasses.replace(chosen, init_from=begun)) == -2.0
-    assert online.start(dataclasses.replace(chosen, init_from=begun, head="scalar")) is None
-    for init_from, there in ((begun, "--head_start=-2"), (source, "no --head_start")):
-        wrong = dataclasses.replace(chosen, init_from=init_from, head_start=1.0)
+    assert init_from.head_start(dataclasses.replace(chosen, init_from=begun)) == -2.0
+    assert init_from.head_start(dataclasses.replace(chosen, init_from=begun, head="scalar")) is None
+    for folder, there in ((begun, "--head_start=-2"), (source, "no --head_start")):
+        wrong = dataclasses.replace(chosen, init_from=folder, head_start=1.0)
         with pytest.raises(ValueError, match=rf"trained with {there}, .*: leave out --head_start=1"):
-            online.start(wrong)
+            init_from.head_start(wrong)
     sharp = dataclasses.replace(
         chosen, init_from=card("sharp", settings={"head": "hl_gauss", "head_kappa": 0.1})
     )
-    assert online.kappa(sharp) == online.kappa(dataclasses.replace(sharp, head_kappa=0.1)) == 0.1
+    assert (
+        init_from.head_kappa(sharp) == init_from.head_kappa(dataclasses.replace(sharp, head_kappa=0.1)) == 0.1
+    )
     with pytest.raises(ValueError, match=r"with --head_kappa=0.1, .*: leave out --head_kappa=2"):
-        online.kappa(dataclasses.replace(sharp, head_kappa=2.0))
+        init_from.head_kappa(dataclasses.replace(sharp, head_kappa=2.0))
 
 
 def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -900,7 +904,7 @@ def test_both_discounts_of_chunks_are_those_of_the_run_that_is_continued(tmp_pat
     checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, there)
     chosen = online.Settings(agent="deas", chunk=2, init_from=str(tmp_path))
     with pytest.raises(ValueError, match=r"give --agent.chunk_discount=0.9, not 0.99"):
-        online.initial(chosen, config("deas", chunk_discount=0.99), counter(), Spec((4,), 2))
+        init_from.state(chosen, config("deas", chunk_discount=0.99), counter(), Spec((4,), 2))
 
 
 @pytest.mark.parametrize(
@@ -923,7 +927,7 @@ def test_networks_of_another_function_are_refused_whose_parameters_fit(
     checkpoint.save(tmp_path / "checkpoints", 1, {"x": np.zeros(1)}, card)
     chosen = online.Settings(agent=agent, init_from=str(tmp_path))
     with pytest.raises(ValueError, match=message):
-        online.initial(chosen, config(agent, **here), counter(), Spec((4,), 2))
+        init_from.state(chosen, config(agent, **here), counter(), Spec((4,), 2))
 
 
 def test_layers_that_a_network_does_not_have_here_are_not_lost_without_a_word() -> None:

@@ -72,11 +72,16 @@ def test_predictions_are_of_every_seed() -> None:
     assert verdicts(true | {"q": np.full(2, np.nan)}, ravl) == [studies.OPEN, yes, yes]
 
 
+@pytest.mark.parametrize(
+    "error", [train.Diverged("q is not finite"), FloatingPointError("the dynamics model diverged")]
+)
 def test_a_run_that_diverged_before_it_logged_anything_has_no_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Whether it is the learner that diverges or the model."""
+
     def diverge(*_: Any) -> None:
-        raise train.Diverged("q is not finite")
+        raise error
 
     monkeypatch.setattr(paper.model_based, "run", diverge)
     (tmp_path / log.METRICS).touch()

@@ -18,7 +18,7 @@ import yaml
 from absl import flags as absl_flags
 from scipy import stats
 
-from experiments import presets, report, report_page, studies
+from experiments import presets, report, report_page, report_runs, report_scores, report_sources, studies
 from rl import agents, data, lifecycle, log, model_based
 from sweeps import layout, records
 from sweeps.layout import Program
@@ -224,8 +224,10 @@ def test_published_numbers_do_not_stand_beside_runs_of_other_settings(tmp_path: 
         "batch_size": {"values": [256, 32]},
         "head_size": {"value": 51},  # which a scalar head does not read
     }
-    parts = report._parts(layout.load(board(tmp_path, parameters=own), {}))
-    of = lambda score: [row["differs"] for part in parts for row in report._published([part], [], score, 1)]
+    parts = report_runs.read(layout.load(board(tmp_path, parameters=own), {}))
+    of = lambda score: [
+        row["differs"] for part in parts for row in report_sources.published([part], [], score, 1)
+    ]
     differs = of("normalized_return")
     assert all("scores are not of normalized_return" in row for row in of("return"))
     flags = ["", "--agent.expectile=0.9", "--batch_size=32", "--batch_size=32 --agent.expectile=0.9"]
@@ -300,8 +302,10 @@ def test_files_of_one_name_in_two_folders_are_two_tasks(tmp_path: Path) -> None:
     files = [str(tmp_path / folder / "x.hdf5") for folder in ("a", "b")]
     plan = layout.load(board(tmp_path), {"agent": "bc", "seeds": SEEDS}, str(tmp_path / "runs"))
     for names, expected in ((files, files), (files[:1], ["x.hdf5"]), (TASKS[:1], TASKS[:1])):
-        parts = [part for name in names for part in report._parts(layout.load(plan.file, {"dataset": name}))]
-        assert {part.task for part in report._shortened(parts)} == set(expected)
+        parts = [
+            part for name in names for part in report_runs.read(layout.load(plan.file, {"dataset": name}))
+        ]
+        assert {part.task for part in report_runs.shortened(parts)} == set(expected)
 
 
 def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
@@ -311,18 +315,18 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
         for name, count in (("bc", 5), ("iql", 3), ("cql", 1))
         for k in range(count)
     ]
-    summary = report._aggregated(cells, "return")
+    summary = report_scores.aggregated(cells, "return")
     assert summary["aggregate_tasks"] == ["0", "1", "2"] and list(summary["aggregates"]) == ["bc", "iql"]
     assert "optimality_gap" not in summary["aggregates"]["bc"]  # of returns nobody knows the optimum
     about = {"cells": cells, "better": [], "variants": ["bc", "iql", "cql"], "tasks": list("01234")}
     page = "\n".join(report_page._aggregate_blocks(about | summary | {"score": "return", "rate": False}))
     assert "`return` has no scale that tasks share" in page
-    single = report._aggregated(cells[:1], "return")
+    single = report_scores.aggregated(cells[:1], "return")
     (block,) = report_page._aggregate_blocks(about | single)
     assert "over 2 tasks or more that all have finished; here there is 1. " in block
     cells[1]["last"]["each"] = np.arange(2.0)
     with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
-        report._aggregated(cells, "return")
+        report_scores.aggregated(cells, "return")
 
 
 def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path) -> None:
@@ -332,18 +336,18 @@ def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path
         "seed": {"values": [0, 1]},
     }
     plan = layout.load(board(tmp_path, parameters=parameters), {}, str(tmp_path))
-    parts = list(report._parts(plan))
+    parts = list(report_runs.read(plan))
     assert [part.variant for part in parts[::2]] == [
         "iql, scalar",
         "iql, c51",
         "td3_bc, scalar",
         "td3_bc, c51",
     ]
-    assert report._baselines(parts, "") == {"iql, c51": "iql, scalar", "td3_bc, c51": "td3_bc, scalar"}
-    by_agent = report._baselines(parts, "agent=iql")
+    assert report_scores.baselines(parts, "") == {"iql, c51": "iql, scalar", "td3_bc, c51": "td3_bc, scalar"}
+    by_agent = report_scores.baselines(parts, "agent=iql")
     assert by_agent == {"td3_bc, scalar": "iql, scalar", "td3_bc, c51": "iql, c51"}
     with pytest.raises(ValueError, match="--baseline=agent=bc: no run of these sweeps has that"):
-        report._baselines(parts, "agent=bc")
+        report_scores.baselines(parts, "agent=bc")
 
 
 def test_seeds_of_several_runs_are_pooled_and_those_of_one_program_kept_apart(tmp_path: Path) -> None:
@@ -391,9 +395,9 @@ def test_runs_of_several_files_are_pooled_only_if_they_differ_in_their_seeds(
     parts = []
     for values in (plain, plain | changed):
         file = board(tmp_path, parameters={name: {"value": value} for name, value in values.items()})
-        parts += report._parts(layout.load(file, {}))
+        parts += report_runs.read(layout.load(file, {}))
     with pytest.raises(ValueError, match=message) if message else contextlib.nullcontext():
-        report._check_apart(parts)
+        report_runs.check_apart(parts)
 
 
 def test_runs_of_a_program_that_diverged_are_missing_only_if_they_are(
@@ -619,7 +623,7 @@ def test_shorter_runs_take_the_place_of_no_longer_ones(finished: Any, tmp_path: 
     with pytest.raises(ValueError, match="6 are not finished here, or are shorter"):
         report_on(file, *flags)
     with pytest.raises(ValueError, match="holds a run of 20 updates, more than the 10 of"):
-        report.store([short], tmp_path / "out" / report.STORED)
+        report_runs.store([short], tmp_path / "out" / report.STORED)
     assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import goals, offline, studies
+from experiments import checks, goals, offline, studies
 from rl import log
 from rl.train import Diverged
 
@@ -174,6 +174,14 @@ def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pyte
         assert studies.digest("a", variant._replace(steps=7)) == before
     finally:
         forget()
+
+
+def test_functions_that_a_variant_is_given_are_part_of_its_code_by_place_or_by_name() -> None:
+    def digest(*arguments: Any, **named: Any) -> str:
+        train = functools.partial(checks.multiple, *arguments, **named)
+        return studies.digest("a", studies.Variant(train, {}))
+
+    assert digest(by=checks.number) == digest(checks.number) != digest()
 
 
 def test_code_outside_the_project_is_refused() -> None:

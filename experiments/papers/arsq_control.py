@@ -371,7 +371,7 @@ def trained(
 
     Returns its normalised returns: of the last evaluation, of each seed's best one, and of all [T, S].
     """
-    diverged = common.diverges(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
+    diverged = bool(common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config))
     steps, returns = common.curve(work.folder, "eval/return", chosen, diverged, before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return {

@@ -175,7 +175,7 @@ def trained(chosen: offline.Settings, config: Any, work: studies.Work) -> dict[s
     the support at the end.
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = common.diverges(offline.run, chosen, config)
+    diverged = bool(common.divergence(offline.run, chosen, config))
     steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
     return {
         "success": success[-EVALUATIONS:].mean(0),

@@ -489,7 +489,6 @@ def quality(queries: Questions, answers: Answers) -> dict[str, float]:
 # ---- reports -------------------------------------------------------------------------------------------------------
 
 PUBLISHED = studies.published("hecrl")
-OURS = "ours; nothing is published"
 PAPER = "HECRL (Haramati et al., ICLR 2026), "
 PROTOTYPE = "our prototype, one seed: "
 RATIO = 0.75  # of objects displaced by the diffusion, in those of a regression
@@ -516,7 +515,7 @@ def _subgoal_claims(subgoals: Mapping[str, Any]) -> Iterator[studies.Claim]:
             text = (
                 f"{kind}: the diffusion displaces at most {RATIO} of what {other} does, in every seed (ratio)"
             )
-            where = OURS
+            where = studies.OURS
             if kind == UNSEEN and other == SAME:
                 where = PROTOTYPE + " against ".join(str(before[model][kind]) for model in (DIFFUSION, SAME))
             elif kind == UNSEEN:
@@ -525,25 +524,25 @@ def _subgoal_claims(subgoals: Mapping[str, Any]) -> Iterator[studies.Claim]:
             yield studies.Claim(text, where, of(DIFFUSION, kind) / of(other, kind), below)
     text = "logged pairs: the diffusion displaces a number closer to the data's than regression (difference)"
     closer = np.abs(of(REGRESSION, LOGGED) - data) - np.abs(of(DIFFUSION, LOGGED) - data)
-    yield studies.Claim(text, OURS, closer, studies.positive)
+    yield studies.Claim(text, studies.OURS, closer, studies.positive)
     text = "unseen pairs: subgoals of the diffusion are nearer to the goal than the state (fewest steps, difference)"
-    yield studies.Claim(text, OURS, subgoals[DIFFUSION][UNSEEN]["nearer"], studies.positive)
+    yield studies.Claim(text, studies.OURS, subgoals[DIFFUSION][UNSEEN]["nearer"], studies.positive)
 
 
 def _value_claims(values: Mapping[str, Any]) -> Iterator[studies.Claim]:
     one, other = (values[head] for head in HEADS)
     text = "HL-Gauss ranks candidates better by V(w, g) than a scalar (rank correlation with the truth, difference)"
-    yield studies.Claim(text, OURS, other["ranking"] - one["ranking"], studies.positive)
+    yield studies.Claim(text, studies.OURS, other["ranking"] - one["ranking"], studies.positive)
     text = "HL-Gauss has a smaller error of V(s, w), which R is compared with (log of the ratio)"
-    yield studies.Claim(text, OURS, np.log(one["error"] / other["error"]), studies.positive)
+    yield studies.Claim(text, studies.OURS, np.log(one["error"] / other["error"]), studies.positive)
     text = "at its best R, the selection gains more steps with HL-Gauss than with a scalar (difference)"
-    yield studies.Claim(text, OURS, best(other) - best(one), studies.positive)
+    yield studies.Claim(text, studies.OURS, best(other) - best(one), studies.positive)
     text = "R is less delicate with HL-Gauss: mean gain over R, in that of the best R (difference)"
-    yield studies.Claim(text, OURS, share_of_best(other) - share_of_best(one), studies.positive)
+    yield studies.Claim(text, studies.OURS, share_of_best(other) - share_of_best(one), studies.positive)
     for head in HEADS:
         text = f"{head}: at its best R, the selection gains at least half of what it gains by true values (ratio)"
         share = best(values[head]) / best(values[TRUTH])
-        yield studies.Claim(text, OURS, share, studies.mean_within(low=0.5))
+        yield studies.Claim(text, studies.OURS, share, studies.mean_within(low=0.5))
 
 
 def best(row: Mapping[str, Any]) -> np.ndarray:

@@ -53,7 +53,6 @@ MOVED = 0.04  # decimetres by which a subgoal moves a cube: the paper's threshol
 DIRECT, DIFFUSION, UNFILTERED, RANDOM, AWR = "no subgoals", "diffusion", "unfiltered", "random", "awr"
 TRAINED, MORE = "as in training", "one more cube"
 PUBLISHED = studies.published("hecrl")
-OURS = "ours; nothing is published"
 PAPER = "HECRL (Haramati et al., ICLR 2026), three cubes: "
 
 
@@ -368,7 +367,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     with_subgoals = f"{PAPER}{table['HECRL'][0]} against {table['no subgoals'][0]}"
     for cubes in (TRAINED, MORE):
         for other, source in (
-            (DIRECT, with_subgoals if cubes == TRAINED else OURS),
+            (DIRECT, with_subgoals if cubes == TRAINED else studies.OURS),
             (AWR, f"{PAPER}in words"),
         ):
             for measure, sign, text in (
@@ -378,9 +377,9 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
                 ours, theirs = (row(result, way(acts, cubes=cubes), measure) for acts in (DIFFUSION, other))
                 if ours is not None and theirs is not None:
                     claim = f"{cubes}: {text} {other} (difference)"
-                    published = source if measure == "success" else OURS
+                    published = source if measure == "success" else studies.OURS
                     yield studies.Claim(claim, published, sign * (ours - theirs), studies.positive)
-    for other, source in ((UNFILTERED, f"{PAPER}in words"), (RANDOM, OURS)):
+    for other, source in ((UNFILTERED, f"{PAPER}in words"), (RANDOM, studies.OURS)):
         ours, theirs = row(result, way(DIFFUSION)), row(result, way(other))
         if ours is not None and theirs is not None:
             text = f"the filter and the choice by value help: HECRL against {other} (difference)"
@@ -395,10 +394,10 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     if len(curves) == len(HEADS):
         text = "at its best R, HL-Gauss succeeds more often than a scalar (difference)"
         best = [statistics.held_out_best(curve.T) for curve in curves]
-        yield studies.Claim(text, OURS, best[1] - best[0], studies.positive)
+        yield studies.Claim(text, studies.OURS, best[1] - best[0], studies.positive)
         text = "R is less delicate with HL-Gauss: mean success over R, less that at the best R (difference)"
         mean_less_best = [curve.mean(0) - top for curve, top in zip(curves, best, strict=True)]
-        yield studies.Claim(text, OURS, mean_less_best[1] - mean_less_best[0], studies.positive)
+        yield studies.Claim(text, studies.OURS, mean_less_best[1] - mean_less_best[0], studies.positive)
 
 
 def over_radii(result: Mapping[str, Any], head: str, measure: str = "success") -> Any:

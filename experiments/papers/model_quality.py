@@ -120,7 +120,7 @@ def train_one(
     shared = {field.name for field in dataclasses.fields(model_based.Settings)}
     flags = {name: value for name, value in dataclasses.asdict(settings).items() if name in shared}
     flags |= {"agent": method, "dataset": source, "truth": world, "workdir": str(work.folder)}
-    diverged = common.diverges(model_based.run, model_based.Settings(**flags, runaway=0.0), config)
+    diverged = bool(common.divergence(model_based.run, model_based.Settings(**flags, runaway=0.0), config))
     logged = functools.partial(_logged, work.folder, settings.seeds, diverged)
     steps, q = logged("train/q")
     return {

@@ -34,7 +34,6 @@ PUBLISHED = studies.published("ogbench_goals")
 DATASETS = tuple(PUBLISHED["success"])
 AGENTS = ("gcbc", "gcivl", "gciql", "qrl", "crl", "hiql")  # in the order of the paper's table
 TABLE = "OGBench's table"
-OURS = "ours: not in the paper"
 
 # CPU time of one update of one seed, three layers of 128 and batches of 256, on an AMD EPYC; and of one step in a
 # simulator.
@@ -146,7 +145,7 @@ def trained(chosen: goals.Settings, config: Any, work: studies.Work) -> dict[str
     Returns its score and that of each task over the last evaluations, and its successes in all of them [T, S].
     """
     chosen = dataclasses.replace(chosen, workdir=str(work.folder))
-    diverged = common.diverges(goals.run, chosen, config)
+    diverged = bool(common.divergence(goals.run, chosen, config))
     steps, success = common.curve(work.folder, "eval/success", chosen, diverged)
     try:
         tasks = goals.reached(chosen, work.folder, "goals/")["tasks"]

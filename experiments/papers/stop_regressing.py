@@ -63,7 +63,7 @@ GAMMA = 0.9
 VALUES, BINS = (-1.0, 9.0), 51  # the support, wider than any value there is
 STICKY = {"deterministic": 0.0, "sticky": 0.25}
 NOISES = (0.0, 0.3, 1.0)  # eta
-PAPER, OURS = "Stop Regressing (Farebrother et al., ICML 2024), ", "ours; nothing is published"
+PAPER = "Stop Regressing (Farebrother et al., ICML 2024), "
 FIGURES = {
     "deterministic, eta 0": PAPER + "figure 15: they perform comparably",
     "sticky, eta 0": PAPER + "figure 15",
@@ -329,12 +329,12 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
     for other in (name for name in ("scalar", "two_hot") if name in result["plasticity"]):
         last = {name: result["plasticity"][name]["phases"][-1]["each"] for name in ("hl_gauss", other)}
         text = f"targets that jump: HL-Gauss has a smaller error than {other} in the last phase (difference)"
-        source = PAPER + "figure 17" if other == "scalar" else OURS
+        source = PAPER + "figure 17" if other == "scalar" else studies.OURS
         yield studies.Claim(text, source, last[other] - last["hl_gauss"], studies.positive)
         for place, by in noise.items():
             text = f"four rooms, {place}: HL-Gauss returns more than {other} (difference)"
             gain = by["hl_gauss"]["return"]["each"] - by[other]["return"]["each"]
-            source = FIGURES.get(place, OURS) if other == "scalar" else OURS
+            source = FIGURES.get(place, studies.OURS) if other == "scalar" else studies.OURS
             yield studies.Claim(text, source, gain, studies.positive)
     for kind in STICKY:
         quiet, loud = (noise[f"{kind}, eta {eta:g}"] for eta in (min(NOISES), max(NOISES)))

@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments import checks, common, flags, mbpo, online, studies
-from rl import evaluate, plot, statistics, train
+from rl import evaluate, plot, statistics
 from rl.data import d4rl
 
 
@@ -85,7 +85,6 @@ START = 25.0  # compilation
 
 MARGIN = 5.0  # points of score that count as nothing
 AUTHORS = "in words, of Hopper: the authors' blog"
-OURS = "ours; nothing is published"
 EXPECTED = "expected before the study (ours): noise costs no capacity, so that there is none to be saved"
 
 
@@ -293,11 +292,7 @@ def trained(
 
     Returns the scores of its seeds: their mean over all evaluations, over the last quarter, and all [T, S].
     """
-    try:
-        script(dataclasses.replace(chosen, workdir=str(work.folder)), config)
-        diverged = ""
-    except (train.Diverged, FloatingPointError) as error:
-        diverged = str(error)  # which is a result here
+    diverged = common.divergence(script, dataclasses.replace(chosen, workdir=str(work.folder)), config)
     steps, returns = common.curve(work.folder, "eval/return", chosen, bool(diverged), before=reference[0])
     scores = evaluate.normalize(returns, reference)
     return outcome(steps, scores, diverged)
@@ -364,7 +359,7 @@ def _claim(
 def _capacity(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studies.Claim]:
     for model in smaller(task):
         vagram = Run(task, OFFICIAL, model, "vagram")
-        for plain, source in (("mse", OURS), ("mle", AUTHORS)):
+        for plain, source in (("mse", studies.OURS), ("mle", AUTHORS)):
             values = difference(rows, vagram, vagram._replace(method=plain))
             text = f"capacity: {task}, official distractors, {model}: vagram scores more than {plain} (difference)"
             yield from _claim(text, source, values)
@@ -393,10 +388,10 @@ def _control(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studi
         random = Run(task, OFFICIAL, model, "anisotropic")
         place = f"control: {task}, official distractors, {model}"
         values = difference(rows, random._replace(method="vagram"), random)
-        yield from _claim(f"{place}: vagram scores more than anisotropic (difference)", OURS, values)
+        yield from _claim(f"{place}: vagram scores more than anisotropic (difference)", studies.OURS, values)
         values = difference(rows, random, random._replace(method="mse"))
         text = f"{place}: anisotropic gains over mse less than {MARGIN:g} points (difference)"
-        yield from _claim(text, OURS, values, studies.mean_within(high=MARGIN))
+        yield from _claim(text, studies.OURS, values, studies.mean_within(high=MARGIN))
 
 
 def _size(rows: Mapping[Run, Mapping[str, Any]], task: str) -> Iterator[studies.Claim]:

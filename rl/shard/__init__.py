@@ -23,6 +23,7 @@ from rl.shard.language import (
     fetch_language,
     init_language,
     language_specs,
+    on_all_hosts,
     over_grid,
     place_language,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "is_main",
     "language_specs",
     "mesh",
+    "on_all_hosts",
     "over_grid",
     "over_mesh",
     "place",

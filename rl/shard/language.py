@@ -91,6 +91,13 @@ def fetch_language(tree: Tree, mesh: Mesh) -> Tree:
     return jax.tree.map(whole, tree)
 
 
+def on_all_hosts(function: Callable[..., Tree], mesh: Mesh) -> Callable[..., Tree]:
+    """``function``, whose answer is whole on every host; all hosts must call it."""
+    if jax.process_count() == 1:
+        return function
+    return lambda *arguments: fetch_language(function(*arguments), mesh)
+
+
 def over_grid(epoch: Epoch, mesh: Mesh) -> Epoch:
     """An epoch of `rl.train.scan_updates` that leaves its state where `place_language` puts it."""
 
