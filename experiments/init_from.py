@@ -20,6 +20,7 @@ import numpy as np
 from experiments import checks, common
 from rl import checkpoint, data, lifecycle, online
 from rl.data.files import expanded
+from rl.dynamics import termination
 from rl.replay import chunks, transform
 from rl.replay.transform import Transform
 from rl.types import Learner, Spec, State
@@ -159,7 +160,31 @@ def state(settings: Any, config: Any, learner: Learner, spec: Spec) -> State:
         f"{card['settings']['seeds']} seeds; no action is drawn at random",
         file=sys.stderr,
     )
+    if warning := unknown_ends(settings, card):
+        print(warning, file=sys.stderr)
     return placed
+
+
+def unknown_ends(settings: Any, card: Mapping[str, Any]) -> str:
+    """A note where episodes may end online and the support is of a log in which none did; empty elsewhere."""
+    of_log = math.isnan(card["settings"].get("head_low", 0.0)) and not card.get("terminates", True)
+    if settings.head in heads.UNBOUNDED or not of_log or _never_ends(settings.env):
+        return ""
+    low, high = card["support"]
+    return (
+        f"note: --init_from={settings.init_from} learned from a log in which no episode terminates, and its head has "
+        f"values from {low:g} to {high:g}. A step that ends an episode is worth its reward alone, and if that lies "
+        "outside, it counts as the nearest of them (train/clipped): train that run again with --head_low and "
+        "--head_high that hold such rewards"
+    )
+
+
+def _never_ends(environment: str) -> bool:
+    """Whether no episode of an environment terminates, as far as is known."""
+    try:
+        return termination.of_environment(environment) is termination.never
+    except ValueError:
+        return False
 
 
 def _contradiction(settings: Any, there: Sequence[str], why: str, here: Sequence[str]) -> ValueError:

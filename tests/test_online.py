@@ -889,6 +889,18 @@ def test_a_support_is_that_of_the_run_that_is_continued_however_many_there_were_
         init_from.head_kappa(dataclasses.replace(sharp, head_kappa=2.0))
 
 
+def test_a_support_of_a_log_without_ends_is_told_where_episodes_may_end() -> None:
+    card = {"settings": {"head_low": math.nan}, "terminates": False, "support": (278.0, 314.0)}
+    told = lambda card, env="Hopper-v5", head="hl_gauss": init_from.unknown_ends(
+        online.Settings(init_from="there", env=env, head=head), card
+    )
+    assert "values from 278 to 314. A step that ends an episode is worth its reward alone" in told(card)
+    assert told(card, env="tests.point_mass:PointMass-v0")  # whose rule nobody knows
+    assert not told(card, env="HalfCheetah-v5") and not told(card, head="scalar")
+    assert not told(card | {"terminates": True}) and not told(card | {"settings": {"head_low": 0.0}})
+    assert not told({"settings": {}})  # an older run, which does not say
+
+
 def test_a_run_is_known_by_the_log_that_it_mixes_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what the log holds, as offline: a file that was made again in between is another run's."""
     monkeypatch.setattr(interaction, "train", lambda settings, run, *_, **__: run.card)
