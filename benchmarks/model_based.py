@@ -304,8 +304,8 @@ def retraining(settings: Settings, seeds: int) -> Programs:
     explore = loop.learner.explore or loop.learner.act
     act = lambda observation, key: explore(state, observation, key)
     step = rollout.step(base.learned(network), termination.never, act)
-    front = rollout.Front(starts, jnp.ones(len(starts), bool))
-    parts.append(_limit(products.find(step, memory.model, front, jax.random.key(0)), seeds))
+    ongoing = rollout.RolloutState(starts, jnp.ones(len(starts), bool))
+    parts.append(_limit(products.find(step, memory.model, ongoing, jax.random.key(0)), seeds))
     return {"ours": ours, "products": lambda: [part() for part in parts]}
 
 

@@ -113,12 +113,12 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
         folder, state, result = trained(settings, config, task, mesh)
     state = state._replace(optimiser={})  # which makes room
     if task.candidate_sets:
-        rivals = {}
+        baselines = {}
         if settings.control:
             of_control = language_rank.control(settings, config, task, folder)
-            rivals[settings.control] = trained(*of_control, mesh)[1].params["policy"]
+            baselines[settings.control] = trained(*of_control, mesh)[1].params["policy"]
         read = reader(settings, config, task)
-        result["ranking"] = language_rank.rank(settings, task, read, state, folder, rivals, mesh)
+        result["ranking"] = language_rank.rank(settings, task, read, state, folder, baselines, mesh)
     if task.prompts:
         decoder, params = exported.decoder(settings.agent, config, task.lm, task.head)
         language_answers.answer(
@@ -288,8 +288,8 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
     lm = model.make(language_model.config, language_settings.dtype(settings), settings.remat)
     if settings.accumulate:
         lm = model.accumulated(lm, settings.accumulate)
-    said = (row.dialogue for row in candidate_sets.values())
-    conversations = [*(read or {}).values(), *said, *(row.dialogue for row in prompts)]
+    written = (row.dialogue for row in candidate_sets.values())
+    conversations = [*(read or {}).values(), *written, *(row.dialogue for row in prompts)]
     words = language_log.words_of(
         language_model, settings.stop or (game and game.end), settings.date, conversations
     )
@@ -387,8 +387,10 @@ def reader(
 ) -> Callable[[State, TokenBatch], dict[str, jax.Array]]:
     """See `rl.language.reading.reader`."""
     module = AGENTS[settings.agent]
-    judge = module.judge(config, task.lm, task.head) if hasattr(module, "judge") else None
-    return reading.reader(task.lm, judge, getattr(config, "discount", 1.0))
+    token_values = (
+        module.token_values(config, task.lm, task.head) if hasattr(module, "token_values") else None
+    )
+    return reading.reader(task.lm, token_values, getattr(config, "discount", 1.0))
 
 
 def player(

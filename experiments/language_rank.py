@@ -28,7 +28,7 @@ def rank(
     read: Callable[[State, TokenBatch], dict[str, jax.Array]],
     state: State,
     folder: Path,
-    rivals: Mapping[str, State],
+    baselines: Mapping[str, State],
     mesh: Mesh,
 ) -> dict[str, Any] | None:
     """Scores all candidates, and writes a line for each prompt: the scores, and who has them from the best on.
@@ -39,7 +39,7 @@ def rank(
       settings, task, state: of the run.
       read: what the agent makes of rows, see `rl.language.reading.reader`.
       folder: of the run.
-      rivals: parameters of other models to rank by.
+      baselines: parameters of other models to rank by.
       mesh: of the run; all hosts must call this, and one of them writes.
     """
     look = shard.on_all_hosts(read, mesh)
@@ -50,7 +50,7 @@ def rank(
     tokens = readings["taken"].sum(1)
     sums = {"scores": readings["score"]}
     untrained = shard.place_language(task.pretrained.params if task.base is None else task.base, mesh)
-    for name, params in {"log_probabilities": untrained, **rivals}.items():
+    for name, params in {"log_probabilities": untrained, **baselines}.items():
         sums[name] = reading.in_batches(likely, params, task.candidates, settings.batch_size)
     sums = {name: np.where(readings["taken"], each, 0.0).sum(1) for name, each in sums.items()}
     sums |= {f"{name}_per_token": each / tokens for name, each in sums.items()}

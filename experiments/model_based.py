@@ -215,7 +215,7 @@ def check(settings: Settings, config: Config) -> None:
         raise ValueError(f"--runaway={settings.runaway} must not be negative")
     if settings.model_deterministic and config.uncertainty == "aleatoric":
         raise ValueError(
-            "--model_deterministic predicts no deviation for --agent.uncertainty=aleatoric to doubt: take "
+            "--model_deterministic predicts no deviation for --agent.uncertainty=aleatoric to penalise: take "
             "--agent.uncertainty=disagreement or bellman"
         )
 

@@ -140,7 +140,7 @@ def main(argv: list[str], values: absl_flags.FlagValues = absl_flags.FLAGS) -> N
     plans = [layout.from_flags(file, {}, values) for file in files]
     out = str(expanded(values.out or usual_folder(plans[0])))
     stored = [str(folder) for folder in [Path(out) / STORED] if folder.is_dir()]
-    plans = [layout.adopt(plan, stored) for plan in plans]
+    plans = [layout.with_finished(plan, stored) for plan in plans]
     result = run(plans, out, values.baseline, values.evaluations)
     if values.store:
         print(

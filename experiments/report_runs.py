@@ -47,7 +47,7 @@ def read(plan: Sweep) -> Iterator[Part]:
     runs = [
         (place, i, program, alone, single)
         for place, program in plan.programs.items()
-        for i, (alone, single) in enumerate(layout.apart(program, place).items())
+        for i, (alone, single) in enumerate(layout.single_run_folders(program, place).items())
     ]
     configs = [single.fixed | {name: value for name, (value,) in single.swept.items()} for *_, single in runs]
     varied = _varied(configs, {script.task, script.length, "seed", "agent"})
@@ -286,6 +286,6 @@ def store(plans: Sequence[Sweep], folder: Path) -> int:
 def diverged(plan: Sweep) -> Iterator[Path]:
     """The programs some of whose runs diverged, so that each was trained alone."""
     for place, program in plan.programs.items():
-        alone = any((part / log.RESULT).exists() for part in layout.apart(program, place))
+        alone = any((part / log.RESULT).exists() for part in layout.single_run_folders(program, place))
         if alone and not layout.finished(program, place):
             yield place

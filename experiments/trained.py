@@ -95,13 +95,15 @@ def load(run: str | Path, environment: str = "") -> Policies:
     """
     folder = expanded(str(run))
     record, arrays = _checkpoint(folder)
-    card, own = record["card"], run_environment(record["card"], folder)
-    name = _prefix(card) + environment.removeprefix(_prefix(card)) if environment else own
+    card, trained_in = record["card"], run_environment(record["card"], folder)
+    name = _prefix(card) + environment.removeprefix(_prefix(card)) if environment else trained_in
     if not name:
         raise ValueError(f"--run={run} does not say where it was evaluated: give --environment")
     spec, types = _shown(name)
-    if own and name != own and spec != (of_run := _shown(own)[0]):
-        raise ValueError(f"--environment={name} has {spec}; the run was trained in {own}, which has {of_run}")
+    if trained_in and name != trained_in and spec != (of_run := _shown(trained_in)[0]):
+        raise ValueError(
+            f"--environment={name} has {spec}; the run was trained in {trained_in}, which has {of_run}"
+        )
     sweep = card.get("sweep") or {}
     labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)
     count = card["settings"]["seeds"] * len(labels)
@@ -124,7 +126,7 @@ def load(run: str | Path, environment: str = "") -> Policies:
         return values(state, nest.map_structure(of_each, see(observation)), of_each(action))
 
     actor = acting.observing(several.actor, see)
-    scale = reference(folder, card, name, own)
+    scale = reference(folder, card, name, trained_in)
     return Policies(name, spec, state, actor, critics, labels, count, record["step"], scale)
 
 
@@ -185,15 +187,15 @@ def run_environment(card: Mapping[str, Any], folder: Path) -> str:
 
 
 def reference(
-    folder: Path, card: Mapping[str, Any], environment: str, own: str
+    folder: Path, card: Mapping[str, Any], environment: str, trained_in: str
 ) -> tuple[float, float] | None:
     """The (random, expert) return by which scores in an environment are normalised; None where they are not.
 
-    It is that of the run, in any version of its ``own`` environment. Of runs that do not say it, it is D4RL's of a
-    locomotion task, if their scores were normalised.
+    It is that of the run, in any version of the environment that it was ``trained_in``. Of runs that do not say it, it
+    is D4RL's of a locomotion task, if their scores were normalised.
     """
     if "reference" in card:
-        return tuple(card["reference"]) if card["reference"] and same_task(environment, own) else None
+        return tuple(card["reference"]) if card["reference"] and same_task(environment, trained_in) else None
     with contextlib.suppress(FileNotFoundError, ValueError):
         if any("eval/normalized_return" in row for row in log.read(folder)):
             return d4rl.locomotion_reference(environment)

@@ -1,6 +1,6 @@
 """A trained agent of language models as a folder: its policy as transformers reads it, its values, and a card.
 
-The folder holds what `rl.language.huggingface` writes of the policy, ``values.safetensors``, all else that judges or
+The folder holds what `rl.language.huggingface` writes of the policy, ``values.safetensors``, all else that values or
 chooses tokens, ``values.json``, the agent's settings, and README.md, which says so to people. Optimisers are not in it.
 """
 
@@ -33,7 +33,7 @@ from rl.values.heads import ValueHead
 
 AGENTS: Mapping[str, ModuleType] = MappingProxyType({"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc})
 CARD, VALUES = "values.json", "values.safetensors"
-# What judges or chooses tokens, beside the policy: names in a state's parameters and in its slow copies.
+# What values or chooses tokens, beside the policy: names in a state's parameters and in its slow copies.
 _KEPT = {
     "bcoder": (("residual", "value"), ("residual",)),
     "ilql": (("trunk", "v"), ("trunk", "q")),
@@ -64,9 +64,9 @@ class Exported(NamedTuple):
     state: State  # parameters and slow copies; it cannot be trained on
     decoder: Decoder  # what it says, steered by its values if it is ILQL, for `rl.language.generate`
     params: Params  # of `decoder`
-    judge: (
+    token_values: (
         Callable[[State, TokenBatch], Any] | None
-    )  # Q and V of texts, as the agent's own `judge`; None: no values
+    )  # Q and V of texts, as the agent's own `token_values`; None: no values
 
 
 def save(
@@ -149,8 +149,8 @@ def load(folder: str | os.PathLike[str], dtype: Any = jnp.float32) -> Exported:
     state = State({"policy": policy.params, **parts["params"]}, parts["target"], {}, np.zeros((), np.int32))
     state = jax.tree.map(jnp.asarray, state)
     choose, of_state = decoder(agent, config, lm, head)
-    judge = module.judge(config, lm, head) if hasattr(module, "judge") else None
-    return Exported(agent, config, head, policy, stop, lm, state, choose, of_state(state), judge)
+    token_values = module.token_values(config, lm, head) if hasattr(module, "token_values") else None
+    return Exported(agent, config, head, policy, stop, lm, state, choose, of_state(state), token_values)
 
 
 def decoder(agent: str, config: Any, lm: LM, head: ValueHead) -> tuple[Decoder, Callable[[State], Params]]:
@@ -211,13 +211,13 @@ def _readme(agent: str, card: Mapping[str, Any]) -> str:
             f"# A language model trained by `{agent}`",
             "",
             f"`model.safetensors` is a language model that transformers loads: {says}.",
-            f"`{VALUES}` holds what judges and chooses tokens beside it, `{CARD}` the settings.",
+            f"`{VALUES}` holds what values and chooses tokens beside it, `{CARD}` the settings.",
             "All of it is read by one call:",
             "",
             "```python",
             "from rl import exported",
             "",
-            'agent = exported.load("this folder")  # agent.decoder says something, agent.judge values texts',
+            'agent = exported.load("this folder")  # agent.decoder says something, agent.token_values values texts',
             "```",
             "",
             "Text: `python -m experiments.language --model=FOLDER --generate=prompts.jsonl`.",

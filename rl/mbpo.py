@@ -39,7 +39,7 @@ import numpy as np
 from rl import keys, online, train
 from rl.dynamics import base, rollout, value_aware
 from rl.dynamics.ensemble import Ensemble, Model
-from rl.dynamics.rollout import Front
+from rl.dynamics.rollout import RolloutState
 from rl.dynamics.termination import Rule
 from rl.interaction import Retraining
 from rl.online import Carry, Replay
@@ -318,12 +318,12 @@ def imagination(
         one = rollout.step(dynamics, terminates, functools.partial(explore, state))
 
         def body(number: Array, carry: Any) -> Any:
-            front, rollouts, reward, written, lost = carry
-            front, (rows, valid) = one(model, front, jax.random.fold_in(key, number))
+            ongoing, rollouts, reward, written, lost = carry
+            ongoing, (rows, valid) = one(model, ongoing, jax.random.fold_in(key, number))
             finite = jnp.isfinite(rows.reward) & jnp.isfinite(rows.next_observation).all(-1)
             usable = valid & finite
             return (
-                front,
+                ongoing,
                 ring.insert(rollouts, rows, usable),
                 reward + jnp.where(usable, rows.reward, 0.0).sum(),
                 written + usable.sum(),
@@ -331,7 +331,7 @@ def imagination(
             )
 
         none = jnp.zeros((), jnp.int32)
-        carry = Front(starts, jnp.ones(config.rollouts, bool)), rollouts, jnp.zeros(()), none, none
+        carry = RolloutState(starts, jnp.ones(config.rollouts, bool)), rollouts, jnp.zeros(()), none, none
         _, rollouts, reward, written, lost = jax.lax.fori_loop(0, length, body, carry)
         metrics = {
             "rollout_reward": reward / jnp.maximum(1, written),

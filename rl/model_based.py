@@ -55,7 +55,7 @@ class Config:
     updates: int = 1000  # updates per epoch
     batch_size: int = 256  # rows per update
     real: float = 0.05  # r, share of logged rows in a batch, rounded down to whole rows; 1: no model
-    uncertainty: str = ""  # what model rows are doubted by: aleatoric, disagreement, bellman, or nothing
+    uncertainty: str = ""  # by what model rows are penalised: aleatoric, disagreement, bellman, or nothing
     penalty: float = 0.0  # lambda, weight of --agent.uncertainty
 
 
@@ -220,7 +220,7 @@ def over_seeds(
 Edge = Callable[[Array, Array, Array], Array]
 
 
-def unfamiliar(following: Array, final: Array, trained: Array) -> Array:
+def out_of_distribution(following: Array, final: Array, trained: Array) -> Array:
     """An estimate of which states are edge-of-reach where nobody knows: final ones unlike any that was trained.
 
     A state is unlike them if its nearest neighbour in the first half of ``trained``, each dimension in units of its
@@ -243,7 +243,7 @@ def diagnosis(
     learner: Learner,
     critics: Callable[[State, Array, Array], Array],
     dynamics: Dynamics,
-    edge: Edge = unfamiliar,
+    edge: Edge = out_of_distribution,
     truth: Dynamics | None = None,
     rows: int = 2048,
 ) -> Diagnose:
@@ -374,7 +374,7 @@ def _check(config: Config) -> None:
         raise ValueError(f"unknown uncertainty {config.uncertainty!r}: known are {', '.join(PENALTIES)}")
     if config.real == 1 and config.uncertainty:
         raise ValueError(
-            f"real=1 leaves no model rows that uncertainty={config.uncertainty!r} could doubt: give a share below "
+            f"real=1 leaves no model rows that uncertainty={config.uncertainty!r} could penalise: give a share below "
             "1, or no uncertainty and penalty 0"
         )
     if bool(config.uncertainty) != (config.penalty > 0):

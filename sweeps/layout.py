@@ -42,7 +42,7 @@ class Program:
     def runs(self) -> int:
         return len(next(iter(self.swept.values()), [None]))
 
-    def apart(self) -> list[Program]:
+    def single_runs(self) -> list[Program]:
         """Its runs, each as a program of its own."""
         return [
             Program(self.fixed, {name: [values[i]] for name, values in self.swept.items()}, self.script)
@@ -79,7 +79,7 @@ def define(values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues) -> Sweep:
-    """`load` with the flags of `define`, over which ``overrides`` win; `adopt` with --finished."""
+    """`load` with the flags of `define`, over which ``overrides`` win; `with_finished` with --finished."""
     sweep = load(
         file,
         {**files.overrides(values.set), **overrides},
@@ -88,7 +88,7 @@ def from_flags(file: str, overrides: Mapping[str, Any], values: flags.FlagValues
         seed=values.seed,
         together=values.together,
     )
-    return adopt(sweep, values.finished)
+    return with_finished(sweep, values.finished)
 
 
 def load(
@@ -238,9 +238,9 @@ def folder(program: Program, root: Path) -> Path:
     return root / "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:8]])
 
 
-def apart(program: Program, place: Path) -> dict[Path, Program]:
+def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:
     """The runs of a program by the folders in which each is trained alone if they diverge together."""
-    return {place / f"{i:03d}": part for i, part in enumerate(program.apart())}
+    return {place / f"{i:03d}": part for i, part in enumerate(program.single_runs())}
 
 
 def finished(program: Program, place: Path, began: float = math.inf) -> bool:
@@ -254,7 +254,7 @@ def finished(program: Program, place: Path, began: float = math.inf) -> bool:
     return log.read_json(place / log.RESULT).get(length) == getattr(settings, length)
 
 
-def adopt(sweep: Sweep, folders: Sequence[str]) -> Sweep:
+def with_finished(sweep: Sweep, folders: Sequence[str]) -> Sweep:
     """The sweep, whose programs that are finished in one of ``folders``, and not in its own, lie there.
 
     Args:

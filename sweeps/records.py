@@ -48,7 +48,7 @@ def state(program: Program, place: Path) -> State:
     if layout.finished(program, place):
         return State("done", total, total, log.read_json(place / log.RESULT)["wall_seconds"])
     if (place / DIVERGED).exists():
-        return _state_apart(program, place, total)
+        return _state_of_single_runs(program, place, total)
     rows = log.read(place) if (place / log.METRICS).exists() else []
     step = rows[-1]["step"] // (getattr(config, script.per_unit) if script.per_unit else 1) if rows else 0
     seconds = _seconds(place) if rows else 0.0
@@ -59,9 +59,9 @@ def state(program: Program, place: Path) -> State:
     return State("stopped" if rows else "waiting", step, total, seconds)
 
 
-def _state_apart(program: Program, place: Path, total: int) -> State:
+def _state_of_single_runs(program: Program, place: Path, total: int) -> State:
     """How far the runs of a program that diverged are, of which each is trained alone."""
-    each = [state(part, folder) for folder, part in layout.apart(program, place).items()]
+    each = [state(part, folder) for folder, part in layout.single_run_folders(program, place).items()]
     names = {one.name for one in each}
     step, seconds = sum(one.step for one in each) // len(each), sum(one.seconds for one in each)
     if names == {"done"} or "running" in names:
@@ -95,7 +95,7 @@ def scored(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]
     Raises:
       MetricError: the runs do not log ``metric``.
     """
-    each = program.apart()
+    each = program.single_runs()
     scores = _last(program, workdir, metric).reshape(len(each), -1)
     interval = (
         statistics.rate_interval if metric.rpartition("/")[2] in lifecycle.RATES else statistics.interval
@@ -165,19 +165,19 @@ def done(sweep: Sweep, known: Collection[Path] = ()) -> Rows:
                 rows[place] = scored(program, place, sweep.metric)
             except MetricError as error:
                 failed.append(error)
-                rows[place] = [row_of(part, place) | {"error": str(error)} for part in program.apart()]
+                rows[place] = [row_of(part, place) | {"error": str(error)} for part in program.single_runs()]
     if failed and len(failed) == len(rows) and not known:
         raise failed[0]
     return rows
 
 
-def alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
+def trained_alone(sweep: Sweep, known: Collection[Path]) -> list[dict[str, Any]]:
     """The rows of finished runs that were trained alone, because their program diverged and is not finished."""
     return [
         row
         for place, program in sweep.programs.items()
         if place not in known and program.runs > 1
-        for folder, part in layout.apart(program, place).items()
+        for folder, part in layout.single_run_folders(program, place).items()
         if layout.finished(part, folder, sweep.began)
         for row in scored(part, folder, sweep.metric)
     ]
@@ -187,7 +187,7 @@ def ended(program: Program, place: Path, metric: str, began: float) -> list[dict
     """The rows of a program that some process has finished, or failed at, since the command began; [] of others."""
     if layout.finished(program, place, began):
         return scored(program, place, metric)
-    each = layout.apart(program, place)
+    each = layout.single_run_folders(program, place)
     done = {folder for folder, part in each.items() if layout.finished(part, folder, began)}
     error = _error(place, began)
     if not error and len(done) < len(each):
@@ -212,7 +212,9 @@ def _error(place: Path, began: float) -> str:
 
 def holder(program: Program, place: Path) -> str | None:
     """Which process has the program's folder open, or one in which a run of it is trained alone."""
-    held = ((folder, lifecycle.holder(folder)) for folder in (place, *layout.apart(program, place)))
+    held = (
+        (folder, lifecycle.holder(folder)) for folder in (place, *layout.single_run_folders(program, place))
+    )
     return next((f"{folder} is in use by {process}" for folder, process in held if process), None)
 
 

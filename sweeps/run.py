@@ -85,7 +85,7 @@ def main(argv: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
             whole = _train(sweep, store, over)
     store({})
     rows = _ranking(sweep, known)
-    for line in (*records.table(rows, sweep.root / SWEEP), *_outlook(sweep, known, rows, whole, values)):
+    for line in (*records.table(rows, sweep.root / SWEEP), *_remaining(sweep, known, rows, whole, values)):
         say(line)
     # That a run diverged is a result of its hyper-parameters.
     if any(not error.startswith(records.DIVERGENCE) for error in records.failures(rows)):
@@ -104,7 +104,7 @@ def _check_folders(sweep: Sweep) -> None:
 def _ranking(sweep: Sweep, known: Rows) -> list[dict[str, Any]]:
     """The rows of all runs so far, the best first."""
     rows = [row for of_program in known.values() for row in of_program]
-    return records.ranked(rows + records.alone(sweep, known), sweep.goal)
+    return records.ranked(rows + records.trained_alone(sweep, known), sweep.goal)
 
 
 def _write(sweep: Sweep, known: Rows) -> None:
@@ -120,7 +120,7 @@ def _write(sweep: Sweep, known: Rows) -> None:
         raise OSError(error.errno, remedy, str(file)) from error
 
 
-def _outlook(
+def _remaining(
     sweep: Sweep, known: Rows, rows: Sequence[dict[str, Any]], whole: bool, values: flags.FlagValues
 ) -> Iterator[str]:
     """What is left or has failed, and what to do about it, in lines.
@@ -208,7 +208,7 @@ def _unscored(program: Program, place: Path, error: MetricError, rows: Rows) -> 
     """The rows of a program that does not log the metric. Raises the error if no run has a score yet."""
     if not any("score" in row for of_program in rows.values() for row in of_program):
         raise error  # before more is trained for a metric that no run may have
-    return [records.row_of(part, place) | {"error": str(error)} for part in program.apart()]
+    return [records.row_of(part, place) | {"error": str(error)} for part in program.single_runs()]
 
 
 def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValues, deadline: float) -> bool:
@@ -231,7 +231,7 @@ def _submit(sweep: Sweep, store: Callable[[Rows], None], values: flags.FlagValue
         if kind == cluster.METRIC:
             rows[place] = _unscored(left[place], place, MetricError(answer), rows)
         else:
-            lost = [records.row_of(part, place) | {"error": answer} for part in left[place].apart()]
+            lost = [records.row_of(part, place) | {"error": answer} for part in left[place].single_runs()]
             rows[place] = answer if kind == cluster.ROWS else lost
         print(f"{place}: {'; '.join(records.failures(rows[place])[:1]) or 'done'}")
         store(rows)

@@ -103,7 +103,7 @@ def attempt(program: Program, place: Path, metric: str, began: float = math.inf)
             traceback.print_exc()
         rows = [
             records.row_of(part, place) | {"error": f"{type(error).__name__}: {error}"}
-            for part in program.apart()
+            for part in program.single_runs()
         ]
     if records.failures(rows) and shard.is_main():
         with contextlib.suppress(OSError):  # a full disk has no room to say so, and the rows do
@@ -143,7 +143,7 @@ def execute(program: Program, workdir: Path, metric: str, began: float = math.in
                 return [records.row_of(program, workdir) | {"error": f"{records.DIVERGENCE}: {error}"}]
             if shard.is_main():
                 log.write_json(workdir / DIVERGED, {"error": str(error)})
-    parts = layout.apart(program, workdir).items()
+    parts = layout.single_run_folders(program, workdir).items()
     return [row for folder, part in parts for row in execute(part, folder, metric, began)]
 
 

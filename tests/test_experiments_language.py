@@ -240,14 +240,14 @@ def test_values_of_a_log_are_its_returns_rank_texts_steer_and_are_exported(
     read = exported.load(tmp_path / script.POLICY)
     assert (read.agent, read.config, read.stop) == ("ilql", agent_config, "\n")
     decoder, params = ilql.decoder(agent_config, task.lm, task.head), ilql.decoder_params(state)
-    judge = ilql.judge(agent_config, task.lm, task.head)
+    judge = ilql.token_values(agent_config, task.lm, task.head)
     rows = task.rows.tokens[:8], task.rows.segment[:8]
     logits = [
         jax.jit(lambda p, d=d: d.extend(p, *rows, d.cache(8, rows[0].shape[1]))[0])(p)
         for d, p in ((decoder, params), (read.decoder, read.params))
     ]
-    assert read.judge is not None
-    values = [jax.jit(judge)(state, task.rows), jax.jit(read.judge)(read.state, task.rows)]
+    assert read.token_values is not None
+    values = [jax.jit(judge)(state, task.rows), jax.jit(read.token_values)(read.state, task.rows)]
     np.testing.assert_array_equal(*logits)
     jax.tree.map(np.testing.assert_array_equal, *values)
     alone = script.Settings(
@@ -318,11 +318,11 @@ def test_bcoder_in_both_its_stages(files: Path, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         task = script.problem(chosen, agent_config, stack)
     read = exported.load(tmp_path / script.POLICY)
-    assert read.judge is not None
+    assert read.token_values is not None
     rows = jax.tree.map(
         lambda x: np.repeat(x, 2, 0), task.candidates
     )  # each twice: a multiple of --accumulate
-    judged = jax.jit(read.judge)(read.state, rows).reward.sum(1)[::2]
+    judged = jax.jit(read.token_values)(read.state, rows).reward.sum(1)[::2]
     scores = [score for row in ranked(tmp_path) for score in row["scores"]]
     np.testing.assert_allclose(judged, scores, rtol=1e-5)
 

@@ -98,10 +98,10 @@ FAST = bcoder.Config(discount=0.9, alpha=0.5, value_updates=0, inner=16, weight_
 
 
 @functools.cache
-def bcoder_start() -> tuple[State, bcoder.Judgement]:
+def bcoder_start() -> tuple[State, bcoder.TokenValues]:
     learner = bcoder.make(FAST, language_model(), head("scalar"))
     state = jax.jit(learner.init)(jax.random.key(0), data())
-    judge = jax.jit(bcoder.judge(FAST, language_model(), head("scalar")))
+    judge = jax.jit(bcoder.token_values(FAST, language_model(), head("scalar")))
     return jax.device_get((state, judge(state, data())))
 
 
@@ -204,7 +204,7 @@ def test_bcoder_learns_values_policy_and_ranking(name: str) -> None:
     @jax.jit
     def answers(state: State) -> tuple[Any, ...]:
         first, second = (learner.act(state, text, None) for text in (texts([0], [0]), texts([0, 1])))
-        judged = bcoder.judge(config, lm, head(name))(state, batch)
+        judged = bcoder.token_values(config, lm, head(name))(state, batch)
         return judged, first, second, learner.value(state, texts([0, 1]), None)
 
     judged, first, second, value = jax.device_get(answers(state))
@@ -355,7 +355,7 @@ def test_ilql_finds_the_values_of_the_data(name: str) -> None:
     def answers(state: State) -> tuple[Any, ...]:
         after = texts([0, 1], [0, 2])
         first, second = (learner.act(state, text, None) for text in (texts([0], [0]), after))
-        judged = ilql.judge(QUICK, lm, head(name))(state, batch)
+        judged = ilql.token_values(QUICK, lm, head(name))(state, batch)
         scores = tokens.per_episode(judged.q - judged.v, batch.segment, 1)[:, 0]
         return learner.value(state, after, None), first, second, scores
 
@@ -392,14 +392,14 @@ def test_ilql_losses_equal_the_plain_form() -> None:
     state = state._replace(target=slow)
 
     @jax.jit
-    def ours(state: State) -> tuple[list[Any], ilql.Judgement, Any]:
+    def ours(state: State) -> tuple[list[Any], ilql.TokenValues, Any]:
         configs = [dataclasses.replace(QUICK, backup=backup, chunk=1) for backup in ilql.BACKUPS]
         learners = [ilql.make(config, lm, value_head) for config in configs]
         metrics = [learner.update(state, batch, jax.random.key(0))[1] for learner in learners]
         chooser, text = ilql.decoder(QUICK, lm, value_head), batch.tokens[:, :2]
         params, cache = ilql.decoder_params(state), chooser.cache(*text.shape)
         played = chooser.extend(params, text, jnp.ones_like(text), cache)[0]
-        return metrics, ilql.judge(QUICK, lm, value_head)(state, batch), played
+        return metrics, ilql.token_values(QUICK, lm, value_head)(state, batch), played
 
     @jax.jit
     def values(params: Any, slow: Any) -> tuple[Any, ...]:

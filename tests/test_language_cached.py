@@ -111,7 +111,9 @@ def test_agents_learn_on_it() -> None:
 
     values = bcoder.Config(alpha=0.0, value_updates=1000, value_learning_rate=1e-2, inner=16)
     state = trained(lambda lm: bcoder.make(values, lm, heads.scalar()), batch, 250)
-    judge = jax.jit(lambda state: bcoder.judge(values, build(batch), heads.scalar())(state, batch.tokens).v)
+    judge = jax.jit(
+        lambda state: bcoder.token_values(values, build(batch), heads.scalar())(state, batch.tokens).v
+    )
     v = np.asarray(judge(state))
     last = [v[row, size - 1] for row, size in enumerate(sizes)]
     # The third answer is one token: its state is the prompt, from which one of five answers earns 1.

@@ -17,7 +17,7 @@ from rl.replay.tokens import Turn, episode
 from rl.types import State, TokenBatch
 
 
-class Judgement(NamedTuple):
+class TokenValues(NamedTuple):
     q: Any
     v: Any
 
@@ -33,8 +33,8 @@ def test_texts_are_scored_and_compared_with_what_followed() -> None:
     lm = model.make(Config(5, 8, Shape(width=8, layers=1, heads=1, kv_heads=1, head_size=8, inner=8)))
     state = State({"policy": jax.jit(lm.init)(jax.random.key(0))}, {}, {}, jnp.zeros((), jnp.int32))
 
-    def judge(state: State, batch: TokenBatch) -> Judgement:
-        return Judgement(jnp.full(batch.tokens.shape, 0.5), jnp.full(batch.tokens.shape, 0.25))
+    def judge(state: State, batch: TokenBatch) -> TokenValues:
+        return TokenValues(jnp.full(batch.tokens.shape, 0.5), jnp.full(batch.tokens.shape, 0.25))
 
     arrays = reading.in_batches(reading.reader(lm, judge, discount=0.5), state, rows, 2)
     assert {name: x.shape for name, x in arrays.items()} == dict.fromkeys(arrays, (3, 4))  # no row of padding

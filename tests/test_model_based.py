@@ -239,14 +239,14 @@ def doubtful() -> base.Dynamics:
 
 
 @pytest.mark.parametrize(
-    ("kind", "doubt"),
+    ("kind", "uncertainty"),
     [("aleatoric", lambda o: np.sqrt(3) * np.abs(o[:, 0])), ("disagreement", lambda o: np.ones(len(o)))],
 )
-def test_mopo_takes_its_penalty_off_model_rewards(kind: str, doubt: Callable[..., Any]) -> None:
+def test_mopo_takes_its_penalty_off_model_rewards(kind: str, uncertainty: Callable[..., Any]) -> None:
     config = change(uncertainty=kind, penalty=0.5)
     carry, _ = run(loop(config, world=doubtful()), 1)
     rows = jax.tree.map(lambda x: np.asarray(x)[:48], carry.buffer.rows)
-    expected = np.asarray(jax.jit(plane.reward)(rows.next_observation)) - 0.5 * doubt(rows.observation)
+    expected = np.asarray(jax.jit(plane.reward)(rows.next_observation)) - 0.5 * uncertainty(rows.observation)
     np.testing.assert_allclose(rows.reward, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -282,10 +282,10 @@ def rewards() -> Learner:
 def test_identical_members_leave_no_doubt_whatever_the_noise_of_policy_and_model() -> None:
     network, model = members(5, identical=True)
     # 5 members times 4 samples times 12 rows fill whole vectors: what is left over may be rounded differently.
-    doubted = mobile.make(rewards(), lambda o, a: network.predict(model, o, a), 1.0, samples=4)
+    penalised = mobile.make(rewards(), lambda o, a: network.predict(model, o, a), 1.0, samples=4)
     batch = marked()
-    metrics = jax.jit(lambda: doubted.update(doubted.init(KEY, batch), batch, KEY)[1])()
-    assert metrics["doubt"] == 0
+    metrics = jax.jit(lambda: penalised.update(penalised.init(KEY, batch), batch, KEY)[1])()
+    assert metrics["uncertainty"] == 0
     np.testing.assert_array_equal(metrics["reward"], batch.reward)
 
 
@@ -294,12 +294,12 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     """One member and sample at a time; in a weighted update the same."""
     network, model = members(3)
     learner = rewards()
-    doubted = mobile.make(learner, lambda o, a: network.predict(model, o, a), 0.5, samples=4)
+    penalised = mobile.make(learner, lambda o, a: network.predict(model, o, a), 0.5, samples=4)
     batch = marked()
     state = jax.device_get(jax.jit(learner.init)(KEY, batch))
     # Target critics that differ from the others tell which of them were asked; these are less flat.
     state = state._replace(target=jax.tree.map(lambda x: 10 * x, state.target))
-    _, metrics = jax.jit(doubted.update)(state, batch, KEY)
+    _, metrics = jax.jit(penalised.update)(state, batch, KEY)
     noise_key, action_key = jax.random.split(jax.random.split(KEY)[0])
     noise = np.asarray(jax.random.normal(noise_key, (4, 1, 12, 2)))[:, 0]
     mean, deviation = map(np.asarray, jax.jit(network.predict)(model, batch.observation, batch.action))
@@ -311,11 +311,11 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
         action = np.asarray(explore(state, following, action_key))
         for n in range(4):
             values[m] += np.min(critics(slow, following[n], action[n]), 0) / 4
-    doubt = values.std(0) * batch.origin
-    assert (doubt[1::2] > 1e-4).all()
-    np.testing.assert_allclose(metrics["reward"], -0.5 * doubt, rtol=1e-3, atol=1e-5)
-    np.testing.assert_allclose(metrics["doubt"], doubt[1::2].mean(), rtol=1e-3)
-    *_, priority = jax.jit(doubted.weighted)(state, batch, np.ones(12, np.float32), KEY)
+    uncertainty = values.std(0) * batch.origin
+    assert (uncertainty[1::2] > 1e-4).all()
+    np.testing.assert_allclose(metrics["reward"], -0.5 * uncertainty, rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(metrics["uncertainty"], uncertainty[1::2].mean(), rtol=1e-3)
+    *_, priority = jax.jit(penalised.weighted)(state, batch, np.ones(12, np.float32), KEY)
     np.testing.assert_array_equal(priority, metrics["reward"])
 
 
@@ -394,7 +394,7 @@ def test_final_states_unlike_all_that_was_trained_are_unfamiliar() -> None:
     like, unlike = [0, 0, 0, 0.1], [0, 6, 0, 0]
     points = np.float32([like, unlike, unlike, [0, 0, 90, 0]])
     final = np.array([True, True, False, True])
-    assert jax.jit(model_based.unfamiliar)(points, final, np.float32(trained)).tolist() == [
+    assert jax.jit(model_based.out_of_distribution)(points, final, np.float32(trained)).tolist() == [
         False,
         True,
         False,
@@ -457,7 +457,7 @@ def test_rewards_that_are_not_finite_are_not_blamed_on_the_edge_of_reach() -> No
         ({"penalty": 2.0}, r"uncertainty='' and penalty=2.0: give both"),
         (
             {"real": 1.0, "uncertainty": "bellman", "penalty": 1.0},
-            "real=1 leaves no model rows that uncertainty='bellman' could doubt",
+            "real=1 leaves no model rows that uncertainty='bellman' could penalise",
         ),
     ],
 )

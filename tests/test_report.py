@@ -499,9 +499,11 @@ def test_finished_runs_of_several_machines_make_one_report(
     text = (tmp_path / "out" / studies.REPORT).read_text()
     assert "3 of commit 000000000000 on Abacus, 2 cores; 3 of commit 111111111111 on Abacus, 3 cores." in text
     assert f"**Not the same data:** runs on {TASKS[2]} were" in text
-    plan = layout.adopt(layout.load(file, {}, str(tmp_path / "runs")), [str(stored)])
+    plan = layout.with_finished(layout.load(file, {}, str(tmp_path / "runs")), [str(stored)])
     assert [line.split()[0] for line in list(records.status(plan.programs))[1:7]] == ["done"] * 6
-    again = layout.adopt(layout.load(file, {"overwrite": True}, str(tmp_path / "runs")), [str(stored)])
+    again = layout.with_finished(
+        layout.load(file, {"overwrite": True}, str(tmp_path / "runs")), [str(stored)]
+    )
     assert set(again.programs) == set(places)  # what is to be trained again is trained in its own folder
     with pytest.raises(ValueError, match=r"is no folder: experiments\.report --store"):
         report_on(file, *where, "--finished=nowhere")

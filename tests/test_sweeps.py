@@ -226,7 +226,9 @@ def test_grouping_keeps_every_run_and_mixes_no_structures() -> None:
     )
     runs = runs_of(sweep)
     plan = layout.programs(runs, 16)
-    apart = [single.fixed | {n: v for n, (v,) in single.swept.items()} for p in plan for single in p.apart()]
+    apart = [
+        single.fixed | {n: v for n, (v,) in single.swept.items()} for p in plan for single in p.single_runs()
+    ]
 
     def canonical(run: dict[str, Any]) -> str:
         return json.dumps(run, sort_keys=True)
@@ -436,7 +438,7 @@ def test_together_they_train_what_each_trains_alone(tmp_path: Path) -> None:
     values = {"agent.expectile": [0.6, 0.9], "agent.learning_rate": [1e-3, 1e-2]}
     together = Program(SMALL, values)
     rows = training.execute(together, tmp_path / "together", "train/critic_loss")
-    for i, (single, row) in enumerate(zip(together.apart(), rows, strict=True)):
+    for i, (single, row) in enumerate(zip(together.single_runs(), rows, strict=True)):
         fixed = SMALL | {name: column[i] for name, column in values.items()}
         (alone,) = training.execute(Program(fixed, {}), tmp_path / str(i), "train/critic_loss")
         assert row["parameters"] == alone["parameters"] == fixed
@@ -536,7 +538,7 @@ def test_a_run_that_diverges_takes_only_itself_down(tmp_path: Path, monkeypatch:
     assert state[:4] == ("failed", 2, 4, 4.0) and "not finite" in state.error  # two of three, of four updates
     again = planned({tmp_path: program})  # as the same command finds it, which tries the second once more
     assert records.done(again) == {}
-    assert [row["score"] for row in records.alone(again, ())] == pytest.approx([0.1, 0.3])
+    assert [row["score"] for row in records.trained_alone(again, ())] == pytest.approx([0.1, 0.3])
     afresh = dataclasses.replace(program, fixed=SMALL | {"overwrite": True})
     for one in (program, afresh):  # as a process finds it that began before
         earlier = records.ended(one, tmp_path, "eval/return", 0.0)

@@ -264,14 +264,14 @@ CHOSEN = np.random.RandomState(2).randint(0, A, (3, 10)).astype(np.int32)
 
 @pytest.mark.parametrize("chunk", [4, 16])
 def test_survey_equals_the_plain_form(chunk: int) -> None:
-    def ours(rows: Any, features: Any) -> tokens.Survey:
+    def ours(rows: Any, features: Any) -> tokens.VocabularyStats:
         return tokens.survey(lambda x: x @ rows.T, features, np.stack([CHOSEN, 0 * CHOSEN], -1), chunk)
 
-    def plain(rows: Any, features: Any) -> tokens.Survey:
+    def plain(rows: Any, features: Any) -> tokens.VocabularyStats:
         logits = features @ rows.T
         one = (jnp.arange(A) == CHOSEN[..., None]) @ jnp.eye(A)  # [B, T, A], as the naive form has it
         chosen = jnp.stack([(one * logits).sum(-1), logits[..., 0]], -1)
-        return tokens.Survey(chosen, logits.max(-1), logits.argmax(-1), jax.nn.logsumexp(logits, -1))
+        return tokens.VocabularyStats(chosen, logits.max(-1), logits.argmax(-1), jax.nn.logsumexp(logits, -1))
 
     def loss(form: Any) -> Any:
         def total(rows: Any, features: Any) -> Any:

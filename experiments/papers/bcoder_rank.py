@@ -454,7 +454,7 @@ class _Bench:
         )
 
         def places(state: State, batch: Batch) -> Array:
-            judgement = bcoder.judge(config, build(batch), head)(state, batch.tokens)
+            judgement = bcoder.token_values(config, build(batch), head)(state, batch.tokens)
             return judgement.reward if alpha else judgement.v
 
         return Arm(

@@ -74,7 +74,7 @@ class Config:
         require_choices(self, {"operator": OPERATORS})
 
 
-class Judgement(NamedTuple):
+class TokenValues(NamedTuple):
     """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
 
     reward: Array  # the reward that its values imply: Q(s, a) - gamma d V(s')
@@ -97,12 +97,12 @@ class PolicyRows(NamedTuple):
     outputs: Any  # [..., T, K] float32, V's without residual and bound
 
 
-class _View(NamedTuple):
-    """One model's opinion of all T states."""
+class _PolicyOutputs(NamedTuple):
+    """What one policy says of all T states, and of the tokens that follow them."""
 
     features: Array  # [B, T, D]
     advantage: Array  # [B, T], A of the token that follows
-    of: Array  # [B, T], A of the token asked about
+    of: Array  # [B, T], A of the queried token
     log_prob: Array  # [B, T], of the token that follows
     best: Array  # [B, T] int32, the likeliest token
 
@@ -111,7 +111,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     """The learner of `TokenBatch` [B, T]; see `rl.types.Learner`. All its models start from what ``lm.init`` gives.
 
     ``act`` and ``value`` take texts [B, T] without padding: the likeliest next tokens [B], and V of them [B]. Sample
-    with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `judge`.
+    with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `token_values`.
     """
     body = token_heads.state_values(head.size, config.inner)
     optimiser = optimiser or adamw(config.weight_decay)
@@ -132,7 +132,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         }
         return start(params, optimisers, targets=["policy", "residual"])
 
-    view = functools.partial(_view, config, lm)
+    policy_outputs = functools.partial(_policy_outputs, config, lm)
     outputs, bounded = (
         functools.partial(_outputs, config, lm, head),
         functools.partial(_bounded, config, head),
@@ -178,7 +178,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         batch, greedy, frozen = rows
 
         def loss(params):
-            student = view(params["policy"], batch, greedy)
+            student = policy_outputs(params["policy"], batch, greedy)
             v = bounded(frozen, (params["residual"], state.target["residual"], student.features))
             following = {
                 "conservative": student.of,
@@ -232,18 +232,18 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
 def value_rows(config: Config, lm: LM, state: State, batch: TokenBatch) -> ValueRows:
     """``batch`` [B, T] with what its updates in the value stage need of the frozen model."""
-    return ValueRows(batch, _view(config, lm, state.target["policy"], batch).advantage)
+    return ValueRows(batch, _policy_outputs(config, lm, state.target["policy"], batch).advantage)
 
 
 def policy_rows(config: Config, lm: LM, head: ValueHead, state: State, batch: TokenBatch) -> PolicyRows:
     """``batch`` [B, T] with what its updates in the policy stage need of frozen models: the state's V is final."""
     best = None
     if config.operator == "conservative":
-        best = _view(config, lm, state.target["policy"], batch).best
+        best = _policy_outputs(config, lm, state.target["policy"], batch).best
     return PolicyRows(batch, best, _outputs(config, lm, head, state.params["value"], batch))
 
 
-def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], Judgement]:
+def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
 
     A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(judgement.reward, batch.segment, n)``:
@@ -251,15 +251,15 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
     must be terminated, or their last token is compared with a state that never was.
     """
 
-    def run(state: State, batch: TokenBatch) -> Judgement:
-        policy = _view(config, lm, state.params["policy"], batch)
+    def run(state: State, batch: TokenBatch) -> TokenValues:
+        policy = _policy_outputs(config, lm, state.params["policy"], batch)
         residual = state.params["residual"], state.target["residual"], policy.features
         outputs = _outputs(config, lm, head, state.params["value"], batch)
         v = head.value(_bounded(config, head, outputs, residual))
         steps = tokens.steps(batch)
         q = (policy.advantage + v)[:, :-1]
         reward = q - config.discount * steps.discount * tokens.at(v, steps.next)
-        return Judgement(*(tokens.at_tokens(steps, x) for x in (reward, q, v[:, :-1])))
+        return TokenValues(*(tokens.at_tokens(steps, x) for x in (reward, q, v[:, :-1])))
 
     return run
 
@@ -269,16 +269,18 @@ def soft_abs(x: Array) -> Array:
     return (jax.nn.softplus(x) + jax.nn.softplus(-x)) / 2 - jnp.log(2.0)
 
 
-def _view(config: Config, lm: LM, params: Params, batch: TokenBatch, about: Array | None = None) -> _View:
-    """The opinion of the model with ``params``; ``about`` [B, T] are tokens that it is asked about."""
+def _policy_outputs(
+    config: Config, lm: LM, params: Params, batch: TokenBatch, queried: Array | None = None
+) -> _PolicyOutputs:
+    """What the policy with ``params`` says; ``queried`` [B, T] are tokens whose advantages are wanted, too."""
     features = lm.features(params, batch.tokens, batch.segment)
     after = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
-    candidates = jnp.stack([after, after if about is None else about], -1)
+    candidates = jnp.stack([after, after if queried is None else queried], -1)
     needed = tokens.visited(tokens.steps(batch))
     survey = tokens.survey(functools.partial(lm.logits, params), features, candidates, config.chunk, needed)
     advantage = config.alpha * (survey.chosen - survey.top[..., None])
     log_prob = survey.chosen[..., 0] - survey.total
-    return _View(features, advantage[..., 0], advantage[..., 1], log_prob, survey.best)
+    return _PolicyOutputs(features, advantage[..., 0], advantage[..., 1], log_prob, survey.best)
 
 
 def _outputs(config: Config, lm: LM, head: ValueHead, params: Params, batch: TokenBatch) -> Array:

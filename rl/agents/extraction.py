@@ -55,7 +55,7 @@ def policy_loss(
         of_policy = q(mlp.greedy(policy, spec))
         loss, measured = losses.ddpg_bc(of_policy, log_prob, config.alpha), {"policy_q": of_policy.mean()}
     else:
-        lead = advantage()
-        loss = -(losses.awr_weight(lead, config.alpha) * log_prob).mean()
-        measured = {"advantage": lead.mean()}
+        advantages = advantage()
+        loss = -(losses.awr_weight(advantages, config.alpha) * log_prob).mean()
+        measured = {"advantage": advantages.mean()}
     return loss, {"policy_loss": loss, "log_prob": log_prob.mean(), **measured}

@@ -65,7 +65,7 @@ class Config:
         require_choices(self, {"backup": BACKUPS})
 
 
-class Judgement(NamedTuple):
+class TokenValues(NamedTuple):
     """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
 
     q: Array  # min_i Q'_i(s, x), which `decoder` steers by
@@ -128,12 +128,12 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     def cql_term(params: Params, features: Array, steps: tokens.Steps) -> Array:
         """L_CQL."""
 
-        def surprise(features: Array, token: Array) -> Array:
+        def gap(features: Array, token: Array) -> Array:
             values = head.value(q_values.all(params, features))
             chosen = jnp.take_along_axis(values, token[None, ..., None], -1)[..., 0]
             return (jax.nn.logsumexp(values, -1) - chosen).sum(0)
 
-        each = tokens.in_chunks(surprise, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
+        each = tokens.in_chunks(gap, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
         return tokens.mean(each, steps.taken)
 
     def policy_loss(params: Params, batch: TokenBatch, steps: tokens.Steps) -> Array:
@@ -199,7 +199,7 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
     return Learner(init, update, act, value)
 
 
-def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], Judgement]:
+def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any texts, whoever wrote them; to be jitted by the caller.
 
     A text's score is the sum of its advantages, ``rl.values.tokens.per_episode(found.q - found.v, batch.segment, n)``:
@@ -209,7 +209,7 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
     q_values = _q_values(config, lm, head)
     v_values = token_heads.state_values(head.size, config.inner, config.bias)
 
-    def run(state: State, batch: TokenBatch) -> Judgement:
+    def run(state: State, batch: TokenBatch) -> TokenValues:
         steps = tokens.steps(batch)
 
         def features(params: Params) -> Array:
@@ -217,7 +217,7 @@ def judge(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatc
 
         q = head.value(_of_logged(config, q_values, state.target["q"], features(state.target), steps)).min(0)
         v = head.value(v_values.apply(state.params["v"], features(state.params)))
-        return Judgement(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
+        return TokenValues(tokens.at_tokens(steps, q), tokens.at_tokens(steps, v[:, :-1]))
 
     return run
 
@@ -248,8 +248,10 @@ def _of_logged(
 ) -> Array:
     """Q's outputs [E, B, S, K] of the logged tokens."""
 
-    def look(features: Array, token: Array) -> Array:
+    def chosen_values(features: Array, token: Array) -> Array:
         return jnp.moveaxis(q_values.at(params, features, token), 0, 2)
 
-    outputs = tokens.in_chunks(look, config.chunk, features[:, :-1], steps.action, needed=steps.taken)
+    outputs = tokens.in_chunks(
+        chosen_values, config.chunk, features[:, :-1], steps.action, needed=steps.taken
+    )
     return jnp.moveaxis(outputs, 2, 0)

@@ -1,4 +1,4 @@
-"""MOBILE's penalty for any agent: doubt a model's rows where its members disagree about the *value* of what follows.
+"""MOBILE's penalty for any agent, on a model's rows where its members disagree about the *value* of what follows.
 
 Sun et al. (ICML 2023), model-Bellman inconsistency:
 
@@ -9,12 +9,12 @@ for the rows that a model made; logged rows keep their reward. As in the authors
 and the entropy bonus is no part of ``V``.
 
 Members are compared by common random numbers: sample ``n`` of every member has the same noise, of the model and of
-the policy, so that only a difference between members is doubt, and identical members leave none. The authors' code
+the policy, so that only a difference between members counts, and identical members leave none. The authors' code
 draws all noise independently, which adds ``Var V / samples`` to the variance that it takes for disagreement.
 
 Other differences from it: its targets hold no entropy bonus (here they are the agent's own, soft for SAC unless
 ``backup_entropy`` is off, as published settings have it) and are cut at 0 from below, and its deviation over M members
-is that of a sample (larger by sqrt(M / (M - 1))). A world with one answer, such as the true one, is never doubted.
+is that of a sample (larger by sqrt(M / (M - 1))). A world with one answer, such as the true one, is never penalised.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Predict = Callable[[Array, Array], tuple[Array, Array]]
 
 
 def make(learner: Learner, predict: Predict, weight: float | Array, samples: int = 10) -> Learner:
-    """``learner`` with doubted rewards; metrics gain ``doubt``, the mean deviation over the model's rows.
+    """``learner`` with penalised rewards; metrics gain ``uncertainty``, the mean deviation over the model's rows.
 
     Batches must tell logged rows (origin 0) from those of the model (any other) by `Transition.origin`.
 
@@ -57,7 +57,7 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         action = jax.vmap(draw_action, (None, 1, None), 1)(state, observation, key)
         return critics(state, observation, action).min(0)
 
-    def doubted(state: State, batch: Transition, key: Key) -> tuple[Transition, Metrics]:
+    def penalised(state: State, batch: Transition, key: Key) -> tuple[Transition, Metrics]:
         if batch.origin is None:
             raise ValueError(
                 "MOBILE must know which rows a model made, and these batches have no origin: draw them from sources "
@@ -72,10 +72,10 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
         # Less the first member's, so that rounding does not tell identical members apart.
         is_rollout = ~is_logged(batch)
-        doubt = jnp.where(is_rollout, (values - values[0]).std(0), 0.0)
+        uncertainty = jnp.where(is_rollout, (values - values[0]).std(0), 0.0)
         rows = is_rollout.sum()
-        return batch._replace(reward=batch.reward - weight * doubt), {
-            "doubt": doubt.sum() / jnp.maximum(1, rows)
+        return batch._replace(reward=batch.reward - weight * uncertainty), {
+            "uncertainty": uncertainty.sum() / jnp.maximum(1, rows)
         }
 
-    return relabel.make(learner, doubted)
+    return relabel.make(learner, penalised)

@@ -194,10 +194,10 @@ def _downloaded(minari: Any, name: str) -> Any:
             raise
         from rl.data import recipes
 
-        made = recipes.instead(name.removeprefix("mujoco/").rpartition("-")[0].replace("/", "-"))
+        regenerated = recipes.instead(name.removeprefix("mujoco/").rpartition("-")[0].replace("/", "-"))
         raise DataError(
             f"Minari {name} is not here, and its server cannot be reached ({reason}): download it elsewhere "
-            f"(minari download {name}) and copy its folder to ~/.minari/datasets{made and f', or {made}'}"
+            f"(minari download {name}) and copy its folder to ~/.minari/datasets{regenerated and f', or {regenerated}'}"
         ) from error
 
 

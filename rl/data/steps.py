@@ -219,10 +219,10 @@ def check_optional(arrays: Iterable[str], names: Iterable[str], source: str) -> 
     """
     there = set(arrays)  # of a file, also links that lead nowhere, which `in` denies
     for name in (name for name in names if name not in there):
-        found = [other for other in _OTHER_NAMES[name] if other in there] or near(name, there)
-        if found:
+        likely = [other for other in _OTHER_NAMES[name] if other in there] or near(name, there)
+        if likely:
             raise DataError(
-                f"{source}: {found[0]!r} should be called {name!r}: as it is, it would be ignored"
+                f"{source}: {likely[0]!r} should be called {name!r}: as it is, it would be ignored"
             )
 
 

@@ -25,7 +25,7 @@ class Rollouts(NamedTuple):
     valid: Array  # [k, B] bool: False after the step that terminated the episode
 
 
-class Front(NamedTuple):
+class RolloutState(NamedTuple):
     """Where ``B`` rollouts are."""
 
     observation: Array  # [B, O]
@@ -60,7 +60,7 @@ def roll(
     """
 
     one = step(dynamics, terminates, act, penalty)
-    start = Front(observation, jnp.ones(len(observation), bool))
+    start = RolloutState(observation, jnp.ones(len(observation), bool))
     return jax.lax.scan(functools.partial(one, params), start, jax.random.split(key, length))[1]
 
 
@@ -69,11 +69,11 @@ def step(
     terminates: Rule,
     act: Callable[[Array, Key], Array],
     penalty: Callable[[Array, Array], Array] | None = None,
-) -> Callable[[Any, Front, Key], tuple[Front, Rollouts]]:
-    """One step of all rollouts, (params, front, key) -> front, rows [B]; the arguments are those of `roll`."""
+) -> Callable[[Any, RolloutState, Key], tuple[RolloutState, Rollouts]]:
+    """One step of all rollouts, (params, ongoing, key) -> ongoing, rows [B]; the arguments are those of `roll`."""
 
-    def one(params: Any, front: Front, key: Key) -> tuple[Front, Rollouts]:
-        observation, alive = front
+    def one(params: Any, ongoing: RolloutState, key: Key) -> tuple[RolloutState, Rollouts]:
+        observation, alive = ongoing
         act_key, step_key = jax.random.split(key)
         action = act(observation, act_key)
         following, reward = dynamics.step(params, observation, action, step_key)
@@ -94,7 +94,7 @@ def step(
         )
         # An episode that is over stands still: a world need not know what follows its end.
         goes_on = alive & ~ended
-        front = Front(jnp.where(goes_on[:, None], following, observation), goes_on)
-        return front, Rollouts(rows, alive)
+        ongoing = RolloutState(jnp.where(goes_on[:, None], following, observation), goes_on)
+        return ongoing, Rollouts(rows, alive)
 
     return one

@@ -17,7 +17,7 @@ from rl.values import tokens
 
 
 def reader(
-    lm: LM, judge: Callable[[State, TokenBatch], Any] | None = None, discount: float = 1.0
+    lm: LM, token_values: Callable[[State, TokenBatch], Any] | None = None, discount: float = 1.0
 ) -> Callable[[State, TokenBatch], dict[str, Array]]:
     """A compiled function of a state and a batch [B, T]: log-probabilities, values and returns, [B, T] at the tokens.
 
@@ -26,7 +26,8 @@ def reader(
 
     Args:
       lm: the model; its parameters are ``state.params["policy"]``.
-      judge: what the agent's own ``judge`` returns (`rl.agents.bcoder`, `rl.agents.ilql`); None where it has no values.
+      token_values: what the function of this name in the agent's module gives (`rl.agents.bcoder`, `rl.agents.ilql`);
+        None where it has no values.
       discount: of the returns.
     """
 
@@ -39,9 +40,9 @@ def reader(
             "returns": tokens.at_tokens(steps, tokens.returns_to_go(steps, discount)),
             "log_probability": log_probability,
         }
-        if judge is None:
+        if token_values is None:
             return outputs | {"score": log_probability}
-        judged = judge(state, batch)
+        judged = token_values(state, batch)
         score = judged.reward if hasattr(judged, "reward") else judged.q - judged.v
         return outputs | {"score": score, "q": judged.q}
 

@@ -112,7 +112,7 @@ def per_episode(values: Array, segment: Array, episodes: int) -> Array:
 # ---- over a vocabulary -------------------------------------------------------------------------------------------
 
 
-class Survey(NamedTuple):
+class VocabularyStats(NamedTuple):
     """What a loss needs of the logits [B, S, A] over a vocabulary, float32."""
 
     chosen: Array  # [B, S, N], of N tokens
@@ -127,8 +127,8 @@ def survey(
     token: Array,
     chunk: int = 128,
     needed: Array | None = None,
-) -> Survey:
-    """`Survey` of ``logits(features)``, never held for more than ``chunk`` columns.
+) -> VocabularyStats:
+    """`VocabularyStats` of ``logits(features)``, never held for more than ``chunk`` columns.
 
     The backward pass computes each chunk's logits again. Peak memory is B * chunk * A floats instead of
     B * S * A for each array that the plain form keeps (logits, softmax and their gradients).
@@ -141,17 +141,17 @@ def survey(
       needed: [B, S] bool, the columns that are asked about, as in `in_chunks`.
     """
 
-    def look(features: Array, token: Array) -> Survey:
+    def statistics(features: Array, token: Array) -> VocabularyStats:
         all_logits = logits(features)
         # What a caller does not use of these is not computed.
-        return Survey(
+        return VocabularyStats(
             chosen=jnp.take_along_axis(all_logits, token, -1),
             top=all_logits.max(-1),
             best=all_logits.argmax(-1).astype(jnp.int32),
             total=jax.nn.logsumexp(all_logits, -1),
         )
 
-    return in_chunks(look, chunk, features, token, needed=needed)
+    return in_chunks(statistics, chunk, features, token, needed=needed)
 
 
 def in_chunks(function: Callable[..., Any], chunk: int, *arrays: Array, needed: Array | None = None) -> Any:
