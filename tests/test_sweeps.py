@@ -274,7 +274,7 @@ def test_only_float_fields_of_the_agent_are_swept() -> None:
         ({"agent": "rebrac", "head": "quantile"}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
         ({"agent": "rebrac", "head": "c51", "head_low": -9}, "critic_cloning", [0.001, 0.01, 0.5], [3]),
         ({"agent": "sac_n", "head": "two_hot"}, "initial_alpha", [0.1, 0.5, 2.0, 3.0, 2.0], [2, 2, 1]),
-        ({"agent": "sac_n", "head": "two_hot"}, "target_entropy", [math.nan, -1.0, -2.0], [1, 1, 1]),
+        ({"agent": "sac_n", "head": "two_hot"}, "target_entropy", [-3.0, -1.0, -2.0], [1, 1, 1]),
         ({"agent": "dqn", "head": "c51"}, "temperature", [0.1, 0.2], [1, 1]),
         ({"agent": "dqn", "head": "c51", "head_high": 9}, "temperature", [0.1, 0.2], [2]),
     ],
