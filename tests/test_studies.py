@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from experiments import checks, goals, offline, studies
+from experiments import checks, goals, offline, source_code, studies
 from rl import log
 from rl.train import Diverged
 
@@ -118,7 +118,7 @@ PROJECT = {
 
 def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What training uses changes it; words, figures, and modules that it does not import do not."""
-    monkeypatch.setattr(studies, "_ROOT", tmp_path)
+    monkeypatch.setattr(source_code, "_ROOT", tmp_path)
     for path, text in PROJECT.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -129,7 +129,7 @@ def test_the_digest_is_of_the_code_that_trains(tmp_path: Path, monkeypatch: pyte
     variant = studies.Variant(train, {"updates": 3})  # type: ignore[arg-type]
 
     def forget() -> None:
-        for cached in (studies._file, studies._code, studies._whole):
+        for cached in (source_code._file, source_code.needed, source_code._whole):
             cached.cache_clear()
 
     def digest_with(path: str, old: str, new: str) -> str:
