@@ -99,8 +99,9 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
     check(settings)
     rule = termination.of_environment(settings.env)
     checks.schedules(config, int(settings.steps * settings.utd))
+    agents.check_data(settings.agent, config, None)
+    agents.check_data(settings.agent, config, rolled_row(Spec((1,), 1)))  # of any vectors
     with interaction.stepper(settings) as stream:
-        agents.check_data(settings.agent, config, rolled_row(stream.spec))
         loop = make_loop(settings, config, stream.spec, rule)
         this = common.run(
             settings,

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from absl import app
 
 from experiments import checks, common, flags, presets
-from rl import acting, data, keys, lifecycle, model_based, train
+from rl import acting, keys, lifecycle, model_based, train
 from rl.agents import sac_n
 from rl.dynamics import base, ensemble, termination, truth
 from rl.dynamics.termination import Rule
@@ -110,7 +110,8 @@ def run(settings: Settings, config: Config) -> dict[str, Any]:
     checks.schedules(config, settings.epochs * config.updates)
     task = problem(settings, config)
     bound = model_based.largest_value(task.dataset, config.discount)
-    terminates = _rule(settings, config, task.loaded)
+    name = task.loaded.environment or settings.dataset
+    terminates = _rule(config, name, task.loaded.environment)
     learner = sac_n.make(config, task.loaded.spec, task.head)
     run_keys = keys.seeds(jax.random.key(settings.seed), settings.seeds)
     this = common.run(
@@ -183,7 +184,9 @@ def problem(settings: Settings, config: Config) -> common.Problem:
         settings,
         [config],
         target_range,
-        ends=lambda loaded: _rule(settings, config, loaded) is not termination.never,
+        ends=lambda loaded: (
+            _rule(config, loaded.environment or settings.dataset, loaded.environment) is not termination.never
+        ),
     )
 
 
@@ -269,7 +272,7 @@ def _truth(environment: str | None, *, needed: bool) -> base.Dynamics | None:
         return None
 
 
-def _rule(settings: Settings, config: Config, loaded: data.Loaded) -> Rule:
+def _rule(config: Config, name: str, environment: str | None) -> Rule:
     """Where episodes of rollouts end; without rollouts there are none.
 
     Raises:
@@ -277,9 +280,8 @@ def _rule(settings: Settings, config: Config, loaded: data.Loaded) -> Rule:
     """
     if config.real == 1:
         return termination.never
-    environment = loaded.environment
     try:
-        rule = termination.of_environment(environment) if environment else termination.of(settings.dataset)
+        rule = termination.of_environment(environment) if environment else termination.of(name)
     except ValueError as error:
         if environment:  # the data's own, or the flag's
             raise

@@ -353,6 +353,9 @@ def loop(
         first = jnp.ones_like(carry.first)
         return act(carry._replace(seen=jax.tree.map(jnp.asarray, observation), first=first), random)
 
+    def store(memory: Any, seen: Any, action: Array, first: Array, outcome: Step) -> tuple[Any, Any, Array]:
+        return _store(replay, memory, seen, action, first, outcome)
+
     def learn(
         carry: Carry, marks: Any, rows: Any, logged: Any, updates: int, random: bool
     ) -> tuple[Carry, Any, Array]:
@@ -361,7 +364,7 @@ def loop(
         carry, action = act(carry, random)
         return carry, marks, action
 
-    store_in_place = jax.jit(functools.partial(_store, replay), donate_argnums=0)
+    store_in_place = jax.jit(store, donate_argnums=0)
     learn_from = jax.jit(learn, static_argnums=(4, 5), donate_argnums=(0, 1))
 
     def step(carry: Carry, outcome: Step, logged: Any, updates: int, random: bool) -> tuple[Carry, Array]:

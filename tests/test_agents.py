@@ -1319,7 +1319,7 @@ def test_deviations_between_critics_need_two_and_a_penalty_needs_next_actions() 
     for agent in ("td3", "td3_bc", "rebrac"):
         with pytest.raises(ValueError, match="critics=1 has none: give at least 2"):
             agents.get(agent).Config(critics=1, aggregation="pessimistic")
-    with pytest.raises(ValueError, match=r"critic_cloning=0.01 compares .* only 0% of its steps have one"):
+    with pytest.raises(ValueError, match=r"critic_cloning=0.01 compares .* only 0% of the steps have one"):
         agents.check_data("rebrac", agents.get("rebrac").Config(), rows)
     agents.check_data("rebrac", agents.get("rebrac").Config(critic_cloning=0.0), rows)
 

@@ -272,7 +272,7 @@ def test_every_program_compiles_once_while_schedules_move(course: dict[str, Any]
     lengths = [float(course["said"][step]["model/rollout_length"][0]) for step in (22, 40, 41, 60)]
     assert lengths == [1, 2, 3, 4]
     once = collections.Counter(course["compiled"][20] + course["compiled"][21])
-    for name in ("remember", "imagine", "prepare"):
+    for name in ("store", "imagine", "prepare"):
         assert once[name] == 1, name
     assert once["call"] == 3  # of a fit: its beginning, what is between two checks, and its end
     assert once["learn"] == 3  # with random actions, without updates, with updates
