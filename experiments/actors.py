@@ -243,6 +243,10 @@ def _layers(file: Path, member: int) -> list[np.ndarray]:
 def play(name: str, policies: Iterable[locomotion.Act], episodes: int, seed: tuple[int, ...]) -> np.ndarray:
     """The undiscounted returns [P, episodes] of P policies' sampled actions, each in the same seeds."""
     env = envs.make(name)
+    if not hasattr(env.unwrapped, "data"):
+        raise ValueError(
+            f"the run is of {name}, and logs are collected in MuJoCo's tasks only: give one of these"
+        )
     seeds = [np.random.SeedSequence((*seed, episode)) for episode in range(episodes)]
     policies = list(policies)
     shown = log.progress(len(policies), f"{name}, {episodes} episodes each", over=policies, unit="policy")

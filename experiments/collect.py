@@ -223,7 +223,8 @@ def _lines(tree: Any, prefix: str = "") -> Iterator[str]:
 def to_minari(name: str) -> None:
     """Store a dataset where Minari keeps its own, and say how to load it."""
     loaded = data.load(_file(name), clip_actions=_CLIP_ACTIONS.value, shuffled=_SHUFFLED.value)
-    chosen = _MINARI_ID.value or f"headway/{_stem(name)}"
+    version = "" if re.search(r"-v\d+$", _stem(name)) else "-v0"  # which Minari asks for
+    chosen = _MINARI_ID.value or f"headway/{_stem(name)}{version}"
     minari.write(loaded, chosen)
     print(f"minari.load_dataset({chosen!r}): {len(loaded.dataset.transitions.reward):,} transitions")
 

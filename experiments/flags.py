@@ -80,6 +80,7 @@ _PLURALS = {int: "whole numbers", float: "numbers", str: "words"}
 _EXAMPLES = {int: "256,256", float: "0.5,0.9", str: "a,b"}
 
 # Raised with a message that names the remedy. Others are mistakes in the code: their traceback is wanted.
+MEMORY = "Smaller batches (--batch_size) need less; docs/troubleshooting.md has more, under Memory"
 EXPLAINED = (
     ValueError,
     ImportError,
@@ -320,6 +321,8 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             several = hosts.several()
             if shard.is_loss(error):
                 message = f"lost a process of this run ({_first_line(error)}). {hosts.REMEDY}"
+            elif "RESOURCE_EXHAUSTED" in str(error):
+                message = f"out of memory: {_first_line(error)}. {MEMORY}"
             elif isinstance(error, EXPLAINED) and (flags.FLAGS["verbosity"].value or 0) < logging.INFO:
                 message = f"{type(error).__name__}: {error}"
             elif several:
@@ -360,6 +363,8 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
         known = [name for name in values if name.startswith(group + ".")]
     # Without the group, which all have in common and which would make any two of them alike.
     last = {name.removeprefix(group + "."): name for name in known}
+    if not group:  # or it is a setting of the agent, whose name needs its prefix
+        last = {name.removeprefix("agent."): name for name in values if name.startswith("agent.")} | last
     near = difflib.get_close_matches(error.flagname.removeprefix(group + "."), last, n=1)
     if near:
         return f"unknown flag --{error.flagname}: did you mean --{last[near[0]]}?"
@@ -369,7 +374,8 @@ def _explain(error: Exception, values: flags.FlagValues) -> str:
 
 def _meant(name: str, values: flags.FlagValues) -> str | None:
     """The flag with the meaning, not the spelling, of an unknown one: a synonym, or the agent's own of that name."""
-    return next((known for known in (*_SYNONYMS.get(name, ()), f"agent.{name}") if known in values), None)
+    meant = (*_SYNONYMS.get(name.removeprefix("agent."), ()), f"agent.{name}")
+    return next((known for known in meant if known in values), None)
 
 
 def _agent(argv: Sequence[str], default: str) -> str:

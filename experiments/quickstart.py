@@ -17,7 +17,7 @@ from typing import Any
 
 from absl import app
 
-from experiments import flags, offline
+from experiments import checks, flags, offline
 from rl import log, plot
 from rl.agents import bc, iql
 from rl.agents.optimisers import Adam
@@ -52,6 +52,7 @@ class Settings:
 
 def run(settings: Settings) -> dict[str, Any]:
     """Makes the data, trains both agents, and returns what result.json holds."""
+    checks.at_least_one(settings, "transitions", "seeds", "updates", "eval_every", "eval_episodes")
     workdir = Path(settings.workdir)
     recipes.collect(DATASET, out=workdir / "data", transitions=settings.transitions, seed=settings.seed)
     # IQL's own schedule, over this run: what is evaluated last is then no matter of which update came last.

@@ -78,7 +78,12 @@ def scan_updates(
             sample_key, update_key = jax.random.split(jax.random.fold_in(run_key, state.step))
             return update(state, sample(dataset, sample_key, state.step), update_key)
 
-        names = sorted(jax.eval_shape(one, state)[1])
+        shapes = {name: metric.shape for name, metric in jax.eval_shape(one, state)[1].items()}
+        if arrays := {name: shape for name, shape in shapes.items() if shape}:
+            raise ValueError(
+                f"metrics are numbers, one for each update, and these are arrays, of shape: {arrays}"
+            )
+        names = sorted(shapes)
 
         def body(carry, count):
             state, mean, bad = carry

@@ -131,7 +131,7 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
     """The programs of a sweep by their folders, of which nothing is read.
 
     Raises:
-      ValueError: parameters that cannot be run, an unknown dataset, or two programs of one folder.
+      ValueError: parameters that cannot be run, an unknown dataset or head, or two programs of one folder.
     """
     planned: dict[Path, Program] = {}
     for program in programs(runs, most, script):
@@ -139,6 +139,8 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
         settings, *_ = arguments(program, place)
         if hasattr(settings, "dataset"):
             data.check_name(settings.dataset)
+        if getattr(settings, "head", "scalar") not in heads.NAMES:
+            raise ValueError(f"unknown value head {settings.head!r}: choose from {', '.join(heads.NAMES)}")
         if place in planned:
             length = SCRIPTS[script].length
             equal = ", ".join(f"--{name}" for name in (length, *INDIFFERENT))

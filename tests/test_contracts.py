@@ -633,6 +633,13 @@ def separately(index: int, **fields: float) -> State:
     return epoch(seed(loop().start, index), loaded.dataset, loop().keys[index])[0]
 
 
+def test_metrics_that_are_arrays_are_refused_by_name() -> None:
+    update = lambda state, batch, key: (state, {"loss": jnp.zeros(()), "advantage": batch.reward})
+    epoch = train.scan_updates(update, replay.sampler(BATCH), 1)
+    with pytest.raises(ValueError, match=rf"of shape: {{'advantage': \({BATCH},\)}}"):
+        jax.eval_shape(epoch, State({}, {}, {}, jnp.zeros((), int)), iql()[0].dataset, jax.random.key(0))
+
+
 def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
     (loaded, make), (_, start, keys, _) = iql(), loop()
     alone = make(small("iql")).init(streams.of(keys[1], "init"), replay.take(loaded.dataset, np.arange(2)))

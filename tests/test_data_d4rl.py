@@ -111,7 +111,7 @@ def test_an_array_by_another_name_is_recognised(tmp_path, name, called, hint):
 @pytest.mark.parametrize(
     ("name", "called"),
     [
-        *(("timeouts", called) for called in ("timeout", "truncations", "truncated", "truncateds", "dones")),
+        *(("timeouts", called) for called in ("timeout", "truncations", "truncated", "dones", "done")),
         *(("next_observations", called) for called in ("next_obs", "next_observation")),
     ],
 )

@@ -316,6 +316,8 @@ def test_defaults_are_what_parsing_nothing_gives() -> None:
         (["--updates=1e-6"], "error: --updates=1e-6 is not a whole number\n"),
         (["--seed=-1e1"], "--seed=-1e1: -10 is not a non-negative integer\n"),
         (["--learning_rate=1e-3"], "did you mean --agent.learning_rate?"),
+        (["--lerning_rate=1e-3"], "did you mean --agent.learning_rate?"),
+        (["--agent.gamma=0.9"], "did you mean --agent.discount?"),
         (["--network.activation=gelu"], "did you mean --agent.network.activation?"),
         (["--env=Hopper-v5"], "did you mean --environment?"),
         (["--steps=100"], "did you mean --updates?"),

@@ -219,12 +219,18 @@ def load(
         shuffled=shuffled,
     )
     returns, other = reference_in(environment, task.environment, task.reference)
+    note = task.note if environment in (None, task.environment) else other
+    if steps.get("timeouts") is None and steps.get("next_observations") is None:
+        unmarked = (
+            "no time limits are marked ('timeouts'): if an episode was cut, steps on both sides are paired"
+        )
+        note = "; ".join(filter(None, (unmarked, note)))
     return loaded(
         dataset,
         environment=environment or task.environment,
         reference=returns,
         source=source,
-        note=task.note if environment in (None, task.environment) else other,
+        note=note,
     )
 
 
@@ -276,7 +282,8 @@ def _path(name_or_path: str, folder: str | Path | None) -> Path:
     recipe = recipes.LOCOMOTION[name_or_path]
     return existing(
         expanded(folder or recipes.default_folder(recipe.family)) / recipe.file,
-        f"make it on this machine: python -m experiments.collect --dataset={name_or_path}",
+        f"make it on this machine: python -m experiments.collect --dataset={name_or_path}"
+        + (f" --out={folder}" if folder else ""),
     )
 
 

@@ -26,7 +26,7 @@ MAX_ACTIONS = 2**16  # discrete actions, as an agent has at least one output for
 _UNMARKED = 10
 # What other libraries call an array that may be absent: without it steps would be paired across resets.
 _OTHER_NAMES = {
-    "timeouts": ("truncations", "truncated", "truncateds", "dones"),
+    "timeouts": ("truncations", "truncation", "truncated", "truncateds", "dones", "done"),
     "next_observations": ("next_obs",),
 }
 _NEAR = 0.85  # of two names' likeness: "action" is "actions", and "next_observations" are no "observations"
