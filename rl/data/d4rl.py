@@ -224,7 +224,7 @@ def load(
         unmarked = (
             "no time limits are marked ('timeouts'): if an episode was cut, steps on both sides are paired"
         )
-        note = "; ".join(filter(None, (unmarked, note)))
+        note = "; ".join(filter(None, (note, unmarked)))
     return loaded(
         dataset,
         environment=environment or task.environment,
