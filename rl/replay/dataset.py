@@ -158,9 +158,10 @@ def value_bounds(dataset: Dataset, discount: float, ends: bool = False) -> tuple
     reward = np.asarray(dataset.transitions.reward, np.float64)
     returns = returns_to_go(dataset, discount, bootstrap=float(reward.mean()))
     floor, ceiling = reward.min() / (1 - discount), reward.max() / (1 - discount)
-    if ends or terminates(dataset):
+    shown = terminates(dataset)
+    if ends or shown:
         floor, ceiling = min(floor, reward.min()), max(ceiling, reward.max())
-    if ends and not terminates(dataset):
+    if ends and not shown:
         returns = np.append(returns, [reward.min(), reward.max()])
     return widened(np.array([floor, ceiling]) if is_shuffled(dataset) else returns, floor, ceiling)
 
