@@ -75,6 +75,15 @@ def head_size(settings: Any) -> None:
         )
 
 
+def head_of_values(settings: Any) -> None:
+    """Raises ValueError, naming the flag, on a head of an agent that only clones, and has no values."""
+    if settings.head != "scalar" and getattr(agents.get(settings.agent), "IGNORES_REWARDS", False):
+        raise ValueError(
+            f"--head={settings.head}: --agent={settings.agent} only clones and has no value for it to represent; "
+            "leave --head out"
+        )
+
+
 def support(settings: Any, low: float, high: float) -> None:
     """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
     if settings.head in heads.UNBOUNDED or low < high:
@@ -198,7 +207,7 @@ def spec(card: Mapping[str, Any], environment: Spec) -> None:
         of_log = "dataset" in card["settings"]
         if was != environment and not (of_log and fits(was, environment)):
             raise ValueError(
-                f"it was trained on {_in_words(was)}, here there are {_in_words(environment)}; give the environment of "
+                f"it was trained on {in_words(was)}, here there are {in_words(environment)}; give the environment of "
                 "that run"
             )
     actions(card, environment)
@@ -242,8 +251,8 @@ def fit(loaded: data.Loaded, environment: Spec) -> None:
     """Raises ValueError if policies trained on the data cannot act in the environment."""
     if not fits(loaded.spec, environment):
         raise ValueError(
-            f"environment {loaded.environment!r} does not fit the data: it has {_in_words(environment)}, they have "
-            f"{_in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
+            f"environment {loaded.environment!r} does not fit the data: it has {in_words(environment)}, they have "
+            f"{in_words(loaded.spec)}. Give the --environment that made the log, or train without one: "
             "--eval_episodes=0 (experiments.offline and experiments.goals)"
         )
 
@@ -255,7 +264,8 @@ def fits(logged: Spec, environment: Spec) -> bool:
     return logged == environment
 
 
-def _in_words(spec: Spec) -> str:
+def in_words(spec: Spec) -> str:
+    """A spec in a message: ``observations of 11 numbers and 3 continuous actions``."""
     shape, size = spec.observation_shape, spec.action_size
     flat = isinstance(shape, tuple) and len(shape) == 1
     observations = _count(shape[0], "number") if flat else f"shape {shape}"

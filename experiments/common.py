@@ -180,6 +180,7 @@ def is_set(settings: Any) -> bool:
 
 def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float, float], ValueHead]:
     """The support that the flags of `Head` give, or else ``bounds``, which the data do; and the head on it."""
+    note_unused_head(settings)
     low, high = bounds
     low = low if math.isnan(settings.head_low) else settings.head_low
     high = high if math.isnan(settings.head_high) else settings.head_high
@@ -543,6 +544,20 @@ def note_unused(settings: Any, needed: str, *names: str) -> None:
             f"note: {', '.join(unused)} change{'s' * (len(unused) == 1)} nothing without --{needed}",
             file=sys.stderr,
         )
+
+
+def note_unused_head(settings: Any) -> None:
+    """Prints which flags of `Head` were chosen and do nothing with ``--head``."""
+    sized = [name for name in heads.NAMES if name != "scalar"]
+    bounded = [name for name in sized if name not in heads.UNBOUNDED]
+    of_heads = {"head_size": sized, "head_low": bounded, "head_high": bounded, "head_kappa": ["quantile"]}
+    for name, users in of_heads.items():
+        # As text, since nan is not equal to itself
+        if settings.head not in users and str(getattr(settings, name)) != str(getattr(Head, name)):
+            print(
+                f"note: --{name} changes nothing with --head={settings.head}: it is of {', '.join(users)}",
+                file=sys.stderr,
+            )
 
 
 def show_note(settings: Any, loaded: data.Loaded) -> None:

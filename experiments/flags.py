@@ -251,6 +251,16 @@ def with_fields(config: T, overrides: dict[str, Any], prefix: str = "") -> T:
         raise ValueError(f"--{prefix}{error}") from None
 
 
+def canonical(config: Any, name: str, value: Any) -> Any:
+    """A field's value however it was written: 2000 for ``"2e3"``, ``"256,256"`` for ``[256, 256]``, as JSON has it.
+
+    Raises:
+      ValueError: it is of another type.
+    """
+    converted = _convert(name, value, _kind(config, name))
+    return _text(converted) if isinstance(converted, tuple) else converted
+
+
 def parser(
     settings: Any = None,
     config_of: Callable[[str], Any] | None = None,

@@ -168,7 +168,7 @@ def state(settings: Any, config: Any, learner: Learner, spec: Spec) -> State:
 def unknown_ends(settings: Any, card: Mapping[str, Any]) -> str:
     """A note where episodes may end online and the support is of a log in which none did; empty elsewhere."""
     of_log = math.isnan(card["settings"].get("head_low", 0.0)) and not card.get("terminates", True)
-    if settings.head in heads.UNBOUNDED or not of_log or _never_ends(settings.env):
+    if settings.head in heads.UNBOUNDED or not of_log or termination.known(settings.env) is termination.never:
         return ""
     low, high = card["support"]
     return (
@@ -177,14 +177,6 @@ def unknown_ends(settings: Any, card: Mapping[str, Any]) -> str:
         "outside, it counts as the nearest of them (train/clipped): train that run again with --head_low and "
         "--head_high that hold such rewards"
     )
-
-
-def _never_ends(environment: str) -> bool:
-    """Whether no episode of an environment terminates, as far as is known."""
-    try:
-        return termination.of_environment(environment) is termination.never
-    except ValueError:
-        return False
 
 
 def _contradiction(settings: Any, there: Sequence[str], why: str, here: Sequence[str]) -> ValueError:

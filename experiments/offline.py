@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 
 from experiments import checks, common, flags, logged, presets
 from experiments.common import Problem
-from rl import acting, agents, data, fitted_q, keys, lifecycle, shard, train
+from rl import acting, agents, fitted_q, keys, lifecycle, shard, train
 from rl.agents import robust
 from rl.dynamics import ensemble, termination
 from rl.replay import chunks, transform
@@ -185,7 +185,8 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
         validation=settings.validation,
         begun=common.folder(settings, Path(settings.dataset).name),
         ends=lambda loaded: (
-            bool(settings.robust) and _known_rule(settings, loaded) not in (None, termination.never)
+            bool(settings.robust)
+            and termination.known(loaded.environment, settings.dataset) not in (None, termination.never)
         ),
     )
     for config in configs:
@@ -201,6 +202,7 @@ def problem(settings: Settings, configs: Sequence[Any]) -> Problem:
 def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on numbers that no run can have."""
     logged.check(settings)
+    checks.head_of_values(settings)
     checks.chunk(settings)
     checks.at_least_one(settings, "n_step")
     checks.not_negative(settings, "policy_estimates")
@@ -247,19 +249,9 @@ def _ensemble(settings: Settings, task: Problem) -> ensemble.Ensemble:
     return ensemble.make(ensemble.Config(updates=settings.robust_updates), task.loaded.spec)
 
 
-def _known_rule(settings: Settings, loaded: data.Loaded) -> termination.Rule | None:
-    """Where next states end an episode; None where no rule is known for the task."""
-    try:
-        if loaded.environment:
-            return termination.of_environment(loaded.environment)
-        return termination.of(settings.dataset)
-    except ValueError:
-        return None
-
-
 def _rule(settings: Settings, task: Problem) -> termination.Rule | None:
-    """`_known_rule` of states as agents see them."""
-    rule, scaling = _known_rule(settings, task.loaded), task.transform
+    """Where next states, as agents see them, end an episode; None where no rule is known for the task."""
+    rule, scaling = termination.known(task.loaded.environment, settings.dataset), task.transform
     if rule is None or scaling.mean is None:
         return rule
     return lambda observation: rule(scaling.mean + scaling.deviation * observation)

@@ -287,7 +287,8 @@ def mixture(settings: Settings, spec: Spec) -> data.Loaded | None:
     )
     if not checks.fits(loaded.spec, spec):
         raise ValueError(
-            f"--offline_data={settings.offline_data} does not fit {settings.env}: {loaded.spec} and {spec}"
+            f"--offline_data={settings.offline_data} does not fit {settings.env}: it has "
+            f"{checks.in_words(loaded.spec)}, the environment {checks.in_words(spec)}"
         )
     if spec.discrete:
         with closing(envs.make(settings.env)) as env:

@@ -102,7 +102,8 @@ def load(run: str | Path, environment: str = "") -> Policies:
     spec, types = _shown(name)
     if trained_in and name != trained_in and spec != (of_run := _shown(trained_in)[0]):
         raise ValueError(
-            f"--environment={name} has {spec}; the run was trained in {trained_in}, which has {of_run}"
+            f"--environment={name} has {checks.in_words(spec)}; the run was trained in {trained_in}, which has "
+            f"{checks.in_words(of_run)}"
         )
     sweep = card.get("sweep") or {}
     labels = tuple(lifecycle.labels(logged.parameters(sweep))) or ("",)

@@ -9,6 +9,7 @@ business; nothing here logs, plots or saves.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from rl.types import Actor, Array, Key
 # which of them take a step now [S * n] bool): called before every step, and once more when all episodes are over
 Watch = Callable[[Any, Any, np.ndarray], None]
 
+_LONG = 100_000  # steps of an episode that may never end: the longest of the usual tasks have 27,000
 _COPIES = 16  # environments held at once by default: a manipulation task takes 150 MB and 0.8 s to build
 
 
@@ -85,6 +87,12 @@ class Evaluator:
                 now = np.flatnonzero(active), episode[active]
                 returns[now] += step.reward[active]
                 length[now] += 1
+                if (length[now] == _LONG).any():
+                    warnings.warn(
+                        f"an episode of {self._name} has lasted {_LONG:,} steps. Episodes are played to their end: if "
+                        "the environment has no time limit, register it with max_episode_steps",
+                        stacklevel=2,
+                    )
                 self._check(observation, episode, length, step.reward)
                 success[now] = np.fmax(success[now], step.success[active])  # fmax: NaN is no report
                 final_success[now] = step.success[active]

@@ -230,7 +230,9 @@ def arguments(program: Program, workdir: Path) -> tuple[Any, Any, dict[str, list
 def folder(program: Program, root: Path) -> Path:
     """Where the program is trained: a folder that its parameters name, but not how long it is trained, nor how."""
     script = SCRIPTS[program.script]
-    fixed = {name: x for name, x in program.fixed.items() if name not in (script.length, *INDIFFERENT)}
+    fixed = {
+        name: _canonical(program, name) for name in program.fixed if name not in (script.length, *INDIFFERENT)
+    }
     text = json.dumps([program.script, fixed, program.swept], sort_keys=True, default=str)
     words = [
         Path(str(program.fixed[name])).name
@@ -238,6 +240,16 @@ def folder(program: Program, root: Path) -> Path:
         if name in program.fixed
     ]
     return root / "-".join([*words, hashlib.sha256(text.encode()).hexdigest()[:8]])
+
+
+def _canonical(program: Program, name: str) -> Any:
+    """A fixed value however the file writes it, so that one run has one folder; of an unknown flag, as it is."""
+    defaults, config_of = scripts.defaults(program.script), scripts.config_of(program.script)
+    owner, field = defaults, name
+    if name.startswith("agent."):
+        owner, field = config_of(str(program.fixed.get("agent", defaults.agent))), name.removeprefix("agent.")
+    known = field in config_flags.names(owner)
+    return config_flags.canonical(owner, field, program.fixed[name]) if known else program.fixed[name]
 
 
 def single_run_folders(program: Program, place: Path) -> dict[Path, Program]:

@@ -78,6 +78,17 @@ def test_the_time_limit_ends_episodes() -> None:
         np.testing.assert_array_equal(evaluator(jnp.zeros(1))["length"][0], np.minimum(lengths, 4))
 
 
+def test_an_episode_that_may_never_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a policy that stands still in an environment without a time limit looks like a program that hangs."""
+    monkeypatch.setattr(evaluate, "_LONG", 7)
+    with (
+        evaluate.evaluator(act, COUNTDOWN, seeds=1, episodes=20, processes=0) as evaluator,
+        pytest.warns(UserWarning, match=r"Countdown-v0 has lasted 7 steps.*max_episode_steps") as warned,
+    ):
+        lengths = evaluator(jnp.zeros(1))["length"]
+    assert len(warned) <= (lengths >= 7).sum()  # and not at every step
+
+
 @pytest.mark.parametrize("name", ["CountdownFade-v0", "CountdownIs-v0"])
 def test_success_at_any_step_and_at_the_last_are_told_apart(name: str) -> None:
     """It succeeds before its last step only; one says ``is_success``, as the Fetch and Hand tasks do."""

@@ -644,7 +644,8 @@ def test_an_agent_without_a_discount_is_refused_where_there_are_returns(
     with pytest.raises(ValueError, match=f"--{name}={value} is of discounted returns.* no field discount"):
         script.run(chosen, module.Config())
     module.IGNORES_REWARDS = True
-    with pytest.raises(ValueError, match="nowhere"):
+    unused = "--head=c51: --agent=mine only clones and has no value" if name == "head" else "nowhere"
+    with pytest.raises(ValueError, match=unused):
         script.run(chosen, module.Config())
 
 
@@ -1306,3 +1307,14 @@ def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str])
     common.note_unused(offline.Settings(robust="kl", robust_scale=0.5), "robust", *names)
     common.note_unused(offline.Settings(), "robust", *names)
     assert not capsys.readouterr().err
+    for chosen in (
+        {},
+        {"head": "c51", "head_size": 5, "head_low": 0.0},
+        {"head": "quantile", "head_kappa": 2.0},
+    ):
+        common.note_unused_head(offline.Settings(**chosen))
+    assert not capsys.readouterr().err
+    common.note_unused_head(offline.Settings(head="quantile", head_high=1.0))
+    assert "note: --head_high changes nothing with --head=quantile: it is of" in capsys.readouterr().err
+    common.note_unused_head(offline.Settings(head_size=5))
+    assert "note: --head_size changes nothing with --head=scalar" in capsys.readouterr().err

@@ -791,7 +791,7 @@ def test_networks_are_of_chunks_and_what_is_remembered_is_single_steps() -> None
         (
             {"env": "Pendulum-v1", "init_from": "", "offline_data": "synthetic-continuous"},
             (8, 8),
-            "does not fit Pend",
+            "does not fit Pendulum-v1: it has observations of .*, the environment observations of 3 numbers and 1 cont",
         ),
     ],
 )

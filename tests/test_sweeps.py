@@ -799,6 +799,8 @@ def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
     one = place(agent="iql", dataset="/data/a.hdf5", updates=10)
     assert one.startswith("iql-a.hdf5-") and one == place(updates=20, dataset="/data/a.hdf5", agent="iql")
     assert one == place(agent="iql", dataset="/data/a.hdf5", wandb=True, eval_processes=0)
+    written = ({"eval_every": 2000, "agent.hidden": "8,8"}, {"eval_every": 2e3, "agent.hidden": [8, 8]})
+    assert len({place(agent="iql", dataset="/data/a.hdf5", **fixed) for fixed in written}) == 1
     others = [place(agent="iql", dataset="/data/a.hdf5", seed=1), place(agent="iql", dataset="/other/a.hdf5")]
     assert len({one, *others}) == 3
 

@@ -111,3 +111,11 @@ def of_environment(environment: str) -> Rule:
     """
     rule, size = of(environment), distractors.parse(environment).size
     return (lambda observation: rule(observation[..., :-size])) if size and rule is not never else rule
+
+
+def known(environment: str | None, dataset: str = "") -> Rule | None:
+    """`of_environment`, or the rule of the dataset where there is no environment; None where no rule is known."""
+    try:
+        return of_environment(environment) if environment else of(dataset)
+    except ValueError:
+        return None
