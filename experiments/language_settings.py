@@ -90,7 +90,7 @@ def check(settings: Settings) -> None:
     """Raises ValueError, naming the flag, on settings that no run can have."""
     agent(settings.agent)
     checks.head_size(settings)
-    heads.make(settings.head, -1.0, 1.0, settings.head_size)  # knows its names
+    heads.check_name(settings.head)
     checks.at_least_one(settings, "updates", "eval_every", "batch_size", "episodes")
     checks.at_least_one(settings, "program_seconds", "program_memory")
     checks.several_episodes(settings, none=True)

@@ -139,8 +139,7 @@ def plan(runs: list[dict[str, Any]], most: int, script: str, root: Path) -> dict
         settings, *_ = arguments(program, place)
         if hasattr(settings, "dataset"):
             data.check_name(settings.dataset)
-        if getattr(settings, "head", "scalar") not in heads.NAMES:
-            raise ValueError(f"unknown value head {settings.head!r}: choose from {', '.join(heads.NAMES)}")
+        heads.check_name(getattr(settings, "head", "scalar"))
         if place in planned:
             length = SCRIPTS[script].length
             equal = ", ".join(f"--{name}" for name in (length, *INDIFFERENT))

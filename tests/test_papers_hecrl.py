@@ -165,7 +165,7 @@ def rows() -> dict[str, Any]:
         (("subgoals", study.DIFFUSION, study.UNSEEN, "nearer"), [-1.0, 1.0], ["nearer to the goal"]),
         (("values", "hl_gauss", "ranking"), [0.5, 0.5], ["ranks candidates"]),
         (("values", "scalar", "error"), [4.0, 4.1], ["smaller error"]),
-        (("values", "scalar", "gain"), [[6.9, 7.0], [6.8, 7.0]], ["less delicate"]),
+        (("values", "scalar", "gain"), [[6.9, 7.0], [6.8, 7.0]], ["depends less on the choice of R"]),
         (("values", "hl_gauss", "gain"), [[6.5, 6.5], [6.51, 6.51]], ["at its best R, the selection gains more"]),
         (("values", "scalar", "gain"), [[2.0, 4.0], [2.001, 4.002]], ["scalar: at its best R"]),
     ],

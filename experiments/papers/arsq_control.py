@@ -586,8 +586,8 @@ def fault(result: Mapping[str, Any]) -> Iterator[str]:
         if which == "last" and group == next(iter(by_group)):
             yield (
                 f"**{setting.capitalize()}, {group}, last returns:** ARSQ has {with_fault} times the score of CQN that "
-                f"ignores terminations and {without} times that of CQN that respects them; {share} of its lead is the "
-                "fault."
+                f"ignores terminations and {without} times that of CQN that respects them; the share of its lead that "
+                f"the fault explains: {share}."
             )
     yield studies.table(("setting", "returns", "tiers", *agents, *ratios), rows)
     yield (

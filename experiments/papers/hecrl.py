@@ -537,7 +537,7 @@ def _value_claims(values: Mapping[str, Any]) -> Iterator[studies.Claim]:
     yield studies.Claim(text, studies.OURS, np.log(one["error"] / other["error"]), studies.positive)
     text = "at its best R, the selection gains more steps with HL-Gauss than with a scalar (difference)"
     yield studies.Claim(text, studies.OURS, best(other) - best(one), studies.positive)
-    text = "R is less delicate with HL-Gauss: mean gain over R, in that of the best R (difference)"
+    text = "HL-Gauss depends less on the choice of R: mean gain over R, in that of the best R (difference)"
     yield studies.Claim(text, studies.OURS, share_of_best(other) - share_of_best(one), studies.positive)
     for head in HEADS:
         text = f"{head}: at its best R, the selection gains at least half of what it gains by true values (ratio)"

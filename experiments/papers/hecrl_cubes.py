@@ -1,4 +1,4 @@
-"""HECRL's subgoals on cubes that are pushed, picked and placed: what do they add, and how delicate is the radius R?
+"""HECRL's subgoals on cubes that are pushed, picked and placed: what do they add, and how much depends on the radius R?
 
     python -m experiments.papers.hecrl_cubes
 
@@ -395,7 +395,7 @@ def claims(result: Mapping[str, Any]) -> Iterator[studies.Claim]:
         text = "at its best R, HL-Gauss succeeds more often than a scalar (difference)"
         best = [statistics.held_out_best(curve.T) for curve in curves]
         yield studies.Claim(text, studies.OURS, best[1] - best[0], studies.positive)
-        text = "R is less delicate with HL-Gauss: mean success over R, less that at the best R (difference)"
+        text = "HL-Gauss depends less on the choice of R: mean success over R, less that at the best R (difference)"
         mean_less_best = [curve.mean(0) - top for curve, top in zip(curves, best, strict=True)]
         yield studies.Claim(text, studies.OURS, mean_less_best[1] - mean_less_best[0], studies.positive)
 

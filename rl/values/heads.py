@@ -85,10 +85,15 @@ def make(
         "c51": lambda: c51(low, high, size),
         "quantile": lambda: quantile(size, kappa),
     }
-    if name not in makers:
-        raise ValueError(f"unknown value head {name!r}: choose one of {', '.join(NAMES)}")
+    check_name(name)
     head = makers[name]()
     return head if start is None else starting_at(head, start)
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError if no head is called so (`NAMES`)."""
+    if name not in NAMES:
+        raise ValueError(f"unknown value head {name!r}: choose one of {', '.join(NAMES)}")
 
 
 def starting_at(head: ValueHead, value: float) -> ValueHead:
