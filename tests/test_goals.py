@@ -168,6 +168,11 @@ def test_an_end_without_a_logged_successor_is_no_step() -> None:
     np.testing.assert_array_equal(logged.transitions.next_observation[:, 0], [1, 2, 5, 6, 8, 9])
     np.testing.assert_array_equal(logged.end, [1, 1, 3, 3, 5, 5])
     np.testing.assert_array_equal(logged.state, [0, 1, 4, 5, 7, 8])
+    steps = row[:, None].astype(np.float32), np.zeros((10, 1)), np.zeros(10), np.isin(row, (2, 4)), row == 9
+    with pytest.raises(
+        ValueError, match="1 of 3 trajectories have one step, the first at row 3"
+    ):  # of the log
+        goals.trajectories(from_steps(*steps, source="a log"), Hindsight())
 
 
 def test_no_episode_is_gathered() -> None:
