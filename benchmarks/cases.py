@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from benchmarks import kernels, peers, products
+from benchmarks import kernels, peers, products, timing
 from experiments import common
 from rl import train
 from rl.replay import chunks, goals
@@ -317,18 +317,17 @@ def measure(
       finished: is told of every finished round (the first, which warms up, included) by the number 1.
       profile: call each once more for its kernels (`benchmarks.kernels`), where there is a GPU.
     """
-    for case in cases:
-        case.call()
-    finished(1)
-    traced = [len(case.traces) for case in cases]
-    times: list[list[float]] = [[] for _ in cases]
-    for _ in range(rounds):
-        for case, seconds in zip(cases, times, strict=True):
-            if case.updates:
-                start = time.perf_counter()
-                case.call()
-                seconds.append((time.perf_counter() - start) / case.updates)
+    traced: list[int] = []
+
+    def after(number: int, _: timing.Seconds) -> None:
+        if not number:
+            traced.extend(len(case.traces) for case in cases)
         finished(1)
+
+    measured = timing.measure([case.call for case in cases], rounds, after)
+    times = [
+        [x / max(case.updates, 1) for x in seconds] for case, seconds in zip(cases, measured, strict=True)
+    ]
     rows = []
     for case, seconds, before in zip(cases, times, traced, strict=True):
         if not case.updates:

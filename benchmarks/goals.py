@@ -33,7 +33,7 @@ from typing import Any
 import jax
 from absl import app
 
-from benchmarks import cases, offline, table
+from benchmarks import cases, offline, table, timing
 from experiments import flags, studies
 from rl import agents, envs, evaluate, log
 from rl.agents import gcbc, hecrl
@@ -138,13 +138,9 @@ def _planning(environments: int, repeats: int) -> dict[str, Any]:
             hecrl.plan(subject.config, nets, subject.head, state.params, s, g, key).subgoal
         )
     )
-    seconds: dict[str, list[float]] = {"draw": [], "plan": []}
-    for number in range(repeats + 1):
-        for name, program in (("draw", draw), ("plan", plan)):
-            start = time.perf_counter()
-            jax.block_until_ready(program(state, s, s[::-1], key))
-            if number:  # the first one compiles
-                seconds[name].append(time.perf_counter() - start)
+    call = lambda program: jax.block_until_ready(program(state, s, s[::-1], key))
+    draws, plans = timing.measure([lambda: call(draw), lambda: call(plan)], repeats)
+    seconds = {"draw": draws, "plan": plans}
     return {"environments": environments, "candidates": subject.config.candidates, "seconds": seconds}
 
 

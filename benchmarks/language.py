@@ -43,7 +43,6 @@ import dataclasses
 import functools
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,7 +52,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from benchmarks import kernels, table
+from benchmarks import kernels, table, timing
 from benchmarks import language_peer as peer
 from experiments import flags, studies
 from experiments.papers import bcoder_rank
@@ -138,22 +137,19 @@ def run(settings: Settings) -> dict[str, Any]:
             cases.append(case)
             bar.set_postfix_str(case.name)
             bar.update(1)
-    times: list[list[float]] = [[] for _ in cases]
-    with log.progress((settings.repeats + 1) * len(cases), "calls") as bar:
-        for turn in range(settings.repeats + 1):
-            for case, seconds in zip(cases, times, strict=True):
-                bar.set_postfix_str(case.name)
-                began = time.perf_counter()
-                case.call()
-                if turn:  # the first compiles
-                    seconds.append((time.perf_counter() - began) / case.updates)
-                bar.update(1)
-            if turn:  # kept if the next round is killed
-                results["rows"] = [
-                    {**case._replace(call=None)._asdict(), "seconds": list(seconds)}  # type: ignore[arg-type]
-                    for case, seconds in zip(cases, times, strict=True)
-                ]
+    with log.progress(settings.repeats + 1, "rounds") as bar:
+
+        def keep(number: int, times: timing.Seconds) -> None:
+            """Writes what there is, in case the next round is killed."""
+            bar.update(1)
+            results["rows"] = [
+                {**case._replace(call=None)._asdict(), "seconds": [x / case.updates for x in seconds]}  # type: ignore[arg-type]
+                for case, seconds in zip(cases, times, strict=True)
+            ]
+            if number:
                 _write(path, results)
+
+        timing.measure([case.call for case in cases], settings.repeats, keep)
     if settings.profile:
         for row, case in zip(results["rows"], cases, strict=True):
             row["profile"] = kernels.profile(case.call, case.updates)

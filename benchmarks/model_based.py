@@ -27,7 +27,6 @@ import functools
 import logging
 import re
 import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ import numpy as np
 from absl import app
 from tqdm.auto import tqdm
 
-from benchmarks import cases, products, table
+from benchmarks import cases, products, table, timing
 from experiments import flags, interaction, studies
 from experiments import mbpo as online
 from rl import envs, log, mbpo, model_based, train
@@ -122,19 +121,21 @@ def _measure(
     programs: Programs, settings: Settings, part: float, finished: Callable[[int], Any]
 ) -> dict[str, Any]:
     """{program: seconds of every round, of the whole work}; a first round warms up. And what was compiled after it."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    compiled = 0
-    for number in range(1 + settings.repeats):
-        for name, call in programs.items():
-            with compilations() as names:
-                began = time.perf_counter()
-                call()
-                passed = time.perf_counter() - began
-            if number:
-                seconds[name].append(passed / part)
-                compiled += len(names) * (name == "ours")
+    compiled: dict[str, list[str]] = {name: [] for name in programs}
+
+    def noting(name: str) -> None:
+        with compilations() as names:
+            programs[name]()
+        compiled[name] += names
+
+    def after(number: int, _: timing.Seconds) -> None:
+        if not number:
+            compiled["ours"].clear()
         finished(1)
-    return {**seconds, "compilations": compiled}
+
+    measured = timing.measure([functools.partial(noting, name) for name in programs], settings.repeats, after)
+    seconds = {name: [x / part for x in times] for name, times in zip(programs, measured, strict=True)}
+    return {**seconds, "compilations": len(compiled["ours"])}
 
 
 @contextlib.contextmanager

@@ -22,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app
 
-from benchmarks import table
+from benchmarks import table, timing
 from experiments import flags, interaction, online, studies
 from rl import log, train
 from rl.agents import sac
@@ -152,14 +151,7 @@ def _peer_versions() -> dict[str, str]:
 
 
 def _measure(cases: list[Case], settings: Settings, finished: Callable[[int], Any]) -> list[dict[str, Any]]:
-    times: list[list[float]] = [[] for _ in cases]
-    for turn in range(settings.repeats + 1):
-        for case, seconds in zip(cases, times, strict=True):
-            began = time.perf_counter()
-            case.call()
-            if turn:  # the first compiles
-                seconds.append(time.perf_counter() - began)
-        finished(1)
+    times = timing.measure([case.call for case in cases], settings.repeats, lambda *_: finished(1))
     return [
         {"env": case.env, "utd": case.utd, "loop": case.loop, "seconds": seconds}
         for case, seconds in zip(cases, times, strict=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from absl import app
 
-from benchmarks import linear_peer, table
+from benchmarks import linear_peer, table, timing
 from experiments import flags, studies
 from rl import log
 from rl.agents import drpvi, linear, r2pvi
@@ -89,22 +88,14 @@ def fitter(method: str) -> Callable[[Trajectories], linear.Fit]:
 
 def _row(settings: Settings, method: str, count: int, size: int, data: Trajectories) -> dict[str, Any]:
     compiled = jax.jit(fitter(method)).lower(data).compile()
-    times = _times(lambda: jax.block_until_ready(compiled(data)), settings.repeats)
+    (times,) = timing.measure([lambda: jax.block_until_ready(compiled(data))], settings.repeats)
     row = {"method": method, "N": count, "d": size, "seconds": times}
     if count in settings.peer_samples and size == 30:
         strength = STRENGTHS[method]
-        row["peer_seconds"] = _times(lambda: linear_peer.fit(method, strength, data, BETA, RIDGE), 1)
+        (row["peer_seconds"],) = timing.measure(
+            [lambda: linear_peer.fit(method, strength, data, BETA, RIDGE)], 1
+        )
     return row
-
-
-def _times(call: Callable[[], Any], repeats: int) -> list[float]:
-    """Seconds of each call; the first, which warms up, is left out where there are several."""
-    times = []
-    for _ in range(repeats + (repeats > 1)):
-        began = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - began)
-    return times[-repeats:]
 
 
 def render(results: Mapping[str, Any]) -> str:

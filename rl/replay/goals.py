@@ -122,7 +122,8 @@ def trajectories(dataset: Dataset, hindsight: Hindsight, state: Any = None) -> T
     if lengths.min() < 2:
         first = np.flatnonzero(kept)[ends[lengths.argmin()]]  # a row of the dataset as it was given
         raise ValueError(
-            f"{(lengths < 2).sum()} of {len(ends)} trajectories have one step, the first at row {first}: they hold no later states to be goals; leave them out"
+            f"{(lengths < 2).sum()} of {len(ends)} trajectories have one step, the first at row {first}: they hold no "
+            "later states to be goals; leave them out"
         )
     reach = lengths.max() - _nearest(hindsight)
     if hindsight.subgoal_steps > reach:
