@@ -25,6 +25,7 @@ import pytest
 
 from rl.programs import kernel, wire, worker
 from rl.programs import pool as pools
+from rl.programs.outputs import MATCHES
 from rl.programs.pool import REWARDS, IsolationError, Limits, Pool, Verdict
 from rl.programs.problems import (
     MBPP_SPLITS,
@@ -36,7 +37,6 @@ from rl.programs.problems import (
     read_mbpp,
     read_samples,
 )
-from rl.programs.worker import MATCHES
 
 LIMITS = Limits(seconds=1, memory=256 << 20, output=1 << 20)
 ADD = Problem("add", "", "assert add(1, 2) == 3\nassert add(2, 2) == 4", ("add",), "")

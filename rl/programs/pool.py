@@ -37,7 +37,8 @@ from typing import Any
 from rl import log
 from rl.programs import kernel
 from rl.programs.problems import Problem, asks_for_a_class, check
-from rl.programs.worker import READY, RETIRES, UNTESTABLE, Limits, Verdict
+from rl.programs.verdicts import UNTESTABLE, Limits, Verdict
+from rl.programs.worker import READY, RETIRES
 
 REWARDS: Mapping[Verdict, float] = MappingProxyType(
     {

@@ -29,7 +29,7 @@ class Problem(NamedTuple):
     reference: str  # a program, said to be right; empty: there is none
     # Of a program that reads and prints: inputs and the outputs expected, in place of tests
     cases: tuple[tuple[str, str], ...] = ()
-    match: str = "words"  # how outputs are compared: one of `rl.programs.worker.MATCHES`
+    match: str = "words"  # how outputs are compared: one of `rl.programs.outputs.MATCHES`
     # Statements that are executed before a program whose text has their last word; a module may be missing
     imports: tuple[str, ...] = ()
 

@@ -19,6 +19,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+EXPANSION = 8  # more than a character grows as JSON, which writes six for a control character
 _ATOMS = (bool, int, float, str)
 # What an instance of a class under one of them is as a plain value, whatever that class makes of `str()` and the like.
 _PLAIN: dict[type, Callable[[Any], Any]] = {int: int.__int__, float: float.__float__, str: str.__str__}
