@@ -546,6 +546,22 @@ def note_unused(settings: Any, needed: str, *names: str) -> None:
         )
 
 
+def note_n_step(settings: Any, config: Any, spec: Spec) -> None:
+    """Prints that values hold less entropy, or less of a penalty, where one row stands for several steps.
+
+    Targets add it where the value takes over. For the steps between, the policy would have to be asked in states that
+    such rows do not hold; other libraries' n-step SAC leaves it out, too.
+    """
+    if settings.n_step > 1 and agents.target_range(settings.agent, config, spec, 0.0, 0.0) != (0.0, 0.0):
+        gamma, n = discount(config), settings.n_step
+        share = (1 - gamma) / (1 - gamma**n)
+        print(
+            f"note: --n_step={n} sums rewards alone. What --agent={settings.agent} adds to them, entropy or a penalty, "
+            f"is added once for {n} steps, so that values hold {share:.2f} of what they hold of it with --n_step=1",
+            file=sys.stderr,
+        )
+
+
 def note_unused_head(settings: Any) -> None:
     """Prints which flags of `Head` were chosen and do nothing with ``--head``."""
     sized = [name for name in heads.NAMES if name != "scalar"]

@@ -16,13 +16,17 @@ update, rollouts are a loop over a length that the program is given, and each of
 A run that was stopped goes on to the same bits, since the model is part of the memory, and the keys of a retraining
 depend on its number alone.
 
-Differences from the published code (pairlab/vagram, on mbrl-lib): the initial steps are uniformly random instead of an
-untrained policy's; the first fit, and with it the first update, comes right after them instead of ``retrain_every``
-steps later; there is one ring for rollouts of all lengths (`Memory.newest`) instead of a larger one for longer
-rollouts; Adam's moments start from 0 in every fit, and each member goes back to its own best check, not all to one; the
-bounds of log-variances are learned, and fixed there; and the weight decay of VaGraM's model is that of a sum over
-members, where a mean makes it seven times as strong, and on biases, too. Observations are not normalised for the agent;
-the model standardises its own inputs.
+Differences from the published code (pairlab/vagram, on mbrl-lib): SAC's sampled actions are taken in the environment,
+where it takes the policy's mean; an episode that a time limit cuts is worth what follows, where its real batches count
+that as a termination, and it starts a new episode with every epoch; schedules are straight lines in steps, where it
+holds epoch e at the value of e + 1 (a share that grows over few epochs is behind it by half an epoch to one); the
+critics are updated after temperature and policy (`rl.agents.sac_n`), there before them, and its temperature's loss has
+a factor alpha; the initial steps are uniformly random instead of an untrained policy's; the first fit, and with it the
+first update, comes right after them instead of ``retrain_every`` steps later; there is one ring for rollouts of all
+lengths (`Memory.newest`) instead of a larger one for longer rollouts; Adam's moments start from 0 in every fit, and
+each member goes back to its own best check, not all to one; the bounds of log-variances are learned, and fixed there;
+and the weight decay of VaGraM's model is that of a sum over members, where a mean makes it seven times as strong, and
+on biases, too. Observations are not normalised for the agent; the model standardises its own inputs.
 """
 
 from __future__ import annotations

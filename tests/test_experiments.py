@@ -1300,6 +1300,16 @@ def test_scripts_of_one_process_and_platforms_without_a_cpu(monkeypatch: pytest.
         common.cpu()
 
 
+def test_entropy_that_n_steps_leave_out_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """A bonus b at every step is worth b / (1 - gamma), and b / (1 - gamma^3) where three steps are one row."""
+    spec, soft = Spec((3,), 2), agents.get("sac").Config(discount=0.9)
+    common.note_n_step(offline.Settings(agent="sac", n_step=3), soft, spec)
+    assert f"values hold {(1 - 0.9) / (1 - 0.9**3):.2f} of what" in capsys.readouterr().err
+    common.note_n_step(offline.Settings(agent="sac"), soft, spec)
+    common.note_n_step(offline.Settings(agent="iql", n_step=3), agents.get("iql").Config(), spec)
+    assert not capsys.readouterr().err
+
+
 def test_flags_that_change_nothing_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     names = ("robust_scale", "robust_updates")
     common.note_unused(offline.Settings(robust_scale=0.5), "robust", *names)
