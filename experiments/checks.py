@@ -86,7 +86,7 @@ def head_of_values(settings: Any) -> None:
 
 def support(settings: Any, low: float, high: float) -> None:
     """Raises ValueError, naming the flags, if no value lies in the support; flags that are NaN did not choose it."""
-    if settings.head in heads.UNBOUNDED or low < high:
+    if not heads.has_support(settings.head) or low < high:
         return
     chosen = {"head_low": (settings.head_low, low), "head_high": (settings.head_high, high)}
     ends = [

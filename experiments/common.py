@@ -40,7 +40,7 @@ class Folder:
 class Head:
     """Settings: how values are represented."""
 
-    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51 or quantile
+    head: str = "scalar"  # value representation: scalar, two_hot, hl_gauss, c51, quantile or module.function
     head_size: int = 101  # outputs of the head (the scalar head has one)
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: from the data
@@ -115,7 +115,7 @@ def problem(
         )
     from_data = math.isnan(settings.head_low) or math.isnan(settings.head_high)
     for config in configs:
-        checks.discount(settings, config, support=from_data and settings.head not in heads.UNBOUNDED)
+        checks.discount(settings, config, support=from_data and heads.has_support(settings.head))
     loaded = data.load(
         settings.dataset,
         folder=settings.data_folder or None,
@@ -186,7 +186,7 @@ def value_head(settings: Any, bounds: tuple[float, float]) -> tuple[tuple[float,
     high = high if math.isnan(settings.head_high) else settings.head_high
     start = head_start(settings)
     checks.head_size(settings)
-    if settings.head not in heads.UNBOUNDED and not (math.isfinite(low) and math.isfinite(high)):
+    if heads.has_support(settings.head) and not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(
             f"--head={settings.head} needs --head_low and --head_high, the smallest and largest value it must "
             "represent: with these settings of the agent the data do not bound what targets reach"
@@ -207,7 +207,7 @@ def head_start(settings: Head) -> float | None:
     """
     if math.isnan(settings.head_start):
         return None
-    if settings.head in heads.UNBOUNDED:
+    if not heads.has_support(settings.head):
         if settings.head_start == 0:
             return None
         raise ValueError(
@@ -567,7 +567,7 @@ def note_unused_head(settings: Any) -> None:
     sized = [name for name in heads.NAMES if name != "scalar"]
     bounded = [name for name in sized if name not in heads.UNBOUNDED]
     of_heads = {"head_size": sized, "head_low": bounded, "head_high": bounded, "head_kappa": ["quantile"]}
-    for name, users in of_heads.items():
+    for name, users in of_heads.items() if settings.head in heads.NAMES else ():
         # As text, since nan is not equal to itself
         if settings.head not in users and str(getattr(settings, name)) != str(getattr(Head, name)):
             print(

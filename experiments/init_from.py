@@ -94,7 +94,7 @@ def support(settings: Any) -> tuple[float, float] | None:
     Raises:
       ValueError: the flags say otherwise than that run, whose networks are over its support, or it says nothing.
     """
-    if settings.head in heads.UNBOUNDED:
+    if not heads.has_support(settings.head):
         return None
     chosen = settings.head_low, settings.head_high
     card = _card_of_head(settings)
@@ -168,7 +168,11 @@ def state(settings: Any, config: Any, learner: Learner, spec: Spec) -> State:
 def unknown_ends(settings: Any, card: Mapping[str, Any]) -> str:
     """A note where episodes may end online and the support is of a log in which none did; empty elsewhere."""
     of_log = math.isnan(card["settings"].get("head_low", 0.0)) and not card.get("terminates", True)
-    if settings.head in heads.UNBOUNDED or not of_log or termination.known(settings.env) is termination.never:
+    if (
+        not heads.has_support(settings.head)
+        or not of_log
+        or termination.known(settings.env) is termination.never
+    ):
         return ""
     low, high = card["support"]
     return (

@@ -92,7 +92,7 @@ def check_head(settings: Settings, config: Any, spec: Spec) -> None:
     The message says how far targets reach beyond what rewards give.
     """
     checks.head_size(settings)
-    if settings.head in heads.UNBOUNDED:
+    if not heads.has_support(settings.head):
         return
     if not (math.isnan(settings.head_low) or math.isnan(settings.head_high)):
         checks.support(settings, settings.head_low, settings.head_high)

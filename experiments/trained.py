@@ -259,7 +259,7 @@ def _example(card: Mapping[str, Any], config: Any, spec: Spec, types: Any) -> Tr
 def _start(settings: Mapping[str, Any]) -> float | None:
     """The value that the head's networks add to (`rl.values.heads.make`)."""
     start = settings.get("head_start")
-    return None if start is None or np.isnan(start) or settings["head"] in heads.UNBOUNDED else start
+    return None if start is None or np.isnan(start) or not heads.has_support(settings["head"]) else start
 
 
 def player(policies: Policies, member: int = 0, seed: int = 0) -> Callable[..., np.ndarray]:

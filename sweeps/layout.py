@@ -190,7 +190,7 @@ def _reach(run: dict[str, Any], script: str) -> list[float]:
     Of one and of two actions, since targets may reach further with their number; nothing for a head without a support.
     """
     settings, config, _ = arguments(Program(run, {}, script), Path())
-    if settings.head in heads.UNBOUNDED:
+    if not heads.has_support(settings.head):
         return []
     ranges = [agents.target_range(settings.agent, config, Spec((1,), size), 0.0, 1.0) for size in (1, 2)]
     flags_of_ends = (settings.head_low, settings.head_high)

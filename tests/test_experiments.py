@@ -754,9 +754,9 @@ def test_rollouts_in_a_model_have_no_next_actions_for_rebrac() -> None:
 
 @pytest.mark.parametrize(("head", "smallest"), checks.SMALLEST.items())
 def test_the_smallest_head_is_that_of_the_library(head: str, smallest: int) -> None:
-    heads.make(head, size=smallest)
+    heads.make(head, 0.0, 1.0, size=smallest)
     with pytest.raises(ValueError, match="size"):
-        heads.make(head, size=smallest - 1)
+        heads.make(head, 0.0, 1.0, size=smallest - 1)
 
 
 @pytest.mark.parametrize("episodes", [0, 2])

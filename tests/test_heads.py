@@ -633,7 +633,50 @@ def test_make_knows_every_name(name: str) -> None:
     assert head.are_values == (name in heads.UNBOUNDED)
     y = np.float32([-3.0, 0.5, 4.0])
     np.testing.assert_allclose(round_trip(name, head)(y), y, atol=1e-4)
-    assert heads.make(name).size >= 1  # the defaults are usable
+    assert heads.check(head) is head and head.about.startswith(name)
+    if heads.has_support(name):
+        with pytest.raises(ValueError, match=f"{name} needs low and high"):
+            heads.make(name)
+    else:
+        assert heads.make(name).size >= 1  # the defaults are usable
+
+
+def test_a_head_of_ones_own_is_checked() -> None:
+    """Outputs of the example are neither values nor logits, so that no formula here says how far apart two of them are.
+
+    Each broken member would train on without an error: on a mean over a wrong axis, on targets that move with what is
+    learned, or on priorities that are no numbers.
+    """
+    own = heads.make("docs.example_head.gaussian")
+    assert own.size == 2 and not heads.has_support("docs.example_head.gaussian")
+    outputs = jax.random.normal(jax.random.key(1), (BATCH, 2))
+    same = heads.divergence(own, outputs, heads.same_target(own, outputs))
+    np.testing.assert_allclose(same, 0.0, atol=1e-6)
+    for ask, member in ((heads.divergence, "divergence"), (heads.dominance, "dominance")):
+        with pytest.raises(
+            ValueError, match=f"asks for the head's {member}, .* give the ValueHead a member {member}"
+        ):
+            ask(own._replace(divergence=None), outputs, outputs)
+    broken = {
+        "value must return": {"value": lambda o: o[..., :1]},
+        "loss must return": {"loss": lambda o, t: own.loss(o, t)[..., None]},
+        "loss must be finite and at least 0": {"loss": lambda o, t: own.loss(o, t) - 100.0},
+        "weighted mean of the values": {"mix": lambda o, w: o[..., 0, :]},
+        "target must carry no gradient": {
+            "target": lambda r, d, o: jnp.stack([r + d * o[..., 0], r + 1.0], -1)
+        },
+        "clipped must return": {"clipped": lambda r, d, o: jnp.zeros(r.shape, int)},
+        "divergence must be": {"divergence": lambda o, t: own.loss(o, t) - 100.0},
+    }
+    for message, members in broken.items():
+        with pytest.raises(ValueError, match=message):
+            heads.check(own._replace(**members))
+    for name, message in (
+        ("docs.example_head.nothing", "docs.example_head has no function 'nothing'"),
+        ("docs.no_such_module.head", "there is no module 'docs.no_such_module' in the current folder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            heads.make(name)
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:

@@ -112,7 +112,15 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
 
     ``act`` and ``value`` take texts [B, T] without padding: the likeliest next tokens [B], and V of them [B]. Sample
     with `rl.language.generate` and ``state.params["policy"]``, whose logits are Q / alpha; rank with `token_values`.
+
+    Raises:
+      ValueError: a head whose outputs are neither values, which ``maximum`` bounds, nor logits over a support.
     """
+    if not head.are_values and head.probabilities is None:
+        raise ValueError(
+            "bcoder bounds values by maximum, or by the head's support: a head whose outputs are neither values nor "
+            "logits has no bound"
+        )
     body = token_heads.state_values(head.size, config.inner)
     optimiser = optimiser or adamw(config.weight_decay)
     optimisers = {

@@ -8,13 +8,15 @@
 | `c51` | logits over atoms | the whole distribution of ``r + d Z'``, projected | cross-entropy |
 | `quantile` | quantiles | the whole distribution of ``r + d Z'`` | quantile Huber |
 
-Every head offers the same members, so that any backup and any agent works with any of them. All
-arithmetic is float32 whatever comes in, and shapes must match exactly: ``[B]`` never meets ``[B, 1]``.
+Every head offers the same members, so that any backup and any agent works with any of them, one of your own
+included (`check`). All arithmetic is float32 whatever comes in, and shapes must match exactly: ``[B]`` never meets
+``[B, 1]``.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -38,8 +40,8 @@ _Backup = Callable[[Array, Array, Array], Array]
 class ValueHead(NamedTuple):
     """How a value is represented. ``...`` are any leading axes, equal in all arguments.
 
-    Targets carry no gradient. What a target looks like is the head's own business: [...] for `scalar`,
-    probabilities [..., K] for the categorical heads, samples [..., K] for `quantile`.
+    Targets carry no gradient. What a target looks like depends on the head: [...] for `scalar`, probabilities
+    [..., K] for the categorical heads, samples [..., K] for `quantile`.
     """
 
     size: int  # K
@@ -51,23 +53,28 @@ class ValueHead(NamedTuple):
     mix: Callable[[Array, Array], Array]  # outputs [..., N, K], weights [..., N] -> outputs [..., K]
     # the arguments of `target` -> [...]: share of the target's mass beyond the support, 0 for heads without one
     clipped: Callable[[Array, Array, Array], Array]
-    are_values: bool = False  # whether the outputs are values, without a support; else they are logits
-    # outputs [..., K] -> the probabilities of the support's K values; None if outputs are values
+    are_values: bool = False  # whether every output is a value, without a support
+    # of logits [..., K] -> the probabilities of the support's K values; None if outputs are no logits
     probabilities: Callable[[Array], Array] | None = None
+    # Where outputs are neither values nor logits (a mean and a deviation, say), what agents that need it ask for:
+    divergence: Callable[[Array, Array], Array] | None = None  # see `divergence`
+    dominance: Callable[[Array, Array], Array] | None = None  # see `dominance`
+    about: str = ""  # its name, size and support in words, for a checkpoint's card
 
 
 def make(
     name: str,
-    low: float = 0.0,
-    high: float = 1.0,
+    low: float | None = None,
+    high: float | None = None,
     size: int = 101,
     start: float | None = None,
     kappa: float = 1.0,
 ) -> ValueHead:
-    """The head called ``name`` (one of `NAMES`).
+    """The head called ``name``: one of `NAMES`, or ``module.function`` for one of your own.
 
     Args:
-      name: which representation.
+      name: which representation. A function of your own is called with ``(low, high, size)`` and its head is checked
+        (`check`); with an attribute ``UNBOUNDED = True`` it says that its head has no support, and may ignore both.
       low: the smallest value the categorical heads must represent without bias.
       high: the largest one. `scalar` and `quantile` have no support and ignore both.
       size: outputs ``K`` of every head but `scalar`.
@@ -75,25 +82,110 @@ def make(
       kappa: of `quantile`, the error from which its loss is linear; other heads have none and ignore it.
 
     Raises:
-      ValueError: on an unknown name, a size too small, a support that is empty, not finite or too
+      ValueError: on an unknown name, a size too small, a support that is missing, empty, not finite or too
         narrow for float32, or a start outside it or of a head without one.
     """
+    if has_support(name) and (low is None or high is None):
+        raise ValueError(
+            f"{name} needs low and high, the smallest and the largest value that it must represent: "
+            "rl.replay.dataset.value_bounds gives them for logged data"
+        )
+    ends: tuple[Any, Any] = (low, high)
     makers = {
         "scalar": lambda: scalar(),
-        "two_hot": lambda: two_hot(low, high, size),
-        "hl_gauss": lambda: hl_gauss(low, high, size),
-        "c51": lambda: c51(low, high, size),
+        "two_hot": lambda: two_hot(*ends, size),
+        "hl_gauss": lambda: hl_gauss(*ends, size),
+        "c51": lambda: c51(*ends, size),
         "quantile": lambda: quantile(size, kappa),
     }
-    check_name(name)
-    head = makers[name]()
+    head = makers[name]() if name in makers else check(_own(name)(*ends, size))
+    head = head._replace(about=_in_words(name, head.size, low, high, start, kappa))
     return head if start is None else starting_at(head, start)
 
 
+def _in_words(
+    name: str, size: int, low: float | None, high: float | None, start: float | None, kappa: float
+) -> str:
+    details = [name, f"{size} outputs"]
+    if has_support(name):
+        details.append(f"{low:g} to {high:g}")
+    if name == "quantile":
+        details.append(f"kappa {kappa:g}")
+    if start is not None:
+        details.append(f"starting at {start:g}")
+    return ", ".join(details)
+
+
 def check_name(name: str) -> None:
-    """Raises ValueError if no head is called so (`NAMES`)."""
+    """Raises ValueError if no head is called so: `NAMES`, or ``module.function``."""
     if name not in NAMES:
-        raise ValueError(f"unknown value head {name!r}: choose one of {', '.join(NAMES)}")
+        _own(name)
+
+
+def has_support(name: str) -> bool:
+    """Whether the head called ``name`` needs to be told the range of values. Raises as `check_name` does."""
+    return name not in UNBOUNDED if name in NAMES else not getattr(_own(name), "UNBOUNDED", False)
+
+
+def _own(name: str) -> Callable[..., ValueHead]:
+    """The user's ``module.function``, which makes a head."""
+    module, _, function = name.rpartition(".")
+    if not module:
+        raise ValueError(
+            f"unknown value head {name!r}: choose one of {', '.join(NAMES)}, or module.function of your own"
+        )
+    try:
+        maker = getattr(importlib.import_module(module), function, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # something that it imports
+            raise
+        raise ValueError(
+            f"unknown value head {name!r}: there is no module {module!r} in the current folder or the Python path"
+        ) from None
+    if not callable(maker):
+        raise ValueError(f"unknown value head {name!r}: {module} has no function {function!r}")
+    return maker
+
+
+def check(head: ValueHead) -> ValueHead:
+    """``head``, if its members fit one another; for heads of your own.
+
+    Of [2, 3] values it looks at shapes and types, at finite losses of at least 0 (priorities are made of them), at
+    targets without a gradient, at ``value(mix(o, w)) = sum_n w_n value(o_n)``, by which agents average over actions and
+    critics, and at ``divergence`` and ``dominance``, where there are any. It cannot see whether the best fit to random
+    targets has their mean, without which expectiles and averages over next states are biased.
+
+    Raises:
+      ValueError: one does not; the message names the member.
+    """
+    key = jax.random.key(0)
+    outputs, other = jax.random.normal(key, (2, 2, 3, head.size))
+    reward, discount, weights = jnp.full((2, 3), 0.1), jnp.full((2, 3), 0.9), jnp.full((2, 3), 1 / 3)
+
+    def expect(name: str, array: Any, shape: tuple[int, ...], least: float = -math.inf) -> None:
+        if jnp.shape(array) != shape or jnp.asarray(array).dtype != jnp.float32:
+            found = f"{jnp.asarray(array).dtype}{list(jnp.shape(array))}"
+            raise ValueError(f"a head's {name} must return float32{list(shape)}, not {found}")
+        if not (jnp.isfinite(array).all() and (array >= least).all()):
+            raise ValueError(f"a head's {name} must be finite and at least {least:g}")
+
+    values, target = head.value(outputs), head.target(reward, discount, other)
+    expect("value", values, (2, 3))
+    expect("loss", head.loss(outputs, target), (2, 3), 0.0)
+    expect("clipped", head.clipped(reward, discount, other), (2, 3), 0.0)
+    mixed = head.mix(outputs, weights)
+    expect("mix", mixed, (2, head.size))
+    if not jnp.allclose(head.value(mixed), (weights * values).sum(-1), atol=1e-4):
+        raise ValueError("a head's value(mix(outputs, weights)) must be the weighted mean of the values")
+    slope = jax.grad(lambda other: head.loss(outputs, head.target(reward, discount, other)).sum())(other)
+    if jnp.any(slope):
+        raise ValueError("a head's target must carry no gradient: jax.lax.stop_gradient")
+    if head.probabilities is not None:
+        expect("probabilities", head.probabilities(outputs), (2, 3, head.size), 0.0)
+    for name, compare, second in (("divergence", divergence, target), ("dominance", dominance, other)):
+        if getattr(head, name) or head.are_values or head.probabilities is not None:
+            expect(name, compare(head, outputs, second), (2, 3), 0.0)
+    return head
 
 
 def starting_at(head: ValueHead, value: float) -> ValueHead:
@@ -118,7 +210,7 @@ def starting_at(head: ValueHead, value: float) -> ValueHead:
         raise ValueError(f"start={value:g} must lie in the head's support")
     # Of NumPy, so that it is a constant of whichever program the head becomes a part of.
     first = np.asarray(jnp.log(0.9 * head.target(*at_value) + 0.1 / head.size))
-    probabilities = head.probabilities
+    probabilities, of_divergence, of_dominance = head.probabilities, head.divergence, head.dominance
     return head._replace(
         value=lambda outputs: head.value(outputs + first),
         target=lambda reward, discount, outputs: head.target(reward, discount, outputs + first),
@@ -126,6 +218,8 @@ def starting_at(head: ValueHead, value: float) -> ValueHead:
         mix=lambda outputs, weights: head.mix(outputs + first, weights) - first,
         clipped=lambda reward, discount, outputs: head.clipped(reward, discount, outputs + first),
         probabilities=lambda outputs: probabilities(outputs + first),
+        divergence=of_divergence and (lambda outputs, target: of_divergence(outputs + first, target)),
+        dominance=of_dominance and (lambda better, worse: of_dominance(better + first, worse + first)),
     )
 
 
@@ -156,11 +250,17 @@ def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
 
     For categorical heads the Kullback-Leibler divergence ``KL(target || outputs)``, at least 0 and 0 for a perfect
     fit: their loss, a cross-entropy, without the entropy of the target, which no update takes away. (Rainbow, Hessel
-    et al. 2018, draws rows in proportion to it.) For the other heads the loss itself.
+    et al. 2018, draws rows in proportion to it.) For heads whose outputs are values the loss itself.
+
+    Raises:
+      ValueError: a head whose outputs are neither, and that has no ``divergence`` of its own.
     """
+    if head.divergence is not None:
+        return head.divergence(outputs, target)
     loss = head.loss(outputs, target)
     if head.are_values:
         return loss
+    _check_logits(head, "divergence")
     entropy = -jax.scipy.special.xlogy(target, target).sum(-1)
     return jnp.maximum(loss - entropy, 0.0)  # rounding
 
@@ -172,13 +272,29 @@ def dominance(head: ValueHead, better: Array, worse: Array) -> Array:
     ``max(F_better - F_worse, 0)``, with cumulative probabilities ``F`` (CQN, Seo et al. 2024): the area between them in
     steps of the support. For heads whose outputs are values that area itself, in units of value: the mean over
     quantiles of ``max(q_worse - q_better, 0)``, which is the plain hinge for `scalar`.
+
+    Raises:
+      ValueError: a head whose outputs are neither, and that has no ``dominance`` of its own.
     """
-    if head.probabilities is None:
+    if head.dominance is not None:
+        return head.dominance(better, worse)
+    if head.are_values:
         return jnp.maximum(_float32(worse, head.size) - _float32(better, head.size), 0.0).mean(-1)
-    excess = head.probabilities(better) - head.probabilities(worse)
+    probabilities = _check_logits(head, "dominance")
+    excess = probabilities(better) - probabilities(worse)
     up_to = jnp.triu(jnp.ones((head.size, head.size)))  # a product is faster than `jnp.cumsum`
     cumulative = jnp.matmul(excess, up_to, precision=jax.lax.Precision.HIGHEST)
     return jnp.maximum(cumulative, 0.0).sum(-1)
+
+
+def _check_logits(head: ValueHead, member: str) -> Callable[[Array], Array]:
+    """The head's ``probabilities``; raises ValueError if there are none, and so no formula for ``member``."""
+    if head.probabilities is None:
+        raise ValueError(
+            f"this agent asks for the head's {member}, and its outputs are neither values nor logits, for which there "
+            f"is a formula: give the ValueHead a member {member}"
+        )
+    return head.probabilities
 
 
 def scalar() -> ValueHead:

@@ -54,13 +54,16 @@ def implicit_value(
     Returns:
       the loss [] and u [B].
     """
-    advantage = head.value(slow) - head.value(outputs)
-    return (expectile_weight(advantage, expectile) * head.loss(outputs, target)).mean(), advantage
+    advantage, each = head.value(slow) - head.value(outputs), head.loss(outputs, target)
+    chex.assert_equal_shape([advantage, each])
+    return (expectile_weight(advantage, expectile) * each).mean(), advantage
 
 
 def critics(head: ValueHead, outputs: Array, target: Array) -> Array:
     """``sum_i E[ loss_Qi(y) ]`` [] of an ensemble's outputs [E, B, K] with one target of the head for all."""
-    return jax.vmap(head.loss, (0, None))(outputs, target).mean(1).sum()
+    each = jax.vmap(head.loss, (0, None))(outputs, target)
+    chex.assert_shape(each, outputs.shape[:-1])
+    return each.mean(1).sum()
 
 
 def awr_weight(advantage: Array, temperature: float | Array, cap: float = 100.0) -> Array:
