@@ -38,7 +38,7 @@ _Backup = Callable[[Array, Array, Array], Array]
 class ValueHead(NamedTuple):
     """How a value is represented. ``...`` are any leading axes, equal in all arguments.
 
-    Targets carry no gradient. What a target looks like is the head's own business: [...] for `scalar`,
+    Targets carry no gradient. What a target looks like depends on the head: [...] for `scalar`,
     probabilities [..., K] for the categorical heads, samples [..., K] for `quantile`.
     """
 
@@ -97,7 +97,7 @@ def check_name(name: str) -> None:
 
 
 def starting_at(head: ValueHead, value: float) -> ValueHead:
-    """A categorical head whose outputs of 0, a network's before it has learnt anything, stand for about ``value``.
+    """A categorical head whose outputs of 0, a network's before it has learned anything, stand for about ``value``.
 
     Otherwise they stand for the middle of the support. Values of steps to a goal lie in [-100, 0]: a scalar begins at
     0 and HL-Gauss at -50, and while the values of all states move up from there together, a network may lose what tells
@@ -152,7 +152,7 @@ def same_distribution(head: ValueHead, outputs: Array) -> Array:
 
 
 def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
-    """How far ``outputs`` [..., K] are from their target [...]: what another update on it is worth.
+    """How far ``outputs`` [..., K] are from their target [...]: the priority for prioritised replay.
 
     For categorical heads the Kullback-Leibler divergence ``KL(target || outputs)``, at least 0 and 0 for a perfect
     fit: their loss, a cross-entropy, without the entropy of the target, which no update takes away. (Rainbow, Hessel
