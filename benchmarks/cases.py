@@ -241,7 +241,7 @@ def goals_on_host(
 
 
 def act(subject: Subject, environments: int) -> Case:
-    """Actions of one seed in so many environments: NumPy observations in, NumPy actions out, one compiled call each."""
+    """Actions of one seed in ``environments``: NumPy observations in, NumPy actions out, one compiled call each."""
     learner = _learner(subject)
     state, key = _start(subject, 1)
     program, traces = _traced(learner.act)

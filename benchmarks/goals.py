@@ -125,7 +125,7 @@ def _subject(name: str) -> cases.Subject:
 
 
 def _planning(environments: int, repeats: int) -> dict[str, Any]:
-    """Seconds of one draw of HECRL's candidates, and of a plan, for so many environments at once, compiled before."""
+    """Seconds of one draw of HECRL's candidates, and of a plan, for this many environments at once, compiled before."""
     subject = _subject("hecrl")
     state, key = cases._start(subject, 1)
     nets = hecrl.networks(subject.config, cases._spec(subject), subject.head)

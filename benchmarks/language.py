@@ -24,7 +24,7 @@ A round runs each once, and the table holds medians over --repeats rounds. `of a
 times that of the `lm step` plus its unavoidable forward passes: at most 1 is the aim. `x torch` is PyTorch's time by
 ours, the median over rounds of both in one round with its 95 % interval (bootstrap over rounds). Memory is what the
 compiled update holds beside its arguments, at the length and at twice it, by XLA's own account; a loss that is linear
-in the tokens at most doubles it. Bytes per parameter are those of all models that an update holds, slow copies and
+in the tokens at most doubles it. Bytes per parameter are those of all models that an update holds, target networks and
 moments included, value heads and gradients not, by the parameters of one model. Model FLOPs count six per trained
 parameter and token and two per frozen one, attention and what is computed twice not counted; --peak_tflops says what
 share of the hardware's that is.
@@ -272,7 +272,7 @@ def _known(settings: Settings, torch: bool) -> Iterator[tuple[str, Callable[[], 
 
 
 def _selectors_fit(tokens: int) -> bool:
-    """Whether one-hot selectors of so many tokens are tried."""
+    """Whether one-hot selectors of this many tokens are tried."""
     return 4 * tokens**2 <= NAIVE
 
 

@@ -2,8 +2,8 @@
 
 Written for timing, with the arithmetic and the sizes of `rl.agents.ilql` (scalar head, no cloned model) and
 `rl.agents.bcoder`, whose losses they equal (tests/test_benchmarks_language.py). The first follow LMRL-Gym's code: Q or
-logits of every token, of all members and slow copies, in float32, and a matrix [N, N] that picks the states of actions
-among N = batch x (length - 1). With PyTorch, the models are those of transformers.
+logits of every token, of all members and target networks, in float32, and a matrix [N, N] that picks the states of
+actions among N = batch x (length - 1). With PyTorch, the models are those of transformers.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def torch_ilql(
       config: the trunk's.
       batch: every row one whole episode.
       parts: trunk, q and v; made by default.
-      slow: the slow copies of the trunk and the Q heads; by default equal to them.
+      slow: the target networks, of the trunk and the Q heads; by default equal to them.
       manner: how to compute.
     """
     import torch

@@ -311,7 +311,7 @@ def retraining(settings: Settings, seeds: int) -> Programs:
 
 
 def _update_limit(trainer: Trainer, loop: mbpo.Loop, count: int) -> Callable[[], Any]:
-    """The products of so many updates of every seed."""
+    """The products of this many updates of every seed."""
     state = jax.tree.map(lambda x: x[0], trainer.carry.state._replace(step=None))
     state = state._replace(step=jnp.zeros((), jnp.int32))
     batch = jax.tree.map(

@@ -238,7 +238,7 @@ if torch:
             return descend(self, losses["critic_loss"] + losses["value_loss"] + losses["flow_loss"], losses)
 
     def descend(agent: Any, total: torch.Tensor, losses: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Slow copies follow the critics before the update, and then every network moves."""
+        """Target networks follow the critics before the update, and then every network moves."""
         for adam in agent.adams:
             adam.zero_grad(set_to_none=True)
         total.backward()

@@ -40,7 +40,7 @@ class Settings:
     out: str = ""  # the file to write
     buffer: str = ""  # also write the run's replay buffer up to the medium policy, as HDF5 in D4RL's layout
     episodes: int = 10  # of each snapshot, to choose by; ten times as many of those chosen
-    snapshots: int = 10  # at most so many for the replay tier, the medium policy included
+    snapshots: int = 10  # at most this many for the replay tier, the medium policy included
     seed: int = 0  # of the episodes
 
 

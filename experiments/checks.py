@@ -109,7 +109,7 @@ def chunk(settings: Any) -> None:
 
 
 def sizes(settings: Any, last: int) -> None:
-    """Raises ValueError, naming the flag, on sizes of no run, whose score is of so many ``last`` evaluations."""
+    """Raises ValueError, naming the flag, on sizes of no run; a score is of the last ``last`` evaluations."""
     at_least_one(settings, "updates", "evaluations", "batch_size")
     several_episodes(settings)
     multiple(settings, "updates", "evaluations")
@@ -143,7 +143,7 @@ def has_discount(settings: Any, config: Any, why: str) -> None:
 
 
 def schedules(config: Any, updates: int) -> None:
-    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of so many updates."""
+    """Raises ValueError, naming the flag, if a learning rate falls to 0 before the last of this many updates."""
     for field in dataclasses.fields(config):
         adam = getattr(config, field.name)
         if isinstance(adam, Adam) and adam.schedule == "cosine" and updates > adam.decay_updates:

@@ -45,7 +45,7 @@ class Head:
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: from the data
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: from the data
     head_start: float = float("nan")  # value that untrained networks are near; nan: the support's middle
-    head_kappa: float = 1.0  # of a quantile head, by which its value may be off: well below the values' range
+    head_kappa: float = 1.0  # Huber threshold of a quantile head; keep it well below the range of values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -350,7 +350,7 @@ def discounts(config: Any) -> tuple[float, float]:
 
 
 def of_decisions(config: Any, length: int) -> Any:
-    """``config`` with the discount from one decision to the next, where chunks have so many actions."""
+    """``config`` with the discount from one decision to the next, where chunks have ``length`` actions."""
     if length == 1 or not hasattr(config, "discount"):
         return config
     return dataclasses.replace(config, discount=config.discount**length)
@@ -359,7 +359,7 @@ def of_decisions(config: Any, length: int) -> Any:
 def value_bounds(
     dataset: Dataset, length: int, gamma: float, within: float, ends: bool = False
 ) -> tuple[float, float]:
-    """The support that data give for values of chunks of so many actions; ``ends`` of single ones only.
+    """The support that data give for values of chunks of ``length`` actions; ``ends`` of single ones only.
 
     Raises:
       ValueError: ``gamma`` is 1, and values are without bounds.

@@ -165,7 +165,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
     yield "# Fitting speed of value heads: IQL on a chain whose answer is exact"
     yield (
         f"Root mean square error of V over {STATES - 1} states (values from -69 to -2), mean and Student's 95 % "
-        f"interval over {settings['seeds']} seeds, after so many updates of {settings['batch_size']} rows."
+        f"interval over {settings['seeds']} seeds, after this many updates of {settings['batch_size']} rows."
     )
     yield studies.table(
         ["head", *(f"{n:,}" for n in shown)],

@@ -287,7 +287,8 @@ def parser(
                 define(config_of(_agent(argv, settings.agent)), "agent.", values)
             try:
                 rest = values(argv)
-            except SystemExit:  # absl's, after --help; it ends as if that were wrong
+            except (SystemExit, BrokenPipeError):  # absl's, after --help; it ends as if that were wrong
+                _flush()
                 raise SystemExit(0) from None
             if len(rest) > 1 + words:
                 raise ValueError(
@@ -347,6 +348,14 @@ def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
             raise SystemExit(1) from None
 
     return run
+
+
+def _flush() -> None:
+    """Writes out what was printed; the rest goes nowhere if its reader has closed the pipe, as in ``--help | head``."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # Python would meet it again when it flushes stdout at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _first_line(error: Exception) -> str:

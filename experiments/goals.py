@@ -2,7 +2,7 @@ r"""Train a goal-conditioned agent on logged trajectories, several seeds at once
 
     python -m experiments.goals --agent=hiql --dataset=pointmaze-medium-navigate-v0 --preset=paper
 
-The datasets are OGBench's without a task (Park et al. 2025), whose rewards nobody looks at: goals are states that were
+The datasets are OGBench's without a task (Park et al. 2025), whose rewards are not used: goals are states that were
 reached later, or elsewhere (`rl.replay.goals`, ``--agent.goals...``). ``--protocol`` says how policies are tested:
 
     ogbench  the environment's tasks, ``--eval_episodes`` of each, success at any step; the score of a run is its mean
@@ -10,7 +10,7 @@ reached later, or elsewhere (`rl.replay.goals`, ``--agent.goals...``). ``--proto
     hecrl    ``--eval_episodes`` in all, random starts and goals, success at the last step (Haramati et al. 2026)
 
 ``--dataset=cube-double-play-v0+entities`` shows the scene as a set of objects (`rl.envs.entities`), which HECRL's
-networks read; goals are then reached where every cube is within 4 cm, and not where the very state is.
+networks read; goals are then reached where every cube is within 4 cm, not only in exactly that state.
 
 The run folder is that of `experiments.offline`, and the same command continues an interrupted run to the same bits.
 ``--render=3`` draws three episodes of each task in ``rollouts`` (`experiments.rollouts`), of a finished run, too.

@@ -229,8 +229,8 @@ def export(path: Path, state: State, *, slow: bool = False, whole: bool = False)
     """Writes what acts, alone: the policy's parameters or, where there is none, those of Q, [S, ...] each.
 
     An agent that has neither acts by several networks (``fql`` by the best draws of its flow): those of all. With
-    ``slow`` those of the slow copy, by which an agent acts whose config has ``slow_policy``; with ``whole`` of all
-    networks (`acts_by_critics`).
+    ``slow`` those of the target network, by which an agent acts whose config has ``slow_policy``; with ``whole`` of
+    all networks (`acts_by_critics`).
     """
     acting = state.target if slow else state.params
     checkpoint.export(path, acting if whole else acting.get("policy", acting.get("q", acting)))

@@ -18,8 +18,8 @@ policy to steer), bcoder (V, then a policy whose logits are Q) or lm_bc (likelih
 ``--agent=NAME --help`` lists its hyper-parameters. ``--rank`` scores texts, rows of {"prompt": "...", "candidates":
 ["...", ...]}, beside the log-probability that they have in the untrained model, and compares these rankings where rows
 have "outcomes": [true, ...]. ``--generate`` goes on with prompts, rows of {"prompt": "..."}; both may have "messages"
-for the prompt. A finished run does only that. Without a log, a --model does only ``--generate``, one that ``--export``
-wrote with what it learnt; its values rank texts by `rl.exported.load`.
+for the prompt. A finished run does only the ranking, the continuations and the ``--export``. Without a log, a --model
+does only ``--generate``, one that ``--export`` wrote with what it learned; its values rank texts by `rl.exported.load`.
 
 The run folder holds config.json, metrics.jsonl, TensorBoard events, result.json, checkpoints and what else was asked
 for; the same command continues an interrupted run, to the same bits.
@@ -130,7 +130,7 @@ def run(settings: Settings, config: Any) -> dict[str, Any]:
 
 
 def trained(settings: Settings, config: Any, task: Task, mesh: Mesh) -> tuple[Path, State, dict[str, Any]]:
-    """The run folder, what was learnt, without adapters (`_whole`), and what result.json says."""
+    """The run folder, what was learned, without adapters (`_whole`), and what result.json says."""
     key = jax.random.key(settings.seed)
     this = common.run(
         settings,
@@ -309,13 +309,13 @@ def problem(settings: Settings, config: Any, stack: ExitStack) -> Task:
             f"--action_tokens={settings.action_tokens} leaves no room to read in the model's context of {context}: "
             "lower it"
         )
-    learnt, held_out = language_log.split(settings, episodes, problems)
+    learned, held_out = language_log.split(settings, episodes, problems)
     return Task(
         language_model,
         lm,
         words,
         game,
-        replay.pack(learnt, length),
+        replay.pack(learned, length),
         replay.pack(held_out, length) if held_out else None,
         support,
         head,
@@ -359,7 +359,7 @@ def _value_head(
     return support, head
 
 
-# ---- what it learnt -----------------------------------------------------------------------------------------------
+# ---- what it learned -----------------------------------------------------------------------------------------------
 
 
 def scorer(

@@ -153,8 +153,8 @@ def split(
     settings: Settings, episodes: Sequence[Episode], problems: Sequence[bytes]
 ) -> tuple[list[Episode], list[Episode]]:
     """`rl.replay.tokens.split`; where it cannot hold out whole problems, or so few episodes, that is said."""
-    learnt, held_out = replay.split(episodes, settings.held_out, settings.seed, problems)
-    if not learnt:
+    learned, held_out = replay.split(episodes, settings.held_out, settings.seed, problems)
+    if not learned:
         raise ValueError(
             f"--held_out={settings.held_out} leaves none of {len(episodes)} episodes to learn from"
         )
@@ -164,11 +164,11 @@ def split(
     elif held_out and settings.log and 2 * most >= len(episodes):
         note = (
             f"{most} of {len(episodes)} episodes have the same prompt and are held out one by one, beside others that "
-            "are learnt from"
+            "are learned from"
         )
     if note:
         print(f"note: --held_out={settings.held_out}: {note}", file=sys.stderr)
-    return learnt, held_out
+    return learned, held_out
 
 
 def prompts_that_fit(

@@ -131,7 +131,7 @@ def check(settings: Settings) -> None:
         )
     if not learns(settings) and (settings.rank or settings.export):
         raise ValueError(
-            "--rank and --export are of what is learnt: give --log, or only --generate (an exported agent's values: "
+            "--rank and --export are of what is learned: give --log, or only --generate (an exported agent's values: "
             "rl.exported.load)"
         )
     _check_use(settings)
@@ -165,7 +165,7 @@ def check_unused(settings: Settings, config: Any, agent: Exported | None = None)
     """Raises ValueError on flags that were chosen and that a model which learns nothing would ignore."""
     used = {name: getattr(settings, name) for name in OF_ANSWERS}
     unused = flags.written(settings, Settings(**used)) + flags.written(config, type(config)(), "agent.")
-    reason = "nothing is learnt"
+    reason = "nothing is learned"
     if agent is not None:
         stored = [f"--agent={agent.agent}", *flags.written(agent.config, type(agent.config)(), "agent.")]
         unused = [flag for flag in unused if flag not in stored]
@@ -173,7 +173,7 @@ def check_unused(settings: Settings, config: Any, agent: Exported | None = None)
     if unused:
         are, them = ("is", "it") if len(unused) == 1 else ("are", "them")
         raise ValueError(
-            f"{', '.join(unused)} {are} of what is to be learnt, and there is no --log: leave {them} out; {reason}"
+            f"{', '.join(unused)} {are} of what is to be learned, and there is no --log: leave {them} out; {reason}"
         )
 
 

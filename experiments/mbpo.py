@@ -70,8 +70,8 @@ class Settings(interaction.Settings):
     model_learning_rate: float = 1e-3  # Adam, all networks of the model
     model_decay: float = 5e-5  # L2 of all weights of the model, by gradient
     model_batch_size: int = 1024  # rows per update and network of the model
-    model_patience: int = 10  # a fit of the model stops after so many epochs without improvement of 1 %
-    model_max_epochs: int = ensemble.Config.max_epochs  # a fit stops after so many epochs in any case
+    model_patience: int = 10  # a fit of the model stops after this many epochs without improvement of 1 %
+    model_max_epochs: int = ensemble.Config.max_epochs  # a fit stops after this many epochs in any case
     model_holdout: float = 0.2  # share of the steps that no network of the model learns from
     retrain_every: int = 250  # environment steps between two fits of the model
     rollouts: int = 100_000  # rollouts that are started after each fit of the model

@@ -67,7 +67,7 @@ class Settings(common.Data, common.Head, common.Folder):
     eval_every: int = 10  # epochs between evaluations, each with a checkpoint
     eval_episodes: int = 10  # episodes per seed and evaluation, at least 2
     eval_processes: int = -1  # worker processes for environments; -1: one per core, 0: none
-    runaway: float = 10.0  # stop where mean Q is so many times what rewards and entropy allow; 0: never
+    runaway: float = 10.0  # stop where mean Q is this many times what rewards and entropy allow; 0: never
 
 
 class World(NamedTuple):

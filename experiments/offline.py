@@ -3,8 +3,8 @@ r"""Train an agent on logged data, several seeds at once, and say how good it is
     python -m experiments.offline --agent=iql --dataset=cube-single-play-singletask-v0 --head=hl_gauss \
         --agent.expectile=0.9 --seeds=8 --updates=1000000
 
-Policies that decide on several actions at once (`rl.replay.chunks`), any agent's with continuous ones: ``--chunk=5``,
-of which ``--replan_every`` are executed before the next decision. Q-chunking with its published settings:
+Action chunking (`rl.replay.chunks`), for any agent with continuous actions: ``--chunk=5``, of which ``--replan_every``
+are executed before the next decision. Q-chunking with its published settings:
 
     python -m experiments.offline --agent=fql --dataset=scene-play-singletask-task2-v0 --preset=ogbench-qc
 
@@ -52,15 +52,15 @@ class Settings(logged.Settings, common.Chunk):
     """Everything about a run that is not the agent's own."""
 
     agent: str = "iql"  # arsq bc cql cqn deas dqn edac fql ifql iql rebrac sac sac_n td3 td3_bc, or my.agent
-    n_step: int = 1  # steps in each transition: rewards are summed until the value takes over
+    n_step: int = 1  # n of n-step returns
     normalize_observations: bool = False  # standardise observations by the dataset's mean and deviation
     reward_scale: str = "1"  # factor on rewards; return_range divides by the range of returns over 1000 (IQL)
     reward_shift: float = 0.0  # added to every reward after scaling; -1 is usual for antmaze
     clip_rewards: bool = False  # clip scaled rewards to [-1, 1]: OGBench's become sparse, -1 until the end
-    robust: str = ""  # targets that withstand shifts of the dynamics by this divergence: tv, kl or chi2
+    robust: str = ""  # robust targets: divergence in which the dynamics may shift: tv, kl or chi2; empty: off
     robust_scale: float = 1.0  # price of a shift for --robust, in units of value: lower is more robust
     robust_updates: int = 10_000  # updates of the dynamics ensemble that --robust makes targets from
-    policy_estimates: int = 0  # fitted-Q updates after each epoch: discounted values, of scaled rewards
+    policy_estimates: int = 0  # updates of fitted Q-evaluation after each epoch: discounted returns; 0: none
 
 
 def run(settings: Settings, config: Any, sweep: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -22,7 +22,7 @@ Fine-tuning what `experiments.offline` trained, half of every batch from the log
         --offline_data=hopper-medium-v2 --offline_ratio=0.5 --agent.policy_optimiser.schedule=constant
 
 There the offline run must have had a constant schedule, too: IQL's published one falls to 0 over the run.
-What decides on several actions at once (``--chunk``) goes on so; single steps are remembered, and read in chunks.
+Runs with ``--chunk`` continue with chunks: the replay buffer holds single steps, batches are read from it in chunks.
 
 From demonstrations, half of every batch, that successful episodes join; without ``--offline_data``, from scratch:
 
@@ -68,9 +68,9 @@ class Settings(interaction.Settings, common.Chunk):
     )
     head_low: float = float("nan")  # lower end of a categorical head's support; nan: as --init_from has it
     head_high: float = float("nan")  # upper end of a categorical head's support; nan: as --init_from has it
-    n_step: int = 1  # steps in each transition: rewards are summed until the value takes over
-    priority: float = 0.0  # exponent of a step's loss in its chance to be drawn (dqn, arsq, cqn); 0: equal
-    priority_correction: float = 0.5  # exponent of the weights that take the bias out of --priority's draws
+    n_step: int = 1  # n of n-step returns
+    priority: float = 0.0  # draws proportional to loss to this power (dqn, arsq, cqn); 0: uniform draws
+    priority_correction: float = 0.5  # exponent of the importance weights of --priority
     reward_scale: str = ""  # factor on rewards, or return_range (of --offline_data); "": as --init_from, or 1
     reward_shift: float = float("nan")  # added to every reward after scaling; nan: as --init_from, or 0
     clip_rewards: bool = False  # clip scaled rewards to [-1, 1]; so does a run from --init_from that did
@@ -79,7 +79,9 @@ class Settings(interaction.Settings, common.Chunk):
     offline_ratio: float = 0.5  # share of each batch that is drawn from --offline_data
     clip_actions: bool = False  # clip actions of --offline_data that lie outside their box; else an error
     shuffled: bool = False  # --offline_data holds single transitions in no order; an error without it
-    relabel_success: str = ""  # episodes to join --offline_data: success, final_success, or least last reward
+    relabel_success: str = (
+        ""  # own episodes that become demonstrations: success, final_success or least last reward
+    )
 
 
 def run(settings: Settings, config: Any) -> dict[str, Any]:
@@ -249,12 +251,14 @@ def parts(settings: Settings, config: Any, spec: Spec) -> tuple[Learner, online.
     gamma, within = common.discounts(config)
     several = (settings.n_step, gamma, settings.envs)
     frames = stacked_frames(settings.env)
-    view = online.video(frames, *several) if frames else online.steps(*several)
+    view = online.stacked_frames(frames, *several) if frames else online.steps(*several)
     if settings.chunk > 1:
         view = online.chunked(settings.chunk, gamma, settings.envs, within)
     if settings.priority:
         exponents = settings.priority, settings.priority_correction
-        return learner, online.ranked(learner, view, settings.replay, settings.batch_size, *exponents)
+        return learner, online.prioritised_memory(
+            learner, view, settings.replay, settings.batch_size, *exponents
+        )
     keep = online.uniform if success(settings) is None else online.relabelling
     return learner, keep(learner, view, settings.replay, settings.batch_size, logged=logged_rows(settings))
 

@@ -13,7 +13,7 @@ report, if they have one metric. Runs that differ in nothing but --seed count as
 The first also copies what a report needs of finished runs, without their checkpoints, to the folder ``finished`` of
 the report, whose runs every later report in that folder counts. The second counts such runs of any folder, of another
 machine say, beside those in the sweep's own, as `sweeps.run` does with the same flag. A report names the commits and
-the machines of its runs, and takes the place of no report of more runs.
+the machines of its runs, and never overwrites a report of more runs.
 
 Aggregates, their intervals by the stratified bootstrap, probabilities of improvement and performance profiles are those
 of Agarwal et al. (2021), "Deep Reinforcement Learning at the Edge of the Statistical Precipice". Published numbers

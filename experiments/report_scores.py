@@ -215,7 +215,7 @@ def _thresholds(matrices: Any, optimum: float | None) -> np.ndarray:
 def _bootstrapped(
     function: Callable[..., Any], *matrices: np.ndarray, resamples: int = 10_000
 ) -> dict[str, Any]:
-    """A statistic of [S, K] matrices and its 95 % interval, by so many resamples."""
+    """A statistic of [S, K] matrices and its 95 % interval, by this many resamples."""
     value = function(*matrices)
     interval = statistics.bootstrap(function, *matrices, resamples=resamples)
     return {"value": value, "ci95": [np.broadcast_to(bound, np.shape(value)) for bound in interval]}

@@ -144,7 +144,7 @@ def transformed(how: Transform, observation: Mapping[str, Any]) -> dict[str, Any
 
 
 def record(episodes: evaluate.Evaluator, policy: Policy, index: int, score: str, every: int) -> list[Episode]:
-    """One episode of each of the evaluator's environments, with a frame after ``every`` so many steps; 0: none."""
+    """One episode of each of the evaluator's environments, with a frame every ``every`` steps; 0: none."""
     moments: list[tuple[Any, Any, np.ndarray]] = []
     pictures: dict[int, list[Any]] = {}
 
@@ -239,5 +239,5 @@ def _strip(episode: Episode) -> dict[str, np.ndarray]:
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Numbers from 0 to ``count - 1``, both included, at most so many."""
+    """Numbers from 0 to ``count - 1``, both included, at most ``most`` of them."""
     return np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()

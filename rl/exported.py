@@ -33,7 +33,7 @@ from rl.values.heads import ValueHead
 
 AGENTS: Mapping[str, ModuleType] = MappingProxyType({"bcoder": bcoder, "ilql": ilql, "lm_bc": lm_bc})
 CARD, VALUES = "values.json", "values.safetensors"
-# What values or chooses tokens, beside the policy: names in a state's parameters and in its slow copies.
+# What values or chooses tokens, beside the policy: names in a state's parameters and in its target networks.
 _KEPT = {
     "bcoder": (("residual", "value"), ("residual",)),
     "ilql": (("trunk", "v"), ("trunk", "q")),
@@ -61,7 +61,7 @@ class Exported(NamedTuple):
     language_model: Pretrained  # the policy and its tokenizer
     stop: str  # the token that ends an answer
     lm: LM
-    state: State  # parameters and slow copies; it cannot be trained on
+    state: State  # parameters and target networks; it cannot be trained on
     decoder: Decoder  # what it says, steered by its values if it is ILQL, for `rl.language.generate`
     params: Params  # of `decoder`
     token_values: (
@@ -88,7 +88,7 @@ def save(
       config: its hyper-parameters.
       head: of its values.
       language_model: the one that it was made from.
-      state: what it learnt.
+      state: what it learned.
       stop: the token that ends an answer.
       about: JSON; what else the card says.
     """

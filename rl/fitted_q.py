@@ -44,7 +44,7 @@ def estimator(
     """Estimates of the values of policies.
 
     Le, Voloshin & Yue (2019): regress Q(s, a) on r + gamma d Q'(s', pi(s')) over logged steps, where Q' is a
-    slow copy of Q, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it
+    target network, and answer with Q'. Paine et al. (2020) choose offline-RL hyper-parameters by it: use it
     to rank policies. Its absolute values are biased where policies leave the data.
 
     Args:
@@ -150,7 +150,7 @@ def _estimate(
     first = jnp.broadcast_to(first, (len(keys), *first.shape))
     # Split, though there is one draw: estimates that were recorded are of this key.
     action = act(states, first, _split(keys, 1)[0])
-    # The slow copy: an average over updates, so less noisy than the last iterate.
+    # The target network: an average over updates, so less noisy than the last iterate.
     values = head.value(jax.vmap(critic.apply)(q.target["critic"], first, action))
     return jnp.matmul(values, weight, precision=jax.lax.Precision.HIGHEST)
 

@@ -189,7 +189,7 @@ class Trainer:
             for name, value in report.metrics.items()
             if np.isfinite(value).all()
         }
-        self.carry = self.carry._replace(tally=online.fresh_tally(sorted(report.metrics), self._seeds))
+        self.carry = self.carry._replace(tally=online.fresh_sums(sorted(report.metrics), self._seeds))
         finished, self._stream.finished = self._stream.finished, []
         for place, name in ((1, "return"), (2, "length")):
             values: list[list[float]] = [[] for _ in range(self._seeds)]

@@ -107,7 +107,7 @@ class Memory(NamedTuple):
 
     environment: Any  # `ring.Ring` of `ring.Row`
     rollouts: Any  # `ring.Ring` of `Transition`, the rows of the model's rollouts
-    newest: Any  # [] int32, of which so many, those written last, are drawn
+    newest: Any  # [] int32, of which this many, those written last, are drawn
     model: Any  # `Model`
 
 
@@ -127,7 +127,7 @@ class Rhythm(NamedTuple):
     """When updates are made; see `rl.interaction.Trainer`."""
 
     updates: int
-    period: int  # so many updates after every so many steps of the environments together
+    period: int  # ``updates`` updates after every ``period`` steps of the environments together
     environments: int  # of each seed, stepped together
     learning_starts: int  # steps of each seed after which learning begins: first a fit, then updates
 

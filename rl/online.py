@@ -37,13 +37,13 @@ class Replay(NamedTuple):
     join: Callable[[Any, Any], Any]  # rows, marks -> memory
     learn: Callable[[int], Learn]  # how many updates -> these updates
     axes: Any  # of the memory over seeds
-    # memory, lengths [N] -> memory: the newest rows of each environment, so many, are demonstrations from now on
+    # memory, lengths [N] -> memory: this many of the newest rows of each environment are demonstrations from now on
     relabel: Callable[[Any, Array], Any] | None = None
     chunk: int = 1  # actions in each transition (`chunked`)
 
 
-class Tally(NamedTuple):
-    """What is said of the updates since it was last read; see `train.Report`."""
+class MetricSums(NamedTuple):
+    """Metrics of the updates since they were last read; see `train.Report`."""
 
     total: Mapping[str, Array]  # {name: [S]}, sums over calls of the mean over the call's updates
     bad_step: Mapping[str, Array]  # {name: [S] int32}
@@ -62,11 +62,11 @@ class Carry(NamedTuple):
         Any  # [S, N, ...], what the policy that explores remembers of the episode (`rl.types.Actor`)
     )
     time: Array  # [] int32, actions chosen so far
-    tally: Tally
+    tally: MetricSums
 
 
 class Step(NamedTuple):
-    """What the environments made of the last action, as the host says it."""
+    """What the environments returned for the last action, from the host."""
 
     observation: Any  # [2, S, N, *observation]: where it led, and what is seen now
     scalar: Any  # [3, S, N] float32: reward, discount, whether a new episode started
@@ -81,7 +81,7 @@ class Loop(NamedTuple):
     # (carry, step, logged data or None, updates, random) -> carry, action [S, N, ...]; `updates` and `random`, which
     # draws the next action uniformly, are static
     step: Callable[[Carry, Step, Any, int, bool], tuple[Carry, Array]]
-    # (carry, lengths [S, N] int32) -> carry, where the last so many steps are demonstrations; None where none can be
+    # (carry, lengths [S, N] int32) -> carry, whose last ``lengths`` steps are demonstrations; None where none can be
     relabel: Callable[[Carry, Any], Carry] | None
 
 
@@ -98,7 +98,13 @@ class View(NamedTuple):
 
 
 def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`)."""
+    """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
+
+    Args:
+      n: steps in each transition.
+      discount: the agent's gamma, of rewards after the first.
+      environments: ``N``, rows between a step and the next one of its episode.
+    """
     return View(
         keep=lambda row: row,
         draw=ring.draw,
@@ -114,6 +120,11 @@ def chunked(
     """Rows that hold both observations, read in chunks of ``length`` actions (`rl.replay.chunks`).
 
     Logged data beside them are `rl.replay.chunks.Chunks` of this length.
+
+    Args:
+      length: actions in each chunk.
+      discount, environments: as in `steps`.
+      reward_discount: of rewards within a chunk; by default ``discount``.
     """
     return steps()._replace(
         draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
@@ -125,8 +136,13 @@ def chunked(
     )
 
 
-def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`)."""
+def stacked_frames(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
+
+    Args:
+      depth: frames in each observation.
+      n, discount, environments: as in `steps`.
+    """
     return View(
         keep=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
@@ -210,7 +226,7 @@ def reading_only(
     return learn
 
 
-class _Ranked(NamedTuple):
+class _Prioritised(NamedTuple):
     """A learner's state and the priorities that its updates change."""
 
     state: State
@@ -264,7 +280,7 @@ def relabelling(learner: Learner, view: View, capacity: int, batch_size: int, *,
     return replay._replace(relabel=demonstrations.mark)
 
 
-def ranked(
+def prioritised_memory(
     learner: Learner, view: View, capacity: int, batch_size: int, exponent: float, correction: float
 ) -> Replay:
     """The newest ``capacity`` steps, drawn in proportion to ``priority^exponent`` (Schaul et al. 2016).
@@ -289,14 +305,14 @@ def ranked(
             "this agent's updates cannot be weighted, as prioritised replay asks: choose dqn, arsq or cqn"
         )
 
-    def update(ranked: _Ranked, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Ranked, Metrics]:
-        memory = prioritised.Memory(drawn[0], ranked.tree, ranked.highest)
+    def update(carried: _Prioritised, drawn: tuple[ring.Ring, Key], key: Key) -> tuple[_Prioritised, Metrics]:
+        memory = prioritised.Memory(drawn[0], carried.tree, carried.highest)
         slots = prioritised.draw(memory.tree, drawn[1], batch_size)
         batch = source.of_origin(view.transitions(memory.ring, slots), source.ONLINE)
         weight = prioritised.weights(memory, slots, correction)
-        state, metrics, priority = weighted(ranked.state, batch, weight, key)
+        state, metrics, priority = weighted(carried.state, batch, weight, key)
         memory = prioritised.update(memory, slots, (priority + 1e-10) ** exponent)
-        return _Ranked(state, memory.tree, memory.highest), metrics
+        return _Prioritised(state, memory.tree, memory.highest), metrics
 
     def learn(updates: int) -> Learn:
         # The update draws by itself, since the one before it has changed the priorities.
@@ -307,7 +323,7 @@ def ranked(
             state: State, rows: ring.Ring, marks: Any, log: Any, key: Key
         ) -> tuple[State, Any, train.Report]:
             del log
-            after, report = epoch(_Ranked(state, *marks), rows, key)
+            after, report = epoch(_Prioritised(state, *marks), rows, key)
             return after.state, (after.tree, after.highest), report
 
         return run
@@ -417,7 +433,7 @@ def _fresh(
         first=jnp.ones((seeds, environments), bool),
         policy_memory=jax.vmap(explorer.start, (train.STACKED, 0))(state, seen),
         time=jnp.zeros((), jnp.int32),
-        tally=fresh_tally(sorted(metrics), seeds),
+        tally=fresh_sums(sorted(metrics), seeds),
     )
 
 
@@ -455,7 +471,7 @@ def _store(
 def _update(
     replay: Replay, run_keys: Key, carry: Carry, marks: Any, rows: Any, logged: Any, updates: int
 ) -> tuple[Carry, Any]:
-    """So many ``updates``, and the marks of the memory that they leave."""
+    """Carry and marks of the memory after this many ``updates``."""
     axes = replay.split(replay.axes)
     state, marks, report = jax.vmap(
         replay.learn(updates), (train.STACKED, *axes, None, 0), (train.STACKED, axes[1], 0)
@@ -468,26 +484,26 @@ def example(spec: Spec, observation_type: Any = jnp.float32) -> Transition:
     return ring.placeholder(jax.tree.map(lambda x: x[None], _blank(spec, observation_type)))
 
 
-def fresh_tally(names: list[str], seeds: int) -> Tally:
-    """Nothing said yet of metrics called ``names``."""
-    return Tally(
+def fresh_sums(names: list[str], seeds: int) -> MetricSums:
+    """Sums over no updates of metrics called ``names``."""
+    return MetricSums(
         total={name: jnp.zeros(seeds) for name in names},
         bad_step={name: jnp.full(seeds, train.NEVER) for name in names},
         calls=jnp.zeros((), jnp.int32),
     )
 
 
-def reading(tally: Tally) -> train.Report:
-    """The mean of each metric over all updates since the tally was fresh; NaN if there were none."""
-    calls = tally.calls.astype(jnp.float32)
-    return train.Report({name: total / calls for name, total in tally.total.items()}, tally.bad_step)
+def reading(sums: MetricSums) -> train.Report:
+    """The mean of each metric over all updates since `fresh_sums`; NaN if there were none."""
+    calls = sums.calls.astype(jnp.float32)
+    return train.Report({name: total / calls for name, total in sums.total.items()}, sums.bad_step)
 
 
-def _count(tally: Tally, report: train.Report) -> Tally:
-    return Tally(
-        total={name: tally.total[name] + report.metrics[name] for name in tally.total},
-        bad_step={name: jnp.minimum(tally.bad_step[name], report.bad_step[name]) for name in tally.total},
-        calls=tally.calls + 1,
+def _count(sums: MetricSums, report: train.Report) -> MetricSums:
+    return MetricSums(
+        total={name: sums.total[name] + report.metrics[name] for name in sums.total},
+        bad_step={name: jnp.minimum(sums.bad_step[name], report.bad_step[name]) for name in sums.total},
+        calls=sums.calls + 1,
     )
 
 

@@ -303,7 +303,7 @@ def strips(
 
 
 def animation(path: str | os.PathLike[str], frames: Sequence[np.ndarray], seconds: float = 0.1) -> None:
-    """Writes pictures [H, W, 3] uint8 as a GIF that repeats, each shown for so many ``seconds``.
+    """Writes pictures [H, W, 3] uint8 as a GIF that repeats, each shown for this many ``seconds``.
 
     Raises:
         ValueError: no frames.
@@ -544,7 +544,7 @@ def _panels(count: int, columns: int, size: tuple[float, float]) -> tuple[Figure
 
 
 def _widths(count: int) -> np.ndarray:
-    """Of so many lines, in the order that they are drawn."""
+    """Of this many lines, in the order that they are drawn."""
     return np.linspace(*_WIDTHS, count) if count > 1 else np.array([2.2])
 
 
@@ -624,7 +624,7 @@ def _curve(
 
 
 def _legend(axes: Axes, note: str, count: int) -> None:
-    """The legend of so many lines, whose widths would look like emphasis."""
+    """The legend of this many lines, whose widths would look like emphasis."""
     axes.legend(
         title="\n".join(filter(None, [note, _OVERLAP * (count > 1)])),
         title_fontsize=9,

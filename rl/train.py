@@ -33,7 +33,7 @@ NEVER = np.int32(np.iinfo(np.int32).max)  # the step of what did not happen
 
 
 class Report(NamedTuple):
-    """What an epoch says of itself. Leading axis [S] where seeds are stacked."""
+    """Metrics of one epoch. Leading axis [S] where seeds are stacked."""
 
     metrics: Metrics  # mean of each over the epoch
     bad_step: Mapping[str, Array]  # first step at which each was not finite, or `NEVER`
@@ -141,7 +141,7 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
-      ValueError: if a field is unknown or shapes the program, or has values that cannot be trained together.
+      ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0.
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}

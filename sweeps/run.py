@@ -10,7 +10,7 @@ r"""Runs a sweep file without a server: every combination of a grid, or a number
 The files are Weights & Biases' own (``wandb sweep FILE`` takes them as they are), for any script that trains:
 experiments/offline.py, goals.py, online.py, mbpo.py, model_based.py and language.py. Runs of the first two that differ
 only in float hyper-parameters of the agent, other than discounts and values of 0, are trained together as one program,
-on one copy of the data; not so where these would widen the support of a categorical head for one another.
+on one copy of the data, except where one run's value would widen another's support (of a categorical head).
 
 Leaves a folder per program, named by its parameters, and sweep.json with every run's scores, the best first. The same
 command continues a sweep that was stopped, at the epoch where it was stopped; what is finished is not trained again,

@@ -163,7 +163,7 @@ def _read(program: Program, workdir: Path, metric: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def alarm(seconds: float) -> Iterator[Callable[[], bool]]:
-    """Asks the run that is open to stop after so many seconds, and any that opens later; yields whether they are over.
+    """Asks the run that is open to stop after ``seconds``, and any that opens later; yields whether they are over.
 
     The request is SIGTERM, which `rl.train.stop_requests` understands: the epoch ends with a checkpoint. So does
     `collect`.

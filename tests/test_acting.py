@@ -36,7 +36,7 @@ def plan(state: Any, observation: Any, key: Any) -> Any:
 
 
 def by_hand(which: str, seen: list[float]) -> list[float]:
-    """Actions of either at scale 1 while it sees so many steps left, from where it begins to remember."""
+    """Actions of either at scale 1 while it sees this many steps left, from where it begins to remember."""
     if which == "counter":
         return [time / 100 for time in range(len(seen))]
     period = 1 if which == "replanning" else LENGTH

@@ -780,7 +780,7 @@ CONTINUOUS = (
 )
 DISCRETE = ("bc", "cql", "dqn", "iql")
 
-# What its code's settings have beside those of SAC's: rates of each part, and slow copies that wait.
+# What its code's settings have beside those of SAC's: rates of each part, and target networks that wait.
 VAGRAM = {"target_entropy": -0.7, "target_period": 2} | {
     f"{part}_optimiser": Adam(learning_rate=rate)
     for part, rate in (("critic", 0.02), ("policy", 0.03), ("temperature", 0.4))
@@ -1277,7 +1277,7 @@ def test_every_agent_takes_images_histories_and_dictionaries(kind: str, agent: s
             assert values.shape[1:] == (8,)
 
 
-def test_images_are_learnt_from_and_shifted_by_the_updates_key() -> None:
+def test_images_are_learned_from_and_shifted_by_the_updates_key() -> None:
     """All parameters move, convolutions among them, and otherwise with another key; without shifts nothing is added."""
     learner, batch = build("continuous", "bc", (8, 8, 2), (4,), network=Architecture(shift=2))
     state = start(learner, batch)
@@ -1520,12 +1520,12 @@ def test_iql_finds_the_expectile_of_every_state_and_weighs_its_policy_by_it(head
     for tau, state in zip(taus, states, strict=True):
         q, v = expectile_values(tau)
         params, value = float64(state.params), numpy_head(head).value
-        learnt_q = value(critics(params["critic"], np.float64(EYE)[every[0]], every[1]))
-        learnt_v = value(mlp(params["value"], np.float64(EYE)))
-        for member in learnt_q:
+        learned_q = value(critics(params["critic"], np.float64(EYE)[every[0]], every[1]))
+        learned_v = value(mlp(params["value"], np.float64(EYE)))
+        for member in learned_q:
             np.testing.assert_allclose(member, q, atol=tolerance(head))
-        np.testing.assert_allclose(learnt_v, v, atol=tolerance(head))
-        advantage = learnt_q.min(0) - learnt_v[:, None]
+        np.testing.assert_allclose(learned_v, v, atol=tolerance(head))
+        advantage = learned_q.min(0) - learned_v[:, None]
         policy = mdp.count * np.exp(beta * advantage)
         np.testing.assert_allclose(
             special.softmax(mlp(params["policy"], np.float64(EYE)), -1),
@@ -1767,8 +1767,8 @@ def test_continuous_cql_fits_the_minimiser_of_its_objective() -> None:
     batch = Transition(ones[:, None], action, reward(action[:, 0]), ones, ones[:, None], action, ones)
     sweep = {"weight": [0.3, 2.0, 0.03], "policy_learning_rate": [0.0, 0.0, 5e-3]}
     fields = {**HALF, "discount": 0.0, "samples": 5}
-    learner, [*fixed, learnt] = learn("cql", BANDIT, batch, "scalar", DEEP, sweep, **fields)
+    learner, [*fixed, learned] = learn("cql", BANDIT, batch, "scalar", DEEP, sweep, **fields)
     for weight, state in zip(sweep["weight"], fixed, strict=False):
         error = critic_values("scalar", state, fine[:, None]) - conservative_curve(weight, fine)
         assert np.sqrt((error**2).mean()) < 0.05
-    assert abs(greedy(learner, learnt) - 0.5) < CRITIC_KINKS
+    assert abs(greedy(learner, learned) - 0.5) < CRITIC_KINKS

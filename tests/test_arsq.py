@@ -234,11 +234,11 @@ def test_a_bandit_of_correlated_dimensions_is_solved_by_every_kind_of_head(head:
     learner = arsq.make(config, SPEC, heads.make(head, -2.0, 2.0, 21))
 
     @jax.jit
-    def learnt(key: Any) -> State:
+    def learned(key: Any) -> State:
         step = lambda state, _: (learner.update(state, rows, key)[0], None)
         return jax.lax.scan(step, learner.init(key, rows), length=400)[0]
 
-    state = learnt(KEY)
+    state = learned(KEY)
     best = np.asarray(learner.act(state, still[0], KEY))
     np.testing.assert_allclose(best, [0.8, 0.8], atol=1e-6)
     assert learner.critics is not None
@@ -258,7 +258,7 @@ def test_contexts_are_of_the_logged_bins_and_an_action_at_a_bound_has_some() -> 
     np.testing.assert_allclose(at, e.q[:, -1], rtol=1e-5)
 
 
-def test_demonstrations_that_no_row_is_are_an_error_before_anything_is_learnt() -> None:
+def test_demonstrations_that_no_row_is_are_an_error_before_anything_is_learned() -> None:
     flagged = arsq.Config(demonstrations=2)
     rows = batch()
     check_data("arsq", arsq.Config(), rows)

@@ -28,7 +28,7 @@ def batch() -> TokenBatch:
 
 @functools.cache
 def ours() -> tuple[State, dict[str, float], State]:
-    """A start whose slow copies are others, and the losses and the state of the first update."""
+    """A start whose target networks are others, and the losses and the state of the first update."""
     learner = ilql.make(language_peer.CONFIG, model.make(CONFIG), heads.scalar())
     state = jax.jit(learner.init)(jax.random.key(0), batch())
     state = state._replace(target=jax.tree.map(lambda x: 0.5 * x, state.target))

@@ -81,7 +81,7 @@ def noise(name: str, key: jax.Array, width: int) -> list[jax.Array]:
     ("name", "head"), [("fql", "scalar"), ("qc", "scalar"), ("deas", "scalar"), ("deas", "hl_gauss")]
 )
 def test_pytorchs_updates_have_our_losses(name: str, head: str) -> None:
-    """In two updates: the second sees what the first one moved, gradients and slow copies included."""
+    """In two updates: the second sees what the first one moved, gradients and target networks included."""
     torch = pytest.importorskip("torch")
     of = subject(name, head)
     sample = cases.sampler_on_host(of, (ROWS,), cases.logged(of, steps()))

@@ -74,7 +74,7 @@ def test_zooming_level_by_level_ends_in_the_action_that_decodes_from_the_bins() 
     for level in range(3):
         np.testing.assert_allclose(coarse.centre(grid, cells, level), (low + high) / 2, atol=1e-6)
         low, high = cut(low, high, 5, bins[:, level])
-        cells = coarse.zoom(grid, cells, level, jnp.asarray(bins[:, level], jnp.int32))
+        cells = coarse.set_bin(grid, cells, level, jnp.asarray(bins[:, level], jnp.int32))
     np.testing.assert_array_equal(
         coarse.centre(grid, cells), coarse.decode(grid, jnp.asarray(bins, jnp.int32))
     )

@@ -308,10 +308,10 @@ def test_different_keys_differ_everywhere(case: Case) -> None:
     """From the same parameters: in what is initialised, and in what the updates draw."""
     twins = jax.tree.map(lambda x: x[np.array([0, 0])], case.start._replace(step=None))
     trained = case.epochs(1, start=twins._replace(step=case.start.step))
-    learnt = moved(case.start.params, trained.params)
-    assert learnt
-    assert moved(seed(trained, 0).params, seed(trained, 1).params) == learnt
-    assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learnt - {
+    learned = moved(case.start.params, trained.params)
+    assert learned
+    assert moved(seed(trained, 0).params, seed(trained, 1).params) == learned
+    assert moved(seed(case.start, 0).params, seed(case.start, 1).params) >= learned - {
         "log_alpha",
         "multiplier",
     }
@@ -380,7 +380,7 @@ def test_update_keeps_every_shape_and_type(case: Case) -> None:
 
 @asked
 def test_no_gradient_through_targets(case: Case) -> None:
-    """A loss moves its own networks: neither the slow copies, nor online ones that only make its target."""
+    """A loss moves its own networks: neither the target networks, nor online ones that only make its target."""
     state = seed(case.start, 0)
 
     @jax.jit

@@ -46,7 +46,7 @@ BATCH = batch()
 
 
 def random_state(learner: Learner) -> State:
-    """With parameters that differ in every bin, and slow copies that differ from them."""
+    """With parameters that differ in every bin, and target networks that differ from them."""
     state = jax.eval_shape(learner.init, KEY, BATCH)
     rng = np.random.default_rng(1)
     fill = lambda x: jnp.asarray(rng.normal(0, 1.0 if x.ndim > 1 else 0.3, x.shape), x.dtype)
@@ -90,7 +90,9 @@ def test_acting_zooms_into_the_best_bin_of_every_level() -> None:
     for params in (state.target["q"], state.params["q"]):
         exact = jax.tree.map(np.float64, params)
         every, bins, action = cqn_reference.walk(exact, BATCH.observation, choose, 2, 2)
-        result = act(state._replace(target={"q": params}), BATCH.observation, KEY)  # acts by the slow copy
+        result = act(
+            state._replace(target={"q": params}), BATCH.observation, KEY
+        )  # acts by the target network
         np.testing.assert_allclose(result, action, atol=1e-6)
         assert len(np.unique(bins)) == BINS
     seen = expected_value(cqn_reference.picked(every, bins)).mean((0, 2))
@@ -101,7 +103,7 @@ def test_acting_zooms_into_the_best_bin_of_every_level() -> None:
 
 
 def test_value_is_what_targets_continue_with() -> None:
-    """The slow copy's values of the bins that the network itself zooms into, over all levels and dimensions."""
+    """The target network's values of the bins that the network itself zooms into, over all levels and dimensions."""
     learner, state = build()
     exact = jax.tree.map(np.float64, state)
     seen, choose = BATCH.next_observation, cqn_reference.greedy(expected_value)

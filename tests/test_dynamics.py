@@ -151,7 +151,7 @@ def test_bootstraps_differ_and_never_touch_the_held_out_rows() -> None:
     assert set(train[0]) != set(train[1])
 
 
-# ---- what is learnt -------------------------------------------------------------------------------------
+# ---- what is learned -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -496,7 +496,7 @@ def test_a_configuration_without_sense_is_refused(fields: dict[str, Any], messag
         ensemble.make(change(**fields), SPEC)
 
 
-def test_data_that_cannot_be_learnt_are_refused() -> None:
+def test_data_that_cannot_be_learned_are_refused() -> None:
     with pytest.raises(ValueError, match=r"flat vectors, not observations of shape \(8, 8, 3\)"):
         ensemble.make(SMALL, Spec((8, 8, 3), 1))
     reward = log().transitions.reward.copy()

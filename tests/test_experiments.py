@@ -439,6 +439,24 @@ def test_a_field_of_which_no_flag_can_be_made_is_named(kind: Any, default: Any, 
             read(config())
 
 
+def test_help_whose_reader_has_closed_the_pipe_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``--help | head``."""
+
+    class Help(absl_flags.FlagValues):
+        def __call__(self, argv: Sequence[str], known_only: bool = False) -> list[str]:
+            print("help " * 100_000)
+            raise SystemExit(1)
+
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        with pytest.raises(SystemExit) as stopped:
+            flags.parser(values=Help())(["script", "--help"])
+        monkeypatch.undo()
+        assert stopped.value.code == 0  # and closing the file does not fail
+
+
 def test_a_field_without_a_default_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.make_dataclass("Config", [("discount", float), ("scale", float, 1.0)])
     monkeypatch.setattr(agents, "get", lambda name: types.SimpleNamespace(Config=config))
@@ -1064,7 +1082,7 @@ def test_a_schedule_of_another_length_is_explained_beyond_offline_runs(
     with lifecycle.session(earlier, common.begin(earlier, {"state": np.zeros(2)})) as session:
         session.keep(20, {"state": np.ones(2)})
     trainer: Any = types.SimpleNamespace(saved=lambda: {"state": np.zeros(2)})
-    learner: Any = None  # nothing is learnt
+    learner: Any = None  # nothing is learned
     with pytest.raises(checkpoint.CheckpointError, match=f"(?s){message}"):
         interaction.train(online.Settings(), run(epochs), trainer, learner, Transform())
 

@@ -165,7 +165,7 @@ def test_a_run_resumes_to_the_same_bits_and_its_policy_is_a_model(
 
 @pytest.mark.slow
 def test_adapters_are_exported_as_plain_weights(files: Path, tmp_path: Path) -> None:
-    """What ranks texts with adapters and what the folder holds are one model, which has learnt something."""
+    """What ranks texts with adapters and what the folder holds are one model, which has learned something."""
     chosen = settings(files, tmp_path, lora_rank=2, updates=20, eval_every=20, held_out=0.0)
     changes = {"rank": str(files / "asked.jsonl"), "export": True}
     script.run(dataclasses.replace(chosen, **changes), config())
@@ -438,7 +438,7 @@ def test_problems_are_held_out_whole_whatever_was_cut_off(
     """What is left of a prompt depends on the answer's length, so that answers to one problem no longer begin alike."""
 
     def sides(rows: list[dict[str, Any]], share: float) -> list[set[float]]:
-        """The problems that are learnt from, and those held out, told by their weights."""
+        """The problems that are learned from, and those held out, told by their weights."""
         path = write(tmp_path / "log.jsonl", rows)
         chosen = settings(files, tmp_path, log=path, length=8, overlong="truncate", held_out=share)
         with contextlib.ExitStack() as stack:
@@ -452,11 +452,11 @@ def test_problems_are_held_out_whole_whatever_was_cut_off(
         for b in (1, 2, 3)
         for c in (1, 2, 3, 4)
     ]
-    learnt, held_out = sides(rows, 0.25)
-    assert len(held_out) == 2 and len(learnt) == 7 and not learnt & held_out
+    learned, held_out = sides(rows, 0.25)
+    assert len(held_out) == 2 and len(learned) == 7 and not learned & held_out
     assert "--held_out" not in capsys.readouterr().err
-    learnt, held_out = sides(rows, 0.05)
-    assert len(held_out) == 1 and not learnt & held_out
+    learned, held_out = sides(rows, 0.05)
+    assert len(held_out) == 1 and not learned & held_out
     assert "--held_out=0.05: the smallest problem has 4 of 36 episodes" in capsys.readouterr().err
     assert sides(rows[:8], 0.25)[1] <= {5, 9}
     assert (
@@ -551,7 +551,7 @@ def test_a_policy_that_is_left_no_updates_is_said(
 def test_a_log_of_which_nothing_is_to_be_imitated(
     files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Is refused where that is all that is learnt, and said where it is part of it."""
+    """Is refused where that is all that is learned, and said where it is part of it."""
     path = write(tmp_path / "log.jsonl", [row(1, 2), row(2, 1)])
     chosen = settings(files, tmp_path / "run", log=path, held_out=0.0)
     with pytest.raises(
@@ -729,7 +729,7 @@ def test_the_best_of_a_log_are_imitated(files: Path, tmp_path: Path) -> None:
             {"environment": "maze", "eval_episodes": 2, "action_tokens": 160},
             "--action_tokens=160 leaves no room to read in the model's context of 160",
         ),
-        ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learnt"),
+        ({"log": "", "generate": __file__, "rank": __file__}, "--rank and --export are of what is learned"),
         ({"generate": "no.jsonl"}, "--generate=no.jsonl: there is no such file"),
         ({"overlong": "cut"}, "--overlong=cut is none of refuse, truncate, skip"),
         ({"date": "today"}, "--date=today is no day such as 2026-01-31"),
@@ -826,12 +826,12 @@ def test_hyper_parameters_of_a_model_that_learns_nothing(
         model=str(tmp_path / "model"), generate=str(files / "prompts.jsonl"), workdir=str(tmp_path / "run")
     )
     with pytest.raises(
-        ValueError, match=r"--agent.steering=8.0 is of what is to be learnt, .*nothing is learnt"
+        ValueError, match=r"--agent.steering=8.0 is of what is to be learned, .*nothing is learned"
     ):
         script.run(chosen, ilql.Config(steering=8.0))
     ignored = dataclasses.replace(chosen, agent="lm_bc", lora_rank=2, best=0.1, remat=True, mesh_model=2)
     message = (
-        "--agent=lm_bc, --lora_rank=2, --remat=True, --best=0.1, --mesh_model=2 are of what is to be learnt"
+        "--agent=lm_bc, --lora_rank=2, --remat=True, --best=0.1, --mesh_model=2 are of what is to be learned"
     )
     with pytest.raises(ValueError, match=message):
         script.run(ignored, lm_bc.Config())

@@ -68,7 +68,7 @@ def drawn() -> dict[str, Any]:
 
 
 def future(length: int, t: int, h: Hindsight, how: Goals) -> dict[int, float]:
-    """{time of the goal's state: probability} at time ``t`` of an episode of so many steps, by its definition."""
+    """{time of the goal's state: probability} at time ``t`` of an episode of this many steps, by its definition."""
     final = length if h.next_state else length - 1  # OGBench never shows the state after the last step
     probability: dict[int, float] = dict.fromkeys(range(length + 1), 0.0)
     if how.geometric:

@@ -144,7 +144,7 @@ def test_tokens_and_answers_are_those_of_transformers(
             assert speak.history(words, conversation._replace(messages=messages[:-1])) == prompt["input_ids"]
 
 
-def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learnt() -> None:
+def test_answers_are_paid_on_their_last_token_and_asked_as_they_were_learned() -> None:
     words = read(unmarked(CHATML))
     answer = {"role": "assistant", "content": "Six<|end|> or so"}  # a model would stop there
     conversation = Chat((*MESSAGES[:3], answer), (0.0, 0.5, 0.0, -1.0), False, 0.25)

@@ -474,7 +474,7 @@ def test_what_cannot_run_is_refused_before_anything_compiles(
 def test_the_policy_that_is_exported_is_the_one_that_acts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CQN acts by its slow copy, unless it is told not to."""
+    """CQN acts by its target network, unless it is told not to."""
     monkeypatch.setattr(script.interaction, "train", lambda *_, slow=False, whole=False: {"slow": slow})
     monkeypatch.setattr(script, "make_trainer", lambda *_: None)
     chosen = settings(tmp_path, agent="cqn", model_loss="mle")

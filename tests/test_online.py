@@ -409,7 +409,7 @@ def test_only_a_replay_of_whole_steps_that_can_relabel_takes_demonstrations() ->
     with pytest.raises(ValueError, match=r"cannot relabel .* rl.online.relabelling"):
         Demonstrated(keep=compiled.uniform)
     with pytest.raises(ValueError, match="single video frames cannot join"):
-        compiled.relabelling(counter(), compiled.video(4), 100, 4)
+        compiled.relabelling(counter(), compiled.stacked_frames(4), 100, 4)
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_each_claim_holds_of_what_it_says_and_fails_of_what_it_denies(
 
 @pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From flags to report, each part with what it compares at least, and numbers that say that agents learnt."""
+    """From flags to report, each part with what it compares at least, and numbers that say that agents learned."""
     for table, names in {
         "IDENTITIES": ("all before", "nothing"),
         "TABULAR": (study.INDEPENDENT,),

@@ -300,7 +300,7 @@ def test_the_sentence_is_what_the_control_decides(returns: dict[str, Any], words
 
 @pytest.mark.long
 def test_the_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From flags to report, and numbers that say that something was learnt."""
+    """From flags to report, and numbers that say that something was learned."""
     few = {study.MANY: ("distractors", 2)}
     for name, value in {"WORLDS": few, "PIECES": 2, "CHANGING": (study.MANY, 8)}.items():
         for module in (study, parts):

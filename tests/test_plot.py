@@ -288,7 +288,7 @@ def test_maps_share_their_colours_and_say_what_is_beyond_them(tmp_path: Path, fi
     truth = np.arange(12.0).reshape(3, 4)
     plot.maps(
         tmp_path / "maps.png",
-        {"truth": truth, "learnt": 100 * truth},
+        {"truth": truth, "learned": 100 * truth},
         2.0,
         (0.0, 20.0),
         squares={"cliff": 1.0},
@@ -306,13 +306,13 @@ def test_maps_share_their_colours_and_say_what_is_beyond_them(tmp_path: Path, fi
 
 def test_cells_are_drawn_from_the_top_with_walls_left_out(tmp_path: Path, figures: list):
     grid = np.array([[np.nan, 1.0], [2.0, 3.0]])
-    plot.cells(tmp_path / "cells.png", {"truth": grid, "learnt": 2 * grid}, (0.0, 4.0), columns=2)
+    plot.cells(tmp_path / "cells.png", {"truth": grid, "learned": 2 * grid}, (0.0, 4.0), columns=2)
     image_size(tmp_path / "cells.png")
     one, other = figures[0].axes[:2]
     assert one.get_images()[0].get_clim() == other.get_images()[0].get_clim() == (0.0, 4.0)
     assert one.get_images()[0].origin == "upper"
     np.testing.assert_array_equal(np.ma.filled(one.get_images()[0].get_array(), np.nan), grid)
-    assert other.get_title() == "learnt\nfrom 2 to 6"
+    assert other.get_title() == "learned\nfrom 2 to 6"
 
 
 @pytest.mark.parametrize("images", [{}, {"flat": np.zeros(3)}])

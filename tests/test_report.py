@@ -517,7 +517,7 @@ def test_data_are_those_of_the_finished_runs_whatever_lies_on_this_machine(
     places = list(programs)[::3]  # of the first tier
 
     def reported(transitions: int, score: float | None = None) -> Any:
-        """With a file of so many on this machine, whose mean score is a hundredth of that unless it is given."""
+        """With a file of this many on this machine, whose mean score is a hundredth of that unless it is given."""
         record = {"transitions": transitions, "normalized_return_d4rl": score or transitions / 100}
         log.write_json(tmp_path / "locomotion" / f"{TASKS[0]}.json", record)
         return report_on(file, *where, f"--set=dataset={TASKS[0]}")["data"].get(TASKS[0])

@@ -790,7 +790,7 @@ def test_a_table_that_is_cut_says_so(tmp_path: Path) -> None:
 def test_a_folder_is_named_by_what_is_trained_there(tmp_path: Path) -> None:
     """By all parameters but the length, so that a longer sweep goes on and a larger one keeps what it has.
 
-    Nor by those that change nothing that is learnt: a sweep that is watched on Weights & Biases trains nothing anew.
+    Nor by those that change nothing that is learned: a sweep that is watched on Weights & Biases trains nothing anew.
     """
 
     def place(**fixed: Any) -> str:

@@ -145,21 +145,21 @@ def test_answers_to_one_problem_are_held_out_together_and_games_one_by_one() -> 
         ]
 
     prompts = [5, 6, 5, 7, 8, 9, 6, 5, 9, 4]
-    learnt, held_out = sides(prompts, 0.4)
-    assert sorted(learnt + held_out) == sorted(zip(prompts, range(10), strict=True)) and len(held_out) == 4
-    assert not {prompt for prompt, _ in learnt} & {prompt for prompt, _ in held_out}
+    learned, held_out = sides(prompts, 0.4)
+    assert sorted(learned + held_out) == sorted(zip(prompts, range(10), strict=True)) and len(held_out) == 4
+    assert not {prompt for prompt, _ in learned} & {prompt for prompt, _ in held_out}
     order = np.random.default_rng(3).permutation(10).tolist()
     for each in ([2] * 10, [2, 3] * 5, list(range(10))):  # openings; no two alike
         assert [[number for _, number in side] for side in sides(each, 0.3)] == [order[3:], order[:3]]
     assert sides(prompts, 0.0)[1] == []
     # Every problem has more answers than are to be held out: the smallest is, whole.
     for each, smallest in (([2] * 4 + [3] * 3 + [4] * 4, [3] * 3), ([2, 3, 4] * 5, None)):
-        learnt, held_out = sides(each, 0.1)
+        learned, held_out = sides(each, 0.1)
         held = [prompt for prompt, _ in held_out]
-        assert held == (smallest or held[:1] * 5) and len(learnt) + len(held) == len(each)
-        assert not {prompt for prompt, _ in learnt} & set(held)
+        assert held == (smallest or held[:1] * 5) and len(learned) + len(held) == len(each)
+        assert not {prompt for prompt, _ in learned} & set(held)
     # What the episodes do not say themselves any more.
-    learnt, held_out = replay.split(log(list(range(12))), 0.25, 0, problems=list("abcd") * 3)
+    learned, held_out = replay.split(log(list(range(12))), 0.25, 0, problems=list("abcd") * 3)
     assert len(held_out) == 3 and len({one.tokens[2] % 4 for one in held_out}) == 1
 
 
@@ -263,9 +263,11 @@ CHOSEN = np.random.RandomState(2).randint(0, A, (3, 10)).astype(np.int32)
 
 
 @pytest.mark.parametrize("chunk", [4, 16])
-def test_survey_equals_the_plain_form(chunk: int) -> None:
+def test_vocabulary_stats_equal_the_plain_form(chunk: int) -> None:
     def ours(rows: Any, features: Any) -> tokens.VocabularyStats:
-        return tokens.survey(lambda x: x @ rows.T, features, np.stack([CHOSEN, 0 * CHOSEN], -1), chunk)
+        return tokens.vocabulary_stats(
+            lambda x: x @ rows.T, features, np.stack([CHOSEN, 0 * CHOSEN], -1), chunk
+        )
 
     def plain(rows: Any, features: Any) -> tokens.VocabularyStats:
         logits = features @ rows.T
@@ -275,8 +277,8 @@ def test_survey_equals_the_plain_form(chunk: int) -> None:
 
     def loss(form: Any) -> Any:
         def total(rows: Any, features: Any) -> Any:
-            survey = form(rows, features)
-            return survey.chosen.sum() - 2 * survey.top.sum() + jnp.square(survey.total).sum(), survey
+            stats = form(rows, features)
+            return stats.chosen.sum() - 2 * stats.top.sum() + jnp.square(stats.total).sum(), stats
 
         return jax.jit(jax.value_and_grad(total, (0, 1), has_aux=True))(ROWS, FEATURES)
 
@@ -328,7 +330,7 @@ def test_the_vocabulary_is_held_for_one_chunk_alone() -> None:
         return form(lambda x: x @ table.T, features)
 
     def ours(logits: Any, features: Any) -> Any:
-        return tokens.survey(logits, features, jnp.zeros((rows, length, 1), int), chunk).total.sum()
+        return tokens.vocabulary_stats(logits, features, jnp.zeros((rows, length, 1), int), chunk).total.sum()
 
     def plain(logits: Any, features: Any) -> Any:
         return jax.nn.logsumexp(logits(features), -1).sum()

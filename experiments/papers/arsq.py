@@ -4,7 +4,7 @@
     python -m experiments.papers.arsq --parts=bandit --bandit_seeds=20
 
 All parts train the agents of this library, `rl.agents.arsq` and `rl.agents.cqn`, by their own updates. There is one
-observation and episodes have one step, so that the Q-function to be learnt is the reward itself.
+observation and episodes have one step, so that the Q-function to be learned is the reward itself.
 
 - identities: with random networks, by enumeration of all actions. ``alpha log sum_a exp(Q / alpha)`` is V; advantages
   of tokens sum to the soft advantage (theorem 4.3); bins that are greedy one after another are the best action where
@@ -12,7 +12,7 @@ observation and episodes have one step, so that the Q-function to be learnt is t
 - tabular: the four actions of the paper's tabular figure. Which four actions its numbers belong to is our reading
   (``a_1`` changes last; the other reading mirrors everything). The log holds each once, with the published joint Q as
   its reward.
-- toy: the paper's one-step problem with two dimensions, in which Q is learnt from 2,000 points, drawn uniformly and
+- toy: the paper's one-step problem with two dimensions, in which Q is learned from 2,000 points, drawn uniformly and
   around one optimal, two sub-optimal and two negative modes. Where those are and what they are worth is not published:
   here they are ours (`MODES`), and so is the unit of the error. What can be compared is the order of the methods and
   how many times larger one error is than another.
@@ -638,7 +638,7 @@ def _tabular_report(rows: Mapping[str, Any]) -> Iterator[str]:
     yield "## Four actions: the paper's tabular figure"
     yield (
         "Q of each action, mean over seeds, after learning from a log that holds every action once, with the published "
-        "joint Q as its reward. The published independent Q was not learnt from this log: what it shares with ours "
+        "joint Q as its reward. The published independent Q was not learned from this log: what it shares with ours "
         "is its best action."
     )
     values = {name: (row["q"].mean(0), row["greedy"]) for name, row in rows.items()}

@@ -523,7 +523,7 @@ def report(result: Mapping[str, Any]) -> Iterator[str]:
         yield f"## {name.capitalize()}"
         total = sum(count.mean() for count in counts.values())
         yield (
-            f"Learnt from {task.learnt} problems and {total:.0f} programs of the model: "
+            f"Learned from {task.learnt} problems and {total:.0f} programs of the model: "
             + ", ".join(f"{count.mean():.0f} {kind}" for kind, count in counts.items())
             + f" (means over seeds). Ranked: {task.candidates} programs for each of {task.held_out} held-out problems."
         )

@@ -3,7 +3,7 @@
     python -m experiments.papers.bcoder_rank
 
 CodeGen-16B wrote programs for 126 problems of HumanEval (CodeT, Chen et al. 2022). They are run against the problems'
-tests, which gives B-Coder's four rewards. Values are learnt from the programs of some problems and rank those of
+tests, which gives B-Coder's four rewards. Values are learned from the programs of some problems and rank those of
 others, off-policy throughout: another, a hundred times larger model wrote them. Of every problem the programs are the
 first ``--programs`` that are short enough, as they were sampled, by default all 100; of the k that score highest, does
 one pass?

@@ -1,4 +1,4 @@
-"""Subgoals from a diffusion (HECRL, Haramati et al., ICLR 2026), in a world whose distances are known.
+"""Subgoals from a diffusion model (HECRL, Haramati et al., ICLR 2026), in a world whose distances are known.
 
     python -m experiments.papers.hecrl
     python -m experiments.papers.hecrl --parts=subgoals
@@ -8,14 +8,14 @@ their selection are `rl.agents.hecrl`'s. Sizes are a hundredth of the paper's.
 
 - subgoals: models of the state ``K`` steps on the way to a goal, without a value. *diffusion* is the paper's,
   *regression* its other model of subgoals with equal weights (``awr`` with beta 0), *same network* a regression by the
-  diffusion's network. How many objects a subgoal displaces says whether the model has understood that one moves after
-  the other: a mean moves all of them a little. Pairs of state and goal are *logged*, from one held-out episode, or
-  *unseen*, of two different ones.
+  diffusion model's network. How many objects a subgoal displaces says whether the model has understood that one moves
+  after the other: a mean moves all of them a little. Pairs of state and goal are *logged*, from one held-out episode,
+  or *unseen*, of two different ones.
 - values: HECRL ranks candidates by V(w, g) and compares V(s, w) with a radius R, so that the order and the scale of
-  values matter. A scalar and an HL-Gauss value learn goals by an expectile (no policy is learnt); candidates are states
-  that the behaviour reaches, most of them on no way to the goal. What the values say of them is compared with the
-  truth, and HECRL's selection is judged at every R by the steps that it gains with a low level of known competence: one
-  that reaches whatever is at most so many steps away, and gets nowhere else.
+  values matter. A scalar and an HL-Gauss value learn goals by an expectile (no policy is learned); candidates are
+  states that the behaviour reaches, most of them on no way to the goal. What the values say of them is compared with
+  the truth, and HECRL's selection is judged at every R by the steps that it gains with a low level of known competence: one
+  that reaches whatever is at most this many steps away, and gets nowhere else.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def pairs(settings: Settings, seed: int) -> dict[str, Pairs]:
 
 
 def shape(width: int, layers: int = 1) -> entity.Shape:
-    """Four heads; layers are those of a diffusion alone."""
+    """Four heads; layers are those of a diffusion model alone."""
     return entity.Shape(width, 2 * width, 4, layers)
 
 
@@ -224,7 +224,7 @@ def model_config(settings: Settings) -> hecrl.Config:
 
 
 def by_same_network(config: hecrl.Config, features: int) -> hecrl.Proposal:
-    """The mean, by the diffusion's network, to which the present entities are shown in place of noisy ones."""
+    """The mean, by the diffusion model's network, to which the present entities are shown in place of noisy ones."""
     network, free = entity.denoiser(features, config.network), jnp.arange(features) < features - config.ids
 
     def mean(params: Any, s: Array, g: Array) -> Array:
@@ -369,7 +369,7 @@ def questions(settings: Settings, seed: int) -> Questions:
 
 
 def true_value(steps: Any) -> Any:
-    """V* of a goal so many steps away: each costs 1, but the one that reaches it."""
+    """V* of a goal this many steps away: each costs 1, but the one that reaches it."""
     return -(1 - GAMMA ** jnp.maximum(steps - 1, 0)) / (1 - GAMMA)
 
 
@@ -413,7 +413,7 @@ def of_truth(settings: Settings, work: studies.Work) -> dict[str, Any]:
 
 
 def of_value(settings: Settings, name: str, work: studies.Work) -> dict[str, Any]:
-    """What the selection gains at each radius by learnt values, [S, R]; `quality` [S]; the loss, [S, PIECES]."""
+    """What the selection gains at each radius by learned values, [S, R]; `quality` [S]; the loss, [S, PIECES]."""
     head = heads.make(name, *goals.value_bounds(hindsight(settings), GAMMA), BINS)
     network = ensemble(entity.state_value(head.size, shape(settings.value_width)), 1)
     sample, optimiser = sampler(settings), optax.adam(settings.learning_rate)
@@ -558,7 +558,7 @@ def share_of_best(row: Mapping[str, Any]) -> np.ndarray:
 def report(result: Mapping[str, Any]) -> Iterator[str]:
     """What came out, in tables."""
     settings = result["settings"]
-    yield "# HECRL: subgoals from a diffusion"
+    yield "# HECRL: subgoals from a diffusion model"
     yield (
         f"`{result['command']}`, {result['wall_seconds'] / 60:.0f} minutes on {result['hardware']['cores']} cores. "
         f"{studies.program(result, __file__)} says what is compared. {settings['seeds']} seeds, each "

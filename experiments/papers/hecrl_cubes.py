@@ -5,7 +5,7 @@
 One policy is trained for every head and judged in several ways (Haramati et al., ICLR 2026):
 
   no subgoals   the goal itself is pursued (EC-IQL)
-  diffusion     subgoals of the diffusion that the value selects (HECRL, EC-SGIQL)
+  diffusion     subgoals of the diffusion model that the value selects (HECRL, EC-SGIQL)
   ... R         the same at other radii; the one of the paper is -30
   unfiltered    the best candidate by value, feasible or not; the goal still where its value is above
   random        any feasible candidate; the paper's is one draw without the filter
@@ -72,7 +72,7 @@ class Settings(studies.Settings):
     mask: bool = True  # values end at the goal; False in the paper
     alpha: float = 2.5  # weight of cloning; 0.1 in the paper
     width: int = 32  # of an entity; 64 in the paper, where hidden layers are 4 times as wide, here twice
-    layers: int = 2  # of the diffusion; 8 in the paper
+    layers: int = 2  # of the diffusion model; 8 in the paper
     candidates: int = 32  # N; 256 in the paper
     radii: tuple[int, ...] = (-10, -20, -30, -40, -50, -60)  # R
     radius: int = -30  # R of everything else

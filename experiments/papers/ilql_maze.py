@@ -78,7 +78,7 @@ WORKS, FAILED = "ILQL, tau 0.8", "ILQL, tau 0.9, slow"
 OPTIMUM = -6.84
 DISCOUNT = 0.99  # per token
 PARTS = {"corrected": False, "published": True}
-# Values learnt on the design of the log that is there to be dismissed.
+# Values learned on the design of the log that is there to be dismissed.
 PUBLISHED = [(name, "scalar") for name in (MC, "ILQL, tau 0.8")]
 
 STATES = len(maze.CELLS)
@@ -375,7 +375,7 @@ def value_learner(
 ) -> Callable[[Log, Params, Key, Callable[[int], Any]], dict[str, Any]]:
     """A function of (log, parameters of its clone, key, what is told of updates by their number).
 
-    It says what was learnt: returns and the share of the probability that moves have among all words, by beta; V [S],
+    It says what was learned: returns and the share of the probability that moves have among all words, by beta; V [S],
     0 at the goal, and the exact one; the largest distance of the two over the cells, over time.
     """
     lm, head = language_model(settings), make_head(recipe, head_name)
@@ -550,7 +550,7 @@ def draw(
         folder / "values.png",
         {label: picture(value) for label, value in pictures.items()},
         (-25.0, 0.0),
-        title=f"V of every cell, log {settings.seed}: in a table, and learnt",
+        title=f"V of every cell, log {settings.seed}: in a table, and learned",
         columns=1 + len(used),
     )
 

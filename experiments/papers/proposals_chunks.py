@@ -129,7 +129,7 @@ def implicit(settings: Any, agent: Any, **fields: Any) -> Any:
 
 
 def log(steps: list[tuple[int, float, float, int, float, bool]], states: int) -> Dataset:
-    """Of (state, action, reward, next state, discount, last); states are shown as one of so many."""
+    """Of (state, action, reward, next state, discount, last); ``states`` of them, shown one-hot."""
     state, action, reward, following, discount, last = (np.array(x) for x in zip(*steps, strict=True))
     shown = np.eye(states, dtype=np.float32)
     action = action.astype(np.float32)[:, None]
@@ -250,7 +250,7 @@ def fixed_point(batch: Transition) -> np.ndarray:
 
 
 def deciding(length: int) -> np.ndarray:
-    """Exact values [STATES, 2] of a direction for so many steps, and a random one after each so many."""
+    """Exact values [STATES, 2] of a direction for ``length`` steps, and a random one after each ``length``."""
     value = np.zeros(STATES)
     for _ in range(200):
         q = np.zeros((STATES, 2))

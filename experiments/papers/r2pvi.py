@@ -50,7 +50,7 @@ class Settings(studies.Settings):
     replications: int = 20  # datasets of the paper's study
     many: int = 1000  # datasets for the intervals; the first of them are the paper's
     many_put: int = 100  # the same for the put option
-    timing_repeats: int = 3  # the least time of so many is reported
+    timing_repeats: int = 3  # the least time of this many is reported
     seed: int = 0  # of the data
 
 

@@ -205,7 +205,7 @@ Agent = Callable[[MDP, Array, Array, Array, Key], dict[str, Array]]
 
 
 def noise(settings: Settings, name: str, kind: str, eta: float, work: studies.Work) -> dict[str, Any]:
-    """One head with so much chance in rewards and dynamics."""
+    """One head with this much chance in rewards and dynamics."""
     return learn(settings, _agent(settings, name), kind, eta)
 
 

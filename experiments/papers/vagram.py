@@ -20,12 +20,12 @@ is published it is a sentence; the thresholds of some claims are those of a prot
   `rl.dynamics` do; in *16 of noise predicted whole* they predict s', so that noise that nobody can foresee needs no
   unit of theirs.
 - landscape: what each loss charges for every prediction of one next state.
-- changing: the value is learnt from the model while the model learns from the value. Every update of the model is
-  followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a slow copy. Beside it,
-  the same value learnt from the true model.
+- changing: the value is learned from the model while the model learns from the value. Every update of the model is
+  followed by one of the value, on ``max_a r + gamma V'(f(s, a))`` at states of the data, V' a target network. Beside
+  it, the same value learned from the true model.
 - toy: a transition with two outcomes, -1 and 1, and V(s) = s^2 + s. A Gaussian without inputs learns it; the least
   values of all losses have closed forms.
-- heads: values of the optimal policy, learnt by temporal differences with each value head, from rewards with and
+- heads: values of the optimal policy, learned by temporal differences with each value head, from rewards with and
   without noise. Their gradients beside those of the grid, and models that are fitted with them as weights.
 """
 
@@ -416,7 +416,7 @@ def _landscape_report(outcome: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _changing_report(curves: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    yield "## Changing: a value learnt from the model"
+    yield "## Changing: a value learned from the model"
     yield (
         f"{CHANGING[0]}, width {CHANGING[1]}, {settings['changing_updates']:,} updates of both. Returns of greedy "
         "control with this model and this value over the second half of the measurements, their worst, and "
@@ -514,7 +514,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 title: {loss: (updates, row[what]) for loss, row in result["changing"].items()}
                 for title, what in panels.items()
             },
-            title="Model and value learnt from each other",
+            title="Model and value learned from each other",
         )
     if "toy" in result:
         updates = result["settings"]["toy_updates"] // PIECES * np.arange(1, PIECES + 1)

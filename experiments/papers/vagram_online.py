@@ -113,8 +113,8 @@ class Settings(studies.RowSettings):
     retrainings: int = 20  # a model is fitted every steps / retrainings
     model_learning_rate: float = 3e-3  # of the model
     model_batch_size: int = 64  # rows per update and network of the model
-    model_patience: int = 3  # a fit stops after so many epochs without improvement of 1 %
-    model_max_epochs: int = 20  # or after so many in any case
+    model_patience: int = 3  # a fit stops after this many epochs without improvement of 1 %
+    model_max_epochs: int = 20  # or after this many in any case
     rollouts: int = 2_000  # of one step, after each fit
     evaluations: int = 20  # of each run
     eval_episodes: int = 5  # per seed and evaluation

@@ -35,7 +35,7 @@ GAMMA = 0.98
 TORQUES = np.linspace(-1, 1, 11)
 SPEEDS = 8.0  # largest angular velocity
 TASK = 3  # dimensions of the pendulum's own observation
-UNIT = 50.0  # in which values are learnt
+UNIT = 50.0  # in which values are learned
 CAP = 1e6  # errors beyond it, or that are no numbers, count as this
 
 WORLDS: dict[str, tuple[str, int]] = {
@@ -579,7 +579,7 @@ FEWER = TORQUES[::2]  # that the value looks at, as many times as there are upda
 
 
 def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any]:
-    """Model and value learnt from each other, `PIECES` times in between [PIECES, S] what they are worth.
+    """Model and value learned from each other, `PIECES` times in between [PIECES, S] what they are worth.
 
     ``return``: of greedy control with this model and this value; ``bias`` and ``spread``: mean and standard deviation
     of how far the value is above the grid's, over held-out states; ``task_error``: of the model. For the loss `TRUE`
@@ -603,7 +603,7 @@ def changing(settings: Settings, loss: str, work: studies.Work) -> dict[str, Any
         count: Array
 
     def values(state: Carry, observation: Array) -> Array:
-        """The value and its slow copy, as the paper's code asks critics and target critics."""
+        """The value and its target network, as the paper's code asks critics and target critics."""
         return jnp.stack([valued.of(one, observation) for one in (state.value[0], state.slow)])
 
     cost = value_aware.make(loss, values, FIXED)

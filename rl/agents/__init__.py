@@ -5,6 +5,13 @@ Every agent of `AGENTS` is a file with a frozen ``Config`` and a ``make(config, 
 those with linear values (``pevi``, ``r2pvi``, ``drpvi``, ``robust_vi``) an estimate in place of updates. What two
 agents share is imported, from here too (``state``, ``optimisers``, ``extraction``). No file, device, logger or loop is
 known here.
+
+The arguments of every ``make`` are
+
+- ``config``: the agent's hyper-parameters, an instance of its ``Config``;
+- ``spec``: shapes of observations and actions, as the agent sees them (`rl.types.Spec`);
+- ``head``: how its values are represented (`rl.values.heads.ValueHead`);
+- ``optimiser``: learning rate -> optax transformation, Adam by default.
 """
 
 from __future__ import annotations

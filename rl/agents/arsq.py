@@ -26,11 +26,11 @@ normalisation ties to those of all other actions, and no softmax over atoms of e
     (V_i + A_i - y)^2                                                              moves A alone,
 
 where ``loss`` is the head's. With the scalar head these are the two halves of the gradient of ``L_Q``. Supports
-reach as far as V with its entropy bonus does (`target_range`); before A has been learnt, targets may lie beyond.
+reach as far as V with its entropy bonus does (`target_range`); before A has been learned, targets may lie beyond.
 
 Paper and code. Where the two differ, this is the authors' code for D4RL, whose weights the table of settings holds:
-``L_Q`` without the paper's 1/2; ``margin`` averaged over the other bins where equation 15 sums; the networks being
-learnt act, not their slow copies (those act in the code for RLBench). The code chooses ``margin`` for
+``L_Q`` without the paper's 1/2; ``margin`` averaged over the other bins where equation 15 sums; the online
+networks act, not the target networks (those act in the code for RLBench). The code chooses ``margin`` for
 halfcheetah-medium-expert where the paper names ``cql`` for all of medium and medium-expert. Its buffers, which drop the
 worst episodes of data beyond a million steps, are not copied. With observations other than vectors, V and A of one
 member share an encoder.
@@ -99,7 +99,7 @@ class Config:
     see_levels: bool = True  # tokens see what was chosen at coarser levels
     see_dimensions: bool = True  # tokens see what was chosen for other dimensions
     critics: int = 2  # twin networks, combined by their minimum
-    target_rate: float = 0.005  # Polyak step of the slow copy
+    target_rate: float = 0.005  # Polyak step of the target network
     learning_rate: float = 3e-4  # Adam
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of the layers of V and of a trunk
     layer_norm: bool = False  # LayerNorm in V and trunks

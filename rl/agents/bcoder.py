@@ -75,7 +75,7 @@ class Config:
 
 
 class TokenValues(NamedTuple):
-    """What a learner thinks of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
+    """Values of the actions in a batch, [B, T] at the tokens themselves, 0 at all others."""
 
     reward: Array  # the reward that its values imply: Q(s, a) - gamma d V(s')
     q: Array
@@ -254,7 +254,7 @@ def policy_rows(config: Config, lm: LM, head: ValueHead, state: State, batch: To
 def token_values(config: Config, lm: LM, head: ValueHead) -> Callable[[State, TokenBatch], TokenValues]:
     """A function that values the actions of any programs, whoever wrote them; to be jitted by the caller.
 
-    A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(judgement.reward, batch.segment, n)``:
+    A program's score is the sum of its rewards, ``rl.values.tokens.per_episode(values.reward, batch.segment, n)``:
     keep the programs of highest score (section 4.5 of the paper, with appendix F's V(s') for Q(s', a^)). Programs
     must be terminated, or their last token is compared with a state that never was.
     """
@@ -285,10 +285,12 @@ def _policy_outputs(
     after = jnp.pad(batch.tokens[:, 1:], ((0, 0), (0, 1)))
     candidates = jnp.stack([after, after if queried is None else queried], -1)
     needed = tokens.visited(tokens.steps(batch))
-    survey = tokens.survey(functools.partial(lm.logits, params), features, candidates, config.chunk, needed)
-    advantage = config.alpha * (survey.chosen - survey.top[..., None])
-    log_prob = survey.chosen[..., 0] - survey.total
-    return _PolicyOutputs(features, advantage[..., 0], advantage[..., 1], log_prob, survey.best)
+    stats = tokens.vocabulary_stats(
+        functools.partial(lm.logits, params), features, candidates, config.chunk, needed
+    )
+    advantage = config.alpha * (stats.chosen - stats.top[..., None])
+    log_prob = stats.chosen[..., 0] - stats.total
+    return _PolicyOutputs(features, advantage[..., 0], advantage[..., 1], log_prob, stats.best)
 
 
 def _outputs(config: Config, lm: LM, head: ValueHead, params: Params, batch: TokenBatch) -> Array:

@@ -10,7 +10,7 @@ distribution in each bin ``b``, by a dueling network:
 Greedy actions ``a(s)`` zoom in: ``b_ld = argmax_b Q_ld(s, c_l, b)`` with ``Q = E[Z]``, for l = 1 ... L. The same reward
 is that of every level and dimension:
 
-    y_ld   = r + gamma d Z'_ld(s', a(s'))         a(s') by the online network, Z' its slow copy
+    y_ld   = r + gamma d Z'_ld(s', a(s'))         a(s') by the online network, Z' the target network
     L_TD   = E_D[ mean_ld loss(Z_ld(s, a), y_ld) ]
     L_fosd = E_demo[ mean_ldb dominance(Z_ld(s, a), Z_ld(s, b)) ]                         (`heads.dominance`)
     L_m    = E_demo[ mean_ldb max(m - (Q_ld(s, a) - Q_ld(s, b)), 0) ]
@@ -30,7 +30,7 @@ the authors':
   authors draw only where all bins are that close. Evaluation takes the greatest, the first of equal ones.
 - Exploration adds normal noise and clips it to the box, as there; the first random actions are the loop's.
 - Layers start orthogonal with gain sqrt(2), where the authors' linear ones have 1: a LayerNorm follows each.
-- Dense layers have biases, also before a LayerNorm. Of images the encoder has a slow copy like the rest of the network.
+- Dense layers have biases, also before a LayerNorm. Of images the target network has an encoder of its own.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Config:
     margin: float = 1.0  # m, in units of value; the authors: 0.01 on RLBench
     demonstrations: int = 0  # origin of the rows that L_fosd and L_m are for; 0 is logged data, all of it
     ignore_terminals: bool = False  # bootstrap beyond terminations, as ARSQ's comparison does
-    target_rate: float = 0.005  # Polyak step of the slow copy; the authors: 0.02
-    slow_policy: bool = True  # act by the slow copy, as published; else by the network that is learned
+    target_rate: float = 0.005  # Polyak step of the target network; the authors: 0.02
+    slow_policy: bool = True  # act by the target network, as published; else by the online one
     exploration_noise: float = 0.1  # deviation of the normal noise with which it collects experience
     learning_rate: float = 1e-4  # Adam
     features: int = 64  # width of what each stream keeps of the observation; 0: all of it
@@ -123,7 +123,7 @@ def make(config: Config, spec: Spec, head: ValueHead, optimiser: Optimiser = opt
         for level in range(config.levels):
             outputs = network.apply(params, features, coarse.centre(grid, cells, level), level)
             at_level = None if key is None else jax.random.fold_in(key, level)
-            cells = coarse.zoom(grid, cells, level, best(head.value(outputs), at_level))
+            cells = coarse.set_bin(grid, cells, level, best(head.value(outputs), at_level))
         return cells
 
     def distributions(params: Params, observation: Array, cells: Array) -> Array:
@@ -246,6 +246,6 @@ def check_data(config: Config, logged: Transition | None) -> None:
 
 
 def target_range(config: Config, spec: Spec, low: float, high: float) -> tuple[float, float]:
-    """The range [low, high] of values, which are those of episodes; nothing bounds them beyond their ends."""
+    """The range [low, high] of values; unbounded with ``ignore_terminals``."""
     del spec
     return (-math.inf, math.inf) if config.ignore_terminals else (low, high)

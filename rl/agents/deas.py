@@ -1,6 +1,6 @@
 """DEAS (ICLR 2026, arXiv 2510.07730): IQL on chunks of actions with two discounts and a distributional value.
 
-For chunks of H actions (``--chunk=H``), critics ``Q_i`` and their slow copies ``Q'_i``, expectile ``tau``:
+For chunks of H actions (``--chunk=H``), critics ``Q_i``, target critics ``Q'_i``, expectile ``tau``:
 
     R    = sum_k g_1^k r_k                                              rewards within the chunk
     L_Q  = E_D[ sum_i CE( HLG(R + g_2^H d V(s_H)), p_Qi ) ]

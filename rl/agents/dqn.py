@@ -53,8 +53,8 @@ class Config:
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     double: bool = True  # choose the next action with the online network
     temperature: float = 0.0  # alpha of soft Q-learning, in units of value; 0: the largest value
-    target_rate: float = 0.005  # the step of the slow copy; 1 copies
-    target_period: int = 1  # updates between steps of the slow copy (Dopamine: 2000 with target_rate 1)
+    target_rate: float = 0.005  # Polyak step of the target network; 1 copies
+    target_period: int = 1  # updates between steps of the target network (Dopamine: 2000 with target_rate 1)
     epsilon: float = 0.05  # how often it explores in the end
     epsilon_updates: int = 10_000  # updates until epsilon, 0: none; Dopamine's 250,000 steps are 62,500
     learning_rate: float = 3e-4  # Adam

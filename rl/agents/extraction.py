@@ -1,4 +1,4 @@
-"""How a policy is taken from what a goal-conditioned agent has learnt: two losses that several agents choose from.
+"""How a policy is taken from what a goal-conditioned agent has learned: two losses that several agents choose from.
 
     ddpg_bc    - lambda E[ Q(s, pi(s, g), g) ] - alpha E[ log pi(a | s, g) ],   lambda = 1 / E |Q|
     awr        - E[ min(exp(alpha A(s, a, g)), 100) log pi(a | s, g) ]

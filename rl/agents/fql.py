@@ -1,6 +1,6 @@
 """Flow Q-learning (FQL: Park, Li & Levine, ICML 2025): a policy of one step, distilled from a cloned flow.
 
-With critics ``Q_i``, their slow copies ``Q'_i``, noise z, z' ~ N(0, I) and time t ~ U[0, 1]:
+With critics ``Q_i``, target critics ``Q'_i``, noise z, z' ~ N(0, I) and time t ~ U[0, 1]:
 
     L_Q  = E_D[ sum_i loss_Qi(r + gamma d agg_i Q'_i(s', pi(s', z'))) ],   agg: the mean, or the minimum
     L_v  = E_D[ (v(s, x_t, t) - (a - z))^2 ],   x_t = (1 - t) z + t a
@@ -14,7 +14,7 @@ targets follow the critics *before* each update.
 
 Q-chunking (QC: Li, Zhou & Levine 2025) is this agent on chunks of actions (``--chunk=5``, `rl.replay.chunks`). Its own
 version has no policy of one step (``extraction=best_of``): pi(s) is the best of N draws of the flow, by the
-critics' ``aggregation``, both where it acts and in L_Q, where critics choose and their slow copies value what is
+critics' ``aggregation``, both where it acts and in L_Q, where critics choose and target critics value what is
 chosen. ``alpha``, ``normalize_q`` and ``policy_optimiser`` are not used then. With the distilled policy it is QC-FQL.
 """
 
@@ -48,7 +48,7 @@ class Config:
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # steps of the flow from noise to an action
     integrator: str = "euler"  # integrator of the flow: euler or midpoint
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble
     hidden: tuple[int, ...] = (512, 512, 512, 512)  # widths of every network's layers

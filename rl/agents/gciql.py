@@ -1,6 +1,6 @@
 """Goal-conditioned implicit Q-learning (Kostrikov et al. 2022, with goals as in OGBench, Park et al. 2025).
 
-With twin critics ``Q_i``, their slow copies ``Q'_i``, goals ``g`` (`rl.replay.goals`), rewards ``r``, discounts ``d``
+With twin critics ``Q_i``, target critics ``Q'_i``, goals ``g`` (`rl.replay.goals`), rewards ``r``, discounts ``d``
 that are 0 at the goal, and expectile ``tau``:
 
     L_V  = E[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a, g)) ],   u = min_i Q'_i(s, a, g) - V(s, g)
@@ -43,7 +43,7 @@ class Config:
     expectile: float = 0.9  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.3  # weight of cloning in ddpg_bc; inverse temperature in awr
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
     layer_norm: bool = True  # LayerNorm in critics and value

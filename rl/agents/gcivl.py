@@ -1,7 +1,7 @@
 """Goal-conditioned implicit V-learning: IQL's expectile without critics.
 
 The value of HIQL (Park et al., NeurIPS 2023) with one level, as in OGBench (Park et al. 2025). With twin values
-``V_i``, their slow copies ``V'_i``, goals ``g`` (`rl.replay.goals`), rewards ``r``, discounts ``d`` that are 0 at the
+``V_i``, target networks ``V'_i``, goals ``g`` (`rl.replay.goals`), rewards ``r``, discounts ``d`` that are 0 at the
 goal, expectile ``tau`` and inverse temperature ``alpha``:
 
     A'   = r + gamma d min_i V'_i(s', g) - mean_i V'_i(s, g)
@@ -43,7 +43,7 @@ class Config:
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: towards 1 the maximum over what was logged
     alpha: float = 10.0  # inverse temperature of the policy's weights: 0 is behaviour cloning
-    target_rate: float = 0.005  # Polyak step of the values' slow copy
+    target_rate: float = 0.005  # Polyak step of the target values
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
     layer_norm: bool = True  # LayerNorm in the values
@@ -79,7 +79,7 @@ def regression(
       steps: [B].
       discount: gamma.
       expectile: tau.
-      slow: outputs [E, B, K] of the slow copies at ``s, g``.
+      slow: outputs [E, B, K] of the target networks at ``s, g``.
       slow_next: the same at ``s', g``.
     """
     discounts = discount * steps.discount

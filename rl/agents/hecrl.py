@@ -1,7 +1,7 @@
-"""HECRL (Haramati et al., ICLR 2026): entities, a goal-conditioned value, and subgoals that it picks from a diffusion.
+"""HECRL (Haramati et al., ICLR 2026): entities, a goal-conditioned value, and subgoals picked from a diffusion model.
 
-Two things are learnt from the same goals in hindsight (`rl.replay.goals`) and meet only when acting. Observations ``s``
-and goals ``g`` are sets of entities (`rl.networks.entity`); with twin critics ``Q_i``, their slow copies ``Q'_i`` and
+Two things are learned from the same relabelled goals (`rl.replay.goals`) and meet only when acting. Observations ``s``
+and goals ``g`` are sets of entities (`rl.networks.entity`); with twin critics ``Q_i``, target critics ``Q'_i`` and
 expectile ``tau``, the low level is goal-conditioned IQL whose policy ascends a critic:
 
     L_V  = E[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a, g)) ],   u = min_i Q'_i(s, a, g) - V(s, g)
@@ -10,7 +10,7 @@ expectile ``tau``, the low level is goal-conditioned IQL whose policy ascends a 
 
 where ``loss`` is the head's: squared error in the paper. Nothing ends at a goal (``d`` = 1 as published; with
 ``goals.mask`` it is 0 there). The high level imitates: ``w`` is the state ``K`` steps on the way to ``g``, or ``g``
-where that is nearer, and a diffusion over entities is fitted to it, or one mean with weights:
+where that is nearer, and a diffusion model over entities is fitted to it, or one mean with weights:
 
     L_w  = E[ |f(x_t, t, s, g) - e| ],   x_t = a_t w + s_t e                                            diffusion
            E[ min(exp(beta (V(w, g) - V(s, g))), 100) (f(s, g) - w)^2 ], or Chamfer's distance          awr
@@ -34,10 +34,10 @@ feasible candidate, is ours.
 
 Paper and code. Where the two differ, this is the code: the policy ascends the first critic alone. Gradients are taken
 at the same parameters and applied together, where the code updates V, Q and the policy one after another. The loss of
-the diffusion is that of the subgoal alone, where the code adds a constant for the observation and for the goal, and so
-divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With ``ids``,
-which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a set of
-entities is a set of one.
+the diffusion model is that of the subgoal alone, where the code adds a constant for the observation and for the goal,
+and so divides its gradient by 3. Weights of ``awr`` are not divided by 100, as the code does for images only. With
+``ids``, which the code does not have, a candidate's entities keep the ids of the observation's. A vector in place of a
+set of entities is a set of one.
 """
 
 from __future__ import annotations
@@ -83,17 +83,17 @@ class Config:
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.9  # tau: towards 1 the maximum over logged actions
     alpha: float = 0.1  # weight of cloning in the policy's loss, to be tuned for each task
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     subgoals: str = "diffusion"  # what proposes them: diffusion, awr, or none to pursue the goal at once
     choice: str = "best"  # choice among feasible candidates: best (by value) or random
     filtered: bool = True  # only candidates with V(s, w) >= radius are feasible; False: all
     direct: bool = True  # pursue the goal itself where V(s, g) is above the candidate's V(w, g)
     radius: float = -30.0  # R, of competence, as a value; -30 is about 36 steps away at gamma 0.99
-    candidates: int = 256  # N, subgoals drawn from the diffusion each time
+    candidates: int = 256  # N, subgoals drawn from the diffusion model each time
     replan_every: int = 25  # steps for which a subgoal is pursued
     max_subgoals: int = 32  # subgoals of an episode, replans to the goal included; then it is pursued
     diffusion_steps: int = 10  # S, steps of the diffusion
-    prediction: str = "epsilon"  # what the diffusion predicts: epsilon (the noise) or x0 (the subgoal)
+    prediction: str = "epsilon"  # what the diffusion model predicts: epsilon (the noise) or x0 (the subgoal)
     eta: float = 1.0  # noise in sampling: 1 is DDPM, 0 DDIM
     awr_temperature: float = 3.0  # beta, inverse temperature of awr's weights
     awr_error: str = "squared"  # squared, or chamfer, of sets of entities without ids (`rl.networks.entity`)
@@ -135,7 +135,7 @@ class Proposal(NamedTuple):
 
 
 def by_diffusion(config: Config, features: int) -> Proposal:
-    """Candidates from a diffusion over the entities of a subgoal, all of which it changes together."""
+    """Candidates from a diffusion model over the entities of a subgoal, all of which it changes together."""
     process = diffusion.cosine(config.diffusion_steps, config.prediction)
     network, free = entity.denoiser(features, config.network), _not_ids(config, features)
 
@@ -197,7 +197,7 @@ class Networks(NamedTuple):
 
 
 def networks(config: Config, spec: Spec, head: ValueHead) -> Networks:
-    """All that is learnt, by the names of `rl.types.State.params`; the proposal's is ``subgoal``."""
+    """All that is learned, by the names of `rl.types.State.params`; the proposal's is ``subgoal``."""
     shape, kind = goals.plain_spec(spec, "hecrl").observation_shape, PROPOSALS.get(config.subgoals)
     if isinstance(shape, Mapping) or len(shape) not in (1, 2):
         raise ValueError(

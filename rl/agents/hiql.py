@@ -10,13 +10,13 @@ and inverse temperatures ``alpha``:
 
 ``L_high`` has goals ``g`` of its own, and there ``w`` is at most as far as ``g``.
 
-It acts with ``pi_l`` toward what ``pi_h`` proposes, asked anew in every step: a far goal gives a near value no sign to
-tell actions by, and a subgoal does. Policies are normal with deviation 1; the proposal is scaled to length ``sqrt(n)``.
+In every step ``pi_h`` proposes a subgoal and ``pi_l`` acts towards it: for a far goal, values of neighbouring states
+differ too little to rank actions. Policies are normal with deviation 1; the proposal is scaled to length ``sqrt(n)``.
 
-Paper and code. This is OGBench's code (Park et al. 2025): a representation of size 10; the slow copies of the values
-are of what comes after ``phi``, which has none (the paper's own code has a slow ``phi``, too); they follow the values
-*before* each update. ``pi_l`` does not move ``phi`` unless ``representation_gradient`` says so (pixels there). Here an
-image and its goal go through an encoder each, where OGBench stacks their channels.
+Paper and code. This is OGBench's code (Park et al. 2025): a representation of size 10; the target values are of
+what comes after ``phi``, which has no target network (the paper's own code has one of ``phi``, too); they follow the
+values *before* each update. ``pi_l`` does not move ``phi`` unless ``representation_gradient`` says so (pixels there).
+Here an image and its goal go through an encoder each, where OGBench stacks their channels.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Config:
     high_alpha: float = 3.0  # inverse temperature of the high policy's weights
     representation: int = 10  # n, size of what a goal is represented by
     representation_gradient: bool = False  # whether the low policy's loss moves the representation
-    target_rate: float = 0.005  # Polyak step of the values' slow copy
+    target_rate: float = 0.005  # Polyak step of the target values
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (512, 512, 512)  # widths of every network's layers
     layer_norm: bool = True  # LayerNorm in values and representation

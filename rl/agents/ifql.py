@@ -1,7 +1,7 @@
 """Implicit flow Q-learning (IFQL: Park, Li & Levine, ICML 2025, a baseline there; IDQL by a flow).
 
-IQL's critics and value, the cloned policy of a flow, and the best of its draws. With twin critics ``Q_i``, their slow
-copies ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
+IQL's critics and value, the cloned policy of a flow, and the best of its draws. With twin critics ``Q_i``, target
+critics ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
 
     L_V  = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a)) ],   u = min_i Q'_i(s, a) - V(s)
     L_Q  = E_D[ sum_i loss_Qi(r + gamma d V(s')) ]
@@ -9,11 +9,12 @@ copies ``Q'_i``, expectile ``tau``, noise z ~ N(0, I) and time t ~ U[0, 1]:
 
     a(s) = argmax_j min_i Q_i(s, a_j),   a_1, ..., a_N: draws of the flow v (`rl.networks.flow`), clipped to the box
 
-where ``loss`` is the head's: squared error in the paper. IDQL (Hansen-Estruch et al. 2023) has a diffusion in place of
-the flow. Nothing improves the policy but the choice among its draws, online and offline alike.
+where ``loss`` is the head's: squared error in the paper. IDQL (Hansen-Estruch et al. 2023) has a diffusion model in
+place of the flow. Nothing improves the policy but the choice among its draws, online and offline alike.
 
 ``extraction=distilled`` has FQL's policy in place of the choice (`rl.agents.flow_policy`): a step from noise to an
-action, close to the flow's, that ascends ``mean_i Q_i``. It is not IFQL then; values still ask for no action of it.
+action, close to the flow's, that ascends ``mean_i Q_i``. That is no longer IFQL; V and Q are
+still trained without the policy's actions.
 
 Paper and code. Where they differ this is the code: ``L_pi`` is the mean over action dimensions, and targets follow the
 critics *before* each update. The code's choice takes one observation at a time; here each of many has candidates of its
@@ -51,7 +52,7 @@ class Config:
     normalize_q: bool = False  # divide Q by its mean size over the batch: alpha is then without a unit
     flow_steps: int = 10  # steps of the flow from noise to an action
     integrator: str = "euler"  # integrator of the flow: euler or midpoint
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
     hidden: tuple[int, ...] = (512, 512, 512, 512)  # widths of every network's layers
@@ -80,7 +81,12 @@ def learner(
     optimiser: Optimiser,
     imitated: Callable[[ValueHead, Array], Array],
 ) -> Learner:
-    """IFQL whose value is fitted to what ``imitated`` makes of Q's outputs, for agents that are IFQL but for that."""
+    """IFQL with another target for its value, for agents that are IFQL but for that.
+
+    Args:
+      config, spec, head, optimiser: see `rl.agents`.
+      imitated: (head, outputs [B, K] of the target critics) -> the target of V.
+    """
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
     value = mlp.state_value(head.size, config.hidden, config.layer_norm, config.network, spec)

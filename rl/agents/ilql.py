@@ -1,6 +1,6 @@
 """Implicit language Q-learning (Snell, Kostrikov, Su, Yang & Levine, ICLR 2023), one action per token.
 
-With heads Q_1, Q_2 (every token) and V on one trunk, and slow copies Q' of the Q heads and the trunk:
+With heads Q_1, Q_2 (every token) and V on one trunk, and target networks Q' of the Q heads and the trunk:
 
     L_V   = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, x)) ],   u = min_i Q'_i(s, x) - V(s)
     L_Q   = sum_i E_D[ loss_Qi(s, x)(r + gamma d V(s')) ]
@@ -53,7 +53,7 @@ class Config:
     cql_weight: float = 0.01  # c_cql, weight of the CQL term
     bc_weight: float = 1.0  # c_bc, weight of cloning; 0 leaves pi_beta as it is
     steering: float = 4.0  # beta, weight of Q against log pi_beta in what is played
-    target_rate: float = 0.005  # Polyak step of the slow copies
+    target_rate: float = 0.005  # Polyak step of the target networks
     learning_rate: float = 1e-4  # AdamW, all networks
     weight_decay: float = 0.0  # AdamW's weight decay, of neither norms nor biases
     inner: int = 256  # width of the hidden layer of the heads
@@ -233,7 +233,7 @@ def decoder(config: Config, lm: LM, head: ValueHead) -> Decoder:
 
 
 def decoder_params(state: State) -> Params:
-    """What `decoder` takes of a state: pi_beta, and the slow copies."""
+    """What `decoder` takes of a state: pi_beta, and the target networks."""
     return state.params["policy"], {"lm": state.target["trunk"], "q": state.target["q"]}
 
 

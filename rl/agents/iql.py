@@ -1,6 +1,6 @@
 """Implicit Q-learning (Kostrikov, Nair & Levine, ICLR 2022).
 
-With twin critics ``Q_i``, their slow copies ``Q'_i``, expectile ``tau`` and inverse temperature ``beta``:
+With twin critics ``Q_i``, target critics ``Q'_i``, expectile ``tau`` and inverse temperature ``beta``:
 
     L_V  = E_D[ |tau - 1(u < 0)| loss_V(min_i Q'_i(s, a)) ],   u = min_i Q'_i(s, a) - V(s)        (5)
     L_Q  = E_D[ sum_i loss_Qi(r + gamma d V(s')) ]                                              (6)
@@ -14,7 +14,7 @@ authors' code updates V first and uses the new one in the other two. Integer act
 enter the critics one-hot and the policy is categorical. As in that code layers start orthogonal with gain sqrt(2)
 and biases of 0, and the policy's learning rate falls along a cosine, which is as long as the run with
 ``--preset=paper``. It acts with the policy's mode, or, with ``candidates``, with the best of several draws
-(Hansen-Estruch et al. 2023 do so with a diffusion, see `rl.agents.ifql`).
+(Hansen-Estruch et al. 2023 do so with a diffusion model, see `rl.agents.ifql`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Config:
     discount: float = 0.99  # gamma, the weight of a reward that comes one step later
     expectile: float = 0.7  # tau: 0.5 is SARSA, towards 1 the maximum over logged actions
     temperature: float = 3.0  # beta, inverse temperature of the policy's weights: 0 is behaviour cloning
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, all networks
     critics: int = 2  # members of the critic ensemble, combined by their minimum
     candidates: int = 1  # actions drawn at each step, whose best by the critics is taken; 1: the mode

@@ -56,9 +56,11 @@ def make(config: Config, lm: LM, head: ValueHead, optimiser: Optimiser | None = 
         def loss(params):
             features = lm.features(params["policy"], batch.tokens, batch.segment)[:, :-1]
             logits = functools.partial(lm.logits, params["policy"])
-            survey = tokens.survey(logits, features, steps.action[..., None], config.chunk, steps.taken)
-            log_prob = survey.chosen[..., 0] - survey.total
-            right = (survey.best == steps.action).astype(jnp.float32)
+            stats = tokens.vocabulary_stats(
+                logits, features, steps.action[..., None], config.chunk, steps.taken
+            )
+            log_prob = stats.chosen[..., 0] - stats.total
+            right = (stats.best == steps.action).astype(jnp.float32)
             return -tokens.mean(log_prob, steps.imitate * steps.taken), tokens.mean(right, steps.taken)
 
         (value, accuracy), gradients = jax.value_and_grad(loss, has_aux=True)(state.params)

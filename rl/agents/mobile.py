@@ -68,7 +68,7 @@ def make(learner: Learner, predict: Predict, weight: float | Array, samples: int
         noise = jax.random.normal(noise_key, (samples, 1, *mean.shape[1:]))
         targets = state._replace(
             params={**state.params, **state.target}
-        )  # the slow copies, where there are any
+        )  # the target networks, where there are any
         values = value(targets, mean + deviation * noise, action_key).mean(0)  # [M, B]
         # Less the first member's, so that rounding does not tell identical members apart.
         is_rollout = ~is_logged(batch)

@@ -24,11 +24,11 @@ class Adam:
     """Settings of one network's optimiser."""
 
     schedule: str = "constant"  # schedule of the learning rate: constant or cosine, which falls to 0
-    decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; then nothing moves
+    decay_updates: int = 1_000_000  # updates until a cosine is 0, warm-up included; the rate then stays 0
     warm_up: int = 0  # updates of the agent over which the learning rate rises from 0
-    clip: float = 0.0  # greatest norm of a gradient (of all critics together), else scaled down to it; 0: any
+    clip: float = 0.0  # largest gradient norm (all critics together); larger ones are scaled down; 0: off
     weight_decay: float = 0.0  # AdamW's weight decay, of kernels only: neither norms nor biases
-    epsilon: float = 1e-8  # added to the root of Adam's second moment
+    epsilon: float = 1e-8  # Adam's epsilon
     learning_rate: float = 0.0  # learning rate of this network; 0: the agent's
 
     def __post_init__(self) -> None:

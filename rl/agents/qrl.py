@@ -45,7 +45,7 @@ from rl.values.heads import ValueHead
 class Config:
     """Hyper-parameters; defaults are OGBench's."""
 
-    epsilon: float = 0.05  # eps, what steps may be longer than 1, squared
+    epsilon: float = 0.05  # eps, the allowed mean of max(d(s, s') - 1, 0)^2
     extraction: str = "ddpg_bc"  # how the policy is extracted: ddpg_bc or awr (the one for integer actions)
     alpha: float = 0.003  # weight of cloning in ddpg_bc; inverse temperature in awr
     latent: int = 512  # size of the latent states, a multiple of 8

@@ -16,7 +16,7 @@ update; here it follows the updated one, as in TD3.
 The ReBRAC of a later comparison on OGBench (code of QAM) is not that of the first (FQL): it has ten critics, whose
 mean less half a deviation stands for the minimum in targets and policy alike, no pull in the critic and, on most tasks,
 no noise in targets. These are settings: ``critics``, ``aggregation``, ``deviations``, ``critic_cloning``,
-``policy_noise``. In its code the policy moves on every update and only the slow copies on every second, which no
+``policy_noise``. In its code the policy moves on every update and only the target networks on every second, which no
 setting does: ``policy_delay`` is of both.
 """
 

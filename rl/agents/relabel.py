@@ -14,7 +14,12 @@ Relabel = Callable[[State, Any, Key], tuple[Any, Metrics]]
 
 
 def make(learner: Learner, relabel: Relabel) -> Learner:
-    """``learner`` on relabelled batches, in ``weighted`` too where it has that; metrics gain those of the change."""
+    """``learner`` on relabelled batches, in ``weighted`` too where it has that; metrics gain those of the change.
+
+    Args:
+      learner: whose updates are made.
+      relabel: changes a batch; it and the update have keys of their own.
+    """
 
     def update(state: State, batch: Any, key: Key) -> tuple[State, Metrics]:
         relabel_key, update_key = jax.random.split(key)

@@ -107,10 +107,10 @@ def value_iteration(
       mdp: the nominal model; for `MEMBER` with transition [M, S, A, K].
       gamma: the agent's discount, in [0, 1].
       backup: what next states are worth: `NOMINAL`, `MEMBER`, or what `regularised` or `ball` returns.
-      low: values are clipped from below to this: what the worst outcome is known to be worth, where rewards carry a
-        penalty and may promise less.
+      low: lower bound of all values: the known value of the worst outcome, where rewards carry a penalty and may
+        promise less.
       tolerance: largest change of a value in the last sweep; below the precision of the values it is never reached.
-      sweeps: at most so many.
+      sweeps: at most this many.
       evaluations: cheap sweeps between two.
 
     Raises:

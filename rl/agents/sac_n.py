@@ -46,8 +46,8 @@ class Config:
     critics: int = 10  # N, members of the critic ensemble; the paper's SAC-N needs up to 500 on hopper
     diversity: float = 0.0  # eta, weight of EDAC's term that makes the critics' gradients differ; 0: SAC-N
     subset: int = 0  # M, critics in the minimum of targets, drawn for each batch (REDQ: 2); 0: all
-    target_rate: float = 0.005  # Polyak step of the critics' slow copies
-    target_period: int = 1  # updates between two steps of the critics' slow copies
+    target_rate: float = 0.005  # Polyak step of the target critics
+    target_period: int = 1  # updates between two steps of the target critics
     policy_delay: int = 1  # critic updates per update of policy and temperature (REDQ: 20)
     backup_entropy: bool = True  # the policy's entropy is in the target
     target_entropy: float = 0.0  # H, in nats; 0: minus the number of action dimensions

@@ -24,7 +24,7 @@ def start(
     optimisers: Mapping[str, optax.GradientTransformation],
     targets: Iterable[str] = (),
 ) -> State:
-    """The state before the first update; ``targets`` names the parameters that have a slow copy."""
+    """The state before the first update; ``targets`` names the parameters that have a target network."""
     return State(
         params=dict(params),
         target={name: jax.tree.map(jnp.copy, params[name]) for name in targets},

@@ -44,7 +44,7 @@ class Config:
     critics: int = 2  # members of the critic ensemble
     aggregation: str = "min"  # of the critics: min, mean, or pessimistic, the mean less some deviations
     deviations: float = 0.5  # deviations below the mean, where aggregation is pessimistic
-    target_rate: float = 0.005  # Polyak step of the slow copies
+    target_rate: float = 0.005  # Polyak step of the target networks
     learning_rate: float = 3e-4  # Adam, all networks
     hidden: tuple[int, ...] = (256, 256)  # widths of every network's layers
     layer_norm: bool = False  # LayerNorm in the critics
@@ -76,7 +76,13 @@ def learner(
     objective: Objective,
     penalty: Penalty | None = None,
 ) -> Learner:
-    """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that."""
+    """TD3 with another objective for its policy, and a penalty in its targets, for agents that are TD3 but for that.
+
+    Args:
+      config, spec, head, optimiser: see `rl.agents`.
+      objective: what the policy minimises, see ``Objective``.
+      penalty: taken off the next value in targets, see ``Penalty``; None: nothing.
+    """
     member = mlp.critic(spec, head.size, config.hidden, config.layer_norm, config.network)
     critic = ensemble(member, config.critics)
     policy = mlp.deterministic_policy(spec, config.hidden, config.network)

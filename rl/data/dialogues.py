@@ -138,7 +138,7 @@ def _chat(row: dict[str, Any]) -> Chat:
     rewards = [_check_message(number, message) for number, message in enumerate(row["messages"], start=1)]
     answers = [number for number, message in enumerate(row["messages"]) if message["role"] == ASSISTANT]
     if not answers:
-        raise ValueError("none of its messages is the assistant's, so that nothing can be learnt from it")
+        raise ValueError("none of its messages is the assistant's, so that nothing can be learned from it")
     _check_weight(row)
     if "reward" in row:
         if any("reward" in message for message in row["messages"]):

@@ -20,7 +20,7 @@ class Config:
     learning_rate: float = 1e-3  # Adam
     batch_size: int = 256  # rows per update and member
     holdout: float = 0.2  # share of the rows that no member learns from
-    updates: int = 0  # > 0: about so many (rounded down to a multiple of 20) in place of the stopping rule
+    updates: int = 0  # > 0: about this many (rounded down to a multiple of 20) in place of the stopping rule
     patience: int = 5  # checks, one per epoch, without improvement
     min_epochs: int = 350  # before fitting may stop
     max_epochs: int = 2000  # after which it stops

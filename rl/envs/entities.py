@@ -58,7 +58,7 @@ def check_name(name: str) -> None:
 
 
 def draw_ids(count: int, generator: np.random.Generator) -> np.ndarray:
-    """Ids [1 + count] of the arm and of so many cubes, int64."""
+    """Ids [1 + count] of the arm and of ``count`` cubes, int64."""
     return np.append(0, 1 + generator.permutation(IDS - 1)[:count])
 
 

@@ -5,8 +5,8 @@ Beside each dense layer ``x W + b`` of the blocks, which stays as it is, two thi
     y = x W + b + x A B        A [in, r] uniform as in a linear layer, B [r, out] zero
 
 so that training starts at the frozen model. This is the paper's form with alpha = r; its factor alpha / r is one on the
-learning rate. All models of an agent are such adapters on one *base*: policy, Q, V and their slow copies, of which
-ILQL has three. The base has no gradient and no moments, is in bfloat16 and lies in no checkpoint. Slow copies
+learning rate. All models of an agent are such adapters on one *base*: policy, Q, V and their target networks, of
+which ILQL has three. The base has no gradient and no moments, is in bfloat16 and lies in no checkpoint. Target networks
 follow A and B, not their product.
 
 Agents know nothing of this: `learner` gives them a model whose parameters are adapters alone, and `whole` turns a state

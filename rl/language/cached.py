@@ -24,7 +24,7 @@ from rl.language import generate, model
 from rl.language.model import LM, Config
 from rl.networks import transformer
 from rl.types import Array, Key, Learner, Metrics, Params, State, TokenBatch
-from rl.values.tokens import survey
+from rl.values.tokens import vocabulary_stats
 
 
 class Reading(NamedTuple):
@@ -89,7 +89,7 @@ def reader(
         norm = params["norm"]
         features = activation[-1] * norm["scale"] + norm.get("bias", 0.0)
         chosen = jnp.pad(answers, ((0, 0), (0, 1)))[..., None]
-        summary = survey(functools.partial(lm.logits, params), features, chosen, chunk=32)
+        summary = vocabulary_stats(functools.partial(lm.logits, params), features, chosen, chunk=32)
         log_prob = (summary.chosen[..., 0] - summary.total)[:, :-1]
         return jnp.moveaxis(activation, 0, 2).astype(jnp.float16), log_prob, summary.best
 

@@ -14,7 +14,7 @@ from rl.networks import transformer
 from rl.networks.layers import vocabulary_product
 from rl.networks.transformer import Cache, Shape
 from rl.types import Array, Key, Params
-from rl.values.tokens import survey
+from rl.values.tokens import vocabulary_stats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,8 +119,8 @@ def accumulated(lm: LM, rows: int) -> LM:
 
     This is gradient accumulation, for any loss: the gradient of the parameters is summed over groups of rows, while the
     loss still sees the features of the whole batch, so that its means are over all of its tokens. Memory is that of
-    ``rows`` rows and of the features; of logits, see `rl.values.tokens.survey`. Rows of one group are taken at equal
-    distances, so that a batch split over devices stays so.
+    ``rows`` rows and of the features; of logits, see `rl.values.tokens.vocabulary_stats`. Rows of one group are taken
+    at equal distances, so that a batch split over devices stays so.
 
     Whatever reads texts with an agent made from it must be given a multiple of ``rows``, judging, valuing and acting
     too; do these with the model that is not split, whose parameters are the same.
@@ -154,10 +154,12 @@ def log_probabilities(
 ) -> Array:
     """log p(token | the tokens before it) of tokens [B, T], [B, T] float32; 0 at column 0.
 
-    The first token of a later segment is predicted from another text: mask it. ``chunk`` as in `survey`, and
+    The first token of a later segment is predicted from another text: mask it. ``chunk`` as in `vocabulary_stats`, and
     ``needed`` [B, T] too: the tokens that are asked about.
     """
     features = lm.features(params, tokens, segment)[:, :-1]
     predicted = None if needed is None else needed[:, 1:]
-    summary = survey(functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk, predicted)
+    summary = vocabulary_stats(
+        functools.partial(lm.logits, params), features, tokens[:, 1:, None], chunk, predicted
+    )
     return jnp.pad(summary.chosen[..., 0] - summary.total, ((0, 0), (1, 0)))

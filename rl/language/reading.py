@@ -22,7 +22,7 @@ def reader(
     """A compiled function of a state and a batch [B, T]: log-probabilities, values and returns, [B, T] at the tokens.
 
     ``score`` is what texts are ranked by, summed over their tokens: the rewards that B-Coder's values imply, ILQL's
-    advantages, the log-probabilities of what has learnt no values. ``taken`` says at which tokens there is something.
+    advantages, the log-probabilities of what has learned no values. ``taken`` says at which tokens there is something.
 
     Args:
       lm: the model; its parameters are ``state.params["policy"]``.

@@ -63,8 +63,8 @@ class Architecture:
     initialiser: str = "pytorch"  # pytorch, rlkit, orthogonal, ppo, glorot or lecun
     policy_layer_norm: bool = False  # LayerNorm in the policy; layer_norm is that of values and critics
     norm_after: bool = False  # LayerNorm stands after each activation, not before it
-    residual: bool = False  # a hidden layer of the width of its input is added to it
-    dropout: float = 0.0  # share of the policy's hidden units that its updates leave out
+    residual: bool = False  # skip connection around hidden layers as wide as their input
+    dropout: float = 0.0  # dropout rate of the policy's hidden layers, in updates only
     encoder: str = "nature"  # encoder of images: nature (Mnih et al. 2015) or impala (Espeholt et al. 2018)
     shift: int = 0  # pixels by which an update shifts its images at random (DrQ: 4)
 

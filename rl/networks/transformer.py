@@ -472,7 +472,7 @@ def _grouped(shape: Shape, x: Array) -> Array:
 
 
 def _flat(x: Array, positions: int) -> Array:
-    """The inverse of `_grouped`, for so many positions."""
+    """The inverse of `_grouped`, for this many positions."""
     x = jnp.moveaxis(x.reshape(*x.shape[:2], -1, positions, x.shape[-1]), 3, 1)
     return x.reshape(*x.shape[:2], -1, x.shape[-1])
 

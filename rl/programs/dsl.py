@@ -85,7 +85,7 @@ HARD = Noise(misreading=0.5)
 
 
 def compositions(depth: int = 1) -> list[Composition]:
-    """All that have so many maps and as many filters, none of which exclude each other: 280, or 5,120 of depth 2.
+    """All that have this many maps and as many filters, none of which exclude each other: 280, or 5,120 of depth 2.
 
     Raises:
         ValueError: the depth is not 1 or 2.

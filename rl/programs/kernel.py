@@ -282,7 +282,7 @@ def die_with_parent() -> None:
 
 
 def confinement(seconds: int, memory: int, output: int) -> Callable[[], None]:
-    """What a process calls to have one thread, so much memory and processor time, and no one to inspect it.
+    """What a process calls to have one thread, this much memory and processor time, and no one to inspect it.
 
     From then on every system call is an error that ``_ALLOWED`` and the like do not name, among them whatever starts a
     process or thread, signals or inspects a process, locks a file or opens a socket: ``EPERM``, and ``ENOSYS`` for what

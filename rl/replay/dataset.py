@@ -89,7 +89,9 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
 
 
 def is_shuffled(dataset: Dataset) -> bool:
-    """Whether most steps are cut off at once, as in a log of single transitions in no order: it tells no returns."""
+    """Whether most steps are cut off at once, as in a log of single transitions in no order: no returns can be
+    computed from it.
+    """
     cut = np.asarray(dataset.last) & (np.asarray(dataset.transitions.discount) > 0)
     return bool(cut.mean() > 0.5)
 

@@ -61,7 +61,7 @@ def total(tree: Tree) -> Array:
 
 
 def put(tree: Tree, index: Array, priority: Array) -> Tree:
-    """The tree with priorities [B], at least 0, at ``index`` [B]; of equal indices one, which one is not said."""
+    """The tree with priorities [B], at least 0, at ``index`` [B]; of repeated indices an unspecified one is kept."""
     node = _leaves(tree) + index
     sums = tree.sums.at[node].set(priority)
     for _ in range(_depth(tree)):

@@ -231,7 +231,7 @@ def draw_whole(ring: Ring, key: Key, batch_size: int, length: int, stride: int =
     """Slots [batch_size] where chunks are `whole`, uniform.
 
     They are the first of four times as many draws; where fewer of these are whole, they are repeated, and where none
-    is, any will do: a ring should hold more.
+    is, slots that are not whole are returned: a ring should hold more.
     """
     slots = draw(ring, key, 4 * batch_size)
     good = whole(ring, slots, length, stride)

@@ -168,7 +168,7 @@ def split(
 ) -> tuple[list[Episode], list[Episode]]:
     """The episodes to learn from, and about ``share`` of them held out, both in random order.
 
-    Answers to one problem stay on one side: values of a problem that was learnt from say nothing of new ones. If every
+    Answers to one problem stay on one side: values of a problem that was learned from say nothing of new ones. If every
     problem has more answers than are to be held out, the smallest is held out whole. But a prompt of half of the
     episodes or more, as a game's first line, is no problem, and its episodes are held out one by one.
 
@@ -194,7 +194,7 @@ def split(
             chosen.add(place)
     if apart and not chosen:
         chosen = {min(range(len(order)), key=lambda place: len(order[place]))}
-    learnt, held_out = (
+    learned, held_out = (
         [
             episodes[number]
             for place, group in enumerate(order)
@@ -203,7 +203,7 @@ def split(
         ]
         for held in (False, True)
     )
-    return learnt, held_out
+    return learned, held_out
 
 
 def returns_to_go(one: Episode, discount: float) -> np.ndarray:
@@ -255,7 +255,7 @@ def _check(
             f"{what} has {len(one.tokens)} tokens, more than the rows' {length}: shorten it or lengthen the rows"
         )
     if not one.is_action.any():
-        raise ValueError(f"{what} has no action tokens: nothing can be learnt from it, leave it out")
+        raise ValueError(f"{what} has no action tokens: nothing can be learned from it, leave it out")
     if one.is_action[0]:
         raise ValueError(f"{what} starts with an action: put a prompt, or the model's first token, before it")
     if not np.isfinite(one.reward).all():

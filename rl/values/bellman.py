@@ -64,7 +64,7 @@ def soft_advantage(outputs: Array, temperature: float | Array) -> Array:
 
 
 def of_bins(values: Array, bins: Array) -> Array:
-    """Of each ``values`` [..., B], or [E, ..., B], the one in the bin [...] int32."""
+    """The value [...] or [E, ...] of the chosen bin, from ``values`` [..., B] or [E, ..., B]; ``bins`` [...] int32."""
     return at_action(values[..., None], jnp.broadcast_to(bins, values.shape[:-1]))[..., 0]
 
 
@@ -111,11 +111,23 @@ AGGREGATIONS = ("min", "mean", "pessimistic")
 def aggregate(
     head: ValueHead, outputs: Array, aggregation: str, deviations: float | Array
 ) -> tuple[Array, Array]:
-    """Members as one: its outputs [..., K], and what is to be taken off its value, [...].
+    """Members as one.
 
-    ``min`` and ``mean`` are those of `MEMBERS`; ``pessimistic`` is the mean less so many standard deviations of the
+    ``min`` and ``mean`` are those of `MEMBERS`; ``pessimistic`` is the mean less some standard deviations of the
     members' values (of the population, not of a sample). Outputs cannot be shifted for every head, but targets can:
-    ``head.target(reward - discount * off, discount, outputs)``.
+    ``head.target(reward - discount * penalty, discount, outputs)``.
+
+    Args:
+      head: of the members.
+      outputs: [E, ..., K].
+      aggregation: one of `AGGREGATIONS`.
+      deviations: number of standard deviations, where it is ``pessimistic``.
+
+    Returns:
+      outputs [..., K], and a penalty [...] in units of value, to be taken off their value.
+
+    Raises:
+      KeyError: an unknown aggregation.
     """
     if aggregation == "pessimistic":
         return mean_member(head, outputs), deviations * _deviation(head.value(outputs))

@@ -59,7 +59,7 @@ class Grid:
         return self.bins**self.levels
 
     def place(self, level: int | np.ndarray | Array) -> Array:
-        """What a bin of ``level`` (from 0) counts for in a cell: ``B^(L - 1 - level)``, int32."""
+        """Place value of the digit of ``level`` (from 0) in a cell: ``B^(L - 1 - level)``, int32."""
         powers = self.bins ** np.arange(self.levels)[::-1]
         return jnp.asarray(powers, jnp.int32)[level]
 
@@ -106,8 +106,8 @@ def centre(grid: Grid, cells: Array, levels: int | None = None) -> Array:
     return _centre(cells // (grid.cells // count), count)
 
 
-def zoom(grid: Grid, cells: Array, level: int | Array, bins: Array) -> Array:
-    """Cells [..., D] whose bins of ``level`` are still to come (and 0), with ``bins`` [..., D] chosen there."""
+def set_bin(grid: Grid, cells: Array, level: int | Array, bins: Array) -> Array:
+    """Cells [..., D] with ``bins`` [..., D] chosen at ``level``, where the digits were still 0."""
     return cells + bins * grid.place(level)
 
 
@@ -125,7 +125,7 @@ class Tokens(NamedTuple):
     grid: Grid
     level: np.ndarray  # [T] int32: the level at which a token chooses
     dimension: np.ndarray  # [T] int32: and the dimension
-    # What a token sees of each dimension: digits of its cell, cell // divisor % intervals, as one of so many intervals
+    # What a token sees of each dimension: digits of its cell, cell // divisor % intervals, as one of ``intervals``
     divisor: np.ndarray  # [T, D] int32
     intervals: np.ndarray  # [T, D] int32; where it is 1 nothing is seen
 

@@ -189,7 +189,7 @@ def check(head: ValueHead) -> ValueHead:
 
 
 def starting_at(head: ValueHead, value: float) -> ValueHead:
-    """A categorical head whose outputs of 0, a network's before it has learnt anything, stand for about ``value``.
+    """A categorical head whose outputs of 0, a network's before it has learned anything, stand for about ``value``.
 
     Otherwise they stand for the middle of the support. Values of steps to a goal lie in [-100, 0]: a scalar begins at
     0 and HL-Gauss at -50, and while the values of all states move up from there together, a network may lose what tells
@@ -246,7 +246,7 @@ def same_distribution(head: ValueHead, outputs: Array) -> Array:
 
 
 def divergence(head: ValueHead, outputs: Array, target: Array) -> Array:
-    """How far ``outputs`` [..., K] are from their target [...]: what another update on it is worth.
+    """How far ``outputs`` [..., K] are from their target [...]: the priority for prioritised replay.
 
     For categorical heads the Kullback-Leibler divergence ``KL(target || outputs)``, at least 0 and 0 for a perfect
     fit: their loss, a cross-entropy, without the entropy of the target, which no update takes away. (Rainbow, Hessel

@@ -47,7 +47,7 @@ def implicit_value(
     Args:
       head: of the values.
       outputs: of V, [B, K].
-      slow: outputs of the critics' slow copies at the logged actions, [B, K].
+      slow: outputs of the target critics at the logged actions, [B, K].
       target: of V, by any head's encoding of ``slow`` (`rl.values.heads.same_target`).
       expectile: tau.
 
@@ -168,7 +168,7 @@ def cql_var(values: Array, log_prior: Array) -> Array:
 def advantage_margin(advantage: Array, logged: Array, clip: float | Array) -> Array:
     """The mean of ``max(A(o) - A(b), clip)`` over all bins ``o`` but the logged ``b``, [...].
 
-    Equation 15, whose sum is a mean in the authors' code. Where ``A(b)`` is ahead by ``-clip`` nothing pulls.
+    Equation 15, whose sum is a mean in the authors' code. Where ``A(b)`` leads by at least ``-clip`` the gradient is 0.
 
     Args:
       advantage: [..., B] of all bins, or [E, ..., B].
@@ -201,6 +201,9 @@ def gradient_diversity(gradients: Array) -> Array:
     """EDAC's diversity loss [...] from action gradients [E, ..., D] of the members (An et al. 2021, equation 3).
 
     ``sum_{i != j} <g_i, g_j> / (E - 1)`` over unit gradients, both orders counted, as in the paper's code.
+
+    Raises:
+      ValueError: fewer than two members.
     """
     members = gradients.shape[0]
     if members < 2:

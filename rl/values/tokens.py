@@ -121,7 +121,7 @@ class VocabularyStats(NamedTuple):
     total: Array  # [B, S], logsumexp of all
 
 
-def survey(
+def vocabulary_stats(
     logits: Callable[[Array], Array],
     features: Array,
     token: Array,

@@ -29,7 +29,7 @@ class Config:
     backup_entropy: bool = False  # entropy in the target, unless max_backup (continuous actions)
     max_backup: bool = False  # best of `samples` next actions in the target (continuous actions)
     double: bool = True  # double Q-learning (integer actions)
-    target_rate: float = 0.005  # Polyak step of the critics' slow copy
+    target_rate: float = 0.005  # Polyak step of the target critics
     learning_rate: float = 3e-4  # Adam, critics and multiplier
     policy_learning_rate: float = 1e-4  # Adam, policy and temperature (continuous actions)
     hidden: tuple[int, ...] = (256, 256, 256)  # widths of every network's layers

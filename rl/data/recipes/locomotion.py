@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import gymnasium
 
 TRANSITIONS = 1_000_000  # of random, medium and expert; medium-expert has both halves whole, as D4RL's has
-CHUNK_ROWS = 10_000  # at least so many are made by one process and kept as one file; part of the recipe
+CHUNK_ROWS = 10_000  # at least this many are made by one process and kept as one file; part of the recipe
 RANDOM = -1  # the actor that draws uniformly from the action box
 
 # D4RL's layout.
@@ -71,7 +71,7 @@ class Chunk(NamedTuple):
     stage: Stage
     seed: int
     number: int  # in its stage
-    rows: int  # at least so many are made
+    rows: int  # at least this many are made
 
     @property
     def total_rows(self) -> int:
