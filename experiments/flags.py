@@ -145,8 +145,13 @@ def _comments(source: str) -> Iterator[tuple[str, str]]:
                 yield node.target.id, comment
 
 
-def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> None:
+def define(
+    config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS, heading: str | None = None
+) -> None:
     """Defines one flag ``--prefix+field`` for every field of the dataclass instance ``config``.
+
+    They stand in the main list of --help, or in one of their own with a ``heading``, by which absl takes it for the
+    name of a module (`flags.FlagValues.module_help`).
 
     Raises:
       ValueError: on a field of which no flag can be made.
@@ -156,7 +161,7 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
         default, name = getattr(config, field.name), prefix + field.name
         text = helps.get(field.name, "")
         if dataclasses.is_dataclass(default):
-            define(default, name + ".", values)
+            define(default, name + ".", values, heading)
             continue
         kind = _kind(config, field.name)
         if kind.type is bool:
@@ -175,7 +180,7 @@ def define(config: Any, prefix: str = "", values: flags.FlagValues = flags.FLAGS
             parser = _OrNone(parsers[kind.type]) if kind.optional else parsers[kind.type]
             flags.DEFINE(parser, name, default, text, values, flags.ArgumentSerializer())
         # absl's --help lists the flags of the main module, which it knows by this name.
-        values.register_key_flag_for_module(sys.argv[0], values[name])
+        values.register_key_flag_for_module(heading or sys.argv[0], values[name])
 
 
 def read(config: T, prefix: str = "", values: flags.FlagValues = flags.FLAGS) -> T:
@@ -282,14 +287,13 @@ def parser(
         log.loaded_commit()
         if settings is not None:
             define(settings, values=values)
+        heading = ""
         try:
             if config_of:
-                define(config_of(_agent(argv, settings.agent)), "agent.", values)
-            try:
-                rest = values(argv)
-            except (SystemExit, BrokenPipeError):  # absl's, after --help; it ends as if that were wrong
-                _flush()
-                raise SystemExit(0) from None
+                agent = _agent(argv, settings.agent)
+                heading = f"hyper-parameters of --agent={agent}"
+                define(config_of(agent), "agent.", values, heading)
+            rest = _parsed(argv, values, heading)
             if len(rest) > 1 + words:
                 raise ValueError(
                     f"not a flag: {' '.join(rest[1 + words :])}. Flags are written --name=value."
@@ -303,6 +307,20 @@ def parser(
         return rest
 
     return parse
+
+
+def _parsed(argv: Sequence[str], values: flags.FlagValues, heading: str) -> list[str]:
+    """Parses; after --help the flags under ``heading`` follow, and the process ends with status 0."""
+    try:
+        try:
+            return values(argv)
+        except SystemExit:  # absl's, after --help; it ends as if that were wrong
+            if heading and any(word.lstrip("-") in ("help", "helpshort", "?") for word in argv[1:]):
+                print(values.module_help(heading))
+    except BrokenPipeError:
+        pass
+    _flush()
+    raise SystemExit(0)
 
 
 def reporting(main: Callable[[list[str]], None]) -> Callable[[list[str]], None]:

@@ -66,7 +66,7 @@ def run(settings: Settings) -> dict[str, Any]:
                 data_folder=str(workdir / "data"),
                 normalize_observations=True,
                 validation=False,
-                head="hl_gauss",
+                head="scalar" if agent == "bc" else "hl_gauss",
                 seeds=settings.seeds,
                 seed=settings.seed,
                 updates=settings.updates,
