@@ -14,8 +14,8 @@ their selection are `rl.agents.hecrl`'s. Sizes are a hundredth of the paper's.
 - values: HECRL ranks candidates by V(w, g) and compares V(s, w) with a radius R, so that the order and the scale of
   values matter. A scalar and an HL-Gauss value learn goals by an expectile (no policy is learned); candidates are
   states that the behaviour reaches, most of them on no way to the goal. What the values say of them is compared with
-  the truth, and HECRL's selection is judged at every R by the steps that it gains with a low level of known competence: one
-  that reaches whatever is at most this many steps away, and gets nowhere else.
+  the truth, and HECRL's selection is judged at every R by the steps that it gains with a low level of known competence:
+  one that reaches whatever is at most this many steps away, and gets nowhere else.
 """
 
 from __future__ import annotations
