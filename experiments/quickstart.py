@@ -94,7 +94,7 @@ def _apart(low: dict[str, Any], high: dict[str, Any]) -> bool:
 def _draw(workdir: Path) -> None:
     curves = {agent: log.series(workdir / agent, "eval/success") for agent in CONFIGS}
     means = {NAMES[agent]: (steps, success.mean(-1)) for agent, (steps, success) in curves.items()}
-    plot.learning_curve(workdir / "curve.png", means, ylabel="success", title=TASK, rate=True)
+    plot.learning_curve(workdir / "curve.png", means, ylabel="success rate", title=TASK, rate=True)
 
 
 def summary(result: dict[str, Any], seeds: int) -> Iterator[str]:

@@ -23,6 +23,8 @@ stand in the tables where data, updates and settings are the same, and in a tabl
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +79,7 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
     cells, lost = report_scores.cells(parts, score, evaluations), report_scores.without_curve(parts)
     against = report_scores.baselines(parts, baseline)
     outcome = {
+        "question": _question(plans[0].file),
         "score": score,
         "rate": score in lifecycle.RATES,
         "unit": _unit(plans[0].script),
@@ -103,6 +106,13 @@ def run(plans: Sequence[Sweep], out: str, baseline: str = "", evaluations: int =
     result = studies.finish(settings, outcome, report_page.blocks)
     report_page.draw(Path(out), result)
     return result
+
+
+def _question(file: str) -> str:
+    """The first sentence of the comment that a sweep file begins with: what it is made for."""
+    comment = itertools.takewhile(lambda line: line.startswith("# "), Path(file).read_text().splitlines())
+    words = " ".join(line[2:].strip() for line in comment)
+    return re.split(r"(?<=[.?])\s", words, maxsplit=1)[0]
 
 
 def _score(plans: Sequence[Sweep]) -> str:

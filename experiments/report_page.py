@@ -17,7 +17,7 @@ from rl import plot
 WHICH = {
     "last": "Last evaluation",
     "best": "Best evaluation, chosen with hindsight",
-    "selected": "Evaluation selected by one half of the episodes, or by estimates, and scored on the rest",
+    "selected": "Selected evaluation: chosen on half of the episodes (or by estimates), scored on the rest",
 }
 _CURVES = 8  # the most of one figure
 AGGREGATES = {"iqm": "IQM", "median": "median", "mean": "mean", "optimality_gap": "optimality gap"}
@@ -27,11 +27,16 @@ def blocks(result: Mapping[str, Any]) -> Iterator[str]:
     """The page, in blocks of Markdown."""
     files = result["settings"]["files"]
     yield f"# {', '.join(Path(file).stem for file in files)}"
+    if result.get("question"):
+        yield result["question"]
     yield f"`{result['command']}`, commit {result['commit']}, of {', '.join(f'`{file}`' for file in files)}."
     states = [program["state"] for program in result["programs"]]
     counted = ", ".join(f"{states.count(name)} {name}" for name in dict.fromkeys(states))
     listed = " What is not done is listed at the end." if {*states} != {"done"} else ""
-    yield f"{len(states)} program{'s' * (len(states) > 1)}: {counted}.{listed}"
+    yield (
+        f"{len(states)} compiled program{'s' * (len(states) > 1)} (the seeds of a setting, or several settings): "
+        f"{counted}.{listed}"
+    )
     yield from _answers(result)
     if not result["cells"]:
         yield "Nothing is finished yet."
@@ -71,10 +76,10 @@ def _answers(result: Mapping[str, Any]) -> Iterator[str]:
             worse = f", worse on {len(row['worse'])}" if len(row["worse"]) else ""
             words.append(f"`{row['variant']}` on {len(row['better'])} of {len(row['tasks'])} tasks{worse}")
         if len(words) < len(rows):
-            words.append(f"no other of {len(rows)}" if words else f"none of {len(rows)}")
+            words.append(f"no other of {len(rows)}" if words else f"no other (0 of {len(rows)})")
         alone = any(np.isnan(cell["last"]["ci95"][0]) for cell in result["cells"])
         text = "; ".join(words) or f"nothing to compare yet{', where a single seed has no interval' * alone}"
-        yield f"**Better than `{base}`, with the intervals of both last scores apart:** {text}."
+        yield f"**Better than `{base}` (95 % intervals of the last scores do not overlap):** {text}."
 
 
 def _provenance(result: Mapping[str, Any]) -> Iterator[str]:
@@ -148,7 +153,7 @@ def _aggregate_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         )
         + ". Intervals: stratified bootstrap, seeds resampled within each task"
         + (
-            f", with {seeds} seeds too narrow by a factor of about {_bootstrap_width(seeds, len(tasks)):.2f}"
+            f", with {seeds} seeds about {_bootstrap_width(seeds, len(tasks)):.2f} times as wide as they should be"
             if seeds > 1
             else ""
         )
@@ -241,10 +246,12 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         rows = [row for row in apart if row["source"] == source]
         published = {(row["variant"], row["task"]): row for row in rows}
         names = list(dict.fromkeys(row["variant"] for row in rows))
-        everywhere, of_task = _otherwise(rows)
+        everywhere, of_variant, of_task = _otherwise(rows)
         here = f": here {'; '.join(everywhere)}" if everywhere else ""
         yield "## Published under another protocol"
         yield f"Not to be compared number by number{here}. Mean ± deviation over seeds, from {source}."
+        if of_variant:
+            yield "\n".join(f"- `{name}`: {'; '.join(words)}." for name, words in of_variant.items())
         yield studies.table(
             ("task", *(f"`{name}`" for name in names), *["otherwise here"] * bool(of_task)),
             [
@@ -258,19 +265,25 @@ def _published_blocks(result: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _otherwise(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], dict[str, list[str]]]:
-    """What differs from a published protocol on all tasks of the variants that it is of, and the rest by task."""
+def _otherwise(
+    rows: Sequence[Mapping[str, Any]],
+) -> tuple[list[str], dict[str, list[str]], dict[str, list[str]]]:
+    """What differs from a published protocol everywhere, on all tasks of a variant, and the rest by task."""
     everywhere: list[str] = []
+    of_variant: dict[str, list[str]] = {}
     of_task: dict[str, list[str]] = {}
     for word in dict.fromkeys(word for row in rows for word in row["differs"]):
         having = [row for row in rows if word in row["differs"]]
-        variants = {row["variant"] for row in having}
-        if len(having) == sum(row["variant"] in variants for row in rows):
+        variants = dict.fromkeys(row["variant"] for row in having)
+        if len(having) == len(rows):
             everywhere.append(word)
-            continue
-        for task in dict.fromkeys(row["task"] for row in having):
-            of_task.setdefault(task, []).append(word)
-    return everywhere, of_task
+        elif len(having) == sum(row["variant"] in variants for row in rows):
+            for variant in variants:
+                of_variant.setdefault(variant, []).append(word)
+        else:
+            for task in dict.fromkeys(row["task"] for row in having):
+                of_task.setdefault(task, []).append(word)
+    return everywhere, of_variant, of_task
 
 
 def _curve_blocks(result: Mapping[str, Any]) -> Iterator[str]:
@@ -372,7 +385,7 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 for curve in curves
             },
             ylabel=score,
-            title=task,
+            title=", ".join(filter(None, (task, group))),
             xlabel="environment steps" if result["unit"] == "steps" else "updates",
             references=_of_data(result, task)
             | {
@@ -381,6 +394,8 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
                 if row["task"] == task and not len(row["differs"])
             },
             rate=result["rate"],
+            # Bands of two evaluations would cover the whole picture.
+            intervals=max(len(curve["steps"]) for curve in curves) > 2,
         )
 
 

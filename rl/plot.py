@@ -28,6 +28,7 @@ _WIDTHS = (4.2, 1.8)  # of the first and the last of several curves: where they 
 _OVERLAP = "widths only keep lines\nthat overlap visible"
 _RATE = (-0.03, 1.03)  # the axis of success rates, so that figures compare; 0 and 1 are inside
 _BAND = 3  # seeds from which on an interval is drawn
+_UNBOUNDED = "intervals of few seeds may reach\nbeyond the scores that there are"
 
 
 def learning_curve(
@@ -39,6 +40,7 @@ def learning_curve(
     title: str = "",
     xlabel: str = "updates",
     rate: bool = False,
+    intervals: bool = True,
 ) -> None:
     """Draws each run's mean over seeds, its 95 % interval (`rl.statistics.interval`) and every seed as a thin line.
 
@@ -53,6 +55,7 @@ def learning_curve(
         xlabel: what the steps count.
         rate: the scores are success rates, whose intervals stay within 0 and 1 (`rl.statistics.rate_interval`), as does
             the axis.
+        intervals: False leaves them out: those of many runs with few seeds cover each other.
 
     Raises:
         ValueError: no runs, or a run whose scores are not [T, S].
@@ -61,13 +64,13 @@ def learning_curve(
         raise ValueError(f"nothing to draw in {path}: no runs")
     references = references or {}
     figure, axes = _axes((8.0, max(4.5, 1.2 + 0.27 * (len(runs) + len(references)))))
-    _curves(axes, runs, rate, list(references.values()))
+    _curves(axes, runs, rate, list(references.values()), intervals)
     for label, score in references.items():
         axes.axhline(score, color=_INK, linewidth=1.4, linestyle=(0, (4, 2)), zorder=1.5, label=label)
     axes.set_xlabel(xlabel, fontsize=12)
     axes.set_ylabel(ylabel, fontsize=12)
     axes.set_title(title, fontsize=13, loc="left")
-    _legend(axes, _what_is_drawn(runs.values()), len(runs))
+    _legend(axes, _what_is_drawn(runs.values(), rate, intervals), len(runs))
     _save(figure, path)
 
 
@@ -77,6 +80,7 @@ def learning_curves(
     *,
     title: str = "",
     xlabel: str = "updates",
+    ylabel: str = "",
     rate: bool = False,
     columns: int = 4,
     intervals: bool = True,
@@ -88,6 +92,7 @@ def learning_curves(
         panels: {what the scores are: {label: (steps [T], scores [T, S])}}, with the same labels in all.
         title: above the panels.
         xlabel: what the steps count.
+        ylabel: what the scores are in all panels, whose keys are their titles then: names of tasks, say.
         rate: all scores are success rates, as in `learning_curve`.
         columns: panels in a row, the legend beside the first row.
         intervals: False leaves them out: those of many runs with few seeds cover each other.
@@ -100,13 +105,15 @@ def learning_curves(
         raise ValueError(f"the panels of {path} must show the same runs, at least one; got {labels}")
     columns = min(columns, len(panels))
     figure, row = _panels(len(panels), columns, (5.2, 4.4))
-    for axes, (ylabel, runs) in zip(row, panels.items(), strict=True):
+    for axes, (name, runs) in zip(row, panels.items(), strict=True):
         _curves(axes, runs, rate, intervals=intervals)
         axes.set_xlabel(xlabel, fontsize=12)
-        axes.set_ylabel(ylabel, fontsize=12)
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+        axes.set_ylabel(ylabel or name, fontsize=12)
+        if ylabel:
+            axes.set_title(name, fontsize=11)
+    _suptitle(figure, title)
     every = [run for runs in panels.values() for run in runs.values()]
-    _legend(row[columns - 1], _what_is_drawn(every, intervals), len(labels[0]))
+    _legend(row[columns - 1], _what_is_drawn(every, rate, intervals), len(labels[0]))
     _save(figure, path)
 
 
@@ -204,13 +211,13 @@ def routes(
     title: str = "",
     columns: int = 5,
 ) -> None:
-    """Draws the ways of objects from start to goal, and their subgoals, seen from above.
+    """Draws the paths of objects from start to goal, and their subgoals, seen from above.
 
     Args:
         path: the PNG, replaced as a whole.
         episodes: {label: route}, a picture each. Subgoals are joined to the places from where they were pursued.
         walls: [W, 2], the middles of squares that are in the way.
-        side: of these squares.
+        side: of these squares, the cells of a maze.
         objects: names of several objects, of which each has a colour.
         title: above all.
         columns: pictures in a row.
@@ -223,16 +230,19 @@ def routes(
     columns, squares = min(columns, len(episodes)), np.asarray(walls, float).reshape(-1, 2)
     width = max(3.4, 1.8 * len(objects) / columns)  # of which the legend has a column for each object
     figure, row = _panels(len(episodes), columns, (width, 3.2))
+    unit = " (cells)" if len(squares) and side == 1 else ""
     for axes, (label, episode) in zip(row, episodes.items(), strict=True):
         _walls(axes, squares, side)
         _route(axes, label, episode, objects, squares, side)
         axes.set_title(label, fontsize=10)
+        axes.set_xlabel(f"x{unit}", fontsize=10)
+        axes.set_ylabel(f"y{unit}", fontsize=10)
         axes.set_aspect("equal")
     handles, names = row[0].get_legend_handles_labels()
     figure.legend(
-        handles, names, loc="outside lower center", ncols=len(objects) or 4, fontsize=9, frameon=False
+        handles, names, loc="outside lower center", ncols=len(objects) or 5, fontsize=9, frameon=False
     )
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _suptitle(figure, title)
     _save(figure, path)
 
 
@@ -247,7 +257,7 @@ def _walls(axes: Axes, squares: np.ndarray, side: float) -> None:
 def _route(
     axes: Axes, label: str, episode: Route, objects: Sequence[str], squares: np.ndarray, side: float
 ) -> None:
-    """One picture of `routes`, as large as the walls, ways and goals: a subgoal may lie anywhere."""
+    """One picture of `routes`, as large as the walls, paths and goals: a subgoal may lie anywhere."""
     places, goal = np.asarray(episode.places, float), np.asarray(episode.goal, float)
     times = np.asarray(episode.times, int)
     subgoals = np.asarray(episode.subgoals, float).reshape(len(times), *goal.shape)
@@ -256,14 +266,16 @@ def _route(
             f"{label!r}: places must be [T, objects, 2] and the goal [objects, 2], got {places.shape} and {goal.shape}"
         )
     for number, end in enumerate(goal):
-        colour, way = _COLOURS[number % len(_COLOURS)], places[:, number]
+        colour, path = _COLOURS[number % len(_COLOURS)], places[:, number]
         name = f"{objects[number]}: " if objects else ""
-        axes.plot(*way.T, color=colour, linewidth=1.4, label=f"{name}way")
-        for time, subgoal in zip(times, subgoals[:, number], strict=True):
-            axes.plot(*np.stack([way[time], subgoal]).T, color=colour, linewidth=0.7, linestyle=":")
-            axes.plot(*way[time], color=colour, marker=".", markersize=5)
+        axes.plot(*path.T, color=colour, linewidth=1.4, label=f"{name}path")
+        joined = f"{name}from a position to the subgoal pursued there"
+        for index, (time, subgoal) in enumerate(zip(times, subgoals[:, number], strict=True)):
+            dotted: dict[str, Any] = {"color": colour, "linewidth": 0.7, "linestyle": ":"}
+            axes.plot(*np.stack([path[time], subgoal]).T, label=None if index else joined, **dotted)
+            axes.plot(*path[time], color=colour, marker=".", markersize=5)
         line: dict[str, Any] = {"color": colour, "linestyle": "", "zorder": 3}
-        axes.plot(*way[:1].T, marker="o", markersize=7, label=f"{name}start", **line)
+        axes.plot(*path[:1].T, marker="o", markersize=7, label=f"{name}start", **line)
         if len(times):
             axes.plot(*subgoals[:, number].T, marker="D", mfc="none", label=f"{name}subgoals", **line)
         axes.plot(*end[:, None], marker="*", markersize=13, label=f"{name}goal", **line)
@@ -298,7 +310,7 @@ def strips(
             axes = panels[number * columns + place]
             axes.imshow(np.asarray(picture))
             axes.set_title(caption if place else f"{label}\n{caption}", fontsize=9, loc="left")
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _suptitle(figure, title)
     _save(figure, path)
 
 
@@ -470,7 +482,7 @@ def dataset_card(
     if references:
         left.legend(fontsize=10, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     _coverage(figure, right, coverage)
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _suptitle(figure, title)
     _save(figure, path)
 
 
@@ -512,7 +524,7 @@ def _pictures(
         drawn = axes.imshow(picture, vmin=limits[0], vmax=limits[1], cmap="viridis", **placed)
         axes.set_title(f"{label}\nfrom {np.nanmin(picture):.3g} to {np.nanmax(picture):.3g}", fontsize=10)
     figure.colorbar(drawn, ax=row, extend="both", shrink=0.8)
-    figure.suptitle(title, fontsize=13, x=0.01, ha="left")
+    _suptitle(figure, title)
     return figure, row
 
 
@@ -594,12 +606,20 @@ def _cut_bands(axes: Axes, scores: Sequence[np.ndarray]) -> None:
     axes.set_ylim(max(min(low, least - near), least - far), min(max(high, most + near), most + far))
 
 
-def _what_is_drawn(runs: Iterable[tuple[ArrayLike, ArrayLike]], intervals: bool = True) -> str:
+def _suptitle(figure: Figure, title: str) -> None:
+    """A title above all panels, which have titles of their own."""
+    if title:
+        figure.suptitle(f"{title}\n", fontsize=13, x=0.01, ha="left", linespacing=0.5)
+
+
+def _what_is_drawn(runs: Iterable[tuple[ArrayLike, ArrayLike]], rate: bool, intervals: bool) -> str:
     """The title of a legend of learning curves (steps [T], scores [T, S])."""
     most = max(np.shape(scores)[1] for _, scores in runs)
     if most == 1:
         return ""
-    return "mean, 95 % interval, each seed" if intervals and most >= _BAND else "mean, each seed"
+    if not intervals or most < _BAND:
+        return "mean, each seed"
+    return "mean, 95 % interval, each seed" + (f"\n{_UNBOUNDED}" if not rate else "")
 
 
 def _curve(

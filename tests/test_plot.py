@@ -114,6 +114,19 @@ def test_many_panels_are_drawn_in_rows_and_without_intervals_if_asked(tmp_path: 
     ]
     assert not any(axes.collections for axes in figures[0].axes)
     assert figures[0].axes[2].get_legend().get_title().get_text() == "mean, each seed"
+    plot.learning_curves(tmp_path / "b.png", panels, rate=True, ylabel="success rate")
+    first = figures[1].axes[0]
+    assert (first.get_title(), first.get_ylabel()) == ("task 0", "success rate")
+
+
+def test_bands_of_scores_without_bounds_are_explained(tmp_path: Path, figures: list):
+    """Student's interval does not know that a return cannot exceed 500."""
+    runs = {"iql": (STEPS, SCORES)}
+    plot.learning_curve(tmp_path / "a.png", runs, "return")
+    plot.learning_curve(tmp_path / "b.png", runs, "return", intervals=False)
+    with_bands, without = (figure.axes[0] for figure in figures)
+    assert "beyond the scores that there are" in with_bands.get_legend().get_title().get_text()
+    assert not without.collections and without.get_legend().get_title().get_text() == "mean, each seed"
 
 
 def test_curves_that_coincide_are_all_seen(tmp_path: Path, figures: list):

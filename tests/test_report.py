@@ -51,7 +51,7 @@ def board(path: Path, **changed: Any) -> str:
         "parameters": parameters,
     }
     file = path / "board.yaml"
-    file.write_text(yaml.safe_dump(sweep | changed))
+    file.write_text(f"# Does IQL beat\n# cloning? A test.\n{yaml.safe_dump(sweep | changed)}")
     return str(file)
 
 
@@ -134,7 +134,11 @@ def test_scores_and_aggregates_are_those_of_their_definitions(finished: Any, tmp
     assert verdict["better"] and verdict["worse"]
     assert verdict["worse"] == [task for task in TASKS if bounds["iql", task][1] < bounds["bc", task][0]]
     text = (tmp_path / "out" / studies.REPORT).read_text()
-    assert "6 programs: 6 done." in text and "## Missing" not in text
+    assert text.startswith("# board\n\nDoes IQL beat cloning?\n\n")
+    assert (
+        "6 compiled programs (the seeds of a setting, or several settings): 6 done." in text
+        and "## Missing" not in text
+    )
     assert f"made here: 600 transitions of {TASKS[0]}." in text
     assert f"| task | the data | `bc` | `iql` |\n|---|---|---|---|\n| {TASKS[0]} | 12.3 | " in text
     assert f"`iql` on {len(verdict['better'])} of 3 tasks" in text
@@ -210,6 +214,12 @@ def test_published_numbers_stand_beside_only_where_the_protocol_is_the_same(tmp_
     *_, text, table = report_page._published_blocks({"published": rows, "rate": False})
     assert "here 20 updates. Mean" in text  # and what is of one task in its row
     assert [line.split(" | ")[2] for line in table.splitlines()[2:]] == ["n_step=1 |", "n_step=3 |", " |"]
+    rows = [
+        row | {"task": TASKS[0], "variant": name, "differs": ["x", *own]}
+        for name, own in (("bc", ["y"]), ("iql", []))
+    ]
+    *_, text, of_variant, table = report_page._published_blocks({"published": rows, "rate": False})
+    assert "here x. Mean" in text and of_variant == "- `bc`: y."
     nothing = result | {"cells": [], "better": [], "curves": []}
     assert not any("Published" in block for block in report_page.blocks(nothing))
 
@@ -273,13 +283,14 @@ def test_it_says_what_is_missing_and_works_with_the_rest(finished: Any, tmp_path
         *("done", "done", "done", "stopped", "failed", "other code")
     ]
     text = (tmp_path / "out" / studies.REPORT).read_text()
-    assert "6 programs: 3 done, 1 stopped, 1 failed, 1 other code." in text
+    assert "settings): 3 done, 1 stopped, 1 failed, 1 other code." in text
     assert f"| `iql` | {TASKS[0]} | stopped | 50 % |  |" in text
     assert f"| `iql` | {TASKS[1]} | failed | 0 % | OSError: no space left |" in text
     assert f"| `iql` | {TASKS[2]} | other code | 0 % | " in text and "config.expectile: 0.123" in text
     assert "1 run folders there are of other parameters" in text and "iql-stranger" in text
     assert (
-        "**Better than `bc`, with the intervals of both last scores apart:** nothing to compare yet." in text
+        "**Better than `bc` (95 % intervals of the last scores do not overlap):** nothing to compare yet."
+        in text
     )
     assert list(result["aggregates"]) == ["bc"]
     curves = {(c["variant"], c["task"]): (c["finished"], len(c["steps"])) for c in result["curves"]}

@@ -283,7 +283,13 @@ def draw(folder: Path, result: Mapping[str, Any]) -> None:
     }
     if panels:
         plot.learning_curves(
-            folder / "success.png", panels, title="success at any step", rate=True, columns=3, intervals=False
+            folder / "success.png",
+            panels,
+            title="success at any step",
+            ylabel="success rate",
+            rate=True,
+            columns=3,
+            intervals=False,
         )
 
 
