@@ -552,6 +552,25 @@ def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
         assert after < before - 1e-3, name
 
 
+def test_weight_decay_and_bias_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of ILQL start at its bias, Q as V; and each agent decays weights as its settings say."""
+    asked, lm = [], without_trunk()
+    for module, config in (
+        (bcoder, FAST),
+        (lm_bc, lm_bc.Config()),
+        (ilql, dataclasses.replace(QUICK, bias=-4.0)),
+    ):
+        adamw = module.adamw
+        monkeypatch.setattr(module, "adamw", lambda decay, adamw=adamw: asked.append(decay) or adamw(decay))
+        learner = module.make(dataclasses.replace(config, weight_decay=0.1), lm, head("scalar"))
+        assert asked == [0.1], module.__name__
+        asked.clear()
+    first = lambda key: learner.update(learner.init(key, data()), data(), key)[1]
+    metrics = jax.jit(first)(jax.random.key(0))
+    for name in ("q", "v"):
+        assert metrics[name] == pytest.approx(-4, abs=0.5), name
+
+
 SHOWN = ("scalar", "two_hot", "hl_gauss")  # elsewhere, or like another
 ALL_HEADS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SHOWN)) for name in heads.NAMES]
 
