@@ -22,6 +22,7 @@ from test_agents import mlp as dense
 from rl import agents
 from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
+from rl.networks import entity
 from rl.networks import mlp as networks
 from rl.networks.layers import Architecture
 from rl.replay import goals
@@ -438,7 +439,8 @@ SHARED = {  # networks that move by settings of another name than theirs
 @pytest.mark.parametrize("agent", (*ORACLES, "hecrl"))
 def test_optimiser_settings_reach_their_networks(agent: str) -> None:
     """A warm-up counts updates: the states of those networks' optimisers, and no others, hold one number more."""
-    config = agents.get(agent).Config(**({"extraction": "awr"} if agent == "crl" else {}))
+    fields = {"crl": {"extraction": "awr"}, "hecrl": {"network": entity.Shape(4, 4, 1, 1)}}
+    config = agents.get(agent).Config(**fields.get(agent, {}))
     names = [field.name for field in dataclasses.fields(config) if field.name.endswith("_optimiser")]
 
     def count(warm: str = "") -> dict[str, int]:

@@ -552,19 +552,18 @@ def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
         assert after < before - 1e-3, name
 
 
-def test_weight_decay_and_bias_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of ILQL start at its bias, Q as V; and each agent decays weights as its settings say."""
-    asked, lm = [], without_trunk()
-    for module, config in (
-        (bcoder, FAST),
-        (lm_bc, lm_bc.Config()),
-        (ilql, dataclasses.replace(QUICK, bias=-4.0)),
-    ):
-        adamw = module.adamw
-        monkeypatch.setattr(module, "adamw", lambda decay, adamw=adamw: asked.append(decay) or adamw(decay))
-        learner = module.make(dataclasses.replace(config, weight_decay=0.1), lm, head("scalar"))
-        assert asked == [0.1], module.__name__
-        asked.clear()
+@pytest.mark.parametrize("module", MODULES)
+def test_weights_decay_as_the_settings_say(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every agent that is given no optimiser: by what it asks its own for."""
+    asked, adamw = [], module.adamw
+    monkeypatch.setattr(module, "adamw", lambda decay: asked.append(decay) or adamw(decay))
+    module.make(module.Config(weight_decay=0.3), without_trunk(), head("scalar"))
+    assert asked == [0.3]
+
+
+def test_q_and_v_of_ilql_start_at_its_bias() -> None:
+    """What their layers add to it starts small."""
+    learner = ilql.make(dataclasses.replace(QUICK, bias=-4.0), without_trunk(), head("scalar"))
     first = lambda key: learner.update(learner.init(key, data()), data(), key)[1]
     metrics = jax.jit(first)(jax.random.key(0))
     for name in ("q", "v"):
