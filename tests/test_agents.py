@@ -22,6 +22,8 @@ import pytest
 from scipy import optimize, special, stats
 
 from rl import agents, nest, train
+from rl.agents import flow_policy
+from rl.agents import sac_n as sac_n_module
 from rl.agents import td3 as td3_module
 from rl.agents.cql import continuous, penalty
 from rl.agents.optimisers import Adam
@@ -812,6 +814,7 @@ CASES: list[tuple[str, str, str, dict[str, Any]]] = [
     ("discrete", "cql", "scalar", {"variant": "rho"}),
     ("discrete", "cql", "scalar", {"variant": "var"}),
     ("discrete", "cql", "scalar", {"target_gap": 0.4}),
+    ("discrete", "cql", "scalar", {"double": False}),
     ("continuous", "sac", "hl_gauss", REDQ),
     ("continuous", "sac", "scalar", VAGRAM),
     ("discrete", "dqn", "scalar", {"double": False}),
@@ -1007,7 +1010,7 @@ def test_who_acts_by_draws_takes_the_best_of_them(agent: str) -> None:
 
 
 def test_exploration_is_what_its_settings_say() -> None:
-    """TD3's normal noise, draws of SAC's and IQL's policies, and DQN's epsilon, which falls on a line."""
+    """TD3's normal noise in the box, draws of SAC's and IQL's policies, and DQN's epsilon, which falls on a line."""
     rows = np.tile(random_batch(False).observation[:1], (4000, 1))
 
     def explored(kind: str, agent: str, **fields: Any) -> tuple[Learner, State, Callable[..., Any]]:
@@ -1021,6 +1024,8 @@ def test_exploration_is_what_its_settings_say() -> None:
     noise = np.asarray(explore(state, rows, key)) - mode
     np.testing.assert_allclose(noise.mean(0), 0, atol=0.005)
     np.testing.assert_allclose(noise.std(0), 0.05, rtol=0.05)
+    wide = {**state.params, "policy": jax.tree.map(lambda x: 50 * x, state.params["policy"])}
+    assert np.abs(explore(state._replace(params=wide), rows, key)).max() == 1
 
     learner, state, explore = explored("continuous", "sac")
     mean, log_std = np.split(mlp(float64(state.params["policy"]), rows[0]), 2)
@@ -1242,19 +1247,41 @@ def test_optimiser_settings_reach_their_networks(kind: str, agent: str) -> None:
         assert count(**{**constant, name: Adam(warm_up=3)}) == expected
 
 
-@pytest.mark.parametrize("agent", ["td3", "td3_bc", "rebrac"])
+@pytest.mark.parametrize("agent", PUBLISHED)
+def test_learning_rates_fall_only_where_published(agent: str) -> None:
+    """Of IQL's policy alone, unless a setting says otherwise; other tests of updates choose their optimisers."""
+    settings = dataclasses.asdict(agents.get(agent).Config())
+    falling = [
+        name for name in settings if name.endswith("_optimiser") and settings[name]["schedule"] != "constant"
+    ]
+    assert falling == ["policy_optimiser"] * (agent == "iql")
+
+
+@pytest.mark.parametrize("agent", ["td3", "td3_bc", "rebrac", "sac"])
 def test_a_delayed_policy_has_a_schedule_in_updates_of_its_agent(
     agent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    periods = {}
+    """And so has SAC's temperature, which waits with its policy."""
+    periods = set()
 
     def build_one(settings: Adam, rate: float, optimiser: Any, period: int = 1) -> Any:
-        periods[settings.schedule] = period
+        periods.add((settings.schedule, period))
         return optimiser(rate)
 
-    monkeypatch.setattr(td3_module, "build", build_one)
-    build("continuous", agent, policy_delay=3, policy_optimiser=Adam("cosine"))
-    assert periods == {"constant": 1, "cosine": 3}
+    for module in (td3_module, sac_n_module):
+        monkeypatch.setattr(module, "build", build_one)
+    late = ("policy", "temperature") if agent == "sac" else ("policy",)
+    build("continuous", agent, policy_delay=3, **{f"{part}_optimiser": Adam("cosine") for part in late})
+    assert periods == {("constant", 1), ("cosine", 3)}
+
+
+def test_fqls_choice_among_draws_has_its_aggregation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of its targets: the best draw by the minimum of the critics, or by their mean."""
+    chosen, make = [], flow_policy.make
+    monkeypatch.setattr(flow_policy, "make", lambda *setting: chosen.append(setting[-1]) or make(*setting))
+    for name in ("min", "mean"):
+        build("continuous", "fql", extraction="best_of", aggregation=name)
+    assert chosen == ["min", "mean"]
 
 
 @pytest.mark.parametrize(("kind", "agent"), EVERY)
@@ -1311,6 +1338,23 @@ def test_of_a_dictionary_the_images_are_shifted_each_by_its_own_draws() -> None:
     first = jax.random.split(jax.random.split(key)[0])[0]
     expected = jax.jit(random_shift, static_argnums=2)(view, first, 2)
     np.testing.assert_array_equal(alone.observation, expected)
+
+
+def test_updates_by_weight_see_the_same_shifts_as_the_others() -> None:
+    """Those that prioritised memories make: of shifted images too, with the key that both draw by."""
+    view = np.broadcast_to(np.arange(64, dtype=np.uint8).reshape(8, 8, 1), (8, 8, 8, 1))
+    see = Learner(
+        lambda *_: None,
+        lambda state, batch, key: (state, batch),
+        lambda *_: None,
+        weighted=lambda state, batch, weight, key: (state, batch, weight),
+    )
+    rows, key = random_batch(False)._replace(observation=view, next_observation=view), jax.random.key(0)
+    of = augmented(see, Spec((8, 8, 1), 2), Architecture(shift=2))
+    run = jax.jit(lambda: (of.update(None, rows, key)[1], of.weighted(None, rows, rows.discount, key)[1]))
+    seen, weighted = run()
+    jax.tree.map(np.testing.assert_array_equal, seen, weighted)
+    assert (seen.observation != view).any()
 
 
 def test_deviations_between_critics_need_two_and_a_penalty_needs_next_actions() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl import acting, agents
+from rl import acting, agents, online
 from rl.replay import chunks, ring
 from rl.replay.dataset import Dataset, value_bounds
 from rl.types import Spec, Transition
@@ -154,6 +154,20 @@ def test_a_ring_reads_the_chunks_that_a_log_of_the_same_steps_has(stride: int) -
     slots, counts = np.unique(drawn, return_counts=True)
     expected = 3000 / len(slots)
     assert len(slots) >= len(log_chunks.starts) and (np.abs(counts - expected) < 6 * np.sqrt(expected)).all()
+
+
+def test_the_view_of_an_online_run_passes_on_all_that_it_is_told() -> None:
+    """Of two environments by turns, whose episodes are of ten steps, with a discount of their own for rewards."""
+    time = np.arange(20, dtype=np.float32)
+    seen = np.stack([np.repeat(time, 2), np.tile([0.0, 1.0], 20)], 1).astype(np.float32)
+    one, first = np.ones(40, np.float32), np.repeat(time % 10 == 0, 2)
+    rows = ring.Row(seen, seen[:, :1], one, one, seen + np.float32([1, 0]), first)
+    memory, slots, key = ring.Ring(rows, np.int32(0), np.int32(40)), np.array([0, 1, 5, 8]), jax.random.key(0)
+    view = online.chunked(3, GAMMA, environments=2, reward_discount=WITHIN)
+    both = jax.jit(view.transitions)(memory, slots), READ(memory, slots, 3, GAMMA, 2, WITHIN)
+    jax.tree.map(np.testing.assert_array_equal, *both)
+    drawn = jax.jit(view.draw, static_argnums=2)(memory, key, 20)
+    np.testing.assert_array_equal(drawn, DRAW(memory, key, 20, 3, 2))
 
 
 def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:

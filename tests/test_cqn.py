@@ -133,6 +133,16 @@ def test_exploration_is_noise_on_the_grid() -> None:
     assert set(np.unique(number.round())) == set(range(BINS**2))
 
 
+def test_it_explores_around_what_it_plays() -> None:
+    """By the slow policy that both follow: without noise they are the same."""
+    learner, state = build(exploration_noise=0.0)
+    assert learner.explore is not None
+    explore, act = (
+        functools.partial(of, observation=BATCH.observation, key=KEY) for of in (learner.explore, learner.act)
+    )
+    np.testing.assert_allclose(*jax.jit(lambda state: (explore(state), act(state)))(state), atol=1e-6)
+
+
 def test_all_bins_start_alike_and_ties_are_then_all_of_them() -> None:
     """As published, the last layers start at 0: the first actions that it collects are uniform."""
     learner, _ = build(exploration_noise=0.0, levels=1)

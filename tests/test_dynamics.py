@@ -221,6 +221,21 @@ def test_a_step_is_the_proposal_of_one_elite_drawn_for_each_row() -> None:
     np.testing.assert_array_equal(reward, np.where(chosen[0], *rewards))
 
 
+def test_the_elite_of_a_step_is_drawn_with_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it that of the noise, which elite is taken would depend on what it proposes. Traced, not compiled."""
+    used = []
+    for name in ("normal", "randint"):
+        draw = getattr(jax.random, name)
+        spy = lambda key, *rest, draw=draw, **named: used.append(key) or draw(key, *rest, **named)
+        monkeypatch.setattr(jax.random, name, spy)
+    world = ensemble.make(change(hidden=(4,)), SPEC)
+    model = jax.eval_shape(world.init, KEY)
+    jax.eval_shape(
+        lambda model, o, a: world.step(model, o, a, KEY), model, np.zeros((5, 2)), np.zeros((5, 1))
+    )
+    assert len({id(key) for key in used}) == len(used) == 2
+
+
 # ---- an online run: a ring that fills up, a value function that changes, a model that goes on -------------
 
 
@@ -415,6 +430,10 @@ def test_it_stops_by_the_rule(fields: dict[str, Any], checks: int, lowered: bool
         state, count = parts.advance(state, data, sample, sizes, (), key), count + 1
     assert count == checks == state.checks
     assert bool(state.lowered) == lowered
+    for worse, stale in ((1.005, 1), (1.02, 0)):  # an error counts as better if it is so by more than 1 %
+        again = state._replace(error=state.error * worse, stale=jnp.int32(0), done=jnp.bool_(False))
+        again = parts.advance(jax.tree.map(jnp.copy, again), data, sample, sizes, (), key)
+        assert again.stale == stale
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from rl import online
 from rl.replay import frames, ring
 
 DEPTH, GAMMA = 3, 0.9
@@ -129,6 +130,17 @@ def test_the_next_action_is_the_one_taken_there() -> None:
         after = game.later(step, 1)
         assert bool(transitions.has_next_action[i]) == (after is not None)
         assert transitions.next_action[i] == (after or step)["action"]
+
+
+def test_the_view_of_an_online_run_reads_as_many_environments_as_it_has() -> None:
+    """It passes on all that it is told; with one environment the order of the arguments alone would do."""
+    memory, key = Game(41, 2, 60).memory, jax.random.key(0)
+    view = online.stacked_frames(DEPTH, 3, GAMMA, environments=2)
+    slots = view.draw(memory, key, 50)
+    np.testing.assert_array_equal(slots, frames.draw(memory, key, 50, DEPTH, 3, 2))
+    both = view.transitions(memory, slots), frames.transitions(memory, slots, DEPTH, 3, GAMMA, 2)
+    jax.tree.map(np.testing.assert_array_equal, *both)
+    assert (view.wait, view.spare) == (2 * 3, 2 * DEPTH)
 
 
 @pytest.mark.parametrize(("depth", "channels"), [(4, 1), (3, 3)])

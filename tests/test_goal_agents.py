@@ -5,6 +5,7 @@ As in test_agents.py, whose networks, heads and central differences these are.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,9 @@ from test_agents import HIGH, LOW, SIZE, Head, descend, float64, follow, numpy_h
 from test_agents import mlp as dense
 
 from rl import agents
+from rl.agents.optimisers import Adam
 from rl.agents.state import augmented
+from rl.networks import entity
 from rl.networks import mlp as networks
 from rl.networks.layers import Architecture
 from rl.replay import goals
@@ -81,6 +84,8 @@ class Case(NamedTuple):
     batch: GoalBatch
     after: State
     metrics: dict[str, Any]
+    value: Any  # of what was observed; None where there is none
+    critics: Any  # of what was done there
 
 
 @functools.cache
@@ -97,9 +102,17 @@ def updated(index: int) -> Case:
         optimiser=jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), state.optimiser),
         step=np.int32(0),
     )
-    after, metrics = jax.device_get(jax.jit(learner.update)(state, batch, jax.random.key(0)))
+
+    @jax.jit
+    def run(state: State, batch: GoalBatch, key: jax.Array) -> Any:
+        seen, action = batch.value.observation, batch.value.action
+        value = learner.value(state, seen, key) if learner.value else None
+        critics = learner.critics(state, seen, action) if learner.critics else None
+        return *learner.update(state, batch, key), value, critics
+
+    found = jax.device_get(run(state, batch, jax.random.key(0)))
     params, target = float64(state.params), float64(state.target)
-    return Case(agent, config, numpy_head(head), params, target, float64(batch), after, metrics)
+    return Case(agent, config, numpy_head(head), params, target, float64(batch), *found)
 
 
 # ---- the oracle ---------------------------------------------------------------------------------------
@@ -137,6 +150,8 @@ def awr(advantage: np.ndarray, alpha: float) -> np.ndarray:
 class Expected(NamedTuple):
     losses: dict[str, Callable[[Tree], float]]  # of each parameter that moves
     metrics: dict[str, Any]
+    value: np.ndarray | None = None
+    critics: np.ndarray | None = None
 
 
 def gcbc(c: Case) -> Expected:
@@ -167,9 +182,9 @@ def gcivl(c: Case) -> Expected:
         "value": lambda v: loss(members(v, here)),
         "policy": lambda pi: -(weight * log_prob(pi, x, steps.action)).mean(),
     }
-    return Expected(
-        losses, {f"{name}_loss": of(c.params[name]) for name, of in losses.items()} | {"clipped": clipped}
-    )
+    metrics = {f"{name}_loss": of(c.params[name]) for name, of in losses.items()}
+    value = h.value(members(c.params["value"], here)).mean(0)
+    return Expected(losses, metrics | {"clipped": clipped}, value)
 
 
 def gciql(c: Case) -> Expected:
@@ -202,7 +217,9 @@ def gciql(c: Case) -> Expected:
         "policy": policy,
     }
     metrics = {f"{name}_loss": of(c.params[name]) for name, of in losses.items()}
-    return Expected(losses, metrics | {"clipped": h.clipped(*backup)})
+    value = h.value(mlp(c.params["value"], here))
+    each = h.value(members(c.params["critic"], joined(here, steps.action)))
+    return Expected(losses, metrics | {"clipped": h.clipped(*backup)}, value, each)
 
 
 def crl(c: Case) -> Expected:
@@ -227,8 +244,8 @@ def crl(c: Case) -> Expected:
                     every.append(-np.log(special.expit(sign * f[j])).mean())
         return np.mean(every)
 
-    def f(p: Tree, x: np.ndarray) -> np.ndarray:
-        logit = (members(p["phi"], x) * members(p["psi"], other)).sum(-1) / scale
+    def f(p: Tree, x: np.ndarray, goal: np.ndarray = other) -> np.ndarray:
+        logit = (members(p["phi"], x) * members(p["psi"], goal)).sum(-1) / scale
         return np.maximum(logit.min(0), np.log(1e-6))
 
     x, critic = see(steps.observation, other), c.params["critic"]
@@ -246,7 +263,8 @@ def crl(c: Case) -> Expected:
         "policy_loss": losses["policy"](c.params["policy"]),
         "accuracy": np.mean(logits(critic, with_action(steps.action)).mean(0).argmax(1) == np.arange(ROWS)),
     }
-    return Expected(losses, metrics)
+    acted = np.clip(mlp(c.params["policy"], see(steps.observation)), -1, 1)
+    return Expected(losses, metrics, f(critic, with_action(acted), goal))
 
 
 def covered(start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -301,7 +319,7 @@ def qrl(c: Case) -> Expected:
         losses["dynamics"] = lambda dynamics: dynamics_loss(online, dynamics)
         losses["policy"] = lambda pi: ddpg_bc(before, config.alpha, q(pi), log_prob(pi, x, steps.action))
         metrics["dynamics_loss"] = dynamics_loss(online, p["dynamics"])
-    return Expected(losses, metrics | {"policy_loss": losses["policy"](p["policy"])})
+    return Expected(losses, metrics | {"policy_loss": losses["policy"](p["policy"])}, -d(online, s, g))
 
 
 def hiql(c: Case) -> Expected:
@@ -335,7 +353,7 @@ def hiql(c: Case) -> Expected:
         "high_policy": lambda pi: -(high * log_prob(pi, see(here, goal), proposed)).mean(),
     }
     metrics = {f"{name}_loss": losses[name](p[name]) for name in ("value", "policy", "high_policy")}
-    return Expected(losses, metrics | {"clipped": clipped})
+    return Expected(losses, metrics | {"clipped": clipped}, mean(here, here[GOAL]))
 
 
 ORACLES = {f.__name__: f for f in (gcbc, gcivl, gciql, crl, qrl, hiql)}
@@ -344,6 +362,7 @@ ORACLES = {f.__name__: f for f in (gcbc, gcivl, gciql, crl, qrl, hiql)}
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(len(CASES)), ids=lambda i: "-".join(CASES[i][:2]))
 def test_one_update_is_the_docstrings_equations(index: int) -> None:
+    """And what values and critics say of the batch's own goals, by the parameters of before the update."""
     c = updated(index)
     expected = ORACLES[c.agent](c)
     assert set(expected.losses) == set(c.params)
@@ -364,6 +383,10 @@ def test_one_update_is_the_docstrings_equations(index: int) -> None:
         )
     for name, value in expected.metrics.items():
         np.testing.assert_allclose(c.metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+    for said, wanted in ((c.value, expected.value), (c.critics, expected.critics)):
+        assert (said is None) == (wanted is None)
+        if wanted is not None:
+            np.testing.assert_allclose(said, wanted, rtol=1e-3, atol=1e-4)
 
 
 def test_the_expectile_of_twins_is_by_the_smaller_next_value() -> None:
@@ -387,6 +410,51 @@ def learner(agent: str, spec: Spec = SPEC, **fields: Any) -> Learner:
 def test_observations_without_goals_are_refused(agent: str) -> None:
     with pytest.raises(ValueError, match=rf"agent '{agent}' learns to reach goals"):
         learner(agent, Spec((WIDTH,), ACTIONS))
+
+
+@pytest.mark.parametrize("agent", ORACLES)
+def test_dropout_is_for_the_updates_of_every_policy(agent: str) -> None:
+    """By the draws that traced programs make: without it there are none, and with it none where it acts."""
+    batch, key, draws = random_batch(), jax.random.key(0), {}
+    for share in (0.0, 0.5):
+        config = dataclasses.replace(small(agent), network=Architecture(dropout=share))
+        of = agents.get(agent).make(config, SPEC, heads.scalar())
+        state = jax.eval_shape(of.init, key, batch)
+        programs = (
+            jax.make_jaxpr(of.update)(state, batch, key),
+            jax.make_jaxpr(of.act)(state, batch.value.observation, key),
+        )
+        draws[share] = [str(program).count("random_bits") for program in programs]
+    assert draws[0.0] == [0, 0] and draws[0.5][0] > 0 == draws[0.5][1]
+
+
+SHARED = {  # networks that move by settings of another name than theirs
+    ("crl", "critic"): {"critic", "value"},
+    ("qrl", "distance"): {"distance", "dynamics", "multiplier"},
+    ("hiql", "value"): {"value", "representation"},
+    ("hiql", "policy"): {"policy", "high_policy"},
+}
+
+
+@pytest.mark.parametrize("agent", (*ORACLES, "hecrl"))
+def test_optimiser_settings_reach_their_networks(agent: str) -> None:
+    """A warm-up counts updates: the states of those networks' optimisers, and no others, hold one number more."""
+    fields = {"crl": {"extraction": "awr"}, "hecrl": {"network": entity.Shape(4, 4, 1, 1)}}
+    config = agents.get(agent).Config(**fields.get(agent, {}))
+    names = [field.name for field in dataclasses.fields(config) if field.name.endswith("_optimiser")]
+
+    def count(warm: str = "") -> dict[str, int]:
+        adams = {name: Adam(warm_up=3 * (name == warm)) for name in names}
+        of = agents.get(agent).make(dataclasses.replace(config, **adams), SPEC, heads.scalar())
+        state = jax.eval_shape(of.init, jax.random.key(0), random_batch())
+        return {name: len(jax.tree.leaves(of_one)) for name, of_one in state.optimiser.items()}
+
+    plain = count()
+    for name in names:
+        part = name.removesuffix("_optimiser")
+        moved = SHARED.get((agent, part), {part})
+        assert moved <= set(plain)
+        assert count(name) == {network: number + (network in moved) for network, number in plain.items()}
 
 
 @pytest.mark.parametrize("agent", ["gciql", "crl", "qrl"])

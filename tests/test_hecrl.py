@@ -142,6 +142,11 @@ def test_one_update_is_the_docstrings_equations(
     critic = 0.7 * slow["critic"] + 0.3 * expected["critic"]
     np.testing.assert_allclose(after.target["critic"], critic, rtol=1e-4, atol=1e-4)
 
+    seen, taken = batch.value.observation, batch.value.action
+    value, q_now = jax.jit(lambda: (learner.value(state, seen, KEY), learner.critics(state, seen, taken)))()
+    np.testing.assert_allclose(value, h.value(of_means(online["value"], s, g)), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(q_now, h.value(members(online["critic"], s, g, a)), rtol=1e-4, atol=1e-4)
+
 
 # ---- selection ----------------------------------------------------------------------------------------------
 
@@ -193,8 +198,8 @@ PLAY = {"candidates": len(SHARES), "replan_every": 3, "max_subgoals": 2, "radius
 
 
 def values(s: Any, g: Any) -> Any:
-    """[...]: minus the distance in ten parts of all entities."""
-    return -10 * abs(s - g).mean((-2, -1))
+    """[...]: minus the distance of all entities; away from the origin it is five times as far as back to it."""
+    return -4 * abs(s - g).mean((-2, -1)) + 6 * (abs(s).mean((-2, -1)) - abs(g).mean((-2, -1)))
 
 
 def by_hand(*_: Any) -> hecrl.Networks:

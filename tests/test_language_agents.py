@@ -552,6 +552,24 @@ def test_bcoders_anchors_pull_to_what_is_imitated() -> None:
         assert after < before - 1e-3, name
 
 
+@pytest.mark.parametrize("module", MODULES)
+def test_weights_decay_as_the_settings_say(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every agent that is given no optimiser: by what it asks its own for."""
+    asked, adamw = [], module.adamw
+    monkeypatch.setattr(module, "adamw", lambda decay: asked.append(decay) or adamw(decay))
+    module.make(module.Config(weight_decay=0.3), without_trunk(), head("scalar"))
+    assert asked == [0.3]
+
+
+def test_q_and_v_of_ilql_start_at_its_bias() -> None:
+    """What their layers add to it starts small."""
+    learner = ilql.make(dataclasses.replace(QUICK, bias=-4.0), without_trunk(), head("scalar"))
+    first = lambda key: learner.update(learner.init(key, data()), data(), key)[1]
+    metrics = jax.jit(first)(jax.random.key(0))
+    for name in ("q", "v"):
+        assert metrics[name] == pytest.approx(-4, abs=0.5), name
+
+
 SHOWN = ("scalar", "two_hot", "hl_gauss")  # elsewhere, or like another
 ALL_HEADS = [pytest.param(name, marks=[pytest.mark.slow] * (name in SHOWN)) for name in heads.NAMES]
 

@@ -177,6 +177,18 @@ def test_an_epoch_depends_on_its_key_and_step_alone_and_epochs_differ() -> None:
     assert len(np.unique(actions)) == actions.size  # each step of a rollout has draws of its own
 
 
+def test_every_seed_rolls_out_with_its_own_key_together_or_one_after_another() -> None:
+    """Of a learner that only draws actions, which is quick to compile."""
+    training_loop = loop(change(updates=1))
+    source = jax.device_put(model_based.Inputs(logged(), np.zeros((2, 1), np.float32)))
+    keys = jax.random.split(KEY)
+    start = jax.jit(jax.vmap(training_loop.init, (0, None)))(keys, source.dataset)
+    epochs = [model_based.over_seeds(training_loop.epoch, batched=batched) for batched in (True, False)]
+    together, in_turn = (jax.jit(epoch)(start, source, keys)[0].buffer.rows.action for epoch in epochs)
+    np.testing.assert_allclose(together, in_turn, rtol=1e-5)
+    assert (together[0] != together[1]).any()
+
+
 @pytest.mark.long
 def test_a_seed_of_many_is_that_seed_alone() -> None:
     """Whether seeds advance together or one after another."""
@@ -319,6 +331,17 @@ def test_mobile_doubts_model_rows_wherever_they_stand_by_brute_force() -> None:
     np.testing.assert_array_equal(priority, metrics["reward"])
 
 
+def test_the_loop_gives_mobile_its_penalty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is, above 0 for doubt to cost something; traced, not compiled."""
+    given = []
+    make = lambda learner, predict, weight, **_: given.append(weight) or learner
+    monkeypatch.setattr(model_based.mobile, "make", make)
+    training_loop, data = loop(change(uncertainty="bellman", penalty=0.5)), jax.device_put(logged())
+    epoch = lambda: training_loop.epoch(training_loop.init(KEY, data), model_based.Inputs(data, ()), KEY)
+    jax.eval_shape(epoch)
+    assert set(given) == {0.5}
+
+
 # ---- what goes wrong --------------------------------------------------------------------------------------
 
 
@@ -400,6 +423,17 @@ def test_final_states_unlike_all_that_was_trained_are_unfamiliar() -> None:
         False,
         False,
     ]
+
+
+def test_unfamiliar_is_what_lies_farther_off_than_99_of_100_trained_states() -> None:
+    """By NumPy, of twice as wide a cloud of states: many are on either side."""
+    rng = np.random.default_rng(0)
+    trained, points = (np.float32(rng.normal(size=(400, 2)) * [1, 100]) for _ in range(2))
+    known = trained[:200] / trained.std(0)
+    distance = lambda x: ((x[:, None] / trained.std(0) - known) ** 2).sum(-1).min(1)
+    expected = distance(2 * points) > np.quantile(distance(trained[200:]), 0.99)
+    found = np.asarray(jax.jit(model_based.out_of_distribution)(2 * points, np.ones(400, bool), trained))
+    assert 20 < expected.sum() < 380 and (found != expected).sum() <= 1
 
 
 def report(q: Any, **metrics: Any) -> train.Report:

@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from absl import flags as absl_flags
 from scipy import stats
 
 from experiments import presets, report, report_page, report_runs, report_scores, report_sources, studies
-from rl import agents, data, lifecycle, log, model_based
+from rl import agents, data, lifecycle, log, model_based, statistics
 from sweeps import layout, records
 from sweeps.layout import Program
 
@@ -338,6 +339,19 @@ def test_one_that_has_just_begun_takes_no_tasks_away() -> None:
     cells[1]["last"]["each"] = np.arange(2.0)
     with pytest.raises(ValueError, match="bc has different numbers of seeds on its tasks"):
         report_scores.aggregated(cells, "return")
+
+
+def test_rates_have_intervals_of_rates_and_an_optimum_of_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seeds of which most always succeed; the scores of the other tests are returns."""
+    each = np.array([1.0, 1.0, 0.9])
+    monkeypatch.setattr(report_runs, "per_seed", lambda *_: each)
+    parts = [
+        SimpleNamespace(variant="bc", task=task, scores={"success": 1.0}, folder=task) for task in TASKS[:2]
+    ]
+    cells = report_scores.cells(parts, "success", 1)
+    assert [cell["last"]["ci95"] for cell in cells] == 2 * [list(statistics.rate_interval(each))]
+    gap = report_scores.aggregated(cells, "success")["aggregates"]["bc"]["optimality_gap"]["value"]
+    assert gap == pytest.approx(1 - each.mean())
 
 
 def test_each_is_compared_with_what_differs_in_the_baseline_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -143,6 +144,33 @@ def test_termination_rules_are_those_of_gymnasium(name: str) -> None:
             env.reset()
     np.testing.assert_array_equal(jax.jit(jax.vmap(rule))(np.stack(observations)), terminations)
     assert any(terminations) or name in ("Ant-v5", "HalfCheetah-v5")
+
+
+BOUNDS = {  # of gymnasium's tasks: how many numbers are observed, and between which bounds some of them stay
+    "hopper": (11, {0: (0.7, math.inf), 1: (-0.2, 0.2), 2: (-100, 100)}),
+    "walker2d": (17, {0: (0.8, 2.0), 1: (-1, 1)}),
+    "ant": (27, {0: (0.2, 1.0)}),
+    "humanoid": (45, {0: (1.0, 2.0)}),
+    "invertedpendulum": (4, {1: (-0.2, 0.2)}),
+    "cartpole": (4, {0: (-2.4, 2.4), 2: (-math.radians(12), math.radians(12))}),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_an_episode_ends_where_a_number_leaves_its_bounds(name: str) -> None:
+    """A thousandth inside and outside of each: episodes of random actions, as above, come close to few of them."""
+    size, bounds = BOUNDS[name]
+    well = np.zeros(size, np.float32)
+    for place, (low, high) in bounds.items():
+        well[place] = min(low + 0.3, (low + high) / 2)
+    states, ends = [well], [False]
+    for place, sides in bounds.items():
+        for bound, outward in zip(sides, (-1e-3, 1e-3), strict=True):
+            for step in (-outward, outward) if math.isfinite(bound) else ():
+                states.append(well.copy())
+                states[-1][place] = bound + step
+                ends.append(step == outward)
+    assert np.asarray(termination.RULES[name](np.stack(states))).tolist() == ends
 
 
 def test_what_is_not_finite_ends_an_episode() -> None:
