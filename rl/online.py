@@ -40,6 +40,7 @@ class Replay(NamedTuple):
     # memory, lengths [N] -> memory: the newest rows of each environment, so many, are demonstrations from now on
     relabel: Callable[[Any, Array], Any] | None = None
     chunk: int = 1  # actions in each transition (`chunked`)
+    environments: int = 1  # whose rows come in turn, as of the view
 
 
 class Tally(NamedTuple):
@@ -94,17 +95,25 @@ class View(NamedTuple):
     wait: int  # rows that must come after one before it can be read
     spare: int  # how many of the oldest rows cannot be read
     chunk: int = 1  # actions in each transition
+    environments: int = 1  # whose rows come in turn: the next step of an episode is so many rows later
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
 
 
 def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`)."""
+    """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
+
+    Args:
+      n: steps, at least 1.
+      discount: the agent's gamma. It must be the same, which nothing here can check.
+      environments: ``N``, as of the `loop`.
+    """
     return View(
         keep=lambda row: row,
         draw=ring.draw,
         transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
         wait=0,
         spare=0,
+        environments=environments,
     )
 
 
@@ -114,8 +123,14 @@ def chunked(
     """Rows that hold both observations, read in chunks of ``length`` actions (`rl.replay.chunks`).
 
     Logged data beside them are `rl.replay.chunks.Chunks` of this length.
+
+    Args:
+      length: actions in a chunk.
+      discount: the agent's gamma, of one step, as of `steps`.
+      environments: ``N``, as of the `loop`.
+      reward_discount: of rewards within a chunk; by default ``discount``.
     """
-    return steps()._replace(
+    return steps(environments=environments)._replace(
         draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
         transitions=lambda memory, slots: ring.action_chunks(
             memory, slots, length, discount, environments, reward_discount
@@ -126,13 +141,19 @@ def chunked(
 
 
 def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
-    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`)."""
+    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
+
+    Args:
+      depth: frames in an observation.
+      n, discount, environments: as of `steps`.
+    """
     return View(
         keep=lambda row: frames.compress(row, depth),
         draw=lambda memory, key, size: frames.draw(memory, key, size, depth, n, environments),
         transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
         wait=environments * n,
         spare=environments * depth,
+        environments=environments,
     )
 
 
@@ -182,6 +203,7 @@ def _read_only(
         learn=reading_only(learner, sample, together),
         axes=kind.STACKED,
         chunk=view.chunk,
+        environments=view.environments,
     )
 
 
@@ -319,6 +341,7 @@ def ranked(
         join=lambda rows, marks: prioritised.Memory(rows, *marks),
         learn=learn,
         axes=prioritised.STACKED,
+        environments=view.environments,
     )
 
 
@@ -337,12 +360,20 @@ def loop(
       spec: as the learner sees the environment.
       replay: its memory.
       run_keys: [S], one for each seed (`rl.keys.seeds`).
-      environments: ``N``.
+      environments: ``N``; the replay must be of as many.
       observation_type: float32 or uint8; of observations that are dicts, one for all arrays or a dict of them.
 
     Raises:
-      ValueError: the learner cannot explore.
+      ValueError: the learner cannot explore, the replay is of another number of environments, or keys are not one for
+        each seed.
     """
+    keys.count(run_keys)
+    if replay.environments != environments:
+        raise ValueError(
+            f"the view of the replay is of environments={replay.environments}, and the loop has {environments} for "
+            f"each seed, so that steps of different ones would be joined: give environments={environments} to "
+            "rl.online.steps, chunked or video"
+        )
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(_act, spec, explorer, keys.of(run_keys, "act"))
 
