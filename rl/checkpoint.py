@@ -40,7 +40,7 @@ _KEYS = {
     "key<urbg>": "unsafe_rbg",
 }  # what makes keys of a dtype
 _LISTED = 8  # differences named in an error before the rest are counted
-_REMEDY = "Choose another --workdir, or --overwrite to start again."
+_REMEDY = "Choose another --workdir (folder=), or --overwrite (remove the folder) to start again."
 
 
 class CheckpointError(RuntimeError):

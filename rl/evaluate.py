@@ -203,8 +203,9 @@ def evaluator(
 
     Args:
         act: (states, observations [S, n, *observation], keys [S]) -> actions [S, n, D], or integers [S, n]:
-            the ``act`` of `rl.train.population`, or ``jax.vmap`` of a learner's. A policy with memory is an `Actor`
-            of the same axes (the ``actor`` there, or `rl.acting.over_seeds`); its memory starts anew with every
+            the ``act`` of `rl.train.population`, or ``jax.vmap(learner.act, (rl.train.STACKED, 0, 0))``, as stacked
+            states share their step. A policy with memory is an `Actor` of the same axes (the ``actor`` there, or
+            ``rl.acting.over_seeds(rl.acting.actor(learner), rl.train.STACKED)``); its memory starts anew with every
             episode of every environment.
         name: an environment's name (see `rl.envs.make`). It must end its episodes, by termination or a time
             limit.

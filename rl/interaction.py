@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rl import envs, nest, online, train
+from rl import envs, keys, nest, online, train
 from rl.envs.stream import Experience, Stream
 from rl.replay import transform
 from rl.replay.transform import Transform
@@ -44,7 +44,7 @@ def succeeded(experience: Experience, success: str | float) -> np.ndarray:
     if np.isnan(reported[over]).any():
         raise ValueError(
             f'the environment does not report info["success"], of which "{success}" is made: choose episodes by the '
-            "reward of their last step, by --relabel_success=1, say, if it is 1 where they succeed"
+            "reward of their last step, by --relabel_success=1, say (success=1.0), if it is 1 where they succeed"
         )
     return over & (reported > 0)
 
@@ -78,7 +78,8 @@ class Trainer:
       retraining: what learns between steps beside the learners, if anything does.
 
     Raises:
-      ValueError: some do, and ``replay`` cannot relabel their steps.
+      ValueError: some do, and ``replay`` cannot relabel their steps; or seeds do not have equally many environments, or
+        ``replay`` is of another number of them.
     """
 
     def __init__(
@@ -103,7 +104,13 @@ class Trainer:
         self._seen, self._see = seen, functools.partial(transform.observations, seen)
         observation = self._see(stream.observation)
         rows = len(nest.leaves(observation)[0])
-        self._seeds, self._environments = len(run_keys), rows // len(run_keys)
+        self._seeds = keys.count(run_keys)
+        if rows % self._seeds:
+            raise ValueError(
+                f"the stream has {rows} environments for {self._seeds} seeds: give each seed as many, say "
+                f"{self._seeds * math.ceil(rows / self._seeds)} in all"
+            )
+        self._environments = rows // self._seeds
         types = jax.tree.map(lambda x: x.dtype, observation)
         self._loop = online.loop(learner, stream.spec, replay, run_keys, self._environments, types)
         if success is not None and self._loop.relabel is None:
@@ -129,8 +136,10 @@ class Trainer:
         """Steps and learns until ``step`` is ``until``, or until asked to stop.
 
         Raises:
-          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`; or a model diverged.
+          FloatingPointError, RuntimeError: as `rl.envs.stream.Stream.step`; a model diverged; or nothing began.
         """
+        if isinstance(self.carry.time, jax.ShapeDtypeStruct):
+            raise RuntimeError("the trainer has no learners yet: call start(None), or resume, before advance")
         died = -1
         while self.step < until and not stopping:
             self._retrain()

@@ -74,3 +74,17 @@ def seeds(root: Key, count: int) -> Key:
         )
     parent = of(root, "seed")
     return jax.vmap(lambda number: jax.random.fold_in(parent, number))(jnp.arange(count))
+
+
+def count(run_keys: Key) -> int:
+    """How many runs these keys [S] are of.
+
+    Raises:
+      ValueError: they are no such array of typed keys: a single one, say.
+    """
+    if not jax.dtypes.issubdtype(run_keys.dtype, jax.dtypes.prng_key) or run_keys.ndim != 1:
+        raise ValueError(
+            f"the keys of runs are one for each seed, [S], and these are {run_keys.dtype}{list(run_keys.shape)}: give "
+            "rl.keys.seeds(jax.random.key(0), S)"
+        )
+    return run_keys.shape[0]

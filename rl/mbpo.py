@@ -232,6 +232,7 @@ def replay(config: Config, learner: Learner, network: Ensemble, rhythm: Rhythm) 
             lambda log, memory: (memory, memory),
         ),
         axes=STACKED,
+        environments=rhythm.environments,
     )
 
 

@@ -40,6 +40,7 @@ class Replay(NamedTuple):
     # memory, lengths [N] -> memory: this many of the newest rows of each environment are demonstrations from now on
     relabel: Callable[[Any, Array], Any] | None = None
     chunk: int = 1  # actions in each transition (`chunked`)
+    environments: int = 1  # whose rows come in turn, as of the view
 
 
 class MetricSums(NamedTuple):
@@ -94,6 +95,7 @@ class View(NamedTuple):
     wait: int  # rows that must come after one before it can be read
     spare: int  # how many of the oldest rows cannot be read
     chunk: int = 1  # actions in each transition
+    environments: int = 1  # whose rows come in turn: the next step of an episode is so many rows later
     logged: Callable[[int], source.Source] = data.sampler  # how many -> the source of logged rows like these
 
 
@@ -101,9 +103,15 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold both observations, read as transitions over ``n`` steps (`ring.transitions`).
 
     Args:
+<<<<<<< HEAD
       n: steps in each transition.
       discount: the agent's gamma, of rewards after the first.
       environments: ``N``, rows between a step and the next one of its episode.
+=======
+      n: steps, at least 1.
+      discount: the agent's gamma. It must be the same, which nothing here can check.
+      environments: ``N``, as of the `loop`.
+>>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
     """
     return View(
         keep=lambda row: row,
@@ -111,6 +119,7 @@ def steps(n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
         transitions=lambda memory, slots: ring.transitions(memory, slots, n, discount, environments),
         wait=0,
         spare=0,
+        environments=environments,
     )
 
 
@@ -122,11 +131,17 @@ def chunked(
     Logged data beside them are `rl.replay.chunks.Chunks` of this length.
 
     Args:
+<<<<<<< HEAD
       length: actions in each chunk.
       discount, environments: as in `steps`.
+=======
+      length: actions in a chunk.
+      discount: the agent's gamma, of one step, as of `steps`.
+      environments: ``N``, as of the `loop`.
+>>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
       reward_discount: of rewards within a chunk; by default ``discount``.
     """
-    return steps()._replace(
+    return steps(environments=environments)._replace(
         draw=lambda memory, key, size: ring.draw_whole(memory, key, size, length, environments),
         transitions=lambda memory, slots: ring.action_chunks(
             memory, slots, length, discount, environments, reward_discount
@@ -136,12 +151,21 @@ def chunked(
     )
 
 
+<<<<<<< HEAD
 def stacked_frames(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
     """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
 
     Args:
       depth: frames in each observation.
       n, discount, environments: as in `steps`.
+=======
+def video(depth: int, n: int = 1, discount: float = 1.0, environments: int = 1) -> View:
+    """Rows that hold the newest of the ``depth`` frames seen, stacked when they are read (`rl.replay.frames`).
+
+    Args:
+      depth: frames in an observation.
+      n, discount, environments: as of `steps`.
+>>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
     """
     return View(
         keep=lambda row: frames.compress(row, depth),
@@ -149,6 +173,7 @@ def stacked_frames(depth: int, n: int = 1, discount: float = 1.0, environments: 
         transitions=lambda memory, slots: frames.transitions(memory, slots, depth, n, discount, environments),
         wait=environments * n,
         spare=environments * depth,
+        environments=environments,
     )
 
 
@@ -198,6 +223,7 @@ def _read_only(
         learn=reading_only(learner, sample, together),
         axes=kind.STACKED,
         chunk=view.chunk,
+        environments=view.environments,
     )
 
 
@@ -335,6 +361,7 @@ def prioritised_memory(
         join=lambda rows, marks: prioritised.Memory(rows, *marks),
         learn=learn,
         axes=prioritised.STACKED,
+        environments=view.environments,
     )
 
 
@@ -353,12 +380,20 @@ def loop(
       spec: as the learner sees the environment.
       replay: its memory.
       run_keys: [S], one for each seed (`rl.keys.seeds`).
-      environments: ``N``.
+      environments: ``N``; the replay must be of as many.
       observation_type: float32 or uint8; of observations that are dicts, one for all arrays or a dict of them.
 
     Raises:
-      ValueError: the learner cannot explore.
+      ValueError: the learner cannot explore, the replay is of another number of environments, or keys are not one for
+        each seed.
     """
+    keys.count(run_keys)
+    if replay.environments != environments:
+        raise ValueError(
+            f"the view of the replay is of environments={replay.environments}, and the loop has {environments} for "
+            f"each seed, so that steps of different ones would be joined: give environments={environments} to "
+            "rl.online.steps, chunked or video"
+        )
     explorer = acting.resetting(acting.explorer(learner))
     act = functools.partial(_act, spec, explorer, keys.of(run_keys, "act"))
 

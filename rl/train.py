@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
 import signal
 import sys
 import threading
@@ -68,7 +69,12 @@ def scan_updates(
       steps: updates per call.
       unroll: updates per iteration of the compiled loop. More costs compile time, and brought nothing where it was
         tried, on CPUs and an H100; results differ in the last bits, so resume with the value that was started with.
+
+    Raises:
+      ValueError: ``sample`` is no source; or, when traced, an update that does not count itself, or a metric that is an
+        array.
     """
+    _check_source(sample)
 
     def epoch(state: State, dataset: Any, key: Key) -> tuple[State, Report]:
         run_key = keys.of(key, "update")
@@ -76,7 +82,13 @@ def scan_updates(
         @functools.partial(jax.jit, inline=True)  # traced once, for the names of the metrics and for the loop
         def one(state: State) -> tuple[State, Metrics]:
             sample_key, update_key = jax.random.split(jax.random.fold_in(run_key, state.step))
-            return update(state, sample(dataset, sample_key, state.step), update_key)
+            after, metrics = update(state, sample(dataset, sample_key, state.step), update_key)
+            if after.step is state.step:
+                raise ValueError(
+                    "update must return state._replace(step=state.step + 1): batches and keys are drawn by the step, "
+                    "and with the one that it was given every update would draw the same"
+                )
+            return after, metrics
 
         shapes = {name: metric.shape for name, metric in jax.eval_shape(one, state)[1].items()}
         if arrays := {name: shape for name, shape in shapes.items() if shape}:
@@ -103,6 +115,17 @@ def scan_updates(
         )
 
     return epoch
+
+
+def _check_source(sample: Source) -> None:
+    """Raises ValueError for what cannot be called as a source is: what makes one, above all."""
+    try:
+        inspect.signature(sample).bind(None, None, None)
+    except TypeError as error:
+        raise ValueError(
+            f"{getattr(sample, '__name__', sample)!r} does not draw a batch from (data, key, step) ({error}): give a "
+            "source, as rl.replay.dataset.sampler(batch_size) returns one"
+        ) from None
 
 
 class Population(NamedTuple):
@@ -141,22 +164,38 @@ def population(
         products keep its cores busy, and its parameters stay in cache.
 
     Raises:
+<<<<<<< HEAD
       ValueError: a field that is unknown or no float, lists of different lengths, or a value of 0.
+=======
+      ValueError: if a field is unknown or shapes the program, or has values that cannot be trained together; from
+        ``init`` and ``epoch``, if keys are not one for each run.
+>>>>>>> 771f34847aa7cabf9d1ffacae28f4fc273245c3f
     """
     check_sweep(sweep or {})
     hypers = {name: jnp.asarray(values) for name, values in (sweep or {}).items()}
     for name in hypers:
-        if not isinstance(getattr(config, name, None), float):
-            raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be")
+        _check_field(config, name)
 
     def learner(hyper: Mapping[str, Array]) -> Learner:
         return make(dataclasses.replace(config, **hyper))
 
+    def check(run_keys: Key) -> None:
+        runs = keys.count(run_keys)
+        for name, values in hypers.items():
+            if len(values) != runs:
+                raise ValueError(
+                    f"a sweep of {name} over {len(values)} values with {runs} keys: each run has one value and one "
+                    "key; for several seeds of each value, repeat the values, once for each key"
+                )
+
     def init(run_keys: Key, batch: Transition) -> State:
+        check(run_keys)
         init_keys = keys.of(run_keys, "init")
         return jax.vmap(lambda key, h: learner(h).init(key, batch), out_axes=STACKED)(init_keys, hypers)
 
     def epoch(state: State, dataset: Dataset, run_keys: Key) -> tuple[State, Report]:
+        check(run_keys)
+
         def one(state: State, key: Key, hyper: Mapping[str, Array]) -> tuple[State, Report]:
             return scan_updates(learner(hyper).update, sample, steps, unroll=unroll)(state, dataset, key)
 
@@ -187,6 +226,20 @@ def population(
 
     actor = Actor(over_seeds(lambda x: acting.actor(x).start), over_seeds(lambda x: acting.actor(x).act))
     return Population(init, epoch, over_seeds(lambda x: x.act), actor, over_seeds(acting.critics))
+
+
+def _check_field(config: Any, name: str) -> None:
+    """Raises ValueError if a field of the config cannot be swept in one program."""
+    value = getattr(config, name, None)
+    if isinstance(value, float):
+        return
+    declared = {field.name: str(field.type) for field in dataclasses.fields(config)}.get(name, "")
+    whole = (
+        f", and its value is the int {value}: write {value}.0"
+        if type(value) is int and "float" in declared
+        else ""
+    )
+    raise ValueError(f"cannot sweep {name!r} in one program: only float fields of the config can be{whole}")
 
 
 def check_sweep(sweep: Mapping[str, Any]) -> None:

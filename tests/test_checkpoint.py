@@ -305,7 +305,7 @@ def test_another_agent_is_refused(folder: Path):
     checkpoint.save(folder, 1, make_state(), CARD)
     with pytest.raises(CheckpointError, match=r"agent: 'iql' in the checkpoint, 'cql' in this run") as error:
         checkpoint.restore(folder, make_state(), CARD | {"agent": "cql"})
-    assert "--workdir" in str(error.value)
+    assert "--workdir (folder=)" in str(error.value)
     assert "--overwrite" in str(error.value)
     assert "seeds" not in str(error.value)  # what is equal is not listed
 

@@ -179,13 +179,13 @@ def test_bounds_hold_the_fixed_point_of_two_discounts() -> None:
     # With one discount for both they are those of single steps: here both logged returns, and their span.
     one = log([0, 0, 0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 0, 1, 0, 1])
     np.testing.assert_allclose(chunks.value_bounds(one, 2, 0.9, 0.9), value_bounds(one, 0.9), rtol=1e-6)
-    with pytest.raises(ValueError, match="--chunk=7 is longer than every episode"):
+    with pytest.raises(ValueError, match=r"--chunk=7 is longer than every episode.* \(length=6\)"):
         chunks.value_bounds(one, 7, 0.999, 0.9)
 
 
 def test_integer_actions_have_no_chunks() -> None:
     assert chunks.spec(Spec((3,), 2), 4).action_size == 8
-    with pytest.raises(ValueError, match="--chunk=4: chunks are of continuous actions"):
+    with pytest.raises(ValueError, match=r"--chunk=4: chunks are of continuous .* \(length=1\)"):
         chunks.spec(Spec((3,), 2, True), 4)
 
 

@@ -26,8 +26,8 @@ from rl import keys as streams
 from rl.data import synthetic
 from rl.data.steps import Loaded
 from rl.networks import entity
+from rl.replay import chunks, goals
 from rl.replay import dataset as replay
-from rl.replay import goals
 from rl.replay.goals import GoalBatch
 from rl.replay.source import Source
 from rl.types import Key, Learner, State, Transition
@@ -634,10 +634,56 @@ def separately(index: int, **fields: float) -> State:
 
 
 def test_metrics_that_are_arrays_are_refused_by_name() -> None:
-    update = lambda state, batch, key: (state, {"loss": jnp.zeros(()), "advantage": batch.reward})
+    metrics = lambda batch: {"loss": jnp.zeros(()), "advantage": batch.reward}
+    update = lambda state, batch, key: (state._replace(step=state.step + 1), metrics(batch))
     epoch = train.scan_updates(update, replay.sampler(BATCH), 1)
     with pytest.raises(ValueError, match=rf"of shape: {{'advantage': \({BATCH},\)}}"):
         jax.eval_shape(epoch, State({}, {}, {}, jnp.zeros((), int)), iql()[0].dataset, jax.random.key(0))
+
+
+def still(state: State, batch: Any, key: Key) -> tuple[State, dict[str, Any]]:
+    """An update that does not count itself."""
+    return state, {"loss": batch.reward.mean()}
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_update_that_does_not_count_itself_is_refused(batched: bool) -> None:
+    """It would be given one and the same batch for ever."""
+    init = lambda key, batch: State({"w": jnp.zeros(())}, {}, {}, jnp.zeros((), int))
+    make = lambda config: Learner(init, still, still)
+    runs = train.population(make, Gain(), replay.sampler(BATCH), STEPS, batched=batched)
+    keys = jax.random.split(jax.random.key(0), 2)
+    with pytest.raises(ValueError, match=r"update must return state._replace\(step=state.step \+ 1\)"):
+        jax.eval_shape(runs.epoch, runs.init(keys, None), iql()[0].dataset, keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (jax.random.key(0), r"one for each seed, \[S\], and these are key<fry>\[\]: give rl.keys.seeds"),
+        (jax.random.PRNGKey(0), r"these are uint32\[2\]: give rl.keys.seeds"),
+        (
+            jax.random.split(jax.random.key(0), 3),
+            "a sweep of gain over 2 values with 3 keys: .* repeat the values",
+        ),
+    ],
+)
+def test_keys_that_are_not_one_for_each_run_are_refused(keys: Any, message: str) -> None:
+    init = lambda key, batch: State({}, {}, {}, jnp.zeros((), int))
+    make = lambda config: Learner(init, still, still)
+    runs = train.population(make, Gain(), replay.sampler(BATCH), STEPS, sweep={"gain": [1.0, 2.0]})
+    with pytest.raises(ValueError, match=message):
+        runs.init(keys, None)
+    with pytest.raises(ValueError, match=message):
+        runs.epoch(State({}, {}, {}, jnp.zeros((), int)), iql()[0].dataset, keys)
+
+
+def test_what_makes_a_source_is_no_source() -> None:
+    for made in (replay.sampler, chunks.sampler):
+        with pytest.raises(
+            ValueError, match=r"'sampler' does not draw .* give a source, as .*sampler\(batch_size\)"
+        ):
+            train.scan_updates(still, made, 1)
 
 
 def test_one_seed_starts_alike_alone_and_in_a_population() -> None:
@@ -673,6 +719,11 @@ def test_runs_of_a_sweep_act_with_their_hyper_parameters() -> None:
 def test_a_field_that_shapes_the_program_cannot_be_swept(field: str) -> None:
     with pytest.raises(ValueError, match=f"cannot sweep '{field}' in one program"):
         train.population(iql()[1], small("iql"), replay.sampler(BATCH), STEPS, sweep={field: [1, 2]})
+
+
+def test_a_float_that_was_written_as_an_int_is_told_so() -> None:
+    with pytest.raises(ValueError, match=r"cannot sweep 'gain' .*, and its value is the int 3: write 3.0$"):
+        train.population(iql()[1], Gain(3), replay.sampler(BATCH), STEPS, sweep={"gain": [1.0, 2.0]})
 
 
 def test_a_switch_cannot_be_swept() -> None:

@@ -69,7 +69,8 @@ def test_next_observations_in_the_file_keep_the_step_at_the_time_limit(tmp_path)
 def test_timeouts_may_be_absent_where_terminals_end_the_episodes(tmp_path):
     log = steps()
     log["terminals"] = log.pop("timeouts").astype(np.float32)
-    dataset = data.load(write(tmp_path / "kitchen.hdf5", log)).dataset
+    with pytest.warns(UserWarning, match=r"kitchen.hdf5: no time limits are marked"):
+        dataset = data.load(write(tmp_path / "kitchen.hdf5", log)).dataset
     assert dataset.last.sum() == 3 and (dataset.transitions.discount == 0).sum() == 3
 
 

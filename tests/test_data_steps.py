@@ -234,17 +234,17 @@ def test_entries_of_a_dictionary_are_paired_as_one_array_is(with_next):
         episode, step = log[name].T
         log[name] = {
             "step": step[:, None].astype(np.float64),
-            "inner": {"image": np.uint8(episode)[:, None]},
+            "inner": {"image": np.uint8(episode)[:, None, None, None]},
         }
     dataset = from_steps(**log, source="log")
     for name in ("observation", "next_observation"):
         expected, actual = getattr(plain.transitions, name), getattr(dataset.transitions, name)
         assert list(actual) == ["inner", "step"] and actual["inner"]["image"].dtype == np.uint8
         np.testing.assert_array_equal(actual["step"], expected[:, 1:])
-        np.testing.assert_array_equal(actual["inner"]["image"], expected[:, :1])
+        np.testing.assert_array_equal(actual["inner"]["image"][:, 0, 0], expected[:, :1])
     np.testing.assert_array_equal(dataset.last, plain.last)
     spec = loaded(dataset, environment=None, source="log").spec
-    assert spec == ({"inner": {"image": (1,)}, "step": (1,)}, 2, False)
+    assert spec == ({"inner": {"image": (1, 1, 1)}, "step": (1,)}, 2, False)
 
 
 @pytest.mark.parametrize(
@@ -308,6 +308,10 @@ BAD = {
     "an image without channels": (
         replace("observations", np.zeros((7, 9, 8), np.uint8)),
         r"observations: uint8 of shape \(9, 8\) is no image \[H, W, C\].*keep_dim=True",
+    ),
+    "vectors of bytes": (
+        replace("observations", {"ram": np.zeros((7, 9), np.uint8)}),
+        r"observations\['ram'\] are uint8 vectors, .*: save them as float32, scaled",
     ),
     "channels first": (
         replace("observations", {"eye": np.zeros((7, 4, 9, 8), np.uint8)}),
@@ -441,3 +445,26 @@ def test_spec_is_inferred():
     dataset = from_steps(**log, source="", discrete=True)
     assert loaded(dataset, environment=None, source="").spec == ((2,), 6, True)
     assert loaded(dataset, environment=None, source="", choices=9).spec.action_size == 9
+
+
+def test_a_number_of_actions_that_is_guessed_is_noted():
+    log = episodes([4]) | {"actions": np.array([0, 5, 1, 1])}
+    dataset = from_steps(**log, source="", discrete=True)
+    alone = loaded(dataset, environment=None, source="", note="mine")
+    assert alone.note == "mine; 6 actions, as the largest in the log is 5: if there are more, give choices="
+    assert not loaded(dataset, environment=None, source="", choices=9).note
+    assert not loaded(dataset, environment="Mine-v0", source="").note
+
+
+def test_a_log_without_time_limits_is_warned_of(recwarn):
+    log = episodes([4, 3])
+    with_next = log | {"next_observations": log["observations"] + [0, 1]}
+    log["terminals"] = log.pop("timeouts")
+    with pytest.warns(
+        UserWarning, match=r"^mine: no time limits are marked \('timeouts'\).* are paired: mark .* zeros"
+    ):
+        from_steps(**log, source="mine")
+    recwarn.clear()
+    from_steps(**log, timeouts=np.zeros(7), source="mine")
+    from_steps(**with_next | {"terminals": log["terminals"], "timeouts": None}, source="mine")
+    assert not recwarn.list

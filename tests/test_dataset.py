@@ -48,6 +48,15 @@ steps = st.lists(
 )
 
 
+def test_transitions_alone_are_no_dataset():
+    alone = make([1, 2], [1, 1], [0, 1]).transitions
+    for read in (lambda: sampler(2)(alone, jax.random.key(0)), lambda: n_step(alone, 2, 0.9)):
+        with pytest.raises(
+            ValueError, match=r"does not say where episodes end: .* Dataset\(transitions, last\)"
+        ):
+            read()
+
+
 @settings(deadline=None)
 @given(steps, st.floats(0.0, 0.99), st.sampled_from([0.0, -1.0, 2.5]))
 def test_returns_to_go_is_the_sum_of_discounted_rewards(log, discount, bootstrap):

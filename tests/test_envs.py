@@ -94,6 +94,19 @@ def test_unknown_names_suggest_the_nearest(name: str, nearest: str) -> None:
         envs.make(name)
 
 
+def test_an_environment_of_a_script_is_told_to_move_into_a_module() -> None:
+    """Workers do not run the script, and know nothing that it registered."""
+    gymnasium.register("MineHere-v0", lambda: gymnasium.make("CartPole-v1"))
+    try:
+        envs.vector("MineHere-v0", 1, 0).close()
+        with pytest.raises(
+            ValueError, match=r"'MineHere-v0' .* name it module:MineHere-v0, or give processes=0"
+        ):
+            envs.vector("MineHere-v0", 1, 1)
+    finally:
+        gymnasium.registry.pop("MineHere-v0")
+
+
 def test_unknown_ogbench_names_suggest_the_nearest() -> None:
     pytest.importorskip("ogbench")
     with pytest.raises(ValueError, match=r"nearest names are .*cube-single-singletask-task1-v0"):

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rl import envs, evaluate
+from rl import acting, envs, evaluate, train
+from rl.types import Learner, State
 
 COUNTDOWN = "toy_environments:Countdown-v0"
 
@@ -241,6 +242,26 @@ def test_arguments_that_make_no_sense_are_refused(changes: dict, message: str) -
     arguments = {"name": COUNTDOWN, "seeds": 2, "episodes": 4, "processes": 0} | changes
     with pytest.raises(ValueError, match=message):
         evaluate.evaluator(act, **arguments)
+
+
+def test_a_learner_acts_for_stacked_states_as_the_docstring_says() -> None:
+    """Which share their step, so that jax.vmap alone cannot be used."""
+    choose = lambda state, seen, key: jnp.broadcast_to(state.params, (*seen.shape[:-1], 1))
+    learner = Learner(lambda *_: None, lambda *_: None, choose)
+    states = State(jnp.array([0.0, 0.5]), {}, {}, jnp.zeros((), int))
+    each = (
+        jax.vmap(learner.act, (train.STACKED, 0, 0)),
+        acting.over_seeds(acting.actor(learner), train.STACKED),
+    )
+    for policy in each:
+        with evaluate.evaluator(policy, COUNTDOWN, seeds=2, episodes=2, processes=0) as evaluator:
+            scores = evaluator(states)
+        np.testing.assert_allclose(scores["return"], scores["length"] * np.array([[1.0], [2.5]]))
+    for words in (
+        "jax.vmap(learner.act, (rl.train.STACKED, 0, 0))",
+        "rl.acting.actor(learner), rl.train.STACKED",
+    ):
+        assert words in evaluate.evaluator.__doc__
 
 
 def test_a_policy_that_returns_nan_is_named() -> None:

@@ -227,6 +227,43 @@ def test_every_action_has_draws_of_its_own(random: bool) -> None:
     assert len(np.unique(actions)) == 3 * 2 * 2
 
 
+@pytest.mark.parametrize(
+    "view", [compiled.steps(3, 0.99), compiled.chunked(2), compiled.video(2), compiled.steps(environments=4)]
+)
+def test_a_view_of_another_number_of_environments_is_refused(view: compiled.View) -> None:
+    """It would add up rewards of different ones."""
+    learner = counter()._replace(weighted=lambda *_: None)
+    replays = [compiled.uniform(learner, view, 10, 4), compiled.ranked(learner, view, 10, 4, 0.5, 0.5)]
+    if view.chunk == 1 and not view.wait:
+        replays.append(compiled.relabelling(learner, view, 10, 4))
+    for kept in replays:
+        with pytest.raises(
+            ValueError, match=r"environments=[14], and the loop has 2 .* give environments=2 to"
+        ):
+            compiled.loop(learner, Spec((3,), 1), kept, jax.random.split(jax.random.key(0), 3), 2)
+
+
+def test_a_trainer_of_unequal_seeds_or_without_learners_is_refused() -> None:
+    learner = counter()
+    replay = compiled.uniform(learner, compiled.steps(), 10, 4)
+    rhythm = {"rhythm": (1, 1), "learning_starts": 1, "random": 0, "seen": Transform()}
+    with Stream("toy_environments:Countdown-v0", [(copy,) for copy in range(3)], 0) as stream:
+        for keys, message in (
+            (
+                jax.random.split(jax.random.key(0), 2),
+                "3 environments for 2 seeds: give each seed as many, say 4 in all",
+            ),
+            (jax.random.key(0), r"these are key<fry>\[\]: give rl.keys.seeds"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                Trainer(stream, learner, replay, keys, **rhythm)
+        trainer = Trainer(stream, learner, replay, jax.random.split(jax.random.key(0), 3), **rhythm)
+        with pytest.raises(
+            RuntimeError, match=r"no learners yet: call start\(None\), or resume, before advance"
+        ):
+            trainer.advance(4, tqdm.tqdm(disable=True), [])
+
+
 # ---- successes among the demonstrations ----------------------------------------------------------------------------
 
 
@@ -397,7 +434,9 @@ def test_an_environment_that_does_not_report_success_is_refused() -> None:
     """At the end of its first episode, and nothing of that step is remembered."""
     runs = Demonstrated("toy_environments:CountdownQuiet-v0")
     runs.trainer.start(None)
-    with pytest.raises(ValueError, match=r'does not report info\["success"\].*--relabel_success=1, say'):
+    with pytest.raises(
+        ValueError, match=r'does not report info\["success"\].*--relabel_success=1, say \(success=1.0\)'
+    ):
         for _ in range(10):
             runs.step()
     assert runs.trainer.whole and runs.trainer.notes()["stream"]["copies"] == []

@@ -220,11 +220,6 @@ def load(
     )
     returns, other = reference_in(environment, task.environment, task.reference)
     note = task.note if environment in (None, task.environment) else other
-    if steps.get("timeouts") is None and steps.get("next_observations") is None:
-        unmarked = (
-            "no time limits are marked ('timeouts'): if an episode was cut, steps on both sides are paired"
-        )
-        note = "; ".join(filter(None, (note, unmarked)))
     return loaded(
         dataset,
         environment=environment or task.environment,

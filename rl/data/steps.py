@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -82,7 +83,9 @@ def from_steps(
         actions: [N, ...] floats, or [N] integers if ``discrete``.
         rewards: [N].
         terminals: [N] bool, or numbers 0 and 1: the episode ended and nothing of value follows.
-        timeouts: [N] likewise: the episode was cut. A step that is both is terminal.
+        timeouts: [N] likewise: the episode was cut. A step that is both is terminal. Where neither they nor
+            ``next_observations`` are given, a warning says that cut episodes would run into one another: give zeros if
+            none was cut.
         next_observations: like ``observations``.
         source: names the log in error messages.
         discounts: [N] of 0 and 1, where it is not ``1 - terminals``: logs that go on after a success.
@@ -129,6 +132,12 @@ def from_steps(
             f"{source}: no episode ends in {rows} steps (no terminal, no timeout); write 'timeouts' into the "
             "log, True at the last step of every episode that was cut by a time limit"
         )
+    if timeouts is None and next_observations is None:
+        warnings.warn(
+            f"{source}: no time limits are marked ('timeouts'): if an episode was cut, steps on both sides are paired: "
+            "mark its last step, or give zeros if none was cut",
+            stacklevel=2,
+        )
     last[-1] = True
     return _pair(observations, actions, rewards, terminal, discount, last, next_observations, source)
 
@@ -142,10 +151,23 @@ def loaded(
     choices: int | None = None,
     note: str = "",
 ) -> Loaded:
-    """``dataset`` with its digest and spec; ``choices`` is the number of discrete actions, if known."""
+    """``dataset`` with its digest and spec.
+
+    Args:
+        dataset: NumPy arrays.
+        environment: to evaluate in, if there is one.
+        source: who made the data.
+        reference: (random, expert) return.
+        choices: the number of discrete actions. Give it whenever it is known: without it the largest action in the log
+            is taken to be the last one, and an agent has no output for any above.
+        note: what to know before using it.
+    """
     action = dataset.transitions.action
     discrete = action.dtype.kind == "i"
     size = choices or int(action.max()) + 1 if discrete else action.shape[-1]
+    if discrete and not choices and environment is None:
+        guess = f"{size} actions, as the largest in the log is {size - 1}: if there are more, give choices="
+        note = "; ".join(filter(None, (note, guess)))
     shape = nest.map_structure(lambda x: x.shape[1:], dataset.transitions.observation)
     spec = Spec(shape, size, discrete)
     return Loaded(dataset, spec, environment, reference, digest(dataset), source, note)
@@ -291,6 +313,11 @@ def _observations(name: str, array: Any, source: str) -> Any:
         shape = nest.agent_shape(array.shape[1:], array.dtype)
     except ValueError as error:
         raise DataError(f"{source}: {name}: {error}") from None
+    if array.dtype == np.uint8 and array.ndim == 2:
+        raise DataError(
+            f"{source}: {name} are uint8 vectors, and networks scale only images: save them as float32, scaled "
+            "(divided by 255 if they are bytes)"
+        )
     if array.dtype == np.uint8:
         return array
     if array.dtype.kind != "f":

@@ -116,7 +116,13 @@ def _finish(steps: list[tuple], *, discrete: bool, source: str) -> Loaded:
     dataset = from_steps(
         observations, actions, rewards, terminals, timeouts, successors, source=source, discrete=discrete
     )
-    return loaded(dataset, environment=None, source=source, note="there is no environment to evaluate in")
+    return loaded(
+        dataset,
+        environment=None,
+        source=source,
+        choices=2 if discrete else None,  # left and right
+        note="there is no environment to evaluate in",
+    )
 
 
 NAMES = {"synthetic-continuous": _point_mass, "synthetic-discrete": _chain, "synthetic-goals": _rooms}

@@ -207,7 +207,13 @@ def _register(name: str) -> None:
 
 def _nearest(name: str) -> str:
     names = difflib.get_close_matches(name, gymnasium.registry, n=3)
-    return f"; the nearest names are {', '.join(names)}" if names else ""
+    nearest = f"; the nearest names are {', '.join(names)}" if names else ""
+    # Worker processes never run the caller's script, and know nothing that it registered.
+    own = (
+        f"; if a script or notebook of yours registers it, put that into a module and name it module:{name}, or give "
+        "processes=0"
+    )
+    return nearest + (own if ":" not in name else "")
 
 
 def _uniform(env: gymnasium.Env, name: str) -> gymnasium.Env:

@@ -53,7 +53,8 @@ def spec(spec: Spec, length: int) -> Spec:
         return spec
     if spec.discrete:
         raise ValueError(
-            f"--chunk={length}: chunks are of continuous actions, and these are integers: leave it out"
+            f"--chunk={length}: chunks are of continuous actions, and these are integers: leave it out "
+            "(length=1)"
         )
     return spec._replace(action_size=length * spec.action_size)
 
@@ -92,7 +93,7 @@ def _ends(dataset: Dataset, length: int) -> np.ndarray:
     if length > longest:
         raise ValueError(
             f"--chunk={length} is longer than every episode of the data: the longest has {longest} steps; give at "
-            "most that"
+            f"most that (length={longest})"
         )
     return ends
 

@@ -25,6 +25,10 @@ class Dataset(NamedTuple):
 
 def size(dataset: Dataset) -> int:
     """Number of transitions ``N``."""
+    if isinstance(dataset, Transition):
+        raise ValueError(
+            "a Transition does not say where episodes end: give the Dataset of it, Dataset(transitions, last)"
+        )
     return dataset.transitions.reward.shape[0]
 
 
@@ -66,7 +70,7 @@ def n_step(dataset: Dataset, n: int, discount: float, reward_discount: float | N
     """
     if n == 1:
         return dataset
-    steps, start, end = dataset.transitions, np.arange(size(dataset)), reach(dataset, n)
+    start, end, steps = np.arange(size(dataset)), reach(dataset, n), dataset.transitions
     powers = lambda gamma: np.cumprod(np.append(1.0, np.full(n - 1, gamma)), dtype=np.float32)
     weight = powers(discount if reward_discount is None else reward_discount)
     reward = np.array(steps.reward, np.float32)

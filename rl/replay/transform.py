@@ -65,7 +65,7 @@ def fit(
         if replay.is_shuffled(dataset):
             raise ValueError(
                 f"--reward_scale={RETURN_RANGE} is that of the returns of episodes, and the log holds single "
-                "transitions in no order: give a number"
+                "transitions in no order: give a number (reward_scale=1.0, say)"
             )
         reward_scale = 1000.0 / _range(replay.episode_returns(dataset))
     mean = deviation = None
@@ -97,7 +97,7 @@ def _range(returns: np.ndarray) -> float:
     if not width > 1e-6 * max(1.0, float(np.abs(returns).max())):
         raise ValueError(
             f"--reward_scale={RETURN_RANGE}: the {len(returns)} episodes of the log all have a return of "
-            f"{float(returns[0]):.6g}, which has no range: give a number"
+            f"{float(returns[0]):.6g}, which has no range: give a number (reward_scale=1.0, say)"
         )
     return width
 

@@ -47,7 +47,7 @@ def _mesh(axes: tuple[str, str], other: int, data: int) -> Mesh:
         requested = " times ".join(f"{axis}={size}" for axis, size in zip(axes, sizes, strict=True))
         raise ValueError(
             f"{devices} devices do not divide into {requested}: give --mesh_{axes[0]} and --mesh_{axes[1]} whose "
-            f"product is the number of devices, {devices}"
+            f"product is the number of devices, {devices} ({axes[0]}= and {axes[1]}= from Python)"
         )
     # Explicit axes, the default since JAX 0.9, refuse `array[index]` on a sharded array.
     return jax.make_mesh(sizes, axes, axis_types=(AxisType.Auto, AxisType.Auto))
